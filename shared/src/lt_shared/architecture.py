@@ -1,0 +1,122 @@
+"""The shape of a decoder-only transformer: one dataclass, exact parameter count, FLOPs per token.
+
+Two families share it: GPT-3 style (learned positions, LayerNorm, GELU, biases) and Llama style (RoPE, RMSNorm, SwiGLU, grouped
+queries). Field names are Megatron's where Megatron has one. `presets` holds the named shapes; `huggingface` and
+`megatron_arguments` translate to the configurations of others.
+"""
+
+import dataclasses
+from typing import Any, Literal, Self
+
+from lt_shared.console import BadConfig
+
+Family = Literal["gpt", "llama"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's frequency-dependent RoPE scaling (the `llama3` type of Hugging Face)."""
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One decoder. Sizes are in elements; `vocab_size` is the tokenizer's, before any padding.
+
+    Raises BadConfig on construction when the sizes contradict each other.
+    """
+
+    name: str
+    family: Family
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    vocab_size: int
+    max_position_embeddings: int
+    kv_channels: int = 0
+    norm_epsilon: float = 1e-5
+    rotary_base: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
+        for field in (*sizes, "max_position_embeddings"):
+            if getattr(self, field) <= 0:
+                raise BadConfig(f"{field} is {getattr(self, field)}, must be positive")
+        if self.kv_channels == 0:
+            if self.hidden_size % self.num_attention_heads:
+                raise BadConfig(
+                    f"hidden size {self.hidden_size} is not divisible by {self.num_attention_heads} attention heads",
+                    "choose another number of heads or give kv_channels",
+                )
+            object.__setattr__(self, "kv_channels", self.hidden_size // self.num_attention_heads)
+        if self.num_attention_heads % self.num_query_groups:
+            raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
+        if self.family == "llama" and self.kv_channels % 2:
+            raise BadConfig(f"rotary embeddings need an even head size, this one is {self.kv_channels}")
+
+    @property
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.kv_channels
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_query_groups * self.kv_channels
+
+    def padded_vocab_size(self, divisible_by: int = 128, tensor_parallel: int = 1) -> int:
+        """Megatron's padding: the next multiple of `divisible_by` x `tensor_parallel`."""
+        multiple = divisible_by * tensor_parallel
+        return -(-self.vocab_size // multiple) * multiple
+
+    def _attention_weights(self) -> int:
+        return self.hidden_size * (self.query_size + 2 * self.kv_size) + self.query_size * self.hidden_size
+
+    def _mlp_weights(self) -> int:
+        return (3 if self.family == "llama" else 2) * self.hidden_size * self.ffn_hidden_size
+
+    def parameters(self, vocab_size: int | None = None) -> int:
+        """Exact number of parameters, with `vocab_size` rows in the embedding (default: unpadded)."""
+        vocabulary = (vocab_size or self.vocab_size) * self.hidden_size
+        layer = self._attention_weights() + self._mlp_weights()
+        if self.family == "llama":
+            layer += 2 * self.hidden_size
+            other = self.hidden_size
+        else:
+            biases = self.query_size + 2 * self.kv_size + self.hidden_size + self.ffn_hidden_size + self.hidden_size
+            layer += biases + 4 * self.hidden_size
+            other = 2 * self.hidden_size + self.max_position_embeddings * self.hidden_size
+        return self.num_layers * layer + other + vocabulary * (1 if self.tie_embeddings else 2)
+
+    def flops_per_token(self, sequence_length: int) -> int:
+        """Floating-point operations of one training step per token, forward and backward, no recomputation.
+
+        Six per weight of a matrix product (the input embedding is a look-up and has none), plus attention scores and values
+        over the causal half of the sequence. Megatron and TorchTitan print figures that count the whole square.
+        """
+        weights = self.num_layers * (self._attention_weights() + self._mlp_weights()) + self.vocab_size * self.hidden_size
+        attention = 6 * self.num_layers * self.query_size * sequence_length
+        return 6 * weights + attention
+
+    def to_record(self) -> dict[str, Any]:
+        """A JSON object that `from_record` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(record) - known)
+        if unknown:
+            raise BadConfig(f"architecture has unknown fields: {', '.join(unknown)}", "it was written by a newer version")
+        scaling = record.get("rope_scaling")
+        try:
+            return cls(**{**record, "rope_scaling": RopeScaling(**scaling) if scaling else None})
+        except TypeError as error:
+            raise BadConfig(f"architecture is incomplete: {error}") from None

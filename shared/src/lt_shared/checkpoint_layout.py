@@ -1,0 +1,146 @@
+"""Where a training run keeps what, and which of its checkpoints is complete.
+
+    RUN/latest_checkpointed_iteration.txt   the newest iteration, or "release" (Megatron's tracker file)
+    RUN/iter_0001000/                       one checkpoint in Megatron's torch_dist format
+        .metadata, *.distcp, common.pt, metadata.json
+        run.json                            the record below: architecture, tokenizer, file sizes
+    RUN/release/                            weights without a training state, made by lt-convert
+    RUN/tokenizer/                          the tokenizer's files
+
+A checkpoint directory appears by rename and the tracker is written last. `run.json` lists every other file with its size, so a
+shard that was lost or cut off later is noticed without unpickling anything.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, Self
+
+from lt_shared import storage
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadData, NoInput
+from lt_shared.manifest import Tokenizer
+
+TRACKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+RECORD = "run.json"
+TOKENIZER_DIRECTORY = "tokenizer"
+RECORD_VERSION = 1
+
+_ITERATION = re.compile(r"iter_(\d{7,})")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What a checkpoint says about itself; `files` maps each of its files to its size in bytes."""
+
+    architecture: Architecture
+    padded_vocab_size: int
+    iteration: int
+    consumed_samples: int
+    tokenizer: Tokenizer | None
+    dtype: str
+    versions: dict[str, str]
+    files: dict[str, int]
+    loss: float | None = None
+
+    def write(self, directory: Path) -> None:
+        """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there."""
+        files = {
+            str(path.relative_to(directory)): path.stat().st_size
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and path.name != RECORD
+        }
+        record = {"v": RECORD_VERSION, **dataclasses.asdict(dataclasses.replace(self, files=files))}
+        (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Raises NoInput when the directory has no run.json, BadData when it is malformed."""
+        path = directory / RECORD
+        if not path.is_file():
+            raise NoInput(f"{path}: no such file", "the directory is not a checkpoint of lt-train or lt-convert")
+        try:
+            record: dict[str, Any] = json.loads(path.read_bytes())
+            if record.pop("v") != RECORD_VERSION:
+                raise BadData(f"{path}: written by another version")
+            architecture = Architecture.from_record(record.pop("architecture"))
+            tokenizer = record.pop("tokenizer")
+            return cls(architecture=architecture, tokenizer=Tokenizer(**tokenizer) if tokenizer else None, **record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadData(f"{path}: not a run record: {error}") from None
+
+
+def iteration_directory(run: Path, iteration: int) -> Path:
+    return run / f"iter_{iteration:07d}"
+
+
+def iteration_of(directory: Path) -> int | None:
+    """The iteration in a checkpoint directory's name; None for `release` and for other names."""
+    match = _ITERATION.fullmatch(directory.name)
+    return int(match[1]) if match else None
+
+
+def damage(directory: Path) -> str | None:
+    """Why a checkpoint directory cannot be loaded, or None when all its files are there with their sizes."""
+    if not (directory / ".metadata").is_file():
+        return f"{directory / '.metadata'}: missing"
+    if not (directory / RECORD).is_file():
+        return None if any(directory.glob("*.distcp")) else f"{directory}: has no .distcp file"
+    for name, size in RunRecord.read(directory).files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{path}: missing"
+        if path.stat().st_size != size:
+            return f"{path}: {path.stat().st_size} bytes, expected {size}"
+    return None
+
+
+def read_tracker(run: Path) -> int | str | None:
+    """The tracker's iteration, `RELEASE`, or None when there is no tracker. Raises BadData when it holds something else."""
+    path = run / TRACKER
+    if not path.is_file():
+        return None
+    content = path.read_text(errors="replace").strip()
+    if content == RELEASE:
+        return RELEASE
+    if not content.isdigit():
+        raise BadData(f"{path}: holds {content[:40]!r}, expected an iteration or {RELEASE!r}")
+    return int(content)
+
+
+def write_tracker(run: Path, content: int | str) -> None:
+    storage.write_bytes(run / TRACKER, f"{content}".encode())
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Iteration directories of a run, newest first, complete or not."""
+    if not run.is_dir():
+        return []
+    found = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def resolve(path: Path) -> Path:
+    """The checkpoint directory meant by `path`: itself, or the one its tracker names.
+
+    Raises: NoInput when there is none, BadData when it is damaged.
+    """
+    if not path.is_dir():
+        raise NoInput(f"{path}: no such directory")
+    tracked = read_tracker(path)
+    if tracked is None:
+        directory = path
+        if not (path / ".metadata").is_file():
+            raise NoInput(f"{path}: neither a checkpoint nor a run: it has no .metadata and no {TRACKER}")
+    else:
+        directory = path / RELEASE if isinstance(tracked, str) else iteration_directory(path, tracked)
+    problem = damage(directory)
+    if problem:
+        raise BadData(problem, "the checkpoint is incomplete: use another one or copy it again")
+    return directory
+
+
+def tokenizer_directory(run: Path) -> Path:
+    return run / TOKENIZER_DIRECTORY

@@ -1,0 +1,290 @@
+"""What every lt command does alike: exit codes, errors, help, progress and signals.
+
+stdout carries data, stderr is for people. A tool ends through `run`, which turns every exception into one line on stderr and
+an exit code that an sbatch script can act on (requeue on 75, stop on 78). rich costs 60 ms to import, so it is loaded only
+when a progress bar is drawn on a terminal.
+"""
+
+import enum
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+import click
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of every lt tool: sysexits where one fits, shell conventions for signals."""
+
+    OK = 0
+    FOUND = 1
+    USAGE = 2
+    BAD_DATA = 65
+    NO_INPUT = 66
+    UNAVAILABLE = 69
+    INTERNAL = 70
+    CANNOT_CREATE = 73
+    IO = 74
+    TRY_AGAIN = 75
+    BAD_CONFIG = 78
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class ToolError(Exception):
+    """An error that a user can understand: what went wrong and where, and in `hint` what to do about it."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, message: str, hint: str | None = None):
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(ToolError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = ExitCode.USAGE
+
+
+class BadData(ToolError):
+    """An input exists but is malformed, truncated or contradicts another input."""
+
+    exit_code = ExitCode.BAD_DATA
+
+
+class NoInput(ToolError):
+    """An input does not exist, is empty, or was cut off."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+class Unavailable(ToolError):
+    """A service or an optional package is missing."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class CannotCreate(ToolError):
+    """An output cannot be created where it was asked for."""
+
+    exit_code = ExitCode.CANNOT_CREATE
+
+
+class IoFailure(ToolError):
+    """Reading or writing failed half-way, for example because the disk is full."""
+
+    exit_code = ExitCode.IO
+
+
+class TryAgain(ToolError):
+    """The same command is expected to succeed later."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class BadConfig(ToolError):
+    """The configuration cannot work, however often it is tried."""
+
+    exit_code = ExitCode.BAD_CONFIG
+
+
+class Terminated(BaseException):
+    """A signal asked this process to end; raised in the main thread so that `with` blocks clean up."""
+
+    def __init__(self, signal_number: int):
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+_tool_name = "lt"
+
+
+def note(text: str) -> None:
+    """Tell the person at the terminal one line."""
+    click.echo(f"{_tool_name}: {text}", err=True)
+
+
+def warn(text: str) -> None:
+    note(f"warning: {text}")
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Write one line of data to stdout at once, so that a reader at the other end of a pipe sees it."""
+    sys.stdout.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+class Command(click.Command):
+    """A click command whose help begins with examples and shows the environment variable of every option."""
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
+        kwargs["context_settings"] = {"help_option_names": ["-h", "--help"], "show_default": True} | dict(
+            kwargs.get("context_settings") or {}
+        )
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+        _show_environment_variables(self)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+        super().format_help(ctx, formatter)
+
+
+class Group(click.Group):
+    """A click group with the same help as `Command`; its subcommands are `Command`s."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
+        kwargs["context_settings"] = {"help_option_names": ["-h", "--help"], "show_default": True} | dict(
+            kwargs.get("context_settings") or {}
+        )
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+        super().format_help(ctx, formatter)
+
+
+def _show_environment_variables(command: click.Command) -> None:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.expose_value:
+            parameter.show_envvar = True
+
+
+def _write_examples(formatter: click.HelpFormatter, examples: str) -> None:
+    if examples:
+        formatter.write("Examples:\n\n")
+        for line in examples.strip().splitlines():
+            formatter.write(f"  {line}\n")
+        formatter.write("\n")
+
+
+def run(command: click.Command, tool: str) -> NoReturn:
+    """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code."""
+    global _tool_name
+    _tool_name = tool
+    environment_prefix = tool.upper().replace("-", "_")
+    if f"_{environment_prefix}_COMPLETE" in os.environ:
+        command.main(prog_name=tool)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _raise_terminated)
+    code = _exit_code_of(lambda: _invoke(command, tool, environment_prefix))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.BROKEN_PIPE
+    if code == ExitCode.BROKEN_PIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _raise_terminated(signal_number: int, frame: FrameType | None) -> None:
+    raise Terminated(signal_number)
+
+
+def _invoke(command: click.Command, tool: str, environment_prefix: str) -> int:
+    with command.make_context(tool, sys.argv[1:], auto_envvar_prefix=environment_prefix) as context:
+        return int(command.invoke(context) or ExitCode.OK)
+
+
+def _exit_code_of(work: Callable[[], int]) -> int:
+    """Run `work`; report whatever it raises on stderr and return the exit code for it."""
+    try:
+        return work()
+    except click.exceptions.Exit as finished:
+        return finished.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else _tool_name
+        return _report(error.format_message(), f"see {path} --help", ExitCode.USAGE)
+    except click.ClickException as error:
+        return _report(error.format_message(), None, error.exit_code)
+    except ToolError as error:
+        return _report(str(error), error.hint, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", None, ExitCode.INTERRUPTED)
+    except Terminated as end:
+        return _report(f"ended by {signal.Signals(end.signal_number).name}", None, 128 + end.signal_number)
+    except BrokenPipeError:
+        return ExitCode.BROKEN_PIPE
+    except FileNotFoundError as error:
+        return _report(f"{error.filename}: no such file or directory", None, ExitCode.NO_INPUT)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _report(f"{place}{error.strerror or error}", None, ExitCode.IO)
+    except Exception as error:
+        return _report(f"internal error: {type(error).__name__}: {error}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
+
+
+def _report(message: str, hint: str | None, code: int) -> int:
+    if os.environ.get("LT_DEBUG") == "1":
+        traceback.print_exc()
+    first_line = " ".join(message.split())
+    click.echo(f"{_tool_name}: error: {first_line}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return int(code)
+
+
+class Progress:
+    """Progress of long work: a bar when stderr is a terminal, otherwise one plain line every `interval_seconds`.
+
+    `total` and `advance` count in `unit`; "B" is shown as megabytes. With `total` unknown (None), only the amount and
+    the rate are shown.
+    """
+
+    def __init__(self, title: str, total: float | None, unit: str, interval_seconds: float = 10.0):
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.interval_seconds = interval_seconds
+        self.done = 0.0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        self._start = self._last_line = time.monotonic()
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()]
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total, state="")
+        return self
+
+    def advance(self, amount: float) -> None:
+        self.done += amount
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, state=self._state(now))
+        elif now - self._last_line >= self.interval_seconds:
+            self._last_line = now
+            note(f"{self.title}: {self._state(now)}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if kind is None:
+            now = time.monotonic()
+            note(f"{self.title}: {self._state(now)} in {now - self._start:.1f} s")
+
+    def _state(self, now: float) -> str:
+        scale, unit = (1e6, "MB") if self.unit == "B" else (1.0, self.unit)
+        digits = 1 if self.unit == "B" else 0
+        rate = self.done / scale / max(now - self._start, 1e-9)
+        amount = f"{self.done / scale:,.{digits}f}"
+        if self.total:
+            amount += f"/{self.total / scale:,.{digits}f} {unit} ({self.done / self.total:.0%})"
+        else:
+            amount += f" {unit}"
+        return f"{amount}, {rate:,.1f} {unit}/s"

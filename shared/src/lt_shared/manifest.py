@@ -1,0 +1,246 @@
+"""The lines that pass through pipes: one JSON object each, ended by a line that proves that the producer was not cut off.
+
+    {"v":1,"kind":"dataset","prefix":"/fsx/data/web_text_document","documents":79000,"tokens":61234567, ...}
+    {"v":1,"kind":"end","count":1}
+
+A line is printed only after the files it names are durable. Readers also take bare prefixes and Megatron's `weight prefix`
+pairs, so `--plain` output, a hand-written file and Megatron's own `--data-path` list all work.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from lt_shared import storage
+from lt_shared.console import BadData, NoInput, UsageError, print_json
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """The identity of a tokenizer: `sha256` as in `tokenizer_files`, `path` where its files were seen last."""
+
+    name: str
+    sha256: str
+    path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """One `.bin/.idx` pair. Only `prefix` and `weight` are known for a prefix that came without a description."""
+
+    prefix: str
+    documents: int | None = None
+    tokens: int | None = None
+    dtype: str | None = None
+    vocab_size: int | None = None
+    eod: int | None = None
+    tokenizer: Tokenizer | None = None
+    weight: float = 1.0
+
+    kind = "dataset"
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        tokenizer = record.get("tokenizer")
+        known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
+        return cls(
+            **{key: value for key, value in record.items() if key in known},
+            tokenizer=Tokenizer(tokenizer["name"], tokenizer["sha256"], tokenizer.get("path")) if tokenizer else None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint directory, complete on disk. `format` is one of megatron-dist, hf."""
+
+    path: str
+    format: str
+    iteration: int | None = None
+    loss: float | None = None
+
+    kind = "checkpoint"
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in record.items() if key in known})
+
+
+Entry = Dataset | Checkpoint
+
+
+def record_of(entry: Entry) -> dict[str, Any]:
+    """The JSON object of an entry, without the fields that are not known."""
+    fields = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None}
+    if "tokenizer" in fields:
+        fields["tokenizer"] = {key: value for key, value in fields["tokenizer"].items() if value is not None}
+    return {"v": VERSION, "kind": entry.kind, **fields}
+
+
+class Writer:
+    """Prints entries to stdout and the closing line at the end; `plain` prints bare prefixes and paths, and no closing line."""
+
+    def __init__(self, plain: bool = False):
+        self.plain = plain
+        self.count = 0
+
+    def write(self, entry: Entry) -> None:
+        self.count += 1
+        if self.plain:
+            sys.stdout.write((entry.prefix if isinstance(entry, Dataset) else entry.path) + "\n")
+            sys.stdout.flush()
+        else:
+            print_json(record_of(entry))
+
+    def end(self) -> None:
+        if not self.plain:
+            print_json({"v": VERSION, "kind": "end", "count": self.count})
+
+
+def read(sources: Sequence[str]) -> list[Entry]:
+    """Read entries from arguments: `-` is stdin, `@FILE` a file, anything else is itself a line (or `weight prefix` pairs).
+
+    Raises: UsageError in a rank that is asked to read stdin, NoInput for an empty or unfinished manifest, BadData for a line
+    that is not understood.
+    """
+    entries: list[Entry] = []
+    words: list[str] = []
+    for source in sources:
+        if source == "-":
+            entries.extend(parse(_stdin_lines(), "standard input"))
+        elif source.startswith("@"):
+            text = storage.read_bytes(source[1:]).decode("utf-8", "replace")
+            entries.extend(parse(text.splitlines(), source[1:]))
+        else:
+            words.extend(source.split())
+    entries.extend(_from_words(words, "arguments"))
+    return entries
+
+
+def _stdin_lines() -> Iterator[str]:
+    for variable in ("LOCAL_RANK", "RANK"):
+        if variable in os.environ:
+            raise UsageError(
+                f"- (standard input) cannot be read by a rank ({variable} is set): a pipe reaches one arbitrary rank only",
+                "write the manifest to a file before the launcher starts and pass @FILE",
+            )
+    if sys.stdin.isatty():
+        print("waiting for a manifest on standard input", file=sys.stderr)
+    yield from sys.stdin
+
+
+def parse(lines: Iterable[str], source: str) -> list[Entry]:
+    """Parse manifest lines, JSON or bare. Raises as `read`; `source` names the origin in messages."""
+    entries: list[Entry] = []
+    saw_json, ended = False, False
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
+            continue
+        if not text.startswith("{"):
+            entries.extend(_from_words(text.split(), f"{source}, line {number}"))
+            continue
+        saw_json = True
+        record = _record(text, source, number)
+        if record["kind"] == "end":
+            ended = True
+            if record.get("count", len(entries)) != len(entries):
+                raise NoInput(f"{source}: {len(entries)} entries, but its end line says {record['count']}")
+        else:
+            ended = False
+            entries.append(_entry(record, source, number))
+    if saw_json and not ended:
+        raise NoInput(f"{source}: the manifest has no end line", "its producer failed or was cut off; see its messages")
+    if not entries:
+        raise NoInput(f"{source}: the manifest is empty", "the command before the pipe failed, or wrote nothing")
+    return entries
+
+
+def _record(text: str, source: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise BadData(f"{source}, line {number}: not JSON: {error}") from None
+    if not isinstance(record, dict) or "kind" not in record:
+        raise BadData(f"{source}, line {number}: not a manifest line: no kind")
+    if record.get("v") != VERSION:
+        raise BadData(f"{source}, line {number}: manifest version {record.get('v')}, this tool reads version {VERSION}")
+    return record
+
+
+def _entry(record: dict[str, Any], source: str, number: int) -> Entry:
+    for entry_type in (Dataset, Checkpoint):
+        if record["kind"] == entry_type.kind:
+            try:
+                return entry_type.from_record(record)
+            except (KeyError, TypeError) as error:
+                raise BadData(f"{source}, line {number}: incomplete {entry_type.kind} line: {error}") from None
+    raise BadData(f"{source}, line {number}: unknown kind {record['kind']!r}")
+
+
+def _from_words(words: Sequence[str], source: str) -> list[Dataset]:
+    """Bare prefixes, each optionally preceded by its weight, as in Megatron's --data-path."""
+    datasets: list[Dataset] = []
+    weight: float | None = None
+    for word in words:
+        if weight is None and _is_number(word):
+            weight = float(word)
+            if not 0 < weight < float("inf"):
+                raise BadData(f"{source}: weight {word} is not positive")
+            continue
+        described = describe(word)
+        datasets.append(described if weight is None else dataclasses.replace(described, weight=weight))
+        weight = None
+    if weight is not None:
+        raise BadData(f"{source}: weight {weight:g} is not followed by a prefix")
+    return datasets
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def sidecar_path(prefix: str) -> str:
+    """The file beside a dataset that keeps its manifest line, so that a bare prefix still carries its tokenizer."""
+    return f"{prefix}.json"
+
+
+def describe(prefix: str) -> Dataset:
+    """The dataset at `prefix` with what its sidecar says, or with nothing but the prefix when it has none."""
+    path = sidecar_path(prefix)
+    if not storage.exists(path):
+        return Dataset(prefix)
+    try:
+        entry = Dataset.from_record(json.loads(storage.read_bytes(path))["dataset"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the prefix without one") from None
+    return dataclasses.replace(entry, prefix=prefix)
+
+
+def checkpoints(entries: Iterable[Entry], source: str) -> list[Checkpoint]:
+    found = [entry for entry in entries if isinstance(entry, Checkpoint)]
+    if not found:
+        raise NoInput(f"{source}: no checkpoint in the manifest")
+    return found
+
+
+def datasets(entries: Iterable[Entry], source: str) -> list[Dataset]:
+    found = [entry for entry in entries if isinstance(entry, Dataset)]
+    if not found:
+        raise NoInput(f"{source}: no dataset in the manifest")
+    return found
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The path as printed in manifests: absolute for local files, unchanged for remote ones."""
+    return os.fspath(path) if storage.is_remote(path) else str(Path(path).absolute())

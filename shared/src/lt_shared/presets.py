@@ -1,0 +1,81 @@
+"""The named architectures: published shapes, each with its exact feed-forward size.
+
+The feed-forward size is spelled out because leaving it to Megatron's default makes another model: its 8/3 rule gives 21,824 for
+Llama 2 70B where Meta's is 28,672, a 55.5 B model that no Llama 2 configuration fits.
+"""
+
+import dataclasses
+
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import UsageError
+
+
+def _gpt3(size: str, layers: int, hidden: int, heads: int) -> Architecture:
+    """Table 1 of arXiv:2104.04473: GPT-2 vocabulary, 2,048 positions, tied embeddings, feed-forward 4 x hidden."""
+    return Architecture(
+        name=f"gpt3-{size}",
+        family="gpt",
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        vocab_size=50257,
+        max_position_embeddings=2048,
+        tie_embeddings=True,
+        init_std=0.006,
+    )
+
+
+def _llama(name: str, layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, positions: int) -> Architecture:
+    return Architecture(
+        name=name,
+        family="llama",
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        vocab_size=vocab,
+        max_position_embeddings=positions,
+    )
+
+
+def _llama3(name: str, layers: int, hidden: int, ffn: int, heads: int, rope_factor: float | None) -> Architecture:
+    """Llama 3 (8,192 positions, `rope_factor` None) and 3.1/3.2 (131,072 positions with scaled RoPE)."""
+    base = _llama(name, layers, hidden, ffn, heads, 8, 128256, 131072 if rope_factor else 8192)
+    scaling = RopeScaling(factor=rope_factor) if rope_factor else None
+    return dataclasses.replace(base, rotary_base=500000.0, rope_scaling=scaling, tie_embeddings=name.startswith("llama3.2"))
+
+
+PRESETS = {
+    architecture.name: architecture
+    for architecture in (
+        dataclasses.replace(_llama("tiny", 4, 128, 352, 4, 2, 2048, 1024), tie_embeddings=True),
+        _gpt3("1.7b", 24, 2304, 24),
+        _gpt3("3.6b", 30, 3072, 32),
+        _gpt3("7.5b", 36, 4096, 32),
+        _gpt3("18.4b", 40, 6144, 48),
+        _gpt3("39.1b", 48, 8192, 64),
+        _gpt3("76.1b", 60, 10240, 80),
+        _gpt3("145.6b", 80, 12288, 96),
+        _gpt3("310.1b", 96, 16384, 128),
+        _llama("llama2-7b", 32, 4096, 11008, 32, 32, 32000, 4096),
+        _llama("llama2-13b", 40, 5120, 13824, 40, 40, 32000, 4096),
+        _llama("llama2-70b", 80, 8192, 28672, 64, 8, 32000, 4096),
+        _llama3("llama3-8b", 32, 4096, 14336, 32, None),
+        _llama3("llama3-70b", 80, 8192, 28672, 64, None),
+        _llama3("llama3.1-8b", 32, 4096, 14336, 32, 8.0),
+        _llama3("llama3.1-70b", 80, 8192, 28672, 64, 8.0),
+        _llama3("llama3.1-405b", 126, 16384, 53248, 128, 8.0),
+        _llama3("llama3.2-1b", 16, 2048, 8192, 32, 32.0),
+        _llama3("llama3.2-3b", 28, 3072, 8192, 24, 32.0),
+    )
+}
+
+
+def preset(name: str) -> Architecture:
+    """The preset `name`. Raises UsageError listing the names when there is none."""
+    if name not in PRESETS:
+        raise UsageError(f"no model preset {name!r}", f"presets: {', '.join(PRESETS)}")
+    return PRESETS[name]
