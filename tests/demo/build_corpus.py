@@ -45,9 +45,7 @@ class Package:
     database: str
 
 
-JARGON = Package(
-    "dict-jargon", "4.4.7-3.1", "405f8168d7994ed2cb71407bb95493daec2e9aa66fc0461dafa74a9d6728a8c1", "jargon"
-)
+JARGON = Package("dict-jargon", "4.4.7-3.1", "405f8168d7994ed2cb71407bb95493daec2e9aa66fc0461dafa74a9d6728a8c1", "jargon")
 DEVIL = Package("dict-devil", "1.0-13.1", "6a535684def2a1f70cd42da16d12d43f0e9dc3e54e4a329178eebab3170e3154", "devil")
 
 

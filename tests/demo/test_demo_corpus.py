@@ -91,9 +91,7 @@ def test_tokenizer_files_are_numbered_as_gpt2_numbers_its_own() -> None:
     assert len(expected) == 2048
 
 
-def test_tiktoken_encodes_the_corpus_to_the_same_ids(
-    documents: list[dict[str, str]], token_ids: list[list[int]]
-) -> None:
+def test_tiktoken_encodes_the_corpus_to_the_same_ids(documents: list[dict[str, str]], token_ids: list[list[int]]) -> None:
     vocab = json.loads(VOCAB.read_text(encoding="utf-8"))
     end_of_text = vocab.pop("<|endoftext|>")
     ranks = {bytes(BYTE_OF_SYMBOL[symbol] for symbol in token): number for token, number in vocab.items()}
