@@ -32,6 +32,7 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
 UINT16_VOCABULARY_LIMIT = 65500
+CHECKED_AT_ONCE = 1 << 20
 
 
 def dtype_for(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
@@ -64,8 +65,11 @@ class Writer:
         self.documents = 0
 
     def __enter__(self) -> Self:
+        # The index is created first although it is written last: its lock keeps a second writer out until both are published.
         with contextlib.ExitStack() as stack:
-            self._bin: IO[bytes] = stack.enter_context(storage.publish(bin_path(self.prefix)))
+            self._idx: IO[bytes] = stack.enter_context(storage.publish(idx_path(self.prefix)))
+            self._bin_stack = stack.enter_context(contextlib.ExitStack())
+            self._bin: IO[bytes] = self._bin_stack.enter_context(storage.publish(bin_path(self.prefix)))
             self._stack = stack.pop_all()
         self._published = False
         return self
@@ -93,14 +97,15 @@ class Writer:
 
     def publish(self, sidecar: tuple[str, bytes] | None = None) -> None:
         """Make the dataset visible: `.bin`, then the sidecar (path, content) if given, then `.idx`."""
+        self._write_index(self._idx)
+        self._bin.flush()
         storage.remove(idx_path(self.prefix))
         if sidecar is not None:
             storage.remove(sidecar[0])
-        self._stack.close()
+        self._bin_stack.close()
         if sidecar is not None:
             storage.write_bytes(*sidecar)
-        with storage.publish(idx_path(self.prefix)) as file:
-            self._write_index(file)
+        self._stack.close()
         self._published = True
 
     def _write_index(self, file: IO[bytes]) -> None:
@@ -136,7 +141,7 @@ class Reader:
         for path in (index, bin_path(prefix)):
             if not os.path.isfile(path):
                 raise NoInput(f"{path}: no such file", _hint_for_missing(prefix))
-        with open(index, "rb") as file:
+        with storage.open_read(index) as file:
             header = file.read(HEADER.size)
         if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
             raise BadData(f"{index}: not an index of a Megatron dataset")
@@ -155,19 +160,33 @@ class Reader:
         self.sequence_offsets = columns[start : start + 8 * sequences].view(np.int64)
         start += 8 * sequences
         self.document_indices = columns[start : start + 8 * document_entries].view(np.int64)
-        self._check_columns(index, sequences)
-        size = os.path.getsize(bin_path(prefix))
-        wanted = int(self.sequence_lengths.sum(dtype=np.int64)) * self.dtype.itemsize
-        if size != wanted:
-            raise BadData(f"{bin_path(prefix)}: {size} bytes, its index says {wanted}", "the file is truncated: write it again")
-        self.tokens = np.memmap(bin_path(prefix), mode="r", dtype=self.dtype) if size else np.zeros(0, self.dtype)
+        self._check_documents(index, sequences)
+        wanted = self._checked_bin_size(index)
+        with storage.open_read(bin_path(prefix)) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != wanted:
+                raise BadData(
+                    f"{bin_path(prefix)}: {size} bytes, its index says {wanted}", "the file is truncated: write it again"
+                )
+            self.tokens = np.memmap(file, mode="r", dtype=self.dtype) if size else np.zeros(0, self.dtype)
 
-    def _check_columns(self, index: str, sequences: int) -> None:
+    def _check_documents(self, index: str, sequences: int) -> None:
         documents = self.document_indices
-        if not len(documents) or documents[0] != 0 or documents[-1] != sequences or bool((np.diff(documents) < 0).any()):
+        if not len(documents) or documents[0] != 0 or documents[-1] != sequences or bool((documents[1:] < documents[:-1]).any()):
             raise BadData(f"{index}: its document index does not fit its {sequences} sequences")
-        if sequences and (self.sequence_offsets[0] != 0 or bool((self.sequence_lengths < 0).any())):
-            raise BadData(f"{index}: its sequence index is malformed")
+
+    def _checked_bin_size(self, index: str) -> int:
+        """Bytes of the .bin, after checking in blocks of bounded memory that every sequence starts where the last one ends."""
+        end = 0
+        for start in range(0, len(self.sequence_lengths), CHECKED_AT_ONCE):
+            sizes = self.sequence_lengths[start : start + CHECKED_AT_ONCE].astype(np.int64) * self.dtype.itemsize
+            ends = end + np.cumsum(sizes)
+            if bool((sizes < 0).any()) or not np.array_equal(
+                ends - sizes, self.sequence_offsets[start : start + CHECKED_AT_ONCE]
+            ):
+                raise BadData(f"{index}: its sequence index is malformed")
+            end = int(ends[-1])
+        return end
 
     @property
     def documents(self) -> int:

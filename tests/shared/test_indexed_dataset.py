@@ -1,0 +1,315 @@
+"""Datasets are byte for byte megatron-core's, damaged ones are refused, and a killed writer leaves none."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lt_shared import storage
+from lt_shared.console import BadConfig, BadData, NoInput, TryAgain
+from lt_shared.indexed_dataset import HEADER, Reader, Writer, dtype_for
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+
+# A document is a list of sequences, a sequence a list of tokens.
+Documents = list[list[list[int]]]
+
+documents_of_uint16 = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=4), max_size=6)
+documents_of_int32 = st.lists(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=4), max_size=6)
+
+
+def write(prefix: Path, documents: Documents, dtype: type[np.generic]) -> None:
+    with Writer(str(prefix), dtype) as writer:
+        for sequences in documents:
+            tokens = [token for sequence in sequences for token in sequence]
+            writer.append(
+                np.array(tokens, np.int64), np.array([len(sequence) for sequence in sequences]), np.array([len(sequences)])
+            )
+        writer.publish()
+
+
+def write_with_megatron(prefix: Path, documents: Documents, dtype: type[np.generic]) -> None:
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype)
+    for sequences in documents:
+        tokens = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64)
+        builder.add_document(tokens, [len(sequence) for sequence in sequences])
+    builder.finalize(f"{prefix}.idx")
+
+
+def contents(prefix: Path) -> tuple[bytes, bytes]:
+    return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
+
+
+def check_same_as_megatron(directory: Path, documents: Documents, dtype: type[np.generic]) -> None:
+    write(directory / "ours", documents, dtype)
+    write_with_megatron(directory / "theirs", documents, dtype)
+    assert contents(directory / "ours") == contents(directory / "theirs")
+    reader = Reader(str(directory / "theirs"))
+    assert reader.dtype == dtype
+    assert [reader.document(number).tolist() for number in range(reader.documents)] == [
+        [token for sequence in sequences for token in sequence] for sequences in documents
+    ]
+
+
+@given(documents=documents_of_uint16)
+def test_files_are_those_of_megatron_uint16(tmp_path_factory: pytest.TempPathFactory, documents: Documents) -> None:
+    check_same_as_megatron(tmp_path_factory.mktemp("pair"), documents, np.uint16)
+
+
+@given(documents=documents_of_int32)
+def test_files_are_those_of_megatron_int32(tmp_path_factory: pytest.TempPathFactory, documents: Documents) -> None:
+    check_same_as_megatron(tmp_path_factory.mktemp("pair"), documents, np.int32)
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [[], [[]], [[[]]], [[], [[1, 2]], []], [[[1], [], [2, 3]], [[4]]]],
+    ids=["no document", "empty document", "empty sequence", "empty first and last document", "several sequences"],
+)
+def test_empty_documents_and_several_sequences(tmp_path: Path, documents: Documents) -> None:
+    check_same_as_megatron(tmp_path, documents, np.uint16)
+
+
+def test_batches_of_documents_equal_single_ones(tmp_path: Path) -> None:
+    documents = [[[1, 2], [3]], [], [[4, 5, 6]]]
+    write(tmp_path / "single", documents, np.uint16)
+    with Writer(str(tmp_path / "batch"), np.uint16) as writer:
+        writer.append(np.arange(1, 7), np.array([2, 1, 3]), np.array([2, 0, 1]))
+        assert (writer.tokens, writer.sequences, writer.documents) == (6, 3, 3)
+        writer.publish()
+    assert contents(tmp_path / "batch") == contents(tmp_path / "single")
+
+
+def test_megatron_reads_it(tmp_path: Path) -> None:
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.append_document(np.array([7, 8, 9]))
+        writer.append(np.array([], np.int64), np.array([], np.int64), np.array([0]))
+        writer.append_document(np.array([65535]))
+        writer.publish()
+    dataset = IndexedDataset(str(tmp_path / "data"))
+    assert [dataset[number].tolist() for number in range(len(dataset))] == [[7, 8, 9], [65535]]
+    assert dataset.document_indices.tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 65499, 65500, 65536, 128256])
+def test_dtype_is_megatrons_choice(vocab_size: int) -> None:
+    assert dtype_for(vocab_size) == np.dtype(DType.optimal_dtype(vocab_size))
+
+
+def test_nothing_appears_without_publish(tmp_path: Path) -> None:
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.append_document(np.array([1]))
+    with pytest.raises(KeyboardInterrupt), Writer(str(tmp_path / "data"), np.uint16):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sidecar_appears_with_the_dataset(tmp_path: Path) -> None:
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.append_document(np.array([1]))
+        writer.publish((str(tmp_path / "data.json"), b"{}"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.bin", "data.idx", "data.json"]
+
+
+def test_overwriting_replaces_all(tmp_path: Path) -> None:
+    write(tmp_path / "data", [[[1, 2, 3]]], np.int32)
+    write(tmp_path / "data", [[[4]], [[5]]], np.uint16)
+    assert Reader(str(tmp_path / "data")).tokens.tolist() == [4, 5]
+
+
+def test_a_failed_write_keeps_the_older_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "data", [[[1, 2, 3]]], np.uint16)
+    with pytest.raises(ZeroDivisionError), Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.append_document(np.arange(3_000_000))
+        raise ZeroDivisionError
+    assert Reader(str(tmp_path / "data")).tokens.tolist() == [1, 2, 3]
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        with pytest.raises(TryAgain), Writer(str(tmp_path / "data"), np.uint16):
+            pass
+        writer.append_document(np.array([1]))
+        writer.publish()
+    assert Reader(str(tmp_path / "data")).tokens.tolist() == [1]
+
+
+def test_an_older_dataset_of_a_finished_writer_stays_locked_until_the_index_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between `.bin` and `.idx`, a second writer could put its own `.bin` under the first one's `.idx`."""
+    refused = []
+    write_bytes = storage.write_bytes
+
+    def intrude(path: str, data: bytes) -> None:
+        with pytest.raises(TryAgain), Writer(str(tmp_path / "data"), np.uint16):
+            pass
+        refused.append(path)
+        write_bytes(path, data)
+
+    monkeypatch.setattr(storage, "write_bytes", intrude)
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.publish((str(tmp_path / "data.json"), b"{}"))
+    assert refused
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    write(tmp_path / "data", [[[1, 2, 3], [4]], [], [[5, 6]]], np.uint16)
+    return tmp_path / "data"
+
+
+def test_missing_files_are_named_with_a_remedy(prefix: Path) -> None:
+    with pytest.raises(NoInput, match=r"data\.bin\.idx: no such file") as caught:
+        Reader(f"{prefix}.bin")
+    assert caught.value.hint == f"a prefix has no extension: {prefix}"
+    prefix.with_suffix(".idx").rename(f"{prefix}_text_document.idx")
+    prefix.with_suffix(".bin").rename(f"{prefix}_text_document.bin")
+    with pytest.raises(NoInput) as caught:
+        Reader(str(prefix))
+    assert caught.value.hint == f"did you mean {prefix}_text_document?"
+    Path(f"{prefix}_text_document.idx").unlink()
+    with pytest.raises(NoInput) as caught:
+        Reader(f"{prefix}_text_document")
+    assert caught.value.hint is not None and "not finished" in caught.value.hint
+
+
+def test_remote_prefix_is_refused() -> None:
+    with pytest.raises(BadConfig, match="memory://data"):
+        Reader("memory://data")
+
+
+def test_every_truncation_is_noticed(prefix: Path) -> None:
+    for suffix in (".idx", ".bin"):
+        path = prefix.with_suffix(suffix)
+        whole = path.read_bytes()
+        for size in range(len(whole)):
+            path.write_bytes(whole[:size])
+            with pytest.raises(BadData, match=str(path)):
+                Reader(str(prefix))
+        path.write_bytes(whole)
+    Reader(str(prefix))
+
+
+def test_trailing_bytes_are_noticed(prefix: Path) -> None:
+    path = prefix.with_suffix(".bin")
+    path.write_bytes(path.read_bytes() + b"\0\0")
+    with pytest.raises(BadData, match=r"data\.bin: 14 bytes, its index says 12"):
+        Reader(str(prefix))
+
+
+def change(path: Path, offset: int, replacement: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(replacement)] = replacement
+    path.write_bytes(content)
+
+
+LENGTHS = HEADER.size
+OFFSETS = LENGTHS + 3 * 4
+DOCUMENTS = OFFSETS + 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("offset", "replacement", "message"),
+    [
+        (0, b"X", "not an index"),
+        (9, b"\2", "version 2"),
+        (17, b"\x63", "dtype code 99"),
+        (18, b"\4", "its header says"),
+        (LENGTHS, np.int32([4, 0]).tobytes(), "sequence index"),
+        (LENGTHS, np.int32([-3, 7]).tobytes(), "sequence index"),
+        (OFFSETS, np.int64([2]).tobytes(), "sequence index"),
+        (OFFSETS + 8, np.int64([2]).tobytes(), "sequence index"),
+        (DOCUMENTS, np.int64([1]).tobytes(), "document index"),
+        (DOCUMENTS + 8, np.int64([3]).tobytes(), "document index"),
+        (DOCUMENTS + 24, np.int64([2]).tobytes(), "document index"),
+    ],
+)
+def test_a_malformed_index_is_refused(prefix: Path, offset: int, replacement: bytes, message: str) -> None:
+    change(prefix.with_suffix(".idx"), offset, replacement)
+    with pytest.raises(BadData, match=message):
+        Reader(str(prefix))
+
+
+def test_the_sequence_index_is_checked_beyond_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lt_shared.indexed_dataset.CHECKED_AT_ONCE", 2)
+    write(tmp_path / "data", [[[1], [2, 3], [4], [5, 6], [7]]], np.uint16)
+    assert Reader(str(tmp_path / "data")).document(0).tolist() == [1, 2, 3, 4, 5, 6, 7]
+    change(tmp_path / "data.idx", HEADER.size + 5 * 4 + 4 * 8, np.int64([10]).tobytes())
+    with pytest.raises(BadData, match="sequence index"):
+        Reader(str(tmp_path / "data"))
+
+
+def test_multimodal_datasets_of_megatron_are_read(tmp_path: Path) -> None:
+    builder = IndexedDatasetBuilder(str(tmp_path / "data.bin"), np.uint16, multimodal=True)
+    builder.add_document(torch.tensor([1, 2]), [1, 1], [0, 1])
+    builder.finalize(str(tmp_path / "data.idx"))
+    assert Reader(str(tmp_path / "data")).document(0).tolist() == [1, 2]
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+import numpy as np
+from lt_shared import storage
+from lt_shared.indexed_dataset import Writer
+
+prefix, step = sys.argv[1], sys.argv[2]
+
+
+def kill(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_after(function):
+    def wrapper(*arguments):
+        function(*arguments)
+        kill()
+
+    return wrapper
+
+
+with Writer(prefix, np.uint16) as writer:
+    writer.append_document(np.zeros(2_000_000))
+    if step == "appending":
+        kill()
+    if step == "before .bin":
+        storage.remove = kill_after(storage.remove)
+    if step == "after .bin":
+        storage.write_bytes = kill
+    if step == "before .idx":
+        storage.write_bytes = kill_after(storage.write_bytes)
+    writer.publish((prefix + ".json", b"{}"))
+"""
+
+
+@pytest.mark.parametrize("step", ["appending", "before .bin", "after .bin", "before .idx"])
+@pytest.mark.parametrize("older", [False, True], ids=["new", "overwriting"])
+def test_a_killed_writer_leaves_no_dataset_of_its_own(tmp_path: Path, step: str, older: bool) -> None:
+    prefix = tmp_path / "data"
+    if older:
+        write(prefix, [[list(range(100))] * 20_000], np.uint16)  # as many tokens as the new one
+    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, prefix, step])
+    assert killed.returncode == -signal.SIGKILL
+    if older and step == "appending":
+        assert Reader(str(prefix)).tokens[:3].tolist() == [0, 1, 2]
+    else:
+        with pytest.raises(NoInput):
+            Reader(str(prefix))
+    write(prefix, [[[5]]], np.uint16)
+    assert Reader(str(prefix)).tokens.tolist() == [5]
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".partial")]
+
+
+def test_remote_datasets_are_written(tmp_path: Path) -> None:
+    with Writer("memory://bucket/data", np.int32) as writer:
+        writer.append_document(np.array([1, 2, 3]))
+        writer.publish(("memory://bucket/data.json", b"{}"))
+    write(tmp_path / "data", [[[1, 2, 3]]], np.int32)
+    assert (storage.read_bytes("memory://bucket/data.bin"), storage.read_bytes("memory://bucket/data.idx")) == contents(
+        tmp_path / "data"
+    )
