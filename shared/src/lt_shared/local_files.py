@@ -1,0 +1,254 @@
+"""Publishing files and directories on a mounted filesystem, so that they are never half-visible.
+
+An output grows as `.NAME.partial` in its own directory, locked by its writer, and is synced to disk before it is renamed: a
+killed process leaves at most that hidden file, which the next run replaces. The sync costs one flush of the disk's cache per
+output, a few milliseconds on an SSD. `storage` is the entrance for callers; it also knows remote paths.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from lt_shared.console import CannotCreate, IoFailure, TryAgain
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def publish_file(name: str) -> Iterator[IO[bytes]]:
+    """`storage.publish` for a local path."""
+    directory = os.path.dirname(name) or "."
+    partial = os.path.join(directory, f".{os.path.basename(name)}.partial")
+    with creating(name, f"mkdir -p {directory}"):
+        if os.path.exists(name) and not os.path.isfile(name):
+            raise CannotCreate(f"{name}: exists and is not a regular file")
+        descriptor = _create_partial(partial, name)
+    with open(descriptor, "wb", buffering=1 << 20) as file:
+        try:
+            with filling(name):
+                yield file
+            with writing(name):
+                file.flush()
+                os.fsync(descriptor)
+                _check_still_ours(descriptor, partial, name)
+                os.replace(partial, name)
+                sync_directory(directory)
+        except BaseException:
+            if _is_at(descriptor, partial):
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+            # A buffered write that failed would be tried again on close and hide the first error.
+            with contextlib.suppress(OSError):
+                file.close()
+            raise
+
+
+def _create_partial(partial: str, name: str) -> int:
+    """Create and lock the partial file, replacing one that a killed process left: it may have another owner and mode.
+
+    A process that gets the lock on a file which has since been renamed or deleted must not touch it: it would empty the output
+    that another process has just published. Hence the look at the inode after the lock.
+    """
+    while True:
+        created = True
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            created = False
+            try:
+                descriptor = os.open(partial, os.O_WRONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue
+        try:
+            _lock(descriptor, name)
+            current = _is_at(descriptor, partial)
+            if current and created:
+                return descriptor
+            if current:
+                os.unlink(partial)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
+    """Whether an open file or directory is the one that `path` names now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: str) -> None:
+    """Where locks do not work, the later of two writers takes over; the earlier one notices here."""
+    if not _is_at(descriptor, partial):
+        raise TryAgain(f"{name}: another process is writing it", "wait for that process to end")
+
+
+@contextlib.contextmanager
+def publish_directory(path: str | os.PathLike[str], replace: bool = False) -> Iterator[Path]:
+    """Yield an empty directory beside `path` that becomes `path` when the block ends without an exception.
+
+    Every file in it is synced first. An existing `path` is an error unless it is empty or `replace` is set; then the old one is
+    moved away before and deleted after. Raises as `publish`.
+    """
+    target = Path(os.path.abspath(path))
+    partial = target.parent / f".{target.name}.partial"
+    with creating(str(target)):
+        _check_replaceable(target, replace)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = _create_partial_directory(partial, str(target))
+    try:
+        with filling(str(target)):
+            _empty(partial)
+            _check_replaceable(target, replace)
+            yield partial
+        with writing(str(target)):
+            _check_still_ours(lock, partial, str(target))
+            publish_prepared_directory(partial, target)
+    except BaseException:
+        if _is_at(lock, partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _check_replaceable(target: Path, replace: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise CannotCreate(f"{target}: exists and is not a directory")
+    if target.is_dir() and not replace and any(target.iterdir()):
+        raise CannotCreate(f"{target}: exists and is not empty", "choose another output or pass --force")
+
+
+def _create_partial_directory(partial: Path, name: str) -> int:
+    """Create and lock the partial directory; the returned descriptor holds the lock. See `_create_partial` for the inode."""
+    while True:
+        partial.mkdir(exist_ok=True)
+        try:
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        try:
+            _lock(descriptor, name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _is_at(descriptor, partial):
+            return descriptor
+        os.close(descriptor)
+
+
+def publish_prepared_directory(prepared: Path, target: Path) -> None:
+    """Sync every file below `prepared`, then rename it to `target`, replacing what was there.
+
+    A directory cannot be exchanged by one rename that works on every filesystem: between two renames the old one lies in
+    `.NAME.replaced`. It is put back when the second rename fails.
+    """
+    for folder, _, names in os.walk(prepared):
+        for name in names:
+            _sync(os.path.join(folder, name))
+        sync_directory(folder)
+    replaced = target.parent / f".{target.name}.replaced"
+    _delete(replaced)
+    if not os.path.lexists(target):
+        os.rename(prepared, target)
+    else:
+        os.rename(target, replaced)
+        try:
+            os.rename(prepared, target)
+        except BaseException:
+            os.rename(replaced, target)
+            raise
+    sync_directory(target.parent)
+    _delete(replaced)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable. Some network filesystems cannot and say so; their servers do it on their own."""
+    try:
+        _sync(os.fspath(path))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _empty(directory: Path) -> None:
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _lock(descriptor: int, name: str) -> None:
+    """Take the lock on a partial output; filesystems without locks (some NFS and Lustre mounts) go without."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise TryAgain(f"{name}: another process is writing it", "wait for that process to end") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+@contextlib.contextmanager
+def creating(name: str, hint: str | None = None) -> Iterator[None]:
+    """Turn the errors of opening an output into CannotCreate; `hint` is for a missing directory."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CannotCreate(f"{name}: no such directory", hint) from None
+    except PermissionError:
+        raise CannotCreate(f"{name}: permission denied") from None
+    except NotADirectoryError:
+        raise CannotCreate(f"{name}: a part of the path is not a directory") from None
+    except FileExistsError:
+        raise CannotCreate(f"{name}: exists and is not a directory") from None
+    except OSError as error:
+        raise CannotCreate(f"{name}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def writing(name: str) -> Iterator[None]:
+    """Turn the errors of writing, syncing and renaming an output into IoFailure."""
+    try:
+        yield
+    except OSError as error:
+        raise _write_failure(name, error) from None
+
+
+@contextlib.contextmanager
+def filling(name: str) -> Iterator[None]:
+    """Around the caller's block: only what can come from writing alone is ours to report, other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise _write_failure(name, error) from None
+
+
+def _write_failure(name: str, error: OSError) -> IoFailure:
+    return IoFailure(f"{name}: {(error.strerror or str(error)).lower()}")
