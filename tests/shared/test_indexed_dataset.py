@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+
 from lt_shared import storage
 from lt_shared.console import BadConfig, BadData, NoInput, TryAgain
 from lt_shared.indexed_dataset import HEADER, Reader, Writer, dtype_for
-from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
 # A document is a list of sequences, a sequence a list of tokens.
 Documents = list[list[list[int]]]
