@@ -9,6 +9,7 @@ pairs, so `--plain` output, a hand-written file and Megatron's own `--data-path`
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lt_shared import storage
-from lt_shared.console import BadData, NoInput, UsageError, print_json
+from lt_shared.console import BadData, NoInput, UsageError, note, print_json
 
 VERSION = 1
 
@@ -49,6 +50,9 @@ class Dataset:
     def from_record(cls, record: dict[str, Any]) -> Self:
         tokenizer = record.get("tokenizer")
         known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
+        _require_text(record, "prefix")
+        if not 0 < record.get("weight", 1.0) < math.inf:
+            raise ValueError(f"weight {record['weight']} is not positive")
         return cls(
             **{key: value for key, value in record.items() if key in known},
             tokenizer=Tokenizer(tokenizer["name"], tokenizer["sha256"], tokenizer.get("path")) if tokenizer else None,
@@ -69,18 +73,29 @@ class Checkpoint:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         known = {field.name for field in dataclasses.fields(cls)}
+        _require_text(record, "path")
+        _require_text(record, "format")
         return cls(**{key: value for key, value in record.items() if key in known})
+
+
+def _require_text(record: dict[str, Any], key: str) -> None:
+    if not isinstance(record[key], str) or not record[key]:
+        raise ValueError(f"{key} is {record[key]!r}")
 
 
 Entry = Dataset | Checkpoint
 
 
 def record_of(entry: Entry) -> dict[str, Any]:
-    """The JSON object of an entry, without the fields that are not known."""
-    fields = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None}
+    """The JSON object of an entry, without the fields that are not known and numbers that JSON has not (a loss of NaN)."""
+    fields = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None and not _is_not_finite(value)}
     if "tokenizer" in fields:
         fields["tokenizer"] = {key: value for key, value in fields["tokenizer"].items() if value is not None}
     return {"v": VERSION, "kind": entry.kind, **fields}
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class Writer:
@@ -115,8 +130,8 @@ def read(sources: Sequence[str]) -> list[Entry]:
         if source == "-":
             entries.extend(parse(_stdin_lines(), "standard input"))
         elif source.startswith("@"):
-            text = storage.read_bytes(source[1:]).decode("utf-8", "replace")
-            entries.extend(parse(text.splitlines(), source[1:]))
+            text = storage.read_bytes(source[1:]).decode("utf-8", "surrogateescape")
+            entries.extend(parse(text.split("\n"), source[1:]))
         else:
             words.extend(source.split())
     entries.extend(_from_words(words, "arguments"))
@@ -131,14 +146,17 @@ def _stdin_lines() -> Iterator[str]:
                 "write the manifest to a file before the launcher starts and pass @FILE",
             )
     if sys.stdin.isatty():
-        print("waiting for a manifest on standard input", file=sys.stderr)
+        note("waiting for a manifest on standard input")
     yield from sys.stdin
 
 
 def parse(lines: Iterable[str], source: str) -> list[Entry]:
-    """Parse manifest lines, JSON or bare. Raises as `read`; `source` names the origin in messages."""
+    """Parse manifest lines, JSON or bare; several manifests may follow one another.
+
+    `source` names the origin in messages. Raises as `read`.
+    """
     entries: list[Entry] = []
-    saw_json, ended = False, False
+    saw_json, ended, since_end = False, False, 0
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text:
@@ -149,11 +167,12 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
         saw_json = True
         record = _record(text, source, number)
         if record["kind"] == "end":
-            ended = True
-            if record.get("count", len(entries)) != len(entries):
-                raise NoInput(f"{source}: {len(entries)} entries, but its end line says {record['count']}")
+            if record.get("count", since_end) != since_end:
+                raise NoInput(f"{source}: {since_end} entries, but its end line says {record['count']}")
+            ended, since_end = True, 0
         else:
             ended = False
+            since_end += 1
             entries.append(_entry(record, source, number))
     if saw_json and not ended:
         raise NoInput(f"{source}: the manifest has no end line", "its producer failed or was cut off; see its messages")
@@ -179,8 +198,10 @@ def _entry(record: dict[str, Any], source: str, number: int) -> Entry:
         if record["kind"] == entry_type.kind:
             try:
                 return entry_type.from_record(record)
-            except (KeyError, TypeError) as error:
-                raise BadData(f"{source}, line {number}: incomplete {entry_type.kind} line: {error}") from None
+            except KeyError as error:
+                raise BadData(f"{source}, line {number}: {entry_type.kind} line without {error}") from None
+            except (TypeError, ValueError) as error:
+                raise BadData(f"{source}, line {number}: malformed {entry_type.kind} line: {error}") from None
     raise BadData(f"{source}, line {number}: unknown kind {record['kind']!r}")
 
 

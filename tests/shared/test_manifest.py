@@ -1,0 +1,254 @@
+"""Manifests survive the trip through a pipe, and what was cut off or malformed is refused with its place."""
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lt_shared import manifest
+from lt_shared.console import BadData, NoInput, UsageError
+from lt_shared.manifest import Checkpoint, Dataset, Entry, Tokenizer
+
+END = '{"v":1,"kind":"end","count":%d}'
+A = '{"v":1,"kind":"dataset","prefix":"/data/a"}'
+B = '{"v":1,"kind":"checkpoint","path":"/run/iter_0000010","format":"megatron-dist"}'
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+counts = st.none() | st.integers(0)
+datasets = st.builds(
+    Dataset,
+    prefix=texts,
+    documents=counts,
+    tokens=counts,
+    dtype=st.none() | st.sampled_from(["uint16", "int32"]),
+    vocab_size=counts,
+    eod=counts,
+    tokenizer=st.none() | st.builds(Tokenizer, name=texts, sha256=texts, path=st.none() | texts),
+    weight=st.floats(0, exclude_min=True, allow_infinity=False),
+)
+checkpoints = st.builds(
+    Checkpoint, path=texts, format=st.sampled_from(["megatron-dist", "hf"]), iteration=counts, loss=st.none() | st.floats(0, 20)
+)
+
+
+def written(entries: list[Entry], plain: bool = False) -> str:
+    """What a producer prints, through the real stdout machinery."""
+    stdout = sys.stdout
+    sys.stdout = io.StringIO()
+    try:
+        writer = manifest.Writer(plain)
+        for entry in entries:
+            writer.write(entry)
+        writer.end()
+        return sys.stdout.getvalue()
+    finally:
+        sys.stdout = stdout
+
+
+@given(entries=st.lists(datasets | checkpoints, min_size=1, max_size=4))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, entries: list[Entry]) -> None:
+    text = written(entries)
+    file = tmp_path_factory.mktemp("manifest") / "m.jsonl"
+    file.write_text(text, encoding="utf-8", newline="\n")
+    assert manifest.read([f"@{file}"]) == entries
+    assert manifest.parse(io.StringIO(text, newline="\n"), "pipe") == entries
+
+
+def test_lines_are_the_documented_ones() -> None:
+    tokenizer = Tokenizer("gpt2", "abc")
+    dataset = Dataset("/fsx/web", documents=2, tokens=30, dtype="uint16", vocab_size=50257, eod=50256, tokenizer=tokenizer)
+    lines = written([dataset, Checkpoint("/run/iter_0001000", "megatron-dist", 1000, 2.13)]).splitlines()
+    assert lines == [
+        '{"v":1,"kind":"dataset","prefix":"/fsx/web","documents":2,"tokens":30,"dtype":"uint16","vocab_size":50257,"eod":50256,'
+        '"tokenizer":{"name":"gpt2","sha256":"abc"},"weight":1.0}',
+        '{"v":1,"kind":"checkpoint","path":"/run/iter_0001000","format":"megatron-dist","iteration":1000,"loss":2.13}',
+        '{"v":1,"kind":"end","count":2}',
+    ]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_stays_out_of_the_json(loss: float) -> None:
+    first = written([Checkpoint("/run", "megatron-dist", 1, loss)]).splitlines()[0]
+    assert json.loads(first, parse_constant=pytest.fail) == {
+        "v": 1,
+        "kind": "checkpoint",
+        "path": "/run",
+        "format": "megatron-dist",
+        "iteration": 1,
+    }
+
+
+def test_plain_output_is_bare_and_reads_back() -> None:
+    entries: list[Entry] = [Dataset("/data/a", tokens=3), Checkpoint("/run/iter_0000010", "hf")]
+    assert written(entries, plain=True) == "/data/a\n/run/iter_0000010\n"
+    assert manifest.parse(written(entries[:1], plain=True).splitlines(), "pipe") == [Dataset("/data/a")]
+
+
+@pytest.mark.parametrize("lines", [[], ["", "  "], [END % 0]], ids=["nothing", "blank lines", "end alone"])
+def test_an_empty_manifest_is_no_input(lines: list[str]) -> None:
+    with pytest.raises(NoInput, match="standard input: the manifest is empty"):
+        manifest.parse(lines, "standard input")
+
+
+@pytest.mark.parametrize("lines", [[A], [A, B], [A, END % 1, B]])
+def test_a_manifest_without_its_end_was_cut_off(lines: list[str]) -> None:
+    with pytest.raises(NoInput, match="no end line"):
+        manifest.parse(lines, "pipe")
+
+
+def test_an_end_line_that_counts_more_entries_means_a_loss() -> None:
+    with pytest.raises(NoInput, match="1 entries, but its end line says 2"):
+        manifest.parse([A, END % 2], "pipe")
+
+
+def test_several_manifests_in_one_stream() -> None:
+    assert len(manifest.parse([A, END % 1, A, B, END % 2], "cat")) == 3
+    with pytest.raises(NoInput, match="1 entries, but its end line says 2"):
+        manifest.parse([A, B, END % 2, A, END % 2], "cat")
+
+
+def test_bare_lines_and_weights() -> None:
+    assert manifest.parse(["/data/a", "0.3 /data/b 0.7 /data/c"], "file") == [
+        Dataset("/data/a"),
+        Dataset("/data/b", weight=0.3),
+        Dataset("/data/c", weight=0.7),
+    ]
+    assert manifest.read(["0.3", "/data/b", "/data/c"]) == [Dataset("/data/b", weight=0.3), Dataset("/data/c")]
+    assert manifest.read(["0.3 /data/b 0.7 /data/c"]) == manifest.read(["0.3", "/data/b", "0.7", "/data/c"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["0", "/a"], "weight 0 is not positive"),
+        (["-1", "/a"], "weight -1 is not positive"),
+        (["nan", "/a"], "weight nan is not positive"),
+        (["inf", "/a"], "weight inf is not positive"),
+        (["/a", "0.5"], "weight 0.5 is not followed by a prefix"),
+    ],
+)
+def test_bad_weights(words: list[str], message: str) -> None:
+    with pytest.raises(BadData, match=f"arguments: {message}"):
+        manifest.read(words)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"v":1,"kind":"data', "not JSON"),
+        ('{"v":1}', "no kind"),
+        ('{"v":2,"kind":"dataset","prefix":"a"}', "manifest version 2"),
+        ('{"kind":"dataset","prefix":"a"}', "manifest version None"),
+        ('{"v":1,"kind":"picture"}', "unknown kind 'picture'"),
+        ('{"v":1,"kind":"dataset"}', "dataset line without 'prefix'"),
+        ('{"v":1,"kind":"dataset","prefix":5}', "prefix is 5"),
+        ('{"v":1,"kind":"dataset","prefix":""}', "prefix is ''"),
+        ('{"v":1,"kind":"dataset","prefix":"a","weight":0}', "weight 0 is not positive"),
+        ('{"v":1,"kind":"dataset","prefix":"a","weight":NaN}', "weight nan is not positive"),
+        ('{"v":1,"kind":"dataset","prefix":"a","weight":"1"}', "malformed dataset line"),
+        ('{"v":1,"kind":"dataset","prefix":"a","tokenizer":{"name":"x"}}', "dataset line without 'sha256'"),
+        ('{"v":1,"kind":"dataset","prefix":"a","tokenizer":"x"}', "malformed dataset line"),
+        ('{"v":1,"kind":"checkpoint","path":"a"}', "checkpoint line without 'format'"),
+        ("0.5", "weight 0.5 is not followed"),
+    ],
+)
+def test_malformed_lines_are_named_by_file_and_number(line: str, message: str) -> None:
+    with pytest.raises(BadData, match=rf"data\.jsonl, line 3: .*{message}"):
+        manifest.parse([A, "", line], "data.jsonl")
+
+
+def test_unknown_fields_are_left_out() -> None:
+    line = '{"v":1,"kind":"dataset","prefix":"/a","later":1}'
+    assert manifest.parse([line, END % 1], "pipe") == [Dataset("/a")]
+
+
+def test_a_file_is_read_line_by_line_whatever_the_text_holds(tmp_path: Path) -> None:
+    """str.splitlines would also split at these, which JSON leaves unescaped."""
+    entry = Dataset("/data/line\u2028separator\x85next")
+    (tmp_path / "m").write_text(written([entry]), encoding="utf-8")
+    assert manifest.read([f"@{tmp_path}/m"]) == [entry]
+
+
+def test_a_missing_file_is_no_input(tmp_path: Path) -> None:
+    with pytest.raises(NoInput, match="none: no such file"):
+        manifest.read([f"@{tmp_path}/none"])
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{A}\n{END % 1}\n"))
+    assert manifest.read(["-", "2", "/data/b"]) == [Dataset("/data/a"), Dataset("/data/b", weight=2.0)]
+
+
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK"])
+def test_a_rank_refuses_standard_input(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "0")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{A}\n{END % 1}\n"))
+    with pytest.raises(UsageError, match=variable) as caught:
+        manifest.read(["-"])
+    assert caught.value.hint is not None and "@FILE" in caught.value.hint
+    assert manifest.read(["/data/a"]) == [Dataset("/data/a")]
+
+
+def test_names_that_are_no_utf8_pass_through_a_pipe(tmp_path: Path) -> None:
+    """The file that the reader opens is the one that the writer made."""
+    producer = """
+import click, os, sys
+from lt_shared import console, manifest
+@click.command(cls=console.Command)
+def command():
+    writer = manifest.Writer()
+    writer.write(manifest.Dataset(os.fsdecode(b"/data/\\xff\\xea\\xb0\\x80")))
+    writer.end()
+console.run(command, "lt-x")
+"""
+    consumer = """
+import click, os
+from lt_shared import console, manifest
+@click.command(cls=console.Command)
+@click.argument("source")
+def command(source):
+    assert [os.fsencode(e.prefix) for e in manifest.read([source])] == [b"/data/\\xff\\xea\\xb0\\x80"]
+console.run(command, "lt-x")
+"""
+    for locale in ("C", "C.UTF-8"):
+        environment = os.environ | {"LC_ALL": locale}
+        made = subprocess.run([sys.executable, "-c", producer], env=environment, capture_output=True, check=True).stdout
+        (tmp_path / "m").write_bytes(made)
+        subprocess.run([sys.executable, "-c", consumer, "-"], env=environment, input=made, check=True)
+        subprocess.run([sys.executable, "-c", consumer, f"@{tmp_path}/m"], env=environment, check=True)
+
+
+def test_a_bare_prefix_carries_what_its_sidecar_says(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "data")
+    entry = Dataset("/elsewhere/data", tokens=7, tokenizer=Tokenizer("gpt2", "abc"))
+    sidecar = Path(manifest.sidecar_path(prefix))
+    sidecar.write_text(json.dumps({"dataset": manifest.record_of(entry)}))
+    assert manifest.read(["2", prefix]) == [Dataset(prefix, tokens=7, tokenizer=Tokenizer("gpt2", "abc"), weight=2.0)]
+    for broken in ("", "[]", "{}", '{"dataset":{}}', '{"dataset":{"prefix":"x","weight":-1}}'):
+        sidecar.write_text(broken)
+        with pytest.raises(BadData, match=str(sidecar)):
+            manifest.read([prefix])
+
+
+def test_filters_by_kind_name_the_source() -> None:
+    entries = manifest.parse([A, B, END % 2], "pipe")
+    assert manifest.datasets(entries, "pipe") == [Dataset("/data/a")]
+    assert manifest.checkpoints(entries, "pipe") == [Checkpoint("/run/iter_0000010", "megatron-dist")]
+    with pytest.raises(NoInput, match="pipe: no checkpoint"):
+        manifest.checkpoints(entries[:1], "pipe")
+    with pytest.raises(NoInput, match="pipe: no dataset"):
+        manifest.datasets(entries[1:], "pipe")
+
+
+def test_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert manifest.absolute("data/web") == str(tmp_path / "data/web")
+    assert manifest.absolute(Path("web")) == str(tmp_path / "web")
+    assert manifest.absolute("s3://bucket/web") == "s3://bucket/web"
