@@ -53,8 +53,10 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     for field in ("attention_bias", "mlp_bias"):
         if config.get(field):
             raise BadConfig(f"{name}: {field} is set, which the Llama family here does not have")
-    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    if config.get("hidden_act", "silu") != "silu":
+        raise BadConfig(f"{name}: hidden_act is {config['hidden_act']!r}, the Llama family here has silu")
     try:
+        rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
         return Architecture(
             name=name,
             family="llama",
@@ -74,6 +76,8 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
         )
     except KeyError as error:
         raise BadConfig(f"{name}: config.json has no {error}") from None
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"{name}: config.json is malformed: {error}") from None
 
 
 def _scaling(rope: dict[str, Any], name: str) -> RopeScaling | None:

@@ -10,9 +10,23 @@ from typing import Any
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
 
+_ABSENT_HERE = {
+    "rotary_percent": 1.0,
+    "add_qkv_bias": False,
+    "qk_layernorm": False,
+    "multi_latent_attention": False,
+    "num_experts": None,
+}
+
 
 def to_arguments(architecture: Architecture) -> dict[str, Any]:
+    """The arguments of `architecture`. Raises BadConfig when its RoPE scaling is not one that Megatron has."""
     llama = architecture.family == "llama"
+    scaling = architecture.rope_scaling
+    if scaling is not None and scaling != RopeScaling(scaling.factor):
+        raise BadConfig(
+            f"{architecture.name}: Megatron knows only the factor of a RoPE scaling, the rest must be {RopeScaling(8.0)}"
+        )
     return {
         "num_layers": architecture.num_layers,
         "hidden_size": architecture.hidden_size,
@@ -25,8 +39,8 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "max_position_embeddings": architecture.max_position_embeddings,
         "position_embedding_type": "rope" if llama else "learned_absolute",
         "rotary_base": int(architecture.rotary_base),
-        "use_rope_scaling": architecture.rope_scaling is not None,
-        "rope_scaling_factor": architecture.rope_scaling.factor if architecture.rope_scaling else 8.0,
+        "use_rope_scaling": scaling is not None,
+        "rope_scaling_factor": scaling.factor if scaling else 8.0,
         "normalization": "RMSNorm" if llama else "LayerNorm",
         "norm_epsilon": architecture.norm_epsilon,
         "swiglu": llama,
@@ -44,7 +58,7 @@ def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
             raise BadConfig(f"{name}: position embedding type {position!r} is not known here")
         llama = position == "rope"
         expected = arguments_of_family(llama)
-        for field, value in expected.items():
+        for field, value in (expected | _ABSENT_HERE).items():
             if arguments.get(field, value) != value:
                 raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
         heads = arguments["num_attention_heads"]
@@ -67,6 +81,8 @@ def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
         )
     except KeyError as error:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
+    except TypeError as error:
+        raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
 
 
 def arguments_of_family(llama: bool) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""Parameter counts and FLOPs against transformers' own models and against an independent count."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadConfig
+
+LLAMA = Architecture("small", "llama", 3, 64, 96, 8, 2, 500, 32)
+GPT = Architecture("small-gpt", "gpt", 2, 48, 192, 4, 4, 300, 40, tie_embeddings=True)
+
+
+def llama_of_transformers(architecture: Architecture) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.ffn_hidden_size,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_attention_heads,
+        num_key_value_heads=architecture.num_query_groups,
+        head_dim=architecture.kv_channels,
+        vocab_size=architecture.vocab_size,
+        tie_word_embeddings=architecture.tie_embeddings,
+        attn_implementation="eager",
+    )
+    with torch.device("meta"):
+        return LlamaForCausalLM(config)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        LLAMA,
+        dataclasses.replace(LLAMA, tie_embeddings=True),
+        dataclasses.replace(LLAMA, num_query_groups=8),
+        dataclasses.replace(LLAMA, kv_channels=24),
+    ],
+    ids=["grouped queries", "tied", "all heads", "head size of its own"],
+)
+def test_llama_parameters_are_those_of_transformers(architecture: Architecture) -> None:
+    assert architecture.parameters() == count(llama_of_transformers(architecture))
+
+
+@pytest.mark.parametrize(("layers", "hidden", "heads"), [(1, 32, 4), (2, 48, 4), (5, 80, 10)])
+def test_gpt_parameters_are_those_of_transformers(layers: int, hidden: int, heads: int) -> None:
+    config = GPT2Config(vocab_size=300, n_positions=40, n_embd=hidden, n_layer=layers, n_head=heads)
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config)
+    architecture = Architecture("gpt", "gpt", layers, hidden, 4 * hidden, heads, heads, 300, 40, tie_embeddings=True)
+    assert architecture.parameters() == count(model)
+    untied = dataclasses.replace(architecture, tie_embeddings=False)
+    assert untied.parameters() - architecture.parameters() == 300 * hidden
+
+
+def test_parameters_with_a_padded_vocabulary() -> None:
+    assert LLAMA.padded_vocab_size() == 512
+    assert LLAMA.parameters(512) - LLAMA.parameters() == 2 * 12 * 64
+    assert GPT.parameters(384) - GPT.parameters() == 84 * 48
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "divisible_by", "tensor_parallel", "padded"),
+    [(50257, 128, 1, 50304), (50257, 128, 8, 51200), (128256, 128, 8, 129024), (32000, 128, 2, 32000), (32000, 1, 1, 32000)],
+)
+def test_vocabulary_padding_is_megatrons(vocab_size: int, divisible_by: int, tensor_parallel: int, padded: int) -> None:
+    assert dataclasses.replace(LLAMA, vocab_size=vocab_size).padded_vocab_size(divisible_by, tensor_parallel) == padded
+
+
+@pytest.mark.parametrize("sequence_length", [8, 32])
+def test_flops_are_those_that_torch_counts(sequence_length: int) -> None:
+    """torch counts the whole attention square of the eager implementation; ours is the causal half of it."""
+    model = llama_of_transformers(LLAMA)
+    tokens = torch.zeros(1, sequence_length, dtype=torch.int64, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model(tokens).logits.sum().backward()
+    products = 2 * LLAMA.num_attention_heads * LLAMA.kv_channels * sequence_length
+    causal_saving = LLAMA.num_layers * 3 * products
+    assert LLAMA.flops_per_token(sequence_length) == counter.get_total_flops() // sequence_length - causal_saving
+
+
+def test_flops_of_the_gpt_family_count_two_matrices_in_the_mlp() -> None:
+    layer = 4 * 48 * 48 + 2 * 48 * 192
+    assert GPT.flops_per_token(40) == 6 * (2 * layer + 300 * 48) + 2 * 6 * 48 * 40
+
+
+@given(scaling=st.none() | st.builds(RopeScaling, factor=st.floats(1, 64)), tie=st.booleans(), base=st.floats(1, 1e7))
+def test_records_round_trip(scaling: RopeScaling | None, tie: bool, base: float) -> None:
+    architecture = dataclasses.replace(LLAMA, rope_scaling=scaling, tie_embeddings=tie, rotary_base=base)
+    assert Architecture.from_record(architecture.to_record()) == architecture
+
+
+def test_records_of_another_version_are_refused() -> None:
+    with pytest.raises(BadConfig, match="unknown fields: experts"):
+        Architecture.from_record(LLAMA.to_record() | {"experts": 8})
+    record = LLAMA.to_record()
+    del record["hidden_size"]
+    with pytest.raises(BadConfig, match="hidden_size"):
+        Architecture.from_record(record)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"vocab_size": -1}, "vocab_size is -1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"hidden_size": 100, "kv_channels": 0}, "hidden size 100 is not divisible by 8 attention heads"),
+        ({"num_query_groups": 3}, "8 attention heads do not split into 3 query groups"),
+        ({"kv_channels": 7}, "even head size"),
+    ],
+)
+def test_sizes_that_contradict_each_other(change: dict[str, int], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        dataclasses.replace(LLAMA, **change)

@@ -1,0 +1,150 @@
+"""config.json means to transformers what the architecture means here."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadConfig
+from lt_shared.huggingface import from_config, to_config
+from lt_shared.presets import PRESETS, preset
+
+LLAMAS = [name for name, architecture in PRESETS.items() if architecture.family == "llama"]
+SCALED = preset("llama3.2-1b")
+
+
+def saved(config: dict[str, Any], directory: Path) -> LlamaConfig:
+    (directory / "config.json").write_text(json.dumps(config))
+    return AutoConfig.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_transformers_reads_the_same_architecture(tmp_path: Path, name: str) -> None:
+    architecture = preset(name)
+    config = saved(to_config(architecture, "bfloat16"), tmp_path)
+    assert config.dtype == torch.bfloat16
+    assert (config.hidden_size, config.intermediate_size) == (architecture.hidden_size, architecture.ffn_hidden_size)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (
+        architecture.num_attention_heads,
+        architecture.num_query_groups,
+        architecture.kv_channels,
+    )
+    assert config.rms_norm_eps == architecture.norm_epsilon
+    assert config.tie_word_embeddings == architecture.tie_embeddings
+    assert config.rope_parameters["rope_theta"] == architecture.rotary_base
+    if architecture.rope_scaling:
+        assert config.rope_parameters.items() >= dataclasses.asdict(architecture.rope_scaling).items()
+    else:
+        assert config.rope_parameters["rope_type"] == "default"
+
+
+def expected_frequencies(architecture: Architecture) -> torch.Tensor:
+    """Inverse frequencies of RoPE with Llama 3.1's scaling, written from its description: wavelengths beyond the original
+    context are stretched by the factor, short ones kept, those between interpolated."""
+    exponents = torch.arange(0, architecture.kv_channels, 2, dtype=torch.float64) / architecture.kv_channels
+    frequencies = architecture.rotary_base**-exponents
+    scaling = architecture.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * torch.pi)
+    kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+@pytest.mark.parametrize("spelling", ["both", "rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("name", ["llama2-7b", "llama3-8b", "llama3.1-8b", "llama3.2-1b"])
+def test_the_frequencies_are_the_same_in_either_spelling(tmp_path: Path, name: str, spelling: str) -> None:
+    architecture = preset(name)
+    written = to_config(architecture, "float32")
+    if spelling == "rope_scaling":
+        del written["rope_parameters"]
+    if spelling == "rope_parameters":
+        del written["rope_scaling"], written["rope_theta"]
+    frequencies = LlamaRotaryEmbedding(saved(written, tmp_path)).inv_freq
+    torch.testing.assert_close(frequencies.double(), expected_frequencies(architecture), rtol=1e-5, atol=0)
+    assert from_config(written, name) == architecture
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_round_trip(name: str) -> None:
+    assert from_config(json.loads(json.dumps(to_config(preset(name), "float32"))), name) == preset(name)
+
+
+def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=100,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
+    config.save_pretrained(tmp_path)
+    architecture = from_config(json.loads((tmp_path / "config.json").read_text()), "small")
+    assert architecture.rope_scaling == RopeScaling(32.0)
+    assert architecture.rotary_base == 500000
+    assert (architecture.kv_channels, architecture.num_query_groups, architecture.ffn_hidden_size) == (16, 2, 96)
+
+
+def test_files_from_before_grouped_queries_are_read() -> None:
+    config = to_config(preset("llama2-7b"), "float16")
+    for field in ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings"):
+        del config[field]
+    assert from_config(config, "llama2-7b") == preset("llama2-7b")
+
+
+def test_the_older_name_of_the_scaling_type_is_read() -> None:
+    config = to_config(SCALED, "float32")
+    del config["rope_parameters"]
+    config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
+    assert from_config(config, SCALED.name) == SCALED
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "qwen3"}, "model type 'qwen3'"),
+        ({"attention_bias": True}, "attention_bias is set"),
+        ({"mlp_bias": True}, "mlp_bias is set"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling type 'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling type 'linear'"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+            "rope scaling has no low_freq_factor",
+        ),
+        ({"rope_scaling": "llama3"}, "malformed"),
+        ({"hidden_size": "2048"}, "malformed"),
+        ({"hidden_size": 2047, "head_dim": None}, "not divisible"),
+    ],
+)
+def test_what_has_no_place_here_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        from_config(to_config(SCALED, "float32") | change, "model")
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "rms_norm_eps", "vocab_size"])
+def test_a_missing_size_is_named(field: str) -> None:
+    config = to_config(SCALED, "float32")
+    del config[field]
+    with pytest.raises(BadConfig, match=f"model: config.json has no '{field}'"):
+        from_config(config, "model")
+
+
+def test_the_gpt_family_has_no_form_there() -> None:
+    with pytest.raises(BadConfig, match="gpt3-1.7b"):
+        to_config(preset("gpt3-1.7b"), "float32")

@@ -1,0 +1,67 @@
+"""The named models have the published numbers of parameters."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from lt_shared.console import UsageError
+from lt_shared.presets import PRESETS, preset
+
+# Sums over the published checkpoints' tensors.
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+}
+GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
+TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer/vocab.json"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_llama_parameters(name: str) -> None:
+    assert preset(name).parameters() == PUBLISHED[name]
+
+
+def test_every_preset_is_checked() -> None:
+    assert set(PRESETS) == {*PUBLISHED, *GPT3, "tiny"}
+    assert len(GPT3) == 8
+    assert all(architecture.name == name for name, architecture in PRESETS.items())
+
+
+@pytest.mark.parametrize("name", GPT3)
+def test_gpt3_parameters(name: str) -> None:
+    """The paper's formula, P = 12 l h^2 (1 + 13/(12h) + (V+s)/(12 l h)), leaves out the final layer norm."""
+    model = preset(name)
+    layers, hidden, positions, vocabulary = model.num_layers, model.hidden_size, 2048, 51200
+    formula = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocabulary + positions) / (12 * layers * hidden))
+    assert model.padded_vocab_size(128, tensor_parallel=8) == vocabulary
+    assert model.parameters(vocabulary) == round(formula) + 2 * hidden
+    assert f"gpt3-{formula / 1e9:.1f}b" == name
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("llama3")])
+def test_llama3_rope(name: str) -> None:
+    model = preset(name)
+    factor = {"llama3-": None, "llama3.1": 8.0, "llama3.2": 32.0}[name[:7] if name[6] == "-" else name[:8]]
+    assert model.rotary_base == 500000
+    assert model.max_position_embeddings == (131072 if factor else 8192)
+    assert (model.rope_scaling and dataclasses.astuple(model.rope_scaling)) == (factor and (factor, 1.0, 4.0, 8192))
+
+
+def test_the_tiny_preset_fits_the_demo_tokenizer() -> None:
+    assert preset("tiny").vocab_size == len(json.loads(TOKENIZER.read_text()))
+
+
+def test_an_unknown_name_lists_the_presets() -> None:
+    with pytest.raises(UsageError, match="no model preset 'llama9'") as caught:
+        preset("llama9")
+    assert caught.value.hint is not None and "llama3.2-1b" in caught.value.hint
