@@ -1,0 +1,3 @@
+"""Tokenize JSON lines into Megatron's indexed datasets."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,82 @@
+"""Compiled functions that are kept on disk between runs.
+
+numba compiles the encoder in about ten seconds and keeps the machine code, but it notices a changed source only in the file of
+the outermost function. The directory here is named by a hash of all sources of this package, so that an upgrade never runs old
+code. `NUMBA_CACHE_DIR` moves it; without a writable place every run compiles again.
+"""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import event
+
+from lt_shared.console import note, warn
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@functools.cache
+def cache_directory() -> Path | None:
+    """Where compiled code is kept, or None when no place is writable."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    bases = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
+    for base in filter(None, bases):
+        directory = Path(base) / "lt-preprocess" / digest.hexdigest()[:16]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(directory, os.W_OK):
+            return directory
+    return None
+
+
+def kernel(function: Function) -> Function:
+    """Compile on first call, run without the GIL, keep the machine code in `cache_directory()`."""
+    directory = cache_directory()
+    config: Any = numba.config
+    previous = config.CACHE_DIR
+    config.CACHE_DIR = str(directory or "")
+    try:
+        return cast(Function, numba.njit(nogil=True, cache=directory is not None)(function))
+    finally:
+        config.CACHE_DIR = previous
+
+
+def inner(function: Function) -> Function:
+    """Compile as a part of the kernels that call it."""
+    return cast(Function, numba.njit(nogil=True)(function))
+
+
+class AnnounceCompilation(event.Listener):
+    """While in use as a context manager, tells the user once when numba starts to compile."""
+
+    def __init__(self) -> None:
+        self._announced = False
+        self._recorder = event.install_listener("numba:compile", self)
+
+    def __enter__(self) -> None:
+        self._recorder.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._recorder.__exit__(*error)
+
+    def on_start(self, started: event.Event) -> None:
+        if self._announced:
+            return
+        self._announced = True
+        directory = cache_directory()
+        if directory is None:
+            warn("compiling the encoder: no directory is writable to keep it; set NUMBA_CACHE_DIR")
+        else:
+            note(f"compiling the encoder, once: the result is kept in {directory}")
+
+    def on_end(self, ended: event.Event) -> None:
+        """Nothing to say."""
