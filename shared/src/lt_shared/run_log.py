@@ -21,14 +21,15 @@ _EVALUATION = re.compile(
     r"\s*validation\S* loss at iteration (?P<step>\d+)(?: on (?P<split>\w+) set)? \| lm loss value: (?P<loss>\S+) \|.*"
 )
 _SAVED = re.compile(
-    rf"\s*{_TIMESTAMP}successfully saved checkpoint from iteration\s+(?P<step>\d+) to (?P<path>.+?)(?: \[ t .*\])?\s*"
+    rf"\s*{_TIMESTAMP}successfully saved checkpoint (?:from|at) iteration\s+(?P<step>\d+) to (?P<path>.+?)(?: \[ t .*\])?\s*"
 )
 _LOADED = re.compile(
     rf"\s*{_TIMESTAMP}successfully loaded checkpoint from (?P<path>.+?)(?: \[ t .*\])? at iteration (?P<step>\d+)\s*"
 )
-_ARGUMENTS_BEGIN = re.compile(r"\s*-+ arguments -+\s*")
-_ARGUMENTS_END = re.compile(r"\s*-+ end of arguments -+\s*")
-_ARGUMENT = re.compile(r"\s*(\w+) \.{2,} (.*?)\s*")
+_DOCUMENTS = re.compile(r"\s*Processed (?P<documents>\d+) documents \((?P<rate>\S+) docs/s, (?P<megabytes>\S+) MB/s\)\.?\s*")
+ARGUMENTS_BEGIN = re.compile(r"\s*-+ arguments -+\s*")
+ARGUMENTS_END = re.compile(r"\s*-+ end of arguments -+\s*")
+ARGUMENT = re.compile(r"\s*(\w+) \.{2,} (.*?)\s*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,11 @@ def _whole(text: str | None) -> int | None:
 
 
 def _time(text: str | None) -> datetime.datetime | None:
-    return datetime.datetime.fromisoformat(text) if text else None
+    """The time of a line; None without one and for digits that are no date, as in a line that two processes wrote at once."""
+    try:
+        return datetime.datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,14 +193,34 @@ class CheckpointLoaded:
         return cls(int(match["step"]), match["path"], _time(match["time"])) if match else None
 
 
-Event = Step | Evaluation | CheckpointSaved | CheckpointLoaded
+@dataclasses.dataclass(frozen=True)
+class DocumentsProcessed:
+    """Progress of Megatron's own preprocessing script: documents so far, and its rates since the start."""
+
+    documents: int
+    documents_per_second: float
+    megabytes_per_second: float
+
+    def format(self) -> str:
+        return f"Processed {self.documents} documents ({self.documents_per_second} docs/s, {self.megabytes_per_second} MB/s)."
+
+    @classmethod
+    def parse(cls, line: str) -> Self | None:
+        match = _DOCUMENTS.fullmatch(line)
+        if not match:
+            return None
+        rate, megabytes = _number(match["rate"]), _number(match["megabytes"])
+        return None if rate is None or megabytes is None else cls(int(match["documents"]), rate, megabytes)
+
+
+Event = Step | Evaluation | CheckpointSaved | CheckpointLoaded | DocumentsProcessed
 
 
 def parse(line: str) -> Event | None:
     """The event of one log line, with outer prefixes (srun labels, timestamps of kubectl) already removed."""
-    if "iteration" not in line:
+    if "iteration" not in line and "Processed" not in line:
         return None
-    for event_type in (Step, Evaluation, CheckpointSaved, CheckpointLoaded):
+    for event_type in (Step, Evaluation, CheckpointSaved, CheckpointLoaded, DocumentsProcessed):
         event = event_type.parse(line)
         if event is not None:
             return event
@@ -216,10 +241,10 @@ def parse_arguments(lines: Iterable[str]) -> dict[str, str] | None:
     arguments: dict[str, str] | None = None
     for line in lines:
         if arguments is None:
-            if _ARGUMENTS_BEGIN.fullmatch(line):
+            if ARGUMENTS_BEGIN.fullmatch(line):
                 arguments = {}
-        elif _ARGUMENTS_END.fullmatch(line):
+        elif ARGUMENTS_END.fullmatch(line):
             return arguments
-        elif match := _ARGUMENT.fullmatch(line):
+        elif match := ARGUMENT.fullmatch(line):
             arguments[match[1]] = match[2]
     return None
