@@ -1,0 +1,132 @@
+"""Summaries for people: one column a run, a rich table on a terminal and plain aligned text elsewhere."""
+
+import datetime
+import sys
+from collections.abc import Callable
+
+from lt_monitor.summary import Summary
+
+COLUMNS = 4
+
+Cell = Callable[[Summary], str]
+
+
+def print_table(summaries: list[Summary]) -> None:
+    """Print all summaries, COLUMNS runs beside each other."""
+    groups = [summaries[start : start + COLUMNS] for start in range(0, len(summaries), COLUMNS)]
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        for group in groups:
+            Console().print(_rich_table(group))
+    else:
+        print("\n\n".join(_plain_table(group) for group in groups))
+
+
+def _rich_table(group: list[Summary]) -> object:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("run", style="bold")
+    for summary in group:
+        table.add_column(Text(summary.run), overflow="fold")
+    for title, cell in ROWS.items():
+        table.add_row(title, *[Text(cell(summary)) for summary in group])
+    return table
+
+
+def _plain_table(group: list[Summary]) -> str:
+    rows = [["run", *[summary.run for summary in group]]]
+    rows += [[title, *[cell(summary) for summary in group]] for title, cell in ROWS.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(group) + 1)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _step(summary: Summary) -> str:
+    if summary.total_steps is None:
+        return f"{summary.step:,}"
+    return f"{summary.step:,} / {summary.total_steps:,} ({summary.step / summary.total_steps:.1%})"
+
+
+def _loss(summary: Summary) -> str:
+    return "-" if summary.loss is None else f"{summary.loss:.4f}"
+
+
+def _trend(summary: Summary) -> str:
+    if summary.loss_mean is None or summary.loss_change is None:
+        return "-"
+    return f"mean {summary.loss_mean:.4f}, {summary.loss_change:+.4f} against the tenth before"
+
+
+def _validation(summary: Summary) -> str:
+    if summary.best_validation_loss is None:
+        return "-"
+    return f"{summary.validation_loss:.4f}, best {summary.best_validation_loss:.4f} at step {summary.best_validation_step:,}"
+
+
+def _speed(summary: Summary) -> str:
+    parts = []
+    if summary.tokens_per_second is not None:
+        parts.append(f"{summary.tokens_per_second:,.0f} tokens/s")
+    if summary.step_seconds is not None:
+        parts.append(f"{summary.step_seconds:,.3g} s/step")
+    return ", ".join(parts) or "-"
+
+
+def _tflops(summary: Summary) -> str:
+    return "-" if summary.tflops_per_gpu is None else f"{summary.tflops_per_gpu:,.4g}"
+
+
+def _tokens(summary: Summary) -> str:
+    return "-" if summary.consumed_tokens is None else f"{summary.consumed_tokens:,}"
+
+
+def _eta(summary: Summary) -> str:
+    if summary.eta_seconds is None:
+        return "-"
+    return "done" if summary.eta_seconds == 0 else duration(summary.eta_seconds)
+
+
+def duration(seconds: float) -> str:
+    """Two units are enough: `3 d 4 h`, `12 min 5 s`."""
+    rest = round(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count:,} {unit}")
+    return " ".join(parts[:2])
+
+
+def _restarts(summary: Summary) -> str:
+    return f"{summary.restarts:,}" + (f", {summary.lost_steps:,} steps done again" if summary.lost_steps else "")
+
+
+def _checkpoint(summary: Summary) -> str:
+    return "-" if summary.checkpoint_step is None else f"step {summary.checkpoint_step:,} in {summary.checkpoint_path}"
+
+
+def _updated(summary: Summary) -> str:
+    if summary.updated is None:
+        return "-"
+    age_seconds = (datetime.datetime.now().astimezone() - datetime.datetime.fromisoformat(summary.updated)).total_seconds()
+    return f"{summary.updated} ({duration(age_seconds)} ago)" if age_seconds >= 0 else summary.updated
+
+
+ROWS: dict[str, Cell] = {
+    "step": _step,
+    "loss": _loss,
+    "last tenth": _trend,
+    "validation": _validation,
+    "speed": _speed,
+    "TFLOP/s per GPU": _tflops,
+    "tokens": _tokens,
+    "time left": _eta,
+    "restarts": _restarts,
+    "checkpoint": _checkpoint,
+    "skipped steps": lambda summary: f"{summary.skipped_steps:,}",
+    "nan steps": lambda summary: f"{summary.nan_steps:,}",
+    "updated": _updated,
+}
