@@ -5,7 +5,9 @@ an exit code that an sbatch script can act on (requeue on 75, stop on 78). rich 
 when a progress bar is drawn on a terminal.
 """
 
+import contextlib
 import enum
+import io
 import json
 import os
 import signal
@@ -125,10 +127,7 @@ class Command(click.Command):
     """A click command whose help begins with examples and shows the environment variable of every option."""
 
     def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
-        kwargs["context_settings"] = {"help_option_names": ["-h", "--help"], "show_default": True} | dict(
-            kwargs.get("context_settings") or {}
-        )
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **_with_context_settings(kwargs))
         self.examples = examples
         _show_environment_variables(self)
 
@@ -143,20 +142,24 @@ class Group(click.Group):
     command_class = Command
 
     def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
-        kwargs["context_settings"] = {"help_option_names": ["-h", "--help"], "show_default": True} | dict(
-            kwargs.get("context_settings") or {}
-        )
-        super().__init__(*args, **kwargs)
+        # Without a subcommand click would pass its whole help off as the error message.
+        super().__init__(*args, **_with_context_settings(kwargs) | {"no_args_is_help": False})
         self.examples = examples
+        _show_environment_variables(self)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)
         super().format_help(ctx, formatter)
 
 
+def _with_context_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    defaults = {"help_option_names": ["-h", "--help"], "show_default": True}
+    return arguments | {"context_settings": defaults | (arguments.get("context_settings") or {})}
+
+
 def _show_environment_variables(command: click.Command) -> None:
     for parameter in command.params:
-        if isinstance(parameter, click.Option) and parameter.expose_value:
+        if isinstance(parameter, click.Option) and (parameter.expose_value or not parameter.is_eager):
             parameter.show_envvar = True
 
 
@@ -175,16 +178,39 @@ def run(command: click.Command, tool: str) -> NoReturn:
     environment_prefix = tool.upper().replace("-", "_")
     if f"_{environment_prefix}_COMPLETE" in os.environ:
         command.main(prog_name=tool)
+    _prepare_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_terminated)
+        # nohup has it ignored, and that must stay so.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _raise_terminated)
     code = _exit_code_of(lambda: _invoke(command, tool, environment_prefix))
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        # From here on a second signal ends the process at once, and without a traceback.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    flushed = _exit_code_of(_flush_output)
+    sys.exit(code or flushed)
+
+
+def _prepare_streams() -> None:
+    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def _flush_output() -> int:
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = ExitCode.BROKEN_PIPE
-    if code == ExitCode.BROKEN_PIPE:
+    except OSError:
+        # The interpreter flushes once more when it ends; what could not be written is given up here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+        raise
+    return ExitCode.OK
 
 
 def _raise_terminated(signal_number: int, frame: FrameType | None) -> None:
@@ -215,11 +241,10 @@ def _exit_code_of(work: Callable[[], int]) -> int:
         return _report(f"ended by {signal.Signals(end.signal_number).name}", None, 128 + end.signal_number)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
-    except FileNotFoundError as error:
-        return _report(f"{error.filename}: no such file or directory", None, ExitCode.NO_INPUT)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return _report(f"{place}{error.strerror or error}", None, ExitCode.IO)
+        code = ExitCode.NO_INPUT if isinstance(error, FileNotFoundError) else ExitCode.IO
+        return _report(f"{place}{(error.strerror or str(error)).lower()}", None, code)
     except Exception as error:
         return _report(f"internal error: {type(error).__name__}: {error}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
 
@@ -227,10 +252,11 @@ def _exit_code_of(work: Callable[[], int]) -> int:
 def _report(message: str, hint: str | None, code: int) -> int:
     if os.environ.get("LT_DEBUG") == "1":
         traceback.print_exc()
-    first_line = " ".join(message.split())
-    click.echo(f"{_tool_name}: error: {first_line}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    one_line = " ".join(message.split())
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(f"{_tool_name}: error: {one_line}", err=True)
+        if hint:
+            click.echo(f"hint: {hint}", err=True)
     return int(code)
 
 

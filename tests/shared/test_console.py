@@ -1,0 +1,256 @@
+"""Every way for a tool to end: its exit code, one line on stderr, and never a traceback."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lt_shared.console import ExitCode
+
+PROGRAM = '''
+import errno, json, os, signal, sys, time
+import click
+from lt_shared import console
+
+
+@click.group(cls=console.Group, examples="lt-x work --size 3\\nlt-x work -")
+@click.version_option("1.0")
+@click.option("--level", default=1, help="How much.")
+def command(level):
+    """Do things."""
+
+
+@command.command(examples="lt-x work --size 3")
+@click.option("--size", default=2, help="Size in bytes.")
+@click.option("--fast", is_flag=True, help="Be quick.")
+@click.argument("what", default="")
+def work(size, fast, what):
+    """Do one thing."""
+    exec(what)
+    return size - 2
+
+
+console.run(command, "lt-x")
+'''
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> list[str]:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return [sys.executable, str(path)]
+
+
+def run(program: list[str], *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*program, *arguments], env=os.environ | environment, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def run_code(program: list[str], code: str) -> subprocess.CompletedProcess[str]:
+    return run(program, "work", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "message"),
+    [
+        ("raise console.ToolError('broken')", ExitCode.INTERNAL, "broken"),
+        ("raise console.UsageError('contradiction')", ExitCode.USAGE, "contradiction"),
+        ("raise console.BadData('line 3')", ExitCode.BAD_DATA, "line 3"),
+        ("raise console.NoInput('empty')", ExitCode.NO_INPUT, "empty"),
+        ("raise console.Unavailable('no package')", ExitCode.UNAVAILABLE, "no package"),
+        ("raise console.CannotCreate('no folder')", ExitCode.CANNOT_CREATE, "no folder"),
+        ("raise console.IoFailure('disk full')", ExitCode.IO, "disk full"),
+        ("raise console.TryAgain('locked')", ExitCode.TRY_AGAIN, "locked"),
+        ("raise console.BadConfig('TP 3')", ExitCode.BAD_CONFIG, "TP 3"),
+        ("raise console.BadData('two\\n  lines')", ExitCode.BAD_DATA, "two lines"),
+        ("open('/no/such')", ExitCode.NO_INPUT, "/no/such: no such file or directory"),
+        ("raise FileNotFoundError", ExitCode.NO_INPUT, ""),
+        ("raise OSError(errno.EIO, 'Input/output error', '/dev/x')", ExitCode.IO, "/dev/x: input/output error"),
+        ("raise OSError('odd')", ExitCode.IO, "odd"),
+        ("1 / 0", ExitCode.INTERNAL, "internal error: ZeroDivisionError: division by zero"),
+        ("raise MemoryError", ExitCode.INTERNAL, "internal error: MemoryError:"),
+        ("raise KeyboardInterrupt", ExitCode.INTERRUPTED, "interrupted"),
+        ("raise click.Abort", ExitCode.INTERRUPTED, "interrupted"),
+        ("raise click.ClickException('from click')", 1, "from click"),
+    ],
+)
+def test_every_exception_is_one_line_and_its_exit_code(program: list[str], code: str, exit_code: int, message: str) -> None:
+    done = run_code(program, code)
+    assert done.returncode == exit_code
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0].rstrip() == f"lt-x: error: {message}".rstrip()
+    assert lines[1:] == (["hint: LT_DEBUG=1 shows where"] if message.startswith("internal") else [])
+
+
+def test_a_hint_is_the_second_line(program: list[str]) -> None:
+    done = run_code(program, "raise console.NoInput('a: no such file', 'make it')")
+    assert done.stderr == "lt-x: error: a: no such file\nhint: make it\n"
+
+
+def test_debugging_shows_the_traceback(program: list[str]) -> None:
+    done = subprocess.run([*program, "work", "1 / 0"], env=os.environ | {"LT_DEBUG": "1"}, capture_output=True, text=True)
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith(
+        "lt-x: error: internal error: ZeroDivisionError: division by zero\nhint: LT_DEBUG=1 shows where\n"
+    )
+    assert done.returncode == ExitCode.INTERNAL
+
+
+def test_success_and_the_returned_code(program: list[str]) -> None:
+    done = run(program, "work")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert run(program, "work", "--size", "3").returncode == ExitCode.FOUND
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["work", "--sizes", "3"], "No such option: --sizes"),
+        (["work", "--size", "many"], "Invalid value for '--size'"),
+        (["work", "a", "b"], "Got unexpected extra argument (b)"),
+        (["wrok"], "No such command 'wrok'"),
+        ([], "Missing command."),
+    ],
+)
+def test_usage_errors_are_one_line_with_a_hint(program: list[str], arguments: list[str], message: str) -> None:
+    done = run(program, *arguments)
+    assert done.returncode == ExitCode.USAGE
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"lt-x: error: {message}")
+    assert re.fullmatch(r"hint: see lt-x( work)? --help", hint)
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["work", "-h"], ["work", "--help"]])
+def test_help_begins_with_examples(program: list[str], arguments: list[str]) -> None:
+    done = run(program, *arguments)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Examples:\n\n  lt-x work --size 3\n")
+    assert done.stdout.index("Usage: lt-x") > done.stdout.index("Examples:")
+
+
+def test_help_shows_defaults_and_environment_variables(program: list[str]) -> None:
+    subcommand = " ".join(run(program, "work", "--help").stdout.split())
+    assert "Size in bytes. [env var: LT_X_WORK_SIZE; default: 2]" in subcommand
+    assert "Be quick. [env var: LT_X_WORK_FAST]" in subcommand
+    assert "How much. [env var: LT_X_LEVEL; default: 1]" in " ".join(run(program, "--help").stdout.split())
+
+
+def test_the_environment_sets_options_and_flags_win(program: list[str]) -> None:
+    assert run(program, "work", LT_X_WORK_SIZE="5").returncode == 3
+    assert run(program, "work", "--size", "3", LT_X_WORK_SIZE="5").returncode == 1
+    assert run(program, "work", LT_X_WORK_SIZE="many").returncode == ExitCode.USAGE
+
+
+def test_version(program: list[str]) -> None:
+    done = run(program, "--version")
+    assert (done.returncode, done.stdout) == (0, "lt-x, version 1.0\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_clean_up_and_give_128_plus_the_number(program: list[str], tmp_path: Path, number: signal.Signals) -> None:
+    code = f"""
+from lt_shared import storage
+with storage.publish({str(tmp_path / "out")!r}):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([*program, "work", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert errors == ("lt-x: error: interrupted\n" if number == signal.SIGINT else f"lt-x: error: ended by {number.name}\n")
+    assert os.listdir(tmp_path) == ["program.py"]
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(program: list[str]) -> None:
+    code = "os.kill(os.getpid(), signal.SIGHUP); print('alive')"
+    done = subprocess.run(["nohup", *program, "work", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "[console.print_json({'n': n}) for n in range(100_000)]",
+        "import builtins; builtins.print('x' * 3_000_000)",
+        "sys.stdout.write('left in the buffer'); time.sleep(0.3)",
+    ],
+    ids=["while printing", "one large write", "at exit"],
+)
+def test_a_closed_pipe_is_141_and_silent(program: list[str], code: str) -> None:
+    reader, writer = os.pipe()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen([*program, "work", code], env=environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(reader)
+    os.close(writer)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (141, "")
+
+
+def test_an_error_outranks_the_closed_pipe(program: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "sys.stdout.write('x'); raise console.BadData('bad')"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([*program, "work", code], env=environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (ExitCode.BAD_DATA, "lt-x: error: bad\n")
+
+
+def test_output_that_does_not_fit_is_an_io_error(program: list[str]) -> None:
+    for code in ("console.print_json({})", "sys.stdout.write('x')"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([*program, "work", code], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (ExitCode.IO, "lt-x: error: no space left on device\n")
+
+
+def test_closed_standard_streams(program: list[str]) -> None:
+    script = '"$@" work "console.print_json({}); sys.stdin.read()" <&- >&-; echo $?'
+    done = subprocess.run(["bash", "-c", script, "bash", *program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_json_lines_are_compact_utf8(program: list[str]) -> None:
+    done = subprocess.run([*program, "work", "console.print_json({'a': 1, 'b': '\uac00'})"], capture_output=True, check=True)
+    assert done.stdout == '{"a":1,"b":"\uac00"}\n'.encode()
+
+
+PROGRESS = "p = console.Progress('encode', 4e6, 'B', interval_seconds={interval})\nwith p:\n    p.advance(1e6); p.advance(3e6)"
+
+
+def test_progress_without_a_terminal_is_plain_lines(program: list[str]) -> None:
+    every = run_code(program, PROGRESS.format(interval=0)).stderr.splitlines()
+    assert [line.split(",")[0] for line in every] == [
+        "lt-x: encode: 1.0/4.0 MB (25%)",
+        "lt-x: encode: 4.0/4.0 MB (100%)",
+        "lt-x: encode: 4.0/4.0 MB (100%)",
+    ]
+    rare = run_code(program, PROGRESS.format(interval=3600)).stderr.splitlines()
+    assert len(rare) == 1 and rare[0].endswith(" s")
+    assert run_code(program, "with console.Progress('read', None, 'lines') as p: p.advance(3)").stderr.startswith(
+        "lt-x: read: 3 lines, "
+    )
+
+
+def test_progress_on_a_terminal_is_a_bar(program: list[str]) -> None:
+    main, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    code = PROGRESS.format(interval=1) + "; time.sleep(0.3)"
+    subprocess.run([*program, "work", code], stderr=terminal, stdout=subprocess.DEVNULL, env=environment, check=True)
+    os.close(terminal)
+    shown = os.read(main, 100_000).decode()
+    os.close(main)
+    assert "\u2501" in shown and "4.0/4.0 MB (100%)" in shown
+
+
+def test_a_failed_block_prints_no_final_progress(program: list[str]) -> None:
+    done = run_code(program, "with console.Progress('read', 2, 'lines'): raise console.BadData('line 1')")
+    assert done.stderr == "lt-x: error: line 1\n"
