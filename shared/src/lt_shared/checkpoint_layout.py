@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from lt_shared import storage
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadData, NoInput
+from lt_shared.console import BadConfig, BadData, NoInput
 from lt_shared.manifest import Tokenizer
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -62,14 +62,20 @@ class RunRecord:
         if not path.is_file():
             raise NoInput(f"{path}: no such file", "the directory is not a checkpoint of lt-train or lt-convert")
         try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
+            record: dict[str, Any] = dict(json.loads(path.read_bytes()))
             if record.pop("v") != RECORD_VERSION:
                 raise BadData(f"{path}: written by another version")
+            if not isinstance(record["files"], dict):
+                raise TypeError("files is not an object")
             architecture = Architecture.from_record(record.pop("architecture"))
             tokenizer = record.pop("tokenizer")
             return cls(architecture=architecture, tokenizer=Tokenizer(**tokenizer) if tokenizer else None, **record)
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            raise BadData(f"{path}: not a run record: it has no {error}") from None
+        except (ValueError, TypeError) as error:
             raise BadData(f"{path}: not a run record: {error}") from None
+        except BadConfig as error:
+            raise BadData(f"{path}: {error}", error.hint) from None
 
 
 def iteration_directory(run: Path, iteration: int) -> Path:
@@ -88,7 +94,11 @@ def damage(directory: Path) -> str | None:
         return f"{directory / '.metadata'}: missing"
     if not (directory / RECORD).is_file():
         return None if any(directory.glob("*.distcp")) else f"{directory}: has no .distcp file"
-    for name, size in RunRecord.read(directory).files.items():
+    try:
+        files = RunRecord.read(directory).files
+    except BadData as error:
+        return str(error)
+    for name, size in files.items():
         path = directory / name
         if not path.is_file():
             return f"{path}: missing"
@@ -105,7 +115,7 @@ def read_tracker(run: Path) -> int | str | None:
     content = path.read_text(errors="replace").strip()
     if content == RELEASE:
         return RELEASE
-    if not content.isdigit():
+    if not (content.isascii() and content.isdigit()):
         raise BadData(f"{path}: holds {content[:40]!r}, expected an iteration or {RELEASE!r}")
     return int(content)
 
