@@ -33,7 +33,7 @@ class TokenizerFiles:
 
     @property
     def name(self) -> str:
-        """A short name for people: the directory's name, or the file's when the directory has a generic one."""
+        """A short name for people: that of the directory."""
         return self.directory.resolve().name or self.files[0].name
 
     def sha256(self) -> str:
