@@ -112,7 +112,7 @@ def test_success_and_the_returned_code(program: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["work", "--sizes", "3"], "No such option: --sizes"),
+        (["work", "--sizes", "3"], "No such option"),
         (["work", "--size", "many"], "Invalid value for '--size'"),
         (["work", "a", "b"], "Got unexpected extra argument (b)"),
         (["wrok"], "No such command 'wrok'"),

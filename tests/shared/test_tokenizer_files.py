@@ -102,8 +102,8 @@ def test_the_hash_depends_on_content_and_kind_alone(tmp_path: Path) -> None:
 
 
 def test_a_byte_moved_between_the_files_changes_the_hash(tmp_path: Path) -> None:
-    first = tokenizer_files.find(make(tmp_path / "a", vocab__json=b"{}x", merges__txt=b"y"))
-    second = tokenizer_files.find(make(tmp_path / "b", vocab__json=b"{}", merges__txt=b"xy"))
+    first = tokenizer_files.find(make(tmp_path / "a", vocab__json=b"{}\n", merges__txt=b"#"))
+    second = tokenizer_files.find(make(tmp_path / "b", vocab__json=b"{}", merges__txt=b"\n#"))
     assert first.sha256() != second.sha256()
 
 
