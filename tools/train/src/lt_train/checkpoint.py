@@ -1,0 +1,165 @@
+"""Checkpoints in Megatron's torch_dist format: saved whole or not at all, resumed from the newest complete one.
+
+All ranks write into `.iter_NNNNNNN.partial`; rank 0 adds `run.json`, renames the directory and then writes the tracker. A run that
+is killed while saving so leaves the previous checkpoint as the newest. Tensors are stored by their place in the whole model, so a
+run may resume with other tensor, pipeline and data parallel sizes.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lt_shared import checkpoint_layout, megatron_arguments, storage
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadData, IoFailure
+from megatron.core import dist_checkpointing
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from lt_train.model import unwrapped
+from lt_train.optimizer import create_state, separate_steps
+from lt_train.plan import Plan
+
+CHECKPOINT_VERSION = 3.0
+# The default sharding of the distributed optimizer needs CUDA buffers; this one also loads under other parallel sizes.
+CONTENT_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data."""
+
+    model: DistributedDataParallel
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+    iteration: int = 0
+
+    def sharded(self, loading: bool) -> dict[str, Any]:
+        model = _sharded_model(unwrapped(self.model))
+        optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=CONTENT_METADATA)
+        return {"model": model, "optimizer": optimizer}
+
+
+def _sharded_model(model: GPTModel) -> dict[str, Any]:
+    return dict(model.sharded_state_dict(metadata=CONTENT_METADATA))
+
+
+def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
+    """Write the checkpoint of `state.iteration`; returns its directory, complete and durable, on every rank."""
+    assert plan.save is not None
+    run = Path(plan.save)
+    target = checkpoint_layout.iteration_directory(run, state.iteration)
+    partial = run / f".{target.name}.partial"
+    if torch.distributed.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+    torch.distributed.barrier()
+    content = state.sharded(loading=False) | {
+        "args": argparse.Namespace(**arguments(plan)),
+        "checkpoint_version": CHECKPOINT_VERSION,
+        "iteration": state.iteration,
+        "num_floating_point_operations_so_far": 0,
+        "opt_param_scheduler": state.scheduler.state_dict(),
+    }
+    with _failures_of_all_ranks(f"{target}: not saved"):
+        dist_checkpointing.save(content, str(partial), content_metadata=dict(CONTENT_METADATA))
+    if torch.distributed.get_rank() == 0:
+        record(plan, state.iteration, loss).write(partial)
+        storage.publish_prepared_directory(partial, target)
+        checkpoint_layout.write_tracker(run, state.iteration)
+    torch.distributed.barrier()
+    return target
+
+
+@contextlib.contextmanager
+def _failures_of_all_ranks(what: str) -> Iterator[None]:
+    """Turn a failed write on any rank (a full disk, say) into an error on that rank instead of a hang of the others."""
+    try:
+        yield
+    except OSError as error:
+        raise IoFailure(f"{what}: {error.strerror or error}") from error
+
+
+def record(plan: Plan, iteration: int, loss: float | None) -> RunRecord:
+    names = ("lt-train", "megatron-core", "torch")
+    return RunRecord(
+        architecture=plan.architecture,
+        padded_vocab_size=plan.padded_vocab_size,
+        iteration=iteration,
+        consumed_samples=iteration * plan.global_batch_size,
+        tokenizer=plan.tokenizer,
+        dtype="bfloat16" if plan.bf16 else "float32",
+        versions={name: importlib.metadata.version(name) for name in names},
+        files={},
+        loss=loss,
+    )
+
+
+def arguments(plan: Plan) -> dict[str, Any]:
+    """The run's settings under Megatron's argument names."""
+    optimization, parallel = plan.optimization, plan.parallelism
+    return megatron_arguments.to_arguments(plan.architecture) | {
+        "padded_vocab_size": plan.padded_vocab_size,
+        "make_vocab_size_divisible_by": plan.padded_vocab_size // parallel.tensor,
+        "seq_length": plan.seq_length,
+        "micro_batch_size": plan.micro_batch_size,
+        "global_batch_size": plan.global_batch_size,
+        "train_iters": plan.train_iters,
+        "world_size": parallel.world_size,
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "data_parallel_size": parallel.data,
+        "sequence_parallel": parallel.sequence,
+        "use_distributed_optimizer": parallel.distributed_optimizer,
+        "lr": optimization.lr,
+        "min_lr": optimization.min_lr,
+        "lr_decay_style": "cosine",
+        "lr_warmup_iters": optimization.lr_warmup_iters,
+        "lr_decay_iters": optimization.lr_decay_iters,
+        "weight_decay": optimization.weight_decay,
+        "adam_beta1": optimization.adam_beta1,
+        "adam_beta2": optimization.adam_beta2,
+        "adam_eps": optimization.adam_eps,
+        "clip_grad": optimization.clip_grad,
+        "seed": plan.seed,
+        "bf16": plan.bf16,
+        "params_dtype": torch.bfloat16 if plan.bf16 else torch.float32,
+        "split": plan.split,
+        "data_path": [dataset.prefix for dataset in plan.datasets],
+        "save": plan.save,
+        "load": plan.load,
+    }
+
+
+def load(directory: Path, plan: Plan, state: TrainingState) -> None:
+    """Restore `state` in place. A `release` checkpoint has weights only: training starts at iteration 0 with them."""
+    iteration = checkpoint_layout.iteration_of(directory)
+    if iteration is None:
+        loaded = dist_checkpointing.load({"model": _sharded_model(unwrapped(state.model))}, str(directory))
+        _load_weights(state.model, loaded["model"])
+        state.optimizer.reload_model_params()
+        return
+    create_state(state.optimizer)
+    loaded = dist_checkpointing.load(state.sharded(loading=True), str(directory))
+    _load_weights(state.model, loaded["model"])
+    state.optimizer.load_state_dict(loaded["optimizer"])
+    separate_steps(state.optimizer)
+    state.iteration = iteration
+    state.scheduler.num_steps = 0
+    state.scheduler.step(increment=iteration * plan.global_batch_size)
+
+
+def _load_weights(model: DistributedDataParallel, weights: dict[str, Any]) -> None:
+    """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
+    missing, unexpected = unwrapped(model).load_state_dict(weights, strict=False)
+    problems = [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
+    if problems:
+        raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

@@ -1,0 +1,81 @@
+"""What megatron-core 0.16 and 0.19 need to run without CUDA; installed only when a rank trains on a CPU.
+
+megatron-core names CUDA in four ways, and each has one remedy here:
+
+1. functions such as torch.cuda.current_device() and synchronize(), called without a check: replaced in `torch.cuda`;
+2. tensors made with device="cuda" (the schedules' token counter, gradient clipping, the optimizer's buffers) and `.cuda()`: the
+   factory functions of torch send that device to the CPU. A TorchFunctionMode would catch the same, but runs Python for every
+   operation of every step; wrapping factories costs nothing elsewhere;
+3. the random state tracker reads and sets the CUDA generator: it gets the CPU's;
+4. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name.
+
+torch.compile is replaced by nothing: megatron-core wraps small functions in it at import; on a CPU that costs tens of seconds and
+needs a C++ compiler.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lt_train import device as devices
+
+FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros", "empty_like", "zeros_like", "ones_like")
+
+
+def install() -> None:
+    """Redirect the CUDA calls of megatron-core to the CPU in this process. Call before megatron is imported."""
+    _replace_cuda_functions()
+    _redirect_factories()
+    torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor
+    torch.Tensor.type = _type_under_cuda_name(torch.Tensor.type)
+    torch.compile = lambda function=None, **options: function if function else (lambda decorated: decorated)
+    _use_cpu_random_state()
+
+
+def _replace_cuda_functions() -> None:
+    cpu = torch.device(devices.CPU)
+    replacements: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: cpu,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "manual_seed": torch.manual_seed,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "current_stream": lambda device=None: None,
+    }
+    for name, function in replacements.items():
+        setattr(torch.cuda, name, function)
+
+
+def _redirect_factories() -> None:
+    for name in FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+
+
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def redirected(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None and str(device).startswith(devices.CUDA):
+            kwargs["device"] = devices.CPU
+        return factory(*args, **kwargs)
+
+    return redirected
+
+
+def _type_under_cuda_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    def type_of(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
+        if dtype is not None:
+            return original(tensor, dtype, **kwargs)
+        return original(tensor).replace("torch.", f"torch.{devices.CUDA}.", 1)
+
+    return type_of
+
+
+def _use_cpu_random_state() -> None:
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)

@@ -1,0 +1,92 @@
+"""The devices that lt-train runs on: the one file that names CUDA and its communication backend.
+
+`auto` takes CUDA when a GPU is there and the CPU otherwise. torch is imported inside functions: the launcher counts GPUs without it.
+"""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lt_shared.console import Unavailable
+from lt_train.place import Place
+
+if TYPE_CHECKING:
+    import torch
+
+CPU = "cpu"
+CUDA = "cuda"
+DEVICES = ("auto", CPU, CUDA)
+BACKENDS = {CPU: "gloo", CUDA: "nccl"}
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use, seen without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def resolve(choice: str) -> str:
+    """Turn `auto` into a device. Raises Unavailable when CUDA is asked for and no GPU is there."""
+    if choice == "auto":
+        return CUDA if gpu_count() else CPU
+    if choice == CUDA and not gpu_count():
+        raise Unavailable("no GPU is visible to this process", "use --device cpu, or check CUDA_VISIBLE_DEVICES")
+    return choice
+
+
+def default_ranks(device: str, model_parallel: int) -> int:
+    """Ranks to start on this node: one per GPU, or on a CPU as many as the model needs."""
+    return gpu_count() if device == CUDA else model_parallel
+
+
+def prepare(device: str, place: Place) -> "torch.device":
+    """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
+    import torch
+
+    if device == CUDA:
+        if not torch.cuda.is_available():
+            raise Unavailable("torch cannot use a GPU here", "install a torch build with CUDA, or use --device cpu")
+        torch.cuda.set_device(place.local_rank)
+        return torch.device(CUDA, place.local_rank)
+    from lt_train import cpu_backend
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, cores // place.local_ranks))
+    cpu_backend.install()
+    return torch.device(CPU)
+
+
+def communicate_on_loopback(place: Place) -> None:
+    """Let gloo use the loopback interface when every rank is on this machine: the host name may not resolve."""
+    if place.local_ranks == place.world_size:
+        names = [name for _, name in socket.if_nameindex()]
+        if "lo" in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def peak_memory_bytes(device: "torch.device") -> int | None:
+    """The most memory allocated on a GPU so far; None on the CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated(device) if device.type == CUDA else None
+
+
+def synchronize(device: "torch.device") -> None:
+    """Wait for the device, so that a wall clock read next means something."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.synchronize(device)
+
+
+def release(device: "torch.device") -> None:
+    """Give cached memory back before a checkpoint is written."""
+    import torch
+
+    if device.type == CUDA:
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()

@@ -1,0 +1,111 @@
+"""From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
+from lt_shared.console import CannotCreate, TryAgain, note, warn
+
+from lt_train import place, processes, rank, resume
+from lt_train.place import Place
+from lt_train.plan import Plan, check_datasets
+
+
+def launch(plan: Plan) -> None:
+    """Run `plan` to its end, or report that it is up to date."""
+    here = place.find()
+    check_datasets(plan.datasets)
+    origin = resume.source(plan)
+    if origin is not None:
+        resume.check_compatible(plan, origin)
+        if _finished(plan, origin):
+            if here is None or here.rank == 0:
+                _report_finished(plan, origin)
+            return
+    if here is not None:
+        _become(plan, here)
+        return
+    _describe(plan)
+    with _run_directory(plan):
+        processes.run(plan)
+
+
+def _describe(plan: Plan) -> None:
+    """Tell the user what is about to run."""
+    parallel, architecture = plan.parallelism, plan.architecture
+    note(
+        f"{architecture.name}: {architecture.parameters():,} parameters, {len(plan.datasets)} dataset(s), {plan.train_iters:,} steps of"
+        f" {plan.global_batch_size} x {plan.seq_length} tokens on {parallel.world_size} {plan.device} rank(s):"
+        f" tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
+    )
+
+
+def _finished(plan: Plan, origin: Path) -> bool:
+    iteration = checkpoint_layout.iteration_of(origin)
+    return plan.save is not None and origin.parent == Path(plan.save) and (iteration or 0) >= plan.train_iters
+
+
+def _report_finished(plan: Plan, origin: Path) -> None:
+    note(f"{origin}: up to date, {plan.train_iters} iterations are done")
+    record = checkpoint_layout.RunRecord.read(origin)
+    reports = manifest.Writer(plan.plain)
+    reports.write(manifest.Checkpoint(str(origin.absolute()), "megatron-dist", record.iteration, record.loss))
+    reports.end()
+
+
+def _become(plan: Plan, here: Place) -> None:
+    """Continue as the rank that torchrun or srun started."""
+    os.environ.update(here.environment())
+    if here.rank:
+        rank.start(plan, here)
+        return
+    note(f"{here.world_size} ranks found in the environment of {here.found}")
+    _describe(plan)
+    with _run_directory(plan):
+        rank.start(plan, here)
+
+
+@contextlib.contextmanager
+def _run_directory(plan: Plan) -> Iterator[None]:
+    """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
+    if plan.save is None:
+        warn("no --save: the trained model will be lost when the run ends")
+        yield
+        return
+    run = Path(plan.save)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise CannotCreate(f"{run}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TryAgain(f"{run}: another lt-train is running there", "wait for it, or choose another --save") from None
+        except OSError:
+            warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
+        _keep_tokenizer(plan, run)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _keep_tokenizer(plan: Plan, run: Path) -> None:
+    """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
+    tokenizer = plan.tokenizer
+    target = checkpoint_layout.tokenizer_directory(run)
+    if tokenizer is None or tokenizer.path is None or target.exists():
+        return
+    if not os.path.exists(tokenizer.path):
+        warn(f"{tokenizer.path}: the tokenizer is not there any more; the run will not hold a copy")
+        return
+    files = tokenizer_files.find(tokenizer.path)
+    if files.sha256() != tokenizer.sha256:
+        warn(f"{tokenizer.path}: the tokenizer has changed since the data was made; the run will not hold a copy")
+        return
+    with storage.publish_directory(target) as directory:
+        files.copy_to(directory)

@@ -1,0 +1,96 @@
+"""The ranks of this node as child processes: started together, ended together.
+
+When one rank fails, the others wait for it in a collective; so they are ended at once and lt-train exits with the first failure's
+code. When lt-train itself is killed, even with SIGKILL, the kernel ends the ranks (PR_SET_PDEATHSIG).
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from lt_shared.console import ToolError
+
+from lt_train.place import Place
+from lt_train.plan import Plan
+
+PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "LT_TRAIN_PARENT"
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0
+
+
+class RankFailed(ToolError):
+    """A rank ended with an error, which it has reported itself."""
+
+    def __init__(self, rank: int, code: int):
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        super().__init__(f"rank {rank} ended with {how}; the other ranks were stopped")
+        self.exit_code = code if code >= 0 else 128 - code  # type: ignore[assignment]
+
+
+def run(plan: Plan) -> None:
+    """Start every rank of `plan` on this node and wait for them. Raises RankFailed for the first that fails."""
+    world = plan.parallelism.world_size
+    port = free_port()
+    with tempfile.NamedTemporaryFile("w", prefix="lt-train-", suffix=".json") as file:
+        file.write(plan.to_json())
+        file.flush()
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(world):
+                place = Place(rank, rank, world, world, "127.0.0.1", port, "lt-train")
+                environment = {**os.environ, **place.environment(), PARENT_VARIABLE: str(os.getpid())}
+                command = [sys.executable, "-m", "lt_train.rank", file.name]
+                ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+            _wait(ranks)
+        finally:
+            _stop(ranks)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
+    running = set(range(len(ranks)))
+    while running:
+        for rank in sorted(running):
+            code = ranks[rank].poll()
+            if code is None:
+                continue
+            if code:
+                raise RankFailed(rank, code)
+            running.discard(rank)
+        time.sleep(POLL_SECONDS)
+
+
+def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM, and SIGKILL for those that have not ended after a while."""
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in ranks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when lt-train goes away; does nothing in a rank that another launcher started."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,40 @@
+"""Where a run starts from: decided before the ranks start, without importing torch."""
+
+import dataclasses
+from pathlib import Path
+
+from lt_shared import checkpoint_layout
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadConfig, BadData, warn
+
+from lt_train.plan import Plan, check_same_tokenizer
+
+
+def source(plan: Plan) -> Path | None:
+    """The checkpoint to start from: the newest complete one of the run's own directory, else what --load names.
+
+    Warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but no complete one.
+    """
+    if plan.save:
+        candidates = checkpoint_layout.checkpoints(Path(plan.save))
+        for candidate in candidates:
+            problem = checkpoint_layout.damage(candidate)
+            if problem is None:
+                return candidate
+            warn(f"passing over an incomplete checkpoint: {problem}")
+        if candidates:
+            raise BadData(f"{plan.save}: none of its checkpoints is complete", "move them away to start again from the beginning")
+    return checkpoint_layout.resolve(Path(plan.load)) if plan.load else None
+
+
+def check_compatible(plan: Plan, directory: Path) -> None:
+    """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the plan's."""
+    if not (directory / checkpoint_layout.RECORD).is_file():
+        return
+    saved = RunRecord.read(directory)
+    check_same_tokenizer(plan.tokenizer, "the data", saved.tokenizer, str(directory))
+    ours = dataclasses.replace(plan.architecture, name="", init_std=0.0).to_record()
+    theirs = dataclasses.replace(saved.architecture, name="", init_std=0.0).to_record()
+    differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
+    if differing:
+        raise BadConfig(f"{directory}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
