@@ -1,0 +1,175 @@
+"""Run megatron-core's own GPTModel on the CPU in processes of its own: save its checkpoints, load ours, compute logits.
+
+    python megatron_model.py JOBS.json RANK WORLD_SIZE RENDEZVOUS_FILE
+
+Each job names an architecture and what to do with it: fill the weights from the hash of their global names or `load` a
+checkpoint, then `save` one, write `logits` of the given tokens, or both. megatron-core calls CUDA in places; `without_cuda`
+answers those.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.overrides import TorchFunctionMode
+
+from lt_shared import megatron_arguments
+from lt_shared.architecture import Architecture
+
+
+class _CpuForCuda(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if "cuda" in str(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_cuda() -> Iterator[None]:
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
+    torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
+    megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    with _CpuForCuda():
+        yield
+
+
+def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype) -> GPTModel:
+    config = TransformerConfig(
+        num_layers=architecture.num_layers,
+        hidden_size=architecture.hidden_size,
+        ffn_hidden_size=architecture.ffn_hidden_size,
+        num_attention_heads=architecture.num_attention_heads,
+        num_query_groups=architecture.num_query_groups,
+        kv_channels=architecture.kv_channels,
+        layernorm_epsilon=architecture.norm_epsilon,
+        normalization="RMSNorm",
+        activation_func=torch.nn.functional.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        num_layers_in_first_pipeline_stage=2 if parallel_state.get_pipeline_model_parallel_world_size() > 1 else None,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+    )
+    scaling = architecture.rope_scaling
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
+        vocab_size=padded_vocab_size,
+        max_sequence_length=architecture.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=False,
+        share_embeddings_and_output_weights=architecture.tie_embeddings,
+        position_embedding_type="rope",
+        rotary_base=int(architecture.rotary_base),
+        rope_scaling=scaling is not None,
+        rope_scaling_factor=scaling.factor if scaling else 8.0,
+    )
+
+
+def fill(model: GPTModel) -> None:
+    """Give every weight the slice of a tensor that depends on its global name alone, however the model is cut."""
+    state = model.sharded_state_dict()
+    apply_factories(state)
+    with torch.no_grad():
+        for tensor in nested_values(state):
+            if isinstance(tensor, ShardedTensor):
+                generator = torch.Generator().manual_seed(zlib.crc32(tensor.key.encode()))
+                whole = torch.randn(tensor.global_shape, generator=generator) * 0.1 + ("norm" in tensor.key)
+                part = whole[tensor.global_slice()].reshape(tensor.data.shape)
+                tensor.data.copy_(part)
+
+
+def save(model: GPTModel, job: dict[str, Any]) -> None:
+    """Save as stock Megatron does, with an optimizer tensor and a byte item that are no part of the model."""
+    architecture = Architecture.from_record(job["architecture"])
+    rank = torch.distributed.get_rank()
+    state = model.sharded_state_dict()
+    moment = torch.ones(1, 4)
+    state["moment"] = ShardedTensor.from_rank_offsets(
+        "optimizer.state.exp_avg.decoder.final_layernorm.weight", moment, (0, rank, torch.distributed.get_world_size())
+    )
+    state["rng"] = ShardedObject("rng_state", [torch.get_rng_state()], (1,), (0,), replica_id=rank)
+    arguments = megatron_arguments.to_arguments(architecture) | {
+        "padded_vocab_size": job["padded_vocab_size"],
+        "params_dtype": model.config.params_dtype,
+        "attention_backend": model.config.attention_backend,
+    }
+    common = {"args": argparse.Namespace(**arguments), "iteration": 20, "checkpoint_version": 3.0}
+    Path(job["save"]).mkdir(parents=True, exist_ok=True)
+    dist_checkpointing.save({**state, **common}, job["save"])
+
+
+def load(model: GPTModel, directory: str) -> None:
+    loaded = dist_checkpointing.load({"model": model.sharded_state_dict()}, directory)
+    missing, unexpected = model.load_state_dict(loaded["model"], strict=False)
+    assert not [key for key in (*missing, *unexpected) if "_extra_state" not in key], (missing, unexpected)
+
+
+def logits(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits float32 [batch, position, vocabulary] of tokens int64 [batch, position]."""
+    length = tokens.shape[1]
+    positions = torch.arange(length).expand_as(tokens)
+    mask = torch.ones(1, 1, length, length).tril() < 0.5
+    model.eval()
+    with torch.no_grad():
+        return model(tokens, positions, mask).float()
+
+
+def run(job: dict[str, Any]) -> None:
+    parallel_state.initialize_model_parallel(job.get("tensor_parallel", 1), job.get("pipeline_parallel", 1))
+    megatron_random.model_parallel_cuda_manual_seed(1)
+    architecture = Architecture.from_record(job["architecture"])
+    model = build(architecture, job["padded_vocab_size"], getattr(torch, job.get("dtype", "float32")))
+    if "load" in job:
+        load(model, job["load"])
+    else:
+        fill(model)
+    if "save" in job:
+        save(model, job)
+    if "logits" in job:
+        numpy.save(job["logits"], logits(model, torch.tensor(job["tokens"])).numpy())
+    parallel_state.destroy_model_parallel()
+
+
+def main() -> None:
+    jobs, rank, world_size, rendezvous = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=int(rank), world_size=int(world_size))
+    with without_cuda():
+        for job in json.loads(Path(jobs).read_text()):
+            run(job)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Read a stranger's pickle without running any of it.
+
+`.metadata` and `common.pt` are pickles, and an ordinary unpickler calls whatever function a pickle names. Here every class of
+torch, Megatron and a few standard modules becomes an inert `Record` that only keeps its state; any other name is refused. So
+reading needs neither torch nor Megatron, and an enumeration of a newer Megatron does not stop it.
+"""
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lt_shared import storage
+from lt_shared.console import BadData
+
+INERT_PACKAGES = {
+    "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "pathlib", "signal", "torch",
+    "transformer_engine", "types",
+}  # fmt: skip
+PLAIN_TYPES: dict[tuple[str, str], type] = {
+    ("torch", "Size"): tuple,
+    ("collections", "OrderedDict"): dict,
+    ("builtins", "dict"): dict,
+    ("builtins", "list"): list,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "tuple"): tuple,
+}
+_MALFORMED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError, OverflowError)
+
+
+class Record:
+    """Stands in for an object of the class `name`: constructor arguments in `arguments`, pickled state as attributes."""
+
+    name = ""
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> Any: ...
+
+    def __init__(self, *arguments: Any):
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+        else:
+            self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) in PLAIN_TYPES:
+            return PLAIN_TYPES[module, name]
+        if module.split(".")[0] not in INERT_PACKAGES:
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs")
+        return type("Record", (Record,), {"name": f"{module}.{name}"})
+
+    def persistent_load(self, identifier: Any) -> Any:
+        return identifier
+
+
+def loads(data: bytes, origin: str) -> Any:
+    """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything odd."""
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except _MALFORMED as error:
+        raise BadData(f"{origin}: not a readable pickle: {error}") from None
+
+
+def load_torch_file(path: Path) -> Any:
+    """The object in a file of `torch.save`, its tensors as records. Raises BadData when it is not such a file."""
+    try:
+        with storage.open_read(path) as file, zipfile.ZipFile(file) as archive:
+            name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+            if name is None:
+                raise BadData(f"{path}: not a torch file: it has no data.pkl")
+            return loads(archive.read(name), str(path))
+    except zipfile.BadZipFile as error:
+        raise BadData(f"{path}: not a torch file: {error}") from None

@@ -1,0 +1,169 @@
+"""Give a Hugging Face directory the tokenizer that `AutoTokenizer.from_pretrained` loads.
+
+The original files are copied unchanged, so that the way back finds the tokenizer with the same hash. transformers reads only
+`tokenizer.json` without further packages: for GPT-2 and Llama 3 tiktoken files it is made here.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from lt_shared import storage
+from lt_shared.console import BadData, warn
+from lt_shared.tokenizer_files import TokenizerFiles
+
+TOKENIZER = "tokenizer.json"
+CONFIGURATION = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+BEGIN_OF_TEXT = ("<|begin_of_text|>", "<s>", "<|endoftext|>")
+LLAMA3_RANKS = 128_000
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_NAMED = {
+    0: "begin_of_text",
+    1: "end_of_text",
+    4: "finetune_right_pad_id",
+    6: "start_header_id",
+    7: "end_header_id",
+    8: "eom_id",
+    9: "eot_id",
+    10: "python_tag",
+}
+
+
+def write(files: TokenizerFiles, directory: Path, maximum_length: int) -> dict[str, int | None]:
+    """Copy the files, add what transformers needs, and return the ids `bos_token_id` and `eos_token_id`, None where unknown."""
+    files.copy_to(directory)
+    if files.kind == "gpt2":
+        _gpt2(files).save(str(directory / TOKENIZER))
+    elif files.kind == "tiktoken":
+        _llama3(files.files[0]).save(str(directory / TOKENIZER))
+    elif files.kind == "sentencepiece":
+        from lt_convert import sentencepiece_model
+
+        sentencepiece_model.read(files.files[0]).save(str(directory / TOKENIZER))
+    elif files.files[0].name != TOKENIZER:
+        storage.write_bytes(directory / TOKENIZER, files.files[0].read_bytes())
+    return _describe(directory, maximum_length)
+
+
+def _describe(directory: Path, maximum_length: int) -> dict[str, int | None]:
+    """Write the configuration files that are not there, from the special tokens that are."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+    path = directory / CONFIGURATION
+    configuration: dict[str, Any] = _read_json(path) if path.is_file() else {}
+    special = {}
+    for role, candidates in (("bos", BEGIN_OF_TEXT), ("eos", END_OF_TEXT)):
+        given = configuration.get(f"{role}_token")
+        name = given.get("content") if isinstance(given, dict) else given
+        special[role] = name or next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+    if not configuration:
+        known = {f"{role}_token": name for role, name in special.items() if name}
+        configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": maximum_length} | known
+        storage.write_bytes(path, (json.dumps(configuration, indent=2) + "\n").encode())
+    ids = {f"{role}_token_id": tokenizer.token_to_id(name) if name else None for role, name in special.items()}
+    if ids["eos_token_id"] is None:
+        warn(f"the tokenizer has none of {', '.join(END_OF_TEXT)}: the model has no end-of-text token")
+    return ids
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise BadData(f"{path}: not a JSON object: {error}") from None
+
+
+def _gpt2(files: TokenizerFiles) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+    from tokenizers.models import BPE
+
+    vocabulary, merges = files.files
+    try:
+        tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise BadData(f"{vocabulary}: not a GPT-2 vocabulary: {error}") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    for token in END_OF_TEXT:
+        if tokenizer.token_to_id(token) is not None:
+            tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
+    return tokenizer
+
+
+def _llama3(path: Path) -> Any:
+    """Llama 3's tokenizer: any two neighbours whose bytes together are a token may merge, the lowest rank first."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
+    from tokenizers.models import BPE
+
+    ranks = _read_ranks(path)
+    if len(ranks) != LLAMA3_RANKS:
+        raise BadData(f"{path}: {len(ranks):,} tokens, only Llama 3's tiktoken file (128,000) is known", "use its tokenizer.json")
+    merges: list[tuple[int, int, int, bytes, bytes]] = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ranks and right in ranks:
+                merges.append((rank, ranks[left], ranks[right], left, right))
+    symbols = _byte_symbols()
+
+    def text(token: bytes) -> str:
+        return "".join(symbols[byte] for byte in token)
+
+    model = BPE(
+        vocab={text(token): rank for token, rank in ranks.items()},
+        merges=[(text(left), text(right)) for _, _, _, left, right in sorted(merges)],
+        ignore_merges=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3_special_tokens()])
+    begin = "<|begin_of_text|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+    return tokenizer
+
+
+def llama3_special_tokens() -> list[str]:
+    """The 256 special tokens after the ranks, by the names of Llama 3.1; Llama 3 called three of them reserved."""
+    names = []
+    reserved = 0
+    for index in range(256):
+        if index in _LLAMA3_NAMED:
+            names.append(f"<|{_LLAMA3_NAMED[index]}|>")
+        else:
+            names.append(f"<|reserved_special_token_{reserved}|>")
+            reserved += 1
+    return names
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError:
+            raise BadData(f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank") from None
+    return ranks
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
