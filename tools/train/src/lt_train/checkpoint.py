@@ -1,8 +1,8 @@
 """Checkpoints in Megatron's torch_dist format: saved whole or not at all, resumed from the newest complete one.
 
-All ranks write into `.iter_NNNNNNN.partial`; rank 0 adds `run.json`, renames the directory and then writes the tracker. A run that
-is killed while saving so leaves the previous checkpoint as the newest. Tensors are stored by their place in the whole model, so a
-run may resume with other tensor, pipeline and data parallel sizes.
+All ranks write into `.iter_NNNNNNN.partial`; rank 0 adds `run.json`, renames the directory and then writes the tracker. A run
+that is killed while saving so leaves the previous checkpoint as the newest. Tensors are stored by their place in the whole model,
+so a run may resume with other tensor, pipeline and data parallel sizes.
 """
 
 import argparse
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lt_shared import checkpoint_layout, megatron_arguments, storage
-from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.console import BadData, IoFailure
 from megatron.core import dist_checkpointing
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from lt_shared import checkpoint_layout, megatron_arguments, storage
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadData, IoFailure
 from lt_train.model import unwrapped
 from lt_train.optimizer import create_state, separate_steps
 from lt_train.plan import Plan

@@ -3,8 +3,8 @@
 from typing import Any
 
 import click
-from lt_shared import console
 
+from lt_shared import console
 from lt_train import __version__, device
 
 EXAMPLES = """
@@ -81,12 +81,11 @@ def positive(default: Any = None, **kwargs: Any) -> dict[str, Any]:
 def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     """Pretrain a decoder language model on DATA with megatron-core.
 
-    DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by its
-    weight. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard error, one JSON line per checkpoint to
-    standard output. The same command continues an interrupted run.
+    DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by
+    its weight. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard error, one JSON line per
+    checkpoint to standard output. The same command continues an interrupted run.
     """
     from lt_shared import manifest
-
     from lt_train import launch, settings
 
     datasets = manifest.datasets(manifest.read(data), " ".join(data))

@@ -28,10 +28,15 @@ def install() -> None:
     """Redirect the CUDA calls of megatron-core to the CPU in this process. Call before megatron is imported."""
     _replace_cuda_functions()
     _redirect_factories()
-    torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor
-    torch.Tensor.type = _type_under_cuda_name(torch.Tensor.type)
-    torch.compile = lambda function=None, **options: function if function else (lambda decorated: decorated)
+    setattr(torch.Tensor, devices.CUDA, lambda tensor, *args, **kwargs: tensor)
+    setattr(torch.Tensor, "type", _type_under_cuda_name(torch.Tensor.type))  # noqa: B010
+    setattr(torch, "compile", _uncompiled)  # noqa: B010
     _use_cpu_random_state()
+
+
+def _uncompiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """torch.compile, as a call or as a decorator, that returns the function itself."""
+    return function if function else lambda decorated: decorated
 
 
 def _replace_cuda_functions() -> None:

@@ -1,8 +1,8 @@
 """Training and validation samples through megatron-core's GPTDataset, in an order that depends only on the seed.
 
 Sample `i` of the run goes to step `i // global_batch_size`; within a micro batch across the data-parallel ranks each rank takes a
-contiguous part, as Megatron's sampler does. A step's samples so are the same for every data-parallel size, and resuming at any step
-needs no more than the step's number.
+contiguous part, as Megatron's sampler does. A step's samples so are the same for every data-parallel size, and resuming at any
+step needs no more than the step's number.
 """
 
 import os
@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lt_shared import manifest
-from lt_shared.console import BadData
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
+from lt_shared import manifest
+from lt_shared.console import BadData
 from lt_train.plan import Plan, split_shares
 
 Batch = dict[str, torch.Tensor]
@@ -60,7 +60,7 @@ def _tokenizer(plan: Plan) -> Any:
 
 
 def batches(dataset: GPTDataset, plan: Plan, device: torch.device, first_sample: int) -> Iterator[Batch]:
-    """This rank's micro batches from sample `first_sample` on: tokens, labels, position_ids int64 and loss_mask float, each [b, s]."""
+    """This rank's micro batches from `first_sample` on: int64 tokens, labels, position_ids, float loss_mask, each [b, s]."""
     rank = parallel_state.get_data_parallel_rank()
     ranks = parallel_state.get_data_parallel_world_size()
     size = plan.micro_batch_size
@@ -75,7 +75,7 @@ def batches(dataset: GPTDataset, plan: Plan, device: torch.device, first_sample:
 
 
 def cache_directory(plan: Plan) -> str | None:
-    """Where sample indices are kept: as asked, else inside the run's directory, else beside the data (megatron-core's default)."""
+    """Where sample indices are kept: as asked, else in the run's directory, else beside the data (megatron-core's default)."""
     if plan.data_cache_path or not plan.save:
         return plan.data_cache_path
     return os.path.join(plan.save, "data-cache")

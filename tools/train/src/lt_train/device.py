@@ -1,6 +1,7 @@
 """The devices that lt-train runs on: the one file that names CUDA and its communication backend.
 
-`auto` takes CUDA when a GPU is there and the CPU otherwise. torch is imported inside functions: the launcher counts GPUs without it.
+`auto` takes CUDA when a GPU is there and the CPU otherwise. torch is imported inside functions: the launcher counts GPUs without
+it.
 """
 
 import contextlib

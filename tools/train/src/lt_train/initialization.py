@@ -1,19 +1,20 @@
 """Initial weights that depend on the seed and on a weight's place in the whole model, not on how the model is split.
 
-Every parameter of the whole model has its own generator, seeded by the run's seed and the parameter's global name and layer. A rank
-draws the whole parameter and keeps its share. Runs with different tensor, pipeline and data parallel sizes so start from the same
-weights, and their losses can be compared. Drawing shares others throw away costs each rank one parameter's time and memory at a
-time; the draws run on the CPU.
+Every parameter of the whole model has its own generator, seeded by the run's seed and the parameter's global name and layer. A
+rank draws the whole parameter and keeps its share. Runs with different tensor, pipeline and data parallel sizes so start from the
+same weights, and their losses can be compared. The price: each rank also draws what it throws away, one parameter at a time, on
+the CPU.
 """
 
 import hashlib
 import math
 
 import torch
-from lt_shared.architecture import Architecture
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.models.gpt import GPTModel
+
+from lt_shared.architecture import Architecture
 
 RESIDUAL_OUTPUTS = ("linear_proj.weight", "linear_fc2.weight")
 EMBEDDINGS = ("word_embeddings.weight", "output_layer.weight")

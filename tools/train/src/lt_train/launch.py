@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import CannotCreate, TryAgain, note, warn
-
 from lt_train import place, processes, rank, resume
 from lt_train.place import Place
 from lt_train.plan import Plan, check_datasets
@@ -37,9 +36,9 @@ def _describe(plan: Plan) -> None:
     """Tell the user what is about to run."""
     parallel, architecture = plan.parallelism, plan.architecture
     note(
-        f"{architecture.name}: {architecture.parameters():,} parameters, {len(plan.datasets)} dataset(s), {plan.train_iters:,} steps of"
-        f" {plan.global_batch_size} x {plan.seq_length} tokens on {parallel.world_size} {plan.device} rank(s):"
-        f" tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
+        f"{architecture.name}: {architecture.parameters():,} parameters, {len(plan.datasets)} dataset(s),"
+        f" {plan.train_iters:,} steps of {plan.global_batch_size} x {plan.seq_length} tokens on {parallel.world_size}"
+        f" {plan.device} rank(s): tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
     )
 
 

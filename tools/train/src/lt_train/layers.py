@@ -36,14 +36,17 @@ class CausalAttention(torch.nn.Module):
 
 
 class Norm:
-    """Builds torch's RMSNorm or LayerNorm, marked so that megatron-core sums its gradient over sequence-parallel ranks."""
+    """Builds torch's RMSNorm or LayerNorm, marked so that megatron-core sums its gradient over sequence-parallel ranks.
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> torch.nn.Module:
+    A class, because megatron-core takes a function in a layer specification for the finished module.
+    """
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
         kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        for parameter in norm.parameters():
-            parameter.sequence_parallel = config.sequence_parallel
-        return norm
+        module = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
+        for parameter in module.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return module
 
 
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:

@@ -1,14 +1,14 @@
 """megatron-core's GPTModel for an `Architecture`, on this rank's share of the layers and heads."""
 
 import torch
-from lt_shared.architecture import Architecture, RopeScaling
-from lt_shared.console import BadConfig
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadConfig
 from lt_train.device import CPU
 from lt_train.initialization import initialize
 from lt_train.layers import block_spec
@@ -42,8 +42,8 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         params_dtype=dtype,
         bf16=plan.bf16,
         use_cpu_initialization=on_cpu,
-        # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel ranks;
-        # the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
+        # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
+        # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
         init_method=_leave,
         output_layer_init_method=_leave,
         embedding_init_method=_leave,

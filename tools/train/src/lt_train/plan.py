@@ -1,7 +1,7 @@
 """The plan of a run: every setting resolved and checked, before any process starts and without importing torch.
 
-A mistake found here costs a second; found after the ranks have started it costs a queue slot. The plan travels to the ranks as one
-JSON file, so all ranks run with the same settings.
+A mistake found here costs a second; found after the ranks have started it costs a queue slot. The plan travels to the ranks as
+one JSON file, so all ranks run with the same settings.
 """
 
 import dataclasses
@@ -126,7 +126,8 @@ def _check_parallelism(plan: Plan) -> None:
     ranks = parallel.tensor * parallel.pipeline
     if parallel.world_size % ranks:
         raise BadConfig(
-            f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor} x pipeline parallel {parallel.pipeline}",
+            f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor}"
+            f" x pipeline parallel {parallel.pipeline}",
             f"start a multiple of {ranks} ranks",
         )
     divisible = (

@@ -15,7 +15,6 @@ import tempfile
 import time
 
 from lt_shared.console import ToolError
-
 from lt_train.place import Place
 from lt_train.plan import Plan
 

@@ -3,14 +3,15 @@
 The import guard matters: megatron-core's checkpoint writer spawns processes that import this module again.
 """
 
+import logging
 import sys
 import warnings
 from pathlib import Path
 
 import click
+
 from lt_shared import console
 from lt_shared.console import BadConfig
-
 from lt_train import place, processes
 from lt_train.place import Place
 from lt_train.plan import Plan
@@ -32,8 +33,9 @@ def start(plan: Plan, here: Place) -> None:
     """Prepare the device and train. megatron-core is imported after that: on a CPU it needs replacements to be in place."""
     from lt_train import device
 
-    # megatron-core warns of every optional package that is not there, on every rank.
+    # megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    logging.getLogger("megatron").setLevel(logging.ERROR)
     where = device.prepare(plan.device, here)
     from lt_train.training import train
 

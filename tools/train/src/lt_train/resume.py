@@ -6,7 +6,6 @@ from pathlib import Path
 from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
-
 from lt_train.plan import Plan, check_same_tokenizer
 
 

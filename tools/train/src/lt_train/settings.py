@@ -1,4 +1,4 @@
-"""From options to a plan: flag, environment and config file are merged by click; presets and derived defaults are filled in here."""
+"""From options to a plan: click merges flags, environment and config file; presets and derived defaults are filled in here."""
 
 import dataclasses
 import tomllib
@@ -8,7 +8,6 @@ from lt_shared import megatron_arguments, presets, storage
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, UsageError, note
 from lt_shared.manifest import Dataset, record_of
-
 from lt_train import device, place
 from lt_train.plan import Optimization, Parallelism, Plan, check, check_vocabulary
 

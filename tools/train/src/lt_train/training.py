@@ -1,6 +1,7 @@
 """The training loop of one rank: megatron-core's schedules do the forward and backward passes, this file puts them together.
 
-Every rank builds its share of the model, reads its own samples, and runs the same steps. Rank 0 reports and publishes checkpoints.
+Every rank builds its share of the model, reads its own samples, and runs the same steps. Rank 0 reports and publishes
+checkpoints.
 """
 
 import dataclasses
@@ -12,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lt_shared import manifest
-from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
 from megatron.core import parallel_state
-from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from lt_shared import manifest
+from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
 from lt_train import checkpoint, data, device, model, optimizer, resume
 from lt_train.checkpoint import TrainingState
 from lt_train.data import Batch
@@ -136,7 +136,7 @@ class Loop:
     def _pass(self, batches: Iterator[Batch], forward_only: bool) -> list[dict[str, torch.Tensor]]:
         """All micro batches of one step through the pipeline; the last stage gets the losses."""
         plan = self.plan
-        return self.run_schedule(
+        losses: list[dict[str, torch.Tensor]] = self.run_schedule(
             forward_step_func=forward_step,
             data_iterator=batches,
             model=[self.state.model],
@@ -145,6 +145,7 @@ class Loop:
             micro_batch_size=plan.micro_batch_size,
             forward_only=forward_only,
         )
+        return losses
 
     def _mean(self, losses: list[dict[str, torch.Tensor]]) -> float:
         """The mean of the micro batches' losses over all data-parallel ranks, known to every rank afterwards."""
@@ -179,7 +180,7 @@ class Loop:
     def _evaluate(self) -> None:
         """Mean loss over the same `eval_iters` global batches each time, so that evaluations can be compared."""
         plan = self.plan
-        assert isinstance(self.validation_data, GPTDataset) or self.validation_data is not None
+        assert self.validation_data is not None
         self.state.model.eval()
         batches = data.batches(self.validation_data, plan, self.where, 0)
         losses = [self._mean(self._pass(batches, forward_only=True)) for _ in range(plan.eval_iters)]
