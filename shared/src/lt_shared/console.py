@@ -159,7 +159,7 @@ def _with_context_settings(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _show_environment_variables(command: click.Command) -> None:
     for parameter in command.params:
-        if isinstance(parameter, click.Option) and (parameter.expose_value or not parameter.is_eager):
+        if isinstance(parameter, click.Option) and (parameter.expose_value or not parameter.is_flag):
             parameter.show_envvar = True
 
 

@@ -101,7 +101,6 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False) -> It
     target = Path(os.path.abspath(path))
     partial = target.parent / f".{target.name}.partial"
     with creating(str(target)):
-        _check_replaceable(target, replace)
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = _create_partial_directory(partial, str(target))
     try:
