@@ -1,0 +1,86 @@
+"""Developer tasks. `nox -l` lists them, `nox -s NAME` runs one, `nox -s NAME -- ARGUMENTS` passes arguments on.
+
+Every session makes its own environment on the first run and reuses it later (`--reuse-venv=never` makes it anew). The versions
+are those of constraints.txt.
+"""
+
+import re
+from pathlib import Path
+
+import nox
+
+DISTRIBUTIONS = ["shared", *(f"tools/{tool}" for tool in ("preprocess", "train", "convert", "monitor"))]
+SOURCES = [f"{distribution}/src" for distribution in DISTRIBUTIONS]
+BENCHMARKS = {"help": "tests/bench/help_time.py"}
+CONSTRAINTS = Path("constraints.txt")
+
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests"]
+nox.options.error_on_missing_interpreters = True
+nox.needs_version = ">=2024.3.2"
+
+
+def install(session: nox.Session, *more: str) -> None:
+    """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once."""
+    editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
+    session.install("-c", str(CONSTRAINTS), *editable, *more)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests, or those that the arguments choose (as for pytest)."""
+    install(session, "-r", "tests/requirements.txt")
+    session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Tokenize real text, pretrain a small Llama on two ranks, convert it, continue a prompt, draw the loss."""
+    install(session, "transformers")
+    session.run("python", "tests/demo/demo.py", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting, that no tool imports another, and that devices are named in one file."""
+    session.install("-c", str(CONSTRAINTS), "ruff", "import-linter")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", env={"PYTHONPATH": ":".join(SOURCES)})
+    session.run("python", "tests/lint/device_names.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of all five distributions with mypy --strict."""
+    install(session, "mypy")
+    session.run("mypy", "--strict", *SOURCES)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure: `nox -s bench -- help` times --help and --version of every tool."""
+    if not session.posargs or session.posargs[0] not in BENCHMARKS:
+        session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")
+    install(session)
+    session.run("python", BENCHMARKS[session.posargs[0]], *session.posargs[1:])
+
+
+@nox.session(reuse_venv=False)
+def lock(session: nox.Session) -> None:
+    """Write constraints.txt anew from the newest versions that install; review the difference before committing it.
+
+    Lines with a marker are kept: they say what one interpreter alone cannot know.
+    """
+    header, *lines = CONSTRAINTS.read_text().split("\n\n", 1)
+    kept = [line for line in "".join(lines).splitlines() if ";" in line]
+    editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
+    session.install(*kept, *editable, "-r", "tests/requirements.txt", "ruff", "import-linter", "mypy")
+    session.install("--no-deps", "-r", "tests/requirements-no-deps.txt")
+    frozen = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True) or ""
+    by_hand = {line.split("==")[0] for line in kept}
+    # A local version (2.13.0+cpu) is one machine's build of the release.
+    pins = [re.sub(r"\+.*", "", line) for line in frozen.splitlines() if "==" in line and not line.startswith("#")]
+    pins = [pin for pin in pins if pin.split("==")[0] not in by_hand]
+    CONSTRAINTS.write_text(header + "\n\n" + "\n".join(sorted([*pins, *kept], key=str.lower)) + "\n")
