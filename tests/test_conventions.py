@@ -1,0 +1,143 @@
+"""What every tool does alike. A tool that is added under tools/ is tested here without a change."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BINARIES = Path(sys.executable).parent
+TOOLS = [tomllib.loads(path.read_text())["project"]["name"] for path in sorted((ROOT / "tools").glob("*/pyproject.toml"))]
+HEAVY = {"torch", "numba", "megatron", "transformers", "pyarrow", "matplotlib", "numpy", "rich", "fsspec", "tokenizers"}
+
+
+def run(tool: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BINARIES / tool, *arguments], env=os.environ | environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def help_pages(tool: str) -> dict[tuple[str, ...], str]:
+    """The help of a tool and of each of its subcommands."""
+    page = run(tool, "--help").stdout
+    _, _, commands = page.partition("\nCommands:\n")
+    names = re.findall(r"^  ([a-z][\w-]*)", commands, re.MULTILINE)
+    return {(): page} | {(name,): run(tool, name, "--help").stdout for name in names}
+
+
+def options(page: str) -> dict[str, str]:
+    """The names of each option ("-o, --output") and its description, without --help and --version."""
+    _, _, section = page.partition("\nOptions:\n")
+    entries = re.split(r"\n(?=  -)", "\n" + section.split("\n\nCommands:")[0])[1:]
+    found = {
+        names[0].strip(): " ".join(entry.split()) for entry in entries if (names := re.match(r"  (-[\w-]+, )?--[\w-]+", entry))
+    }
+    assert len(found) == len(entries)
+    return {names: description for names, description in found.items() if names not in ("-h, --help", "--version")}
+
+
+def test_all_tools_are_there() -> None:
+    assert set(TOOLS) == {"lt-preprocess", "lt-train", "lt-convert", "lt-monitor"}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_begins_with_examples_that_call_the_tool(tool: str, option: str) -> None:
+    done = run(tool, option)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Examples:\n\n")
+    examples = done.stdout.partition("Usage:")[0]
+    assert f"{tool} " in examples
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_subcommands_follow_the_same_conventions(tool: str) -> None:
+    for page in help_pages(tool).values():
+        assert page.startswith("Examples:\n\n")
+        assert "-h, --help" in page
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_version(tool: str) -> None:
+    done = run(tool, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"{tool},? (version )?\d+\.\d+\.\d+\n", done.stdout)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("option", ["-h", "--help", "--version"])
+def test_help_and_version_import_nothing_heavy(tool: str, option: str) -> None:
+    """Heavy is what costs more than click: with torch alone, help would take seconds."""
+    code = f"""
+import sys
+from {tool.replace("-", "_")}.cli import main
+sys.argv = [{tool!r}, {option!r}]
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    imported = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "click" in imported
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_option_shows_its_environment_variable(tool: str) -> None:
+    for command, page in help_pages(tool).items():
+        found = options(page)
+        for option, description in found.items():
+            prefix = "_".join([tool, *command]).upper().replace("-", "_")
+            assert f"[env var: {prefix}_" in description, (option, description)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_an_unknown_option_is_a_usage_error_of_one_line(tool: str) -> None:
+    for command in help_pages(tool):
+        done = run(tool, *command, "--no-such-option")
+        assert (done.returncode, done.stdout) == (2, "")
+        error, hint = done.stderr.splitlines()
+        assert error.startswith(f"{tool}: error: No such option")
+        assert hint == f"hint: see {' '.join([tool, *command])} --help"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_no_arguments_are_a_usage_error_and_not_a_wait(tool: str) -> None:
+    done = run(tool)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_manual_page_names_every_option(tool: str) -> None:
+    manual = (ROOT / "tools" / tool.removeprefix("lt-") / "README.md").read_text()
+    documented = set(re.findall(r"(?<!\S)`?(--?[a-z][\w-]*)", manual))
+    for page in help_pages(tool).values():
+        missing = [names for names in options(page) if not documented.intersection(names.split(", "))]
+        assert missing == []
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_manual_page_names_no_option_that_is_gone(tool: str) -> None:
+    """Only lines that call the tool or list an option are looked at: text may name the options of others."""
+    manual = (ROOT / "tools" / tool.removeprefix("lt-") / "README.md").read_text()
+    calls = [part for line in manual.splitlines() if line.startswith("    ") for part in line.split("|") if f"{tool} " in part]
+    listed = re.findall(r"^\|? *`(?:-\w, )?(--[a-z][\w-]*)", manual, re.MULTILINE)
+    called = [option for call in calls for option in re.findall(r"(?<=\s)--[a-z][\w-]*", call.partition(f"{tool} ")[2])]
+    known = {option for page in help_pages(tool).values() for option in re.findall(r"--[a-z][\w-]*", page)}
+    assert set(listed + called) <= known
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *ROOT.glob("tools/*/*.md"), *ROOT.glob("shared/*.md"), *ROOT.glob("tests/**/*.md")]
+)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
