@@ -439,3 +439,29 @@ def test_require_local() -> None:
     with pytest.raises(BadConfig, match="s3://b/x: reading needs a local"):
         storage.require_local("s3://b/x", "reading")
     assert issubclass(BadConfig, ToolError)
+
+
+def test_fingerprint_of_a_local_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"123")
+    first = storage.fingerprint(path)
+    assert first == {"path": str(path), "size_bytes": 3, "mtime_ns": path.stat().st_mtime_ns}
+    monkeypatch.chdir(tmp_path)
+    assert storage.fingerprint("a") == first
+    os.utime(path, ns=(1, 1))
+    assert storage.fingerprint(path) != first
+
+
+def test_fingerprint_of_a_remote_object_is_the_same_however_it_was_found(bucket: str) -> None:
+    storage.write_bytes(f"{bucket}/a", b"123")
+    first = storage.fingerprint(f"{bucket}/a")
+    [found] = storage.expand([f"{bucket}/*"])
+    assert storage.fingerprint(found) == first
+    storage.write_bytes(f"{bucket}/a", b"124")
+    assert storage.fingerprint(found) != first
+
+
+def test_fingerprint_of_nothing(tmp_path: Path, bucket: str) -> None:
+    for path in (str(tmp_path / "none"), f"{bucket}/none"):
+        with pytest.raises(NoInput, match="none: no such file"):
+            storage.fingerprint(path)

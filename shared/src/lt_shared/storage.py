@@ -78,14 +78,18 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def fingerprint(path: str | os.PathLike[str]) -> dict[str, str | int]:
-    """What tells that a file was replaced or changed: its absolute path, and size and modification time (local) or the store's
-    own key of this version of the object (remote). Raises NoInput when there is no such file.
+    """What tells that a file was replaced or changed.
+
+    Local: absolute path, size in bytes and modification time. Remote: full URL and the version that the store gives the object,
+    on S3 its ETag. Raises NoInput when there is no such file.
     """
     name = os.fspath(path)
     try:
         if is_remote(name):
             filesystem, key = _filesystem(name)
-            return {"path": name, "version": retry(lambda: str(filesystem.ukey(key)), name)}
+            details = retry(lambda: filesystem.info(key), name)
+            version = details.get("ETag") or retry(lambda: filesystem.ukey(key), name)
+            return {"path": filesystem.unstrip_protocol(key), "version": str(version)}
         status = os.stat(name)
     except FileNotFoundError:
         raise NoInput(f"{name}: no such file") from None
