@@ -22,7 +22,7 @@ BLOCK_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 30
 
 _READ_BYTES = 1 << 18
-_COMPRESSED_READ_BYTES = 1 << 16
+_COMPRESSED_READ_BYTES = 1 << 14
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -71,6 +71,8 @@ def _content(path: str, file: IO[bytes], advance: Callable[[int], None]) -> Iter
     while len(start) < 6 and (more := _read_some(file, _COMPRESSED_READ_BYTES, advance)):
         start += more
     new_decompressor = _decompressor_for(start)
+    if start.startswith(b"BZh"):
+        raise BadData(f"{display_name(path)}: compressed with bzip2, which is not read", "bzip2 -dc FILE | lt-preprocess - ...")
     if new_decompressor is None:
         part = start
         while part:
@@ -131,12 +133,18 @@ def blocks(path: str, advance: Callable[[int], None]) -> Iterator[Block]:
             if waiting_bytes < BLOCK_BYTES or not has_whole_line:
                 continue
             content = b"".join(waiting)
-            cut = content.rfind(b"\n") + 1
-            yield Block(name, line, content[:cut])
-            line += content.count(b"\n")
-            waiting = [content[cut:]]
+            start = 0
+            while len(content) - start >= BLOCK_BYTES:
+                middle = start + BLOCK_BYTES
+                end = (content.rfind(b"\n", start, middle) + 1) or (content.find(b"\n", middle) + 1)
+                if end == 0:
+                    break
+                yield Block(name, line, content[start:end])
+                line += content.count(b"\n", start, end)
+                start = end
+            waiting = [content[start:]]
             waiting_bytes = len(waiting[0])
-            has_whole_line = False
+            has_whole_line = b"\n" in waiting[0]
     if waiting_bytes:
         yield Block(name, line, b"".join(waiting))
 

@@ -82,11 +82,10 @@ class HuggingFace(Tokenizer):
 
     def _check_special_tokens(self, path: Path) -> None:
         """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
-        unknown = getattr(self._tokenizer.model, "unk_token", None)
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
-            if not token.special or token.content == unknown:
+            if not token.special or number not in self._tokenizer.encode(token.content, add_special_tokens=False).ids:
                 continue
-            if number in self._tokenizer.encode(token.content, add_special_tokens=False).ids:
+            if token.content != _unknown_token(path):
                 raise BadData(
                     f"{path}: text that reads {token.content} would become that special token",
                     "use the model's SentencePiece or tiktoken file instead",
@@ -106,6 +105,13 @@ class HuggingFace(Tokenizer):
 
     def new_encoder(self) -> HuggingFaceEncoder:
         return HuggingFaceEncoder(self._tokenizer)
+
+
+def _unknown_token(path: Path) -> str | None:
+    """The token for what the model has no other for: named by itself, or in a Unigram model by its place."""
+    model = json.loads(path.read_bytes())["model"]
+    number = model.get("unk_id")
+    return model.get("unk_token") if number is None else model["vocab"][number][0]
 
 
 def _eos_token(path: Path) -> str | None:
