@@ -16,7 +16,6 @@ CONSTRAINTS = Path("constraints.txt")
 
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
-nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.3.2"
 
 
