@@ -6,38 +6,41 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lt_shared import run_log
 from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, DocumentsProcessed, Evaluation, Step
 
 EVENT_TYPES = (Step, Evaluation, CheckpointSaved, CheckpointLoaded, DocumentsProcessed)
 
-MEGATRON_LINES = [
+TAIL = "number of skipped iterations:   0 | number of nan iterations:   0 |"
+MEGATRON_LINES: list[tuple[str, run_log.Event]] = [
     (
-        "  iteration       25/73242187 | consumed samples:           50 | elapsed time per iteration (ms): 87.0 | learning rate: "
-        "1.638E-08 | global batch size:     2 | lm loss: 1.086954E+01 | loss scale: 4294967296.0 | grad norm: 0.000 | number of "
-        "skipped iterations:   0 | number of nan iterations:   0 |",
+        "  iteration       25/73242187 | consumed samples:           50 | elapsed time per iteration (ms): 87.0 | "
+        "learning rate: 1.638E-08 | global batch size:     2 | lm loss: 1.086954E+01 | loss scale: 4294967296.0 | "
+        f"grad norm: 0.000 | {TAIL}",
         Step(25, 73242187, 50, 0.087, None, 1.638e-08, 2, 10.86954, 4294967296.0, 0.0, 0, 0),
     ),
     (
-        "iteration        1/  508626 | consumed samples:          288 | elapsed time per iteration (ms): 255940.5 | learning rate: "
-        "0.000E+00 | global batch size:   288 | loss scale: 4294967296.0 | number of skipped iterations:   1 | number of nan "
-        "iterations:   0 |",
+        "iteration        1/  508626 | consumed samples:          288 | elapsed time per iteration (ms): 255940.5 | "
+        "learning rate: 0.000E+00 | global batch size:   288 | loss scale: 4294967296.0 | "
+        "number of skipped iterations:   1 | number of nan iterations:   0 |",
         Step(1, 508626, 288, 255.9405, None, 0.0, 288, None, 4294967296.0, None, 1, 0),
     ),
     (
-        " [2024-08-21 10:19:42] iteration        4/   25000 | consumed samples:         4096 | elapsed time per iteration (ms): "
-        "270125.4 | throughput per GPU (TFLOP/s/GPU): 449.6 | iteration time: 270.125 s samples/sec: 3.8 | learning rate: "
-        "7.500000E-08 | global batch size:  1024 | lm loss: 2.120380E+00 | loss scale: 1.0 | grad norm: 14.218 | number of skipped "
-        "iterations:   0 | number of nan iterations:   0 |",
+        " [2024-08-21 10:19:42] iteration        4/   25000 | consumed samples:         4096 | "
+        "elapsed time per iteration (ms): 270125.4 | throughput per GPU (TFLOP/s/GPU): 449.6 | "
+        "iteration time: 270.125 s samples/sec: 3.8 | learning rate: 7.500000E-08 | global batch size:  1024 | "
+        f"lm loss: 2.120380E+00 | loss scale: 1.0 | grad norm: 14.218 | {TAIL}",
         Step(
             *(4, 25000, 4096, 270.1254, 449.6, 7.5e-08, 1024, 2.12038, 1.0, 14.218, 0, 0),
-            datetime.datetime(2024, 8, 21, 10, 19, 42),
+            time=datetime.datetime(2024, 8, 21, 10, 19, 42),
         ),
     ),
     (
-        "iteration      100/  300000 | consumed samples:         3200 | elapsed time per iteration (ms): 3738.6/3700.1 | learning "
-        "rate: 6.000000E-05 | global batch size:    32 | lm loss: 7.968678E+00 | load_balancing_loss: 1.329517E+00 | mtp_1 loss: "
-        "7.925096E+00 | loss scale: 1.0 | grad norm: 1.040 | number of skipped iterations:   0 | number of nan iterations:   0 |",
+        "iteration      100/  300000 | consumed samples:         3200 | elapsed time per iteration (ms): 3738.6/3700.1 | "
+        "learning rate: 6.000000E-05 | global batch size:    32 | lm loss: 7.968678E+00 | "
+        "load_balancing_loss: 1.329517E+00 | mtp_1 loss: 7.925096E+00 | loss scale: 1.0 | grad norm: 1.040 | "
+        f"{TAIL}",
         Step(100, 300000, 3200, 3.7386, None, 6e-05, 32, 7.968678, 1.0, 1.04, 0, 0),
     ),
     (

@@ -27,7 +27,7 @@ def command() -> None:
     examples="""
 lt-monitor scrape slurm-*.out
 lt-monitor scrape --state scrape.state slurm-*.out >> events.jsonl
-tail -f run1/train.log | lt-monitor scrape -
+tail -n +1 -f run1/train.log | lt-monitor scrape -
 """,
 )
 @_LOGS
