@@ -109,9 +109,10 @@ class HuggingFace(Tokenizer):
 
 def _unknown_token(path: Path) -> str | None:
     """The token for what the model has no other for: named by itself, or in a Unigram model by its place."""
-    model = json.loads(path.read_bytes())["model"]
+    model: dict[str, Any] = json.loads(path.read_bytes())["model"]
     number = model.get("unk_id")
-    return model.get("unk_token") if number is None else model["vocab"][number][0]
+    token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
+    return token
 
 
 def _eos_token(path: Path) -> str | None:
