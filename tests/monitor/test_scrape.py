@@ -147,14 +147,29 @@ def test_a_rotated_log_is_read_to_its_end_first(tmp_path: Path, name: str, by: s
     assert events(tmp_path / "elsewhere.log", state=state) == []
 
 
-def test_a_log_and_its_rotated_part_may_be_given_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("by", ["rename", "copy"])
+def test_a_log_and_its_rotated_part_may_be_given_together(tmp_path: Path, by: str, order: int) -> None:
     log, rotated, state = tmp_path / "a.log", tmp_path / "a.log.1", tmp_path / "state"
     log.write_bytes(step_lines(1, 3))
     events(log, state=state)
-    log.rename(rotated)
-    log.write_bytes(step_lines(4, 5))
-    assert steps(events(log, rotated, state=state)) == [4, 5]
-    assert events(rotated, log, state=state) == []
+    _append(log, step_lines(1, 5))
+    if by == "rename":
+        log.rename(rotated)
+    else:
+        shutil.copy(log, rotated)
+    log.write_bytes(step_lines(6, 7))
+    both = [log, rotated][::order]
+    assert steps(events(*both, state=state)) == [4, 5, 6, 7]
+    assert events(*both, state=state) == []
+
+
+def test_a_log_whose_beginning_changed_is_another_log(tmp_path: Path) -> None:
+    log, state = tmp_path / "a.log", tmp_path / "state"
+    log.write_bytes(b"node-1\n" + step_lines(1, 20))
+    events(log, state=state)
+    log.write_bytes(b"node-2\n" + step_lines(1, 20))
+    assert steps(events(log, state=state)) == list(range(1, 21))
 
 
 def test_a_log_that_is_copied_over_again_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ class Positions:
 
     def find(self, path: str, descriptor: int) -> Position:
         """Where to go on in the open log `path`: at the beginning when it was never read or was replaced."""
+        if path in self.new:
+            return self.new[path]
         inode = os.fstat(descriptor).st_ino
         for saved in self.saved:
             if saved.inode == inode or saved.path == path or _is_rotated(path, saved.path):
