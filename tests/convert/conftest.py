@@ -24,7 +24,7 @@ GROUPED = Architecture("grouped", "llama", 3, 32, 88, 4, 2, 250, 512)
 ARCHITECTURES = {
     "grouped": GROUPED,
     "tied": dataclasses.replace(GROUPED, tie_embeddings=True, num_query_groups=4, norm_epsilon=1e-3),
-    # The head is not hidden / heads, and the vocabulary needs no padding. With this base, scaling moves a third of the frequencies
+    # The head is not hidden / heads, and the vocabulary needs no padding. With this base, scaling moves some frequencies
     # far enough to show within 400 tokens.
     "scaled": dataclasses.replace(
         GROUPED, num_query_groups=1, kv_channels=16, rotary_base=20000.0, rope_scaling=RopeScaling(32.0), vocab_size=256

@@ -8,11 +8,11 @@ from lt_convert import __version__
 from lt_shared import console, manifest
 
 EXAMPLES = """
-lt-convert /fsx/run1 --to hf -o /fsx/run1-hf
-lt-convert /fsx/run1/iter_0001000 --to hf --dtype bfloat16 -o /fsx/step1000-hf
-lt-convert Llama-3.2-1B --to megatron-dist -o /fsx/llama
-lt-convert Llama-3.2-1B --to megatron-dist -o /fsx/llama --dry-run
-lt-train --preset tiny --save run1 @data.manifest | lt-convert --to hf -o run1-hf -
+lt-convert run1 --to hf -o run1-hf
+lt-convert run1/iter_0001000 --to hf --dtype bfloat16 -o step1000-hf
+lt-convert Llama-3.2-1B --to megatron-dist -o llama
+lt-convert Llama-3.2-1B --to megatron-dist -o llama --dry-run
+lt-train --model llama3.2-1b --save run1 @data.manifest | lt-convert --to hf -o run1-hf -
 """
 
 

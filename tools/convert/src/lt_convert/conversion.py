@@ -117,16 +117,16 @@ def convert(request: Request) -> Checkpoint:
     _check_free(destination, request.force)
     with OpenFiles() as files:
         todo = plan(dataclasses.replace(request, source=str(directory)), files)
-        if todo.source.left_out:
-            note(f"{directory}: leaves out the training state ({len(todo.source.left_out)} keys)")
-        if todo.source.tokenizer is None:
-            warn(f"{directory}: no tokenizer beside it: the result has none")
         with storage.publish_directory(destination, replace=request.force) as partial:
             with Progress("convert", todo.size_bytes, "B") as progress:
                 write = _write_hf if request.to == HF else _write_megatron
                 write(todo, partial, progress.advance)
             first = todo.source.tokenizer.files[0].name if todo.source.tokenizer else None
             ConversionRecord(options, fingerprint, {}, first).write(partial)
+    if todo.source.left_out:
+        note(f"{directory}: left out the training state ({len(todo.source.left_out)} keys)")
+    if todo.source.tokenizer is None:
+        warn(f"{directory}: no tokenizer beside it: the result has none")
     return _result(request.to, destination, directory)
 
 
@@ -138,12 +138,12 @@ def _check_free(destination: Path, force: bool) -> None:
         raise CannotCreate(f"{destination}: exists and is not empty", "choose another output or pass --force")
 
 
-def _fingerprint(directory: Path, source_format: str) -> dict[str, list[int]]:
+def _fingerprint(directory: Path, source_format: str) -> list[dict[str, str | int]]:
     paths = [path for path in directory.rglob("*") if path.is_file()]
     if source_format == MEGATRON_DIST:
         beside = checkpoint_layout.tokenizer_directory(directory.parent)
         paths += [path for path in beside.rglob("*") if path.is_file()]
-    return record.fingerprint(paths)
+    return [storage.fingerprint(path) for path in sorted(paths)]
 
 
 def _result(to: str, destination: Path, source: Path) -> Checkpoint:

@@ -19,10 +19,14 @@ PADDING = "padding."
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What decides every shape: the architecture and the rows of the embedding, padding included."""
+    """What decides every shape: the architecture and the rows of the embedding, padding included. Raises BadData for too few."""
 
     architecture: Architecture
     padded_vocab_size: int
+
+    def __post_init__(self) -> None:
+        if self.padded_vocab_size < self.architecture.vocab_size:
+            raise BadData(f"the embedding has {self.padded_vocab_size} rows for a vocabulary of {self.architecture.vocab_size}")
 
 
 @dataclasses.dataclass(frozen=True)

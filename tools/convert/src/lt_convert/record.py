@@ -6,7 +6,6 @@ read the whole checkpoint again.
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,13 +17,13 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class ConversionRecord:
-    """`source` maps each source file to [size in bytes, modification time in ns], `files` each output file to its size.
+    """`source` has the fingerprint of each source file, `files` maps each output file to its size in bytes.
 
     `tokenizer_file` is the first of the tokenizer's original files, beside which others may have been made.
     """
 
     options: dict[str, Any]
-    source: dict[str, list[int]]
+    source: list[dict[str, str | int]]
     files: dict[str, int]
     tokenizer_file: str | None = None
 
@@ -33,7 +32,7 @@ class ConversionRecord:
         complete = dataclasses.replace(self, files=_sizes(directory))
         (directory / NAME).write_text(json.dumps({"v": VERSION, **dataclasses.asdict(complete)}, indent=2) + "\n")
 
-    def made_of(self, options: dict[str, Any], source: dict[str, list[int]], directory: Path) -> bool:
+    def made_of(self, options: dict[str, Any], source: list[dict[str, str | int]], directory: Path) -> bool:
         """Whether `directory` still is what these options make of this source."""
         return self.options == options and self.source == source and self.files == _sizes(directory)
 
@@ -51,10 +50,6 @@ def read(directory: Path) -> ConversionRecord | None:
         return ConversionRecord.from_record(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(f"{path}: malformed: {error}", "delete the file") from None
-
-
-def fingerprint(paths: Iterable[Path]) -> dict[str, list[int]]:
-    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(paths)}
 
 
 def _sizes(directory: Path) -> dict[str, int]:

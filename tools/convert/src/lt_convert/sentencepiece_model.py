@@ -27,7 +27,7 @@ def read(path: Path) -> Any:
         pieces = [_piece(value) for number, value in fields if number == 1]
         trainer = dict(_fields(b"".join(value for number, value in fields if number == 2)))
         normalizer = dict(_fields(b"".join(value for number, value in fields if number == 3)))
-    except (IndexError, TypeError, ValueError, KeyError, struct.error) as error:
+    except (AttributeError, IndexError, TypeError, ValueError, KeyError, struct.error) as error:
         raise BadData(f"{path}: not a SentencePiece model: {error}") from None
     model_type = trainer.get(3, UNIGRAM)
     if model_type not in (UNIGRAM, BPE) or not pieces:

@@ -131,11 +131,12 @@ def _open_megatron(directory: Path, files: OpenFiles) -> Source:
         architecture, loss = _from_common(directory, run), None
     if architecture.family != "llama":
         raise BadData(f"{directory}: a model of the {architecture.family} family, only llama is known here")
-    tensors = LLAMA.from_megatron(Model(architecture, _padded_rows(contents, directory)), contents.tensors, str(directory))
+    model = Model(architecture, _padded_rows(contents, directory))
+    tensors = LLAMA.from_megatron(model, contents.tensors, str(directory))
     return Source(
         directory,
         MEGATRON_DIST,
-        Model(architecture, _padded_rows(contents, directory)),
+        model,
         tensors,
         tokenizer,
         checkpoint_layout.iteration_of(directory),

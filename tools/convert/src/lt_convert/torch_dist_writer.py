@@ -4,6 +4,7 @@ The layers of a tensor become one stacked key with a chunk a layer, as megatron-
 into several chunks, so memory stays below `CHUNK_BYTES` twice over, whatever the model's size. `.metadata` is written last.
 """
 
+import contextlib
 import json
 import pickle
 import re
@@ -88,21 +89,29 @@ class _Files:
 
     def __init__(self, directory: Path, metadata: Metadata):
         self.directory, self.metadata = directory, metadata
-        self.number = 0
-        self.file: IO[bytes] = (directory / "__0_0.distcp").open("wb")
+        self.number = -1
+        self._published = contextlib.ExitStack()
 
     def add(self, index: MetadataIndex, content: Any) -> None:
-        if self.file.tell() >= FILE_BYTES:
-            self.file.close()
-            self.number += 1
-            self.file = (self.directory / f"__0_{self.number}.distcp").open("wb")
+        if self.number < 0 or self.file.tell() >= FILE_BYTES:
+            self._next()
         offset = self.file.tell()
-        torch.save(content, self.file)
+        try:
+            torch.save(content, self.file)
+        except RuntimeError as error:
+            # What torch makes of a failed write, a full disk for one.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         length = self.file.tell() - offset
-        self.metadata.storage_data[index] = _StorageInfo(f"__0_{self.number}.distcp", offset, length)
+        self.metadata.storage_data[index] = _StorageInfo(self.name, offset, length)
+
+    def _next(self) -> None:
+        self._published.close()
+        self.number += 1
+        self.name = f"__0_{self.number}.distcp"
+        self.file: IO[bytes] = self._published.enter_context(storage.publish(self.directory / self.name))
 
     def __enter__(self) -> "_Files":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+    def __exit__(self, *error: Any) -> None:
+        self._published.__exit__(*error)

@@ -1,0 +1,78 @@
+"""Reading a pickle must run nothing of it."""
+
+import argparse
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from lt_convert import pickles
+from lt_shared.console import BadData
+
+
+class Malicious:
+    def __init__(self, function: Any, *arguments: Any):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.function, self.arguments
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("function", [os.system, eval, exec, getattr, __import__, pickle.loads])
+def test_foreign_functions_are_refused(function: Any, protocol: int) -> None:
+    with pytest.raises(BadData, match="file: not a readable pickle: it refers to"):
+        pickles.loads(pickle.dumps(Malicious(function, "x"), protocol), "file")
+
+
+def test_functions_inside_allowed_packages_are_not_called(tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "inner.pt")
+    found = pickles.loads(pickle.dumps(Malicious(torch.load, str(tmp_path / "inner.pt"))), "file")
+    assert isinstance(found, pickles.Record)
+    assert found.arguments == (str(tmp_path / "inner.pt"),)
+
+
+def test_dotted_names_do_not_reach_other_modules(tmp_path: Path) -> None:
+    # protocol 4, the global "torch" "os.system", called with a command
+    content = b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93\x8c" + bytes([len(f"touch {tmp_path}/x")])
+    content += f"touch {tmp_path}/x".encode() + b"\x85R."
+    assert isinstance(pickles.loads(content, "file"), pickles.Record)
+    assert not (tmp_path / "x").exists()
+
+
+def test_torch_objects_become_records() -> None:
+    index = pickles.loads(pickle.dumps(MetadataIndex("key", torch.Size([1, 2]))), "file")
+    assert (index.name, index.fqn, index.offset) == ("torch.distributed.checkpoint.metadata.MetadataIndex", "key", (1, 2))
+
+
+def test_arguments_keep_their_values(tmp_path: Path) -> None:
+    torch.save(
+        {"args": argparse.Namespace(num_layers=2, params_dtype=torch.bfloat16), "t": torch.ones(2)}, tmp_path / "common.pt"
+    )
+    found = pickles.load_torch_file(tmp_path / "common.pt")
+    assert vars(found["args"])["num_layers"] == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"garbage", b"\x80\x04K\x01", b"\x80\x04)R.", b"cos\nsystem\n(S'x'\ntR."])
+def test_damaged_pickles_are_one_error(content: bytes) -> None:
+    with pytest.raises(BadData, match="not a readable pickle"):
+        pickles.loads(content, "file")
+
+
+def test_damaged_torch_files_are_one_error(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(BadData, match="not a torch file"):
+        pickles.load_torch_file(tmp_path / "text")
+    with zipfile.ZipFile(tmp_path / "zip", "w") as archive:
+        archive.writestr("a", "b")
+    with pytest.raises(BadData, match=r"it has no data\.pkl"):
+        pickles.load_torch_file(tmp_path / "zip")
+
+
+def test_enumerations_of_a_newer_megatron_are_inert() -> None:
+    assert pickles.loads(b"cmegatron.core.enums\nNotYetInvented\n(K\x01tR.", "file").arguments == (1,)

@@ -1,0 +1,112 @@
+"""The tokenizer of a converted checkpoint encodes as the original, and comes back as the same files."""
+
+import base64
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import tiktoken
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from lt_convert import conversion, tokenizer
+from lt_convert.conversion import Request
+from lt_shared import checkpoint_layout, huggingface, tokenizer_files
+from lt_shared.architecture import Architecture
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadData
+
+GPT2 = Path(__file__).parents[1] / "demo" / "tokenizer"
+TEXTS = ["The Unix system", "  two  spaces\n\tand tabs ", "naïve café 日本語 🙂", "it's 12345 o'clock", "", "a\r\nb"]
+
+
+@pytest.fixture
+def run(architectures: dict[str, Architecture], tmp_path: Path) -> Path:
+    """A Megatron run whose tokenizer is the demo's GPT-2 vocabulary."""
+    architecture = dataclasses.replace(architectures["grouped"], vocab_size=2048)
+    LlamaForCausalLM(LlamaConfig(**huggingface.to_config(architecture, "float32"))).save_pretrained(tmp_path / "source")
+    (tmp_path / "source" / "generation_config.json").unlink()
+    tokenizer_files.find(GPT2).copy_to(tmp_path / "source")
+    conversion.convert(Request(str(tmp_path / "source"), "megatron-dist", tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def test_gpt2_vocabulary_loads_in_transformers(run: Path, tmp_path: Path) -> None:
+    from transformers import GPT2Tokenizer
+
+    conversion.convert(Request(str(run), "hf", tmp_path / "hf"))
+    found = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    stock = GPT2Tokenizer.from_pretrained(GPT2)
+    for text in TEXTS:
+        assert found(text).input_ids == stock(text).input_ids
+        assert found.decode(found(text).input_ids) == text
+    assert found.eos_token_id == 2047
+    assert found("a<|endoftext|>").input_ids[-1] == 2047
+    assert json.loads((tmp_path / "hf" / "generation_config.json").read_text())["eos_token_id"] == 2047
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["eos_token_id"] == 2047
+
+
+def test_tokenizer_keeps_its_hash_on_the_way_back(run: Path, tmp_path: Path) -> None:
+    original = RunRecord.read(run / "release").tokenizer
+    assert original and original.sha256 == tokenizer_files.find(GPT2).sha256()
+    conversion.convert(Request(str(run), "hf", tmp_path / "hf"))
+    conversion.convert(Request(str(tmp_path / "hf"), "megatron-dist", tmp_path / "back"))
+    again = RunRecord.read(tmp_path / "back" / "release").tokenizer
+    assert again and again.sha256 == original.sha256
+    assert sorted(path.name for path in (tmp_path / "back" / "tokenizer").iterdir() if "config" not in path.name) == [
+        "merges.txt",
+        "vocab.json",
+    ]
+
+
+def test_another_tokenizer_in_its_place_is_refused(run: Path, tmp_path: Path) -> None:
+    place = checkpoint_layout.tokenizer_directory(run)
+    vocabulary = json.loads((place / "vocab.json").read_text())
+    (place / "vocab.json").write_text(json.dumps(vocabulary | {"extra": 2048}))
+    with pytest.raises(BadData, match="not the tokenizer"):
+        conversion.convert(Request(str(run), "hf", tmp_path / "hf"))
+
+
+def test_tokenizer_json_is_kept_as_it_is(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    tokenizer.write(tokenizer_files.find(GPT2), made, 512)
+    (made / "vocab.json").unlink()
+    configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": {"content": "!"}, "chat_template": "x"}
+    (made / "tokenizer_config.json").write_text(json.dumps(configuration))
+    ids = tokenizer.write(tokenizer_files.find(made), tmp_path / "out", 512)
+    assert ids == {"bos_token_id": 2047, "eos_token_id": 0}
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (made / name).read_bytes()
+
+
+def test_llama3_file_encodes_as_tiktoken_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt2 = json.loads((GPT2 / "vocab.json").read_text())
+    symbols = {symbol: byte for byte, symbol in enumerate(tokenizer._byte_symbols())}
+    ranks = {bytes(symbols[character] for character in token): rank for token, rank in gpt2.items() if token != "<|endoftext|>"}
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(ranks.items(), key=lambda item: item[1])]
+    (tmp_path / "tokenizer.model").write_text("".join(lines))
+    monkeypatch.setattr(tokenizer, "LLAMA3_RANKS", len(ranks))
+    names = tokenizer.llama3_special_tokens()
+    special = {name: len(ranks) + index for index, name in enumerate(names)}
+    stock = tiktoken.Encoding("llama3", pat_str=tokenizer.LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    ids = tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512)
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in TEXTS:
+        assert found(text).input_ids == [special["<|begin_of_text|>"], *stock.encode_ordinary(text)]
+    assert found("<|eot_id|>").input_ids[1:] == [len(ranks) + 9]
+    assert ids == {"bos_token_id": len(ranks), "eos_token_id": len(ranks) + 1}
+    assert tokenizer_files.find(tmp_path / "out").sha256() == tokenizer_files.find(tmp_path).sha256()
+
+
+def test_special_tokens_of_llama3_have_their_published_ids() -> None:
+    names = tokenizer.llama3_special_tokens()
+    assert len(set(names)) == 256
+    published = {0: "begin_of_text", 1: "end_of_text", 2: "reserved_special_token_0", 6: "start_header_id", 9: "eot_id"}
+    assert all(names[index] == f"<|{name}|>" for index, name in published.items())
+    assert names[255] == "<|reserved_special_token_247|>"
+
+
+def test_other_tiktoken_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_text("YQ== 0\n")
+    with pytest.raises(BadData, match="only Llama 3's"):
+        tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512)
