@@ -117,9 +117,10 @@ def test_the_arguments_are_one_event_with_numbers_as_numbers() -> None:
     assert records[1]["src"] == {"offset": 7}
 
 
-def test_event_records_pass_through_with_unknown_keys() -> None:
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_event_records_pass_through_with_unknown_keys(separators: tuple[str, str]) -> None:
     record = {"v": 1, "kind": "step", "run": "a", "step": 3, "loss": 2.5, "colour": "red", "src": {"file": "x", "offset": 9}}
-    assert parse(b"0: " + json.dumps(record, separators=(",", ":")).encode()) == record
+    assert parse(b"0: " + json.dumps(record, separators=separators).encode()) == record
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ _BEGINNING = re.compile(
     r"|Processed \d{1,15} documents "
 )
 _LAST_PAIR = re.compile(r"number of nan iterations: +\d+ \|")
-_RECORD = '{"v":1,"kind":'
+_RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
 
 
 class LogParser:
@@ -67,8 +67,8 @@ class LogParser:
 
     def parse(self, line: bytes, offset: int) -> Record | None:
         """The event in one line that starts at byte `offset`, with its `offset` under `src`; None for other lines."""
-        if b'"kind"' in line and (start := line.rfind(_RECORD.encode())) >= 0:
-            return self._record(line[start:], offset)
+        if b'"kind"' in line and (beginnings := list(_RECORD.finditer(line))):
+            return self._record(line[beginnings[-1].start() :], offset)
         dashed = b"arguments -" in line
         if not (dashed or b"iteration" in line or b"Processed " in line or (self.arguments is not None and b" .." in line)):
             return None
@@ -79,10 +79,10 @@ class LogParser:
             record = self._argument(text[labels.end() :], offset)
             if record is not None:
                 return record
-        beginnings = list(_BEGINNING.finditer(text))
-        if not beginnings:
+        found = list(_BEGINNING.finditer(text))
+        if not found:
             return None
-        body = text[beginnings[-1].start() :]
+        body = text[found[-1].start() :]
         event = run_log.parse(body) or _parse_without_tail(body)
         if event is None:
             return None

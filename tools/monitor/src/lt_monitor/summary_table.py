@@ -57,7 +57,7 @@ def _loss(summary: Summary) -> str:
 def _trend(summary: Summary) -> str:
     if summary.loss_mean is None or summary.loss_change is None:
         return "-"
-    return f"mean {summary.loss_mean:.4f}, {summary.loss_change:+.4f} against the tenth before"
+    return f"mean {summary.loss_mean:.4f}, before {summary.loss_mean - summary.loss_change:.4f}"
 
 
 def _validation(summary: Summary) -> str:
