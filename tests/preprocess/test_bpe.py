@@ -138,6 +138,30 @@ def test_random_ranks(pattern: int, shuffler: random.Random, tokens: list[bytes]
     assert ids_of(encoder, long_word) == reference.encode_ordinary(long_word)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_boundary_shows(pattern: int) -> None:
+    """With all short strings of a text as tokens, the ids tell where it was cut: real vocabularies hide most wrong cuts."""
+    boundary_texts = [
+        *HARD_TEXTS,
+        "'\u017fa '\u017f\u017f 'Sa 'lla 'vea 'x\u017f",
+        "a'\u212aa 'ta",
+        "a1b22c333d4444",
+        "\u3000a\u3000\n a\t!",
+    ]
+    parts = {
+        text[start : start + size]
+        for text in map(str.encode, boundary_texts)
+        for start in range(min(len(text), 100))
+        for size in range(2, 9)
+    }
+    tokens = sorted((part for part in parts if len(part) > 1), key=lambda part: (len(part), part))
+    ranks = {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *tokens])}
+    reference = tiktoken.Encoding("boundaries", pat_str=PATTERNS[pattern], mergeable_ranks=ranks, special_tokens={})
+    encoder = ByteLevelBpe(vocabulary.from_ranks(ranks, pattern, special_tokens=0, eod=None)).new_encoder()
+    for text in boundary_texts:
+        assert ids_of(encoder, text) == reference.encode_ordinary(text), text
+
+
 @pytest.mark.parametrize(
     "word", ["a" * 100_000, "ab" * 50_000, "\u4e2d" * 40_000, " " * 100_000 + "x", "\n" * 100_000, "=" * 100_000]
 )
