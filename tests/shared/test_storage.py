@@ -22,6 +22,7 @@ from lt_shared.console import BadConfig, CannotCreate, IoFailure, NoInput, ToolE
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
+    fsspec.filesystem("memory").store.clear()
     yield "memory://bucket"
     fsspec.filesystem("memory").store.clear()
 
