@@ -1,6 +1,6 @@
 """One interface to the four kinds of tokenizer.
 
-GPT-2 vocabularies and Llama 3's tiktoken file run in the compiled encoder, at about three times the speed of tiktoken;
+GPT-2 vocabularies and Llama 3's tiktoken file run in the compiled encoder, at two to four times the speed of tiktoken;
 SentencePiece models and tokenizer.json run in the libraries that define them, at a few MB a second and thread. None of them ever
 turns the text of a special token into that token: what a document says cannot end it.
 """
