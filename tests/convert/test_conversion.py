@@ -210,6 +210,15 @@ def test_changed_source_options_or_result_is_not_up_to_date(hf_checkpoints: dict
         convert(source, "megatron-dist", tmp_path / "run")
 
 
+@pytest.mark.parametrize("destination", ["source", "source/..", "link"])
+def test_source_is_never_replaced(destination: str, hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
+    source = shutil.copytree(hf_checkpoints["grouped"].directory, tmp_path / "place" / "source")
+    (tmp_path / "place" / "link").symlink_to(source)
+    with pytest.raises(UsageError, match="holds the source"):
+        convert(source, "megatron-dist", tmp_path / "place" / destination, force=True)
+    assert (source / "model.safetensors").exists()
+
+
 def test_source_in_the_wanted_format_is_refused(hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="in the format hf already"):
         convert(hf_checkpoints["grouped"].directory, "hf", tmp_path / "hf")

@@ -114,7 +114,7 @@ def convert(request: Request) -> Checkpoint:
         if made and made.made_of(options, fingerprint, destination):
             note(f"{destination}: up to date")
             return _result(request.to, destination, directory)
-    _check_free(destination, request.force)
+    _check_free(destination, directory, request.force)
     with OpenFiles() as files:
         todo = plan(dataclasses.replace(request, source=str(directory)), files)
         with storage.publish_directory(destination, replace=request.force) as partial:
@@ -130,8 +130,10 @@ def convert(request: Request) -> Checkpoint:
     return _result(request.to, destination, directory)
 
 
-def _check_free(destination: Path, force: bool) -> None:
-    """Refuse an occupied destination before the source is read. Raises CannotCreate."""
+def _check_free(destination: Path, source: Path, force: bool) -> None:
+    """Refuse an occupied destination before the source is read, and one that holds the source, which --force would delete."""
+    if source.resolve().is_relative_to(destination.resolve()):
+        raise UsageError(f"{destination}: holds the source {source}", "choose another output")
     if destination.exists() and not destination.is_dir():
         raise CannotCreate(f"{destination}: exists and is not a directory")
     if not force and destination.is_dir() and any(destination.iterdir()):
@@ -139,7 +141,7 @@ def _check_free(destination: Path, force: bool) -> None:
 
 
 def _fingerprint(directory: Path, source_format: str) -> list[dict[str, str | int]]:
-    paths = [path for path in directory.rglob("*") if path.is_file()]
+    paths = [path for path in directory.iterdir() if path.is_file()]
     if source_format == MEGATRON_DIST:
         beside = checkpoint_layout.tokenizer_directory(directory.parent)
         paths += [path for path in beside.rglob("*") if path.is_file()]
