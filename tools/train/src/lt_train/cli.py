@@ -8,10 +8,10 @@ from lt_shared import console
 from lt_train import __version__, device
 
 EXAMPLES = """
-lt-preprocess corpus/*.jsonl.zst --tokenizer llama3 --append-eod -o data/web | lt-train --model llama3.2-1b --save run1 -
-lt-train --model tiny --train-iters 100 --save run1 data/web_text_document
-lt-train --tensor-model-parallel-size 2 --model llama3.1-8b --dry-run 0.7 data/web_text_document 0.3 data/code_text_document
-srun --ntasks-per-node 8 lt-train --model llama3.1-70b --tensor-model-parallel-size 8 --save /fsx/run1 @web.manifest
+lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
+lt-train --model tiny --train-iters 20 --ranks 2 --save run2 0.7 data/web_text_document 0.3 data/code_text_document
+lt-train --model llama3.1-8b --tensor-model-parallel-size 2 --ranks 8 --dry-run data/web_text_document
+torchrun --nproc-per-node 2 -m lt_train --model tiny --train-iters 20 --save run3 data/web_text_document
 """
 
 
@@ -59,7 +59,9 @@ def positive(default: Any = None, **kwargs: Any) -> dict[str, Any]:
 @click.option("--sequence-parallel", is_flag=True, help="Split norms along the sequence among tensor-parallel ranks.")
 @click.option("--use-distributed-optimizer", is_flag=True, help="Split the optimizer state among data-parallel ranks.")
 @click.option("--ranks", **positive(), help="Ranks to start here; by default one per GPU, or what the model parallel sizes need.")
-@click.option("--device", type=click.Choice(device.DEVICES), default="auto", help="Where to train.")
+@click.option(
+    "--device", type=click.Choice(device.DEVICES), default="auto", help="Where to train; auto takes the GPUs if there are any."
+)
 @click.option("--split", default="99,1,0", help="Shares of training, validation and test documents.")
 @click.option("--eval-interval", **positive(1000), help="Steps between evaluations; the last step always has one.")
 @click.option("--eval-iters", type=click.IntRange(min=0), default=10, help="Global batches per evaluation; 0 for none.")

@@ -79,13 +79,17 @@ def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when lt-train goes away; does nothing in a rank that another launcher started."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent is None:
-        return
+def die_with_launcher() -> None:
+    """Ask the kernel to kill this rank when lt-train goes away; does nothing in a rank that another launcher started."""
+    launcher = os.environ.get(PARENT_VARIABLE)
+    if launcher is not None:
+        die_with(int(launcher))
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when `parent` goes away, or end now if it has gone already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

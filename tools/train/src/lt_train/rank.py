@@ -1,9 +1,11 @@
 """One rank of a run, started by lt-train on this node: `python -m lt_train.rank PLAN.json`, its place in the environment.
 
-The import guard matters: megatron-core's checkpoint writer spawns processes that import this module again.
+megatron-core's checkpoint writer spawns processes that import this module again, under another name: they must not start a rank,
+and must not outlive this one.
 """
 
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -24,7 +26,7 @@ def command(plan_file: str) -> None:
     here = place.find()
     if here is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    processes.die_with_parent()
+    processes.die_with_launcher()
     plan = Plan.from_json(Path(plan_file).read_text())
     start(plan, here)
 
@@ -50,3 +52,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":
+    processes.die_with(os.getppid())

@@ -56,9 +56,8 @@ def _join(place: Place, where: torch.device) -> None:
     device.communicate_on_loopback(place)
     torch.distributed.init_process_group(
         backend=device.BACKENDS[where.type],
-        init_method=f"tcp://{place.master_address}:{place.master_port}",
-        rank=place.rank,
-        world_size=place.world_size,
+        # The variables of `Place.environment`; torchrun adds one that says that its own store is to be used.
+        init_method="env://",
         device_id=where if where.type == device.CUDA else None,
         timeout=datetime.timedelta(minutes=10),
     )

@@ -1,0 +1,54 @@
+"""Running lt-train as a user does, on a model so small that a run takes seconds."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lt_shared import manifest
+
+# Small and short, so that a run takes seconds; --log-interval 1 puts the exact loss of every step into metrics.jsonl.
+SMALL = (
+    *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--seq-length", "64", "--micro-batch-size", "2", "--global-batch-size", "8", "--log-interval", "1"),
+    *("--eval-iters", "1", "--device", "cpu"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def manifest(self) -> list[manifest.Entry]:
+        return manifest.parse(self.out.splitlines(), "stdout")
+
+
+def environment() -> dict[str, str]:
+    """The present environment without anything that would make lt-train a rank or change its options."""
+    left_out = ("RANK", "LOCAL_RANK", "LT_DEBUG")
+    return {key: value for key, value in os.environ.items() if key not in left_out and not key.startswith(("LT_TRAIN", "SLURM"))}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lt_train", *arguments]
+
+
+def run(*arguments: str, stdin: str = "", **variables: str) -> Result:
+    done = subprocess.run(
+        command(*arguments), input=stdin, capture_output=True, text=True, timeout=240, env=environment() | variables
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def losses(run_directory: Path) -> dict[tuple[str, int], float]:
+    """The last recorded loss of every step and evaluation of a run, exact."""
+    found = {}
+    for line in (run_directory / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        found[record["kind"], record["step"]] = record["loss"]
+    return found

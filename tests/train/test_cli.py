@@ -1,0 +1,56 @@
+"""The manual page and the help show the same, and every example in them works."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from running import environment, run
+
+from lt_shared.manifest import Dataset
+from lt_train.cli import EXAMPLES
+
+README = (Path(__file__).parents[2] / "tools/train/README.md").read_text()
+IN_README = re.findall(r"^    (?=\S*.*lt[-_]train )(.+)$", README, re.MULTILINE)
+# Needs a scheduler; test_launch.py runs two tasks under the variables that srun sets.
+NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) ")
+
+
+def test_readme_shows_the_help() -> None:
+    shown = run("--help", COLUMNS="100").out
+    assert f"```\n{shown}```\n" in README
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Dataset]) -> Path:
+    """A directory with the inputs that the examples name."""
+    place = tmp_path_factory.mktemp("examples")
+    (place / "data").mkdir()
+    for name in ("web", "code"):
+        write_dataset(place / f"data/{name}_text_document", documents=100)
+    demo = Path(__file__).parents[1] / "demo"
+    (place / "gpt2").symlink_to(demo / "tokenizer")
+    with (demo / "corpus.jsonl.zst").open("rb") as compressed:
+        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
+    (place / "corpus.jsonl").write_text("".join(lines[:100]))
+    (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')
+    return place
+
+
+@pytest.mark.parametrize(
+    "example", sorted({*EXAMPLES.strip().splitlines(), *(line for line in IN_README if not NEEDS_A_CLUSTER.match(line))})
+)
+def test_every_example_runs(example: str, workplace: Path) -> None:
+    variables = environment() | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "LT_TRAIN_DEVICE": "cpu",
+    }
+    script = f"set -o pipefail\n{example}"
+    done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

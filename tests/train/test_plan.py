@@ -1,0 +1,119 @@
+"""What cannot run is refused before any rank starts: one line, the right exit code, nothing written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running import SMALL, run
+
+from lt_shared.manifest import Dataset
+from lt_train.plan import Plan, split_shares
+
+BAD_CONFIGURATIONS = {
+    "heads by tensor parallel": (
+        ("--tensor-model-parallel-size", "3"),
+        "attention heads 4 not divisible by tensor parallel",
+    ),
+    "groups by tensor parallel": (("--tensor-model-parallel-size", "4"), "query groups 2 not divisible"),
+    "layers by pipeline": (("--pipeline-model-parallel-size", "3"), "layers 2 not divisible by pipeline parallel size 3"),
+    "ranks by model parallel": (("--ranks", "3", "--tensor-model-parallel-size", "2"), "3 ranks do not divide"),
+    "batch by ranks": (("--ranks", "3"), "global batch size 8 is not a multiple"),
+    "sequence length": (("--seq-length", "4096"), "exceeds the model's 1024 positions"),
+    "sequence parallel alone": (("--sequence-parallel",), "tensor parallel size above 1"),
+    "heads by width": (("--num-attention-heads", "7", "--num-query-groups", "7"), "not divisible by 7 attention heads"),
+    "split without training": (("--split", "0,1,0"), "leaves no training data"),
+    "split without validation": (("--split", "1,0,0"), "leaves no validation data"),
+    "split of words": (("--split", "most,some"), "not three shares"),
+    "warm-up": (("--train-iters", "5", "--lr-warmup-iters", "5"), "warm-up of 5 iterations"),
+    "learning rates": (("--lr", "1e-4", "--min-lr", "1e-3"), "minimum learning rate"),
+    "mixed families": (("--position-embedding-type", "learned_absolute"), "does not go with the llama family"),
+    "small vocabulary": (("--vocab-size", "1000"), "vocabulary of 2048, the model's has 1000"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONFIGURATIONS)
+def test_refused_configurations(case: str, tmp_path: Path, dataset: Dataset) -> None:
+    options, message = BAD_CONFIGURATIONS[case]
+    result = run(*SMALL, *options, "--save", str(tmp_path / "run"), dataset.prefix)
+    assert (result.code, result.out) == (78, "")
+    error, *hint = result.err.splitlines()
+    assert error.startswith("lt-train: error: ")
+    assert message in error
+    assert len(hint) <= 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_refused_usage(tmp_path: Path, dataset: Dataset) -> None:
+    assert run("--model", "gpt5", dataset.prefix).code == 2
+    assert run("--num-layers", "2", dataset.prefix).code == 2
+    assert run().code == 2
+    assert run(*SMALL, "--micro-batch-size", "0", dataset.prefix).code == 2
+
+
+def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    def outcome(*data: str) -> tuple[int, str]:
+        result = run(*SMALL, "--save", str(tmp_path / "run"), *data)
+        assert result.out == ""
+        assert not (tmp_path / "run").exists()
+        return result.code, result.err
+
+    assert outcome(str(tmp_path / "nothing"))[0] == 66
+    assert outcome(f"@{tmp_path / 'nothing.manifest'}")[0] == 66
+    prefix = write_dataset(tmp_path / "data", documents=20).prefix
+    tokens = Path(f"{prefix}.bin").read_bytes()
+    Path(f"{prefix}.bin").write_bytes(tokens[:-2])
+    code, message = outcome(prefix)
+    assert code == 65
+    assert f"{prefix}.bin" in message
+    Path(f"{prefix}.bin").write_bytes(tokens)
+    Path(f"{prefix}.idx").unlink()
+    code, message = outcome(prefix)
+    assert code == 66
+    assert "was not finished" in message
+
+
+def test_data_of_two_tokenizers_is_refused(tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]) -> None:
+    other = write_dataset(tmp_path / "other", documents=20, sha256="0" * 64)
+    result = run(*SMALL, dataset.prefix, other.prefix)
+    assert result.code == 78
+    assert dataset.prefix in result.err
+    assert other.prefix in result.err
+
+
+def test_checkpoint_of_another_tokenizer_or_model_is_refused(
+    tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]
+) -> None:
+    save = ("--save", str(tmp_path / "run"))
+    first = run(*SMALL, "--train-iters", "1", *save, dataset.prefix)
+    assert first.code == 0, first.err
+    other = write_dataset(tmp_path / "other", documents=20, sha256="0" * 64)
+    tokenizer = run(*SMALL, "--train-iters", "2", *save, other.prefix)
+    assert (tokenizer.code, "different tokenizers" in tokenizer.err) == (78, True)
+    model = run(*SMALL, "--train-iters", "2", "--ffn-hidden-size", "192", *save, dataset.prefix)
+    assert (model.code, "ffn_hidden_size 128 there, 192 here" in model.err) == (78, True)
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, dataset: Dataset) -> None:
+    result = run(*SMALL, "--dry-run", "--save", str(tmp_path / "run"), "0.7", dataset.prefix)
+    assert result.code == 0, result.err
+    record = json.loads(result.out)
+    assert record["architecture"]["vocab_size"] == 2048
+    assert record["datasets"][0]["weight"] == 0.7
+    assert record["parallelism"]["world_size"] == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_plan_travels_to_the_ranks_unchanged(dataset: Dataset) -> None:
+    from lt_train import settings
+    from lt_train.cli import command as click_command
+
+    context = click_command.make_context("lt-train", [*SMALL, "--model", "llama3.1-8b", "--seq-length", "64", dataset.prefix])
+    options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
+    plan = settings.resolve(options, (dataset,))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_split_shares() -> None:
+    assert split_shares("969,30,1") == pytest.approx((0.969, 0.03, 0.001))
+    assert split_shares("1") == (1.0, 0.0, 0.0)

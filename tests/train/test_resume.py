@@ -1,0 +1,122 @@
+"""A run that was killed continues as if nothing had happened, bit for bit on a CPU."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from running import SMALL, command, environment, losses, run
+
+from lt_shared import checkpoint_layout
+from lt_shared.manifest import Dataset
+
+STEPS = ("--train-iters", "12", "--save-interval", "4", "--eval-interval", "5", "--lr", "1e-3")
+
+
+def start(directory: Path, dataset: Dataset, *options: str) -> subprocess.Popen[bytes]:
+    arguments = command(*SMALL, *STEPS, *options, "--save", str(directory), dataset.prefix)
+    return subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def kill_with_ranks_checked(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL lt-train alone; its ranks must go by themselves."""
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(ranks, timeout=10)[1]
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, "lt-train ended early"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def finish(directory: Path, dataset: Dataset, *options: str) -> None:
+    result = run(*SMALL, *STEPS, *options, "--save", str(directory), dataset.prefix)
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--ranks", "2", "--use-distributed-optimizer"), ("--tensor-model-parallel-size", "2", "--bf16")],
+    ids=["one-rank", "dp2-distributed", "tp2-bf16"],
+)
+def test_killed_run_continues_bit_for_bit(options: tuple[str, ...], tmp_path: Path, dataset: Dataset) -> None:
+    finish(tmp_path / "whole", dataset, *options)
+    process = start(tmp_path / "killed", dataset, *options)
+    wait_for(tmp_path / "killed" / checkpoint_layout.TRACKER, process)
+    kill_with_ranks_checked(process)
+    resumed_from = checkpoint_layout.read_tracker(tmp_path / "killed")
+    finish(tmp_path / "killed", dataset, *options)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert f"at iteration {resumed_from}" in (tmp_path / "killed/train.log").read_text()
+
+
+def test_kills_at_random_moments_leave_only_whole_checkpoints(tmp_path: Path, dataset: Dataset) -> None:
+    finish(tmp_path / "whole", dataset)
+    directory = tmp_path / "killed"
+    generator = random.Random(20)
+    for _ in range(4):
+        process = start(directory, dataset)
+        wait_for(directory / "train.log", process)
+        time.sleep(generator.uniform(0.5, 5))
+        process.kill()
+        process.wait()
+        for checkpoint in checkpoint_layout.checkpoints(directory):
+            assert checkpoint_layout.damage(checkpoint) is None
+    finish(directory, dataset)
+    assert losses(directory) == losses(tmp_path / "whole")
+
+
+def test_resume_with_another_layout(tmp_path: Path, dataset: Dataset) -> None:
+    finish(tmp_path / "whole", dataset)
+    half = ("--train-iters", "4", "--lr-decay-iters", "12", "--lr-warmup-iters", "0")
+    first = run(*SMALL, *STEPS, *half, "--split", "99,1,0", "--save", str(tmp_path / "moved"), dataset.prefix)
+    assert first.code == 0, first.err
+    finish(tmp_path / "moved", dataset, "--pipeline-model-parallel-size", "2")
+    # The same sums in another order, as in test_parallelism; 5e-6 is ten roundings of the loss.
+    later = {key: loss for key, loss in losses(tmp_path / "whole").items() if key[1] > 4}
+    found = losses(tmp_path / "moved")
+    assert {key: found[key] for key in later} == pytest.approx(later, abs=5e-6)
+
+
+def test_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, dataset: Dataset) -> None:
+    directory = tmp_path / "run"
+    finish(directory, dataset)
+    newest, second, *_ = checkpoint_layout.checkpoints(directory)
+    next(newest.glob("*.distcp")).unlink()
+    result = run(*SMALL, *STEPS, "--save", str(directory), dataset.prefix)
+    assert result.code == 0, result.err
+    assert "passing over an incomplete checkpoint" in result.err
+    assert f"at iteration {checkpoint_layout.iteration_of(second)}" in result.err
+    assert checkpoint_layout.damage(newest) is None
+
+
+def test_no_complete_checkpoint_is_an_error(tmp_path: Path, dataset: Dataset) -> None:
+    directory = tmp_path / "run"
+    finish(directory, dataset)
+    for checkpoint in checkpoint_layout.checkpoints(directory):
+        shard = next(checkpoint.glob("*.distcp"))
+        shard.write_bytes(shard.read_bytes()[:100])
+    before = sorted(path.name for path in directory.iterdir())
+    result = run(*SMALL, *STEPS, "--save", str(directory), dataset.prefix)
+    assert result.code == 65
+    assert "none of its checkpoints is complete" in result.err
+    assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_interrupt_and_termination(tmp_path: Path, dataset: Dataset) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        process = start(tmp_path / number.name, dataset, "--train-iters", "100000")
+        wait_for(tmp_path / number.name / "metrics.jsonl", process)
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, number)
+        assert process.wait(timeout=30) == code
+        assert not psutil.wait_procs(ranks, timeout=10)[1]
