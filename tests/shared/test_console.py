@@ -40,7 +40,8 @@ console.run(command, "lt-x")
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> list[str]:
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     return [sys.executable, str(path)]
@@ -188,8 +189,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(program: list[str]) -> None:
 )
 def test_a_closed_pipe_is_141_and_silent(program: list[str], code: str) -> None:
     reader, writer = os.pipe()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    process = subprocess.Popen([*program, "work", code], env=environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*program, "work", code], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(reader)
     os.close(writer)
     _, errors = process.communicate(timeout=60)
@@ -200,8 +200,7 @@ def test_an_error_outranks_the_closed_pipe(program: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     code = "sys.stdout.write('x'); raise console.BadData('bad')"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run([*program, "work", code], env=environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([*program, "work", code], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (ExitCode.BAD_DATA, "lt-x: error: bad\n")
 

@@ -188,8 +188,12 @@ def run(command: click.Command, tool: str) -> NoReturn:
         # From here on a second signal ends the process at once, and without a traceback.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    flushed = _exit_code_of(_flush_output)
-    sys.exit(code or flushed)
+    if code == ExitCode.OK:
+        code = _exit_code_of(_flush_output)
+    else:
+        with contextlib.suppress(OSError):
+            _flush_output()
+    sys.exit(code)
 
 
 def _prepare_streams() -> None:
