@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy
 
-from lt_convert import pickles
 from lt_convert.tensors import DTYPES, Chunk, OpenFiles, StoredTensor
-from lt_shared import storage
+from lt_shared import pickles, storage
 from lt_shared.console import BadData
 
 METADATA = ".metadata"
@@ -101,11 +100,11 @@ def _payload(directory: Path, place: pickles.Record, sizes: tuple[int, ...], dty
     window = _Window(files, path, place.offset, place.length)
     try:
         with zipfile.ZipFile(window) as archive:
-            pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            pickled = pickles.pickle_member(archive, f"{path}: {key}")
             tensor = pickles.loads(archive.read(pickled), f"{path}: {key}")
             storage_id, first, shape, strides = tensor.arguments[:4]
             member = archive.getinfo(f"{pickled.removesuffix('data.pkl')}data/{storage_id[2]}")
-    except (zipfile.BadZipFile, StopIteration, KeyError, AttributeError, ValueError, IndexError) as error:
+    except (zipfile.BadZipFile, KeyError, AttributeError, ValueError, IndexError) as error:
         raise BadData(f"{path}: the chunk of {key} at byte {place.offset} is damaged: {error}") from None
     expected_bytes = math.prod(sizes) * numpy.dtype(DTYPES[dtype]).itemsize
     plain = first == 0 and tuple(shape) == sizes and _is_row_major(sizes, strides)

@@ -8,12 +8,12 @@ so a run may resume with other tensor, pipeline and data parallel sizes.
 import argparse
 import contextlib
 import dataclasses
-import importlib.metadata
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import megatron.core
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.distributed import DistributedDataParallel
@@ -24,6 +24,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from lt_shared import checkpoint_layout, megatron_arguments, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData, IoFailure
+from lt_train import __version__
 from lt_train.model import unwrapped
 from lt_train.optimizer import create_state, separate_steps
 from lt_train.plan import Plan
@@ -89,7 +90,6 @@ def _failures_of_all_ranks(what: str) -> Iterator[None]:
 
 
 def record(plan: Plan, iteration: int, loss: float | None) -> RunRecord:
-    names = ("lt-train", "megatron-core", "torch")
     return RunRecord(
         architecture=plan.architecture,
         padded_vocab_size=plan.padded_vocab_size,
@@ -97,7 +97,7 @@ def record(plan: Plan, iteration: int, loss: float | None) -> RunRecord:
         consumed_samples=iteration * plan.global_batch_size,
         tokenizer=plan.tokenizer,
         dtype="bfloat16" if plan.bf16 else "float32",
-        versions={name: importlib.metadata.version(name) for name in names},
+        versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
         files={},
         loss=loss,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import CannotCreate, TryAgain, note, warn
-from lt_train import place, processes, rank, resume
+from lt_train import place, processes, rank, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan, check_datasets
 
@@ -24,6 +24,7 @@ def launch(plan: Plan) -> None:
             if here is None or here.rank == 0:
                 _report_finished(plan, origin)
             return
+        trust.check(origin)
     if here is not None:
         _become(plan, here)
         return

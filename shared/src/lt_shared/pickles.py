@@ -71,13 +71,34 @@ def loads(data: bytes, origin: str) -> Any:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
 
 
+def names(data: bytes, origin: str) -> set[str]:
+    """Every class and function that a pickle names, as "module.name": what an ordinary unpickler would call. Raises BadData."""
+    found = set()
+
+    class Listing(_Unpickler):
+        def find_class(self, module: str, name: str) -> type:
+            found.add(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    try:
+        Listing(io.BytesIO(data)).load()
+    except _MALFORMED as error:
+        raise BadData(f"{origin}: not a readable pickle: {error}") from None
+    return found
+
+
 def load_torch_file(path: Path) -> Any:
     """The object in a file of `torch.save`, its tensors as records. Raises BadData when it is not such a file."""
     try:
         with storage.open_read(path) as file, zipfile.ZipFile(file) as archive:
-            name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
-            if name is None:
-                raise BadData(f"{path}: not a torch file: it has no data.pkl")
-            return loads(archive.read(name), str(path))
+            return loads(archive.read(pickle_member(archive, str(path))), str(path))
     except zipfile.BadZipFile as error:
         raise BadData(f"{path}: not a torch file: {error}") from None
+
+
+def pickle_member(archive: zipfile.ZipFile, origin: str) -> str:
+    """The name of the pickle inside a file of `torch.save`. Raises BadData when there is none."""
+    name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+    if name is None:
+        raise BadData(f"{origin}: not a torch file: it has no data.pkl")
+    return name

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from lt_convert import pickles
+from lt_shared import pickles
 from lt_shared.console import BadData
 
 
@@ -76,3 +76,13 @@ def test_damaged_torch_files_are_one_error(tmp_path: Path) -> None:
 
 def test_enumerations_of_a_newer_megatron_are_inert() -> None:
     assert pickles.loads(b"cmegatron.core.enums\nNotYetInvented\n(K\x01tR.", "file").arguments == (1,)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_names_are_listed(protocol: int) -> None:
+    content = pickle.dumps({"a": MetadataIndex("key", torch.Size([1])), "b": torch.float32}, protocol)
+    assert {"torch.distributed.checkpoint.metadata.MetadataIndex", "torch.Size", "torch.float32"} <= pickles.names(
+        content, "file"
+    )
+    with pytest.raises(BadData, match="file: not a readable pickle"):
+        pickles.names(content[:-5], "file")

@@ -1,0 +1,67 @@
+"""Refuse a checkpoint that would run code when it is read.
+
+torch's reader loads `.metadata` and the small objects of a torch_dist checkpoint with an ordinary unpickler, which calls whatever
+the file names. All names are looked up first and compared with those that torch and megatron-core write there. `common.pt` needs
+no check: torch reads it with its own restricted unpickler.
+"""
+
+import io
+import zipfile
+from pathlib import Path
+
+from lt_shared import pickles, storage
+from lt_shared.console import BadData
+
+_METADATA = (
+    "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+    "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+)  # fmt: skip
+_PLANNER = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
+_DTYPES = ("bfloat16", "bool", "float16", "float32", "float64", "float8_e4m3fn", "int16", "int32", "int64", "int8", "uint8")
+_STORAGES = ("BFloat16Storage", "ByteStorage", "FloatStorage", "HalfStorage", "LongStorage")
+INDEX_NAMES = {
+    *(f"torch.distributed.checkpoint.metadata.{name}" for name in _METADATA),
+    *(f"torch.distributed.checkpoint.planner.{name}" for name in _PLANNER),
+    *(f"torch.{name}" for name in _DTYPES),
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.serialization._get_layout",
+    "torch.Size",
+    "collections.OrderedDict",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+}
+OBJECT_NAMES = {
+    *(f"torch.{name}" for name in _STORAGES),
+    "torch._utils._rebuild_tensor_v2",
+    "collections.OrderedDict",
+    "_io.BytesIO",
+}
+
+
+def check(directory: Path) -> None:
+    """Raises BadData when the checkpoint in `directory` names a class or function that none needs, or is malformed."""
+    index = directory / ".metadata"
+    content = storage.read_bytes(index)
+    _require(pickles.names(content, str(index)), INDEX_NAMES, str(index))
+    metadata = pickles.loads(content, str(index))
+    for place, info in metadata.storage_data.items():
+        if metadata.state_dict_metadata[place.fqn].name.endswith(".BytesStorageMetadata"):
+            _check_object(directory / info.relative_path, info.offset, info.length, place.fqn)
+
+
+def _check_object(path: Path, offset: int, length: int, key: str) -> None:
+    with storage.open_read(path) as file:
+        file.seek(offset)
+        content = file.read(length)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            pickled = archive.read(pickles.pickle_member(archive, str(path)))
+    except zipfile.BadZipFile as error:
+        raise BadData(f"{path}: {key}: not an object of torch.save: {error}") from None
+    _require(pickles.names(pickled, f"{path}: {key}"), OBJECT_NAMES, f"{path}: {key}")
+
+
+def _require(found: set[str], known: set[str], origin: str) -> None:
+    strange = sorted(found - known)
+    if strange:
+        raise BadData(f"{origin}: refers to {', '.join(strange)}, which no checkpoint needs", "do not load it: it may run code")
