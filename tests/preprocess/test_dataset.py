@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import os
-import random
 import resource
 import shutil
 import signal
@@ -234,19 +233,29 @@ def start(arguments: list[Any], **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
+def wait_for_partial(directory: Path) -> None:
+    """Wait until the start, with imports and perhaps compilation, is over and the output is being written."""
+    deadline = time.monotonic() + 60
+    while not (directory / ".out_text_document.bin.partial").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_killed_at_any_moment(tmp_path: Path, demo_tokenizer: Path, large_corpus: Path) -> None:
     """After SIGKILL there is no index, or the pair is whole, also where an older dataset of the same name was."""
     arguments = [large_corpus, "--tokenizer", demo_tokenizer, "--append-eod", "-o", tmp_path / "out", "--force"]
-    before = time.monotonic()
-    subprocess.run([sys.executable, "-m", "lt_preprocess", *map(str, arguments)], check=True, capture_output=True)
-    duration_seconds = time.monotonic() - before
+    process = start(arguments)
+    wait_for_partial(tmp_path)
+    begun = time.monotonic()
+    process.communicate()
+    work_seconds = time.monotonic() - begun
     prefix = str(tmp_path / "out_text_document")
     complete = digests(prefix)
-    moments = random.Random(5)
     killed = 0
-    for _ in range(8):
+    for eighths in range(9):
         process = start(arguments)
-        time.sleep(moments.uniform(0.4, 1.05) * duration_seconds)
+        wait_for_partial(tmp_path)
+        time.sleep(eighths / 8 * work_seconds)
         process.kill()
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
@@ -266,10 +275,7 @@ def test_signals_end_it_promptly_and_leave_nothing(
 ) -> None:
     files = [large_corpus] * 20 if source == "busy" else ["-"]
     process = start([*files, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"], stdin=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / ".out_text_document.bin.partial").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_partial(tmp_path)
     time.sleep(1.0)
     sent = time.monotonic()
     process.send_signal(number)
