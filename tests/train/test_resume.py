@@ -120,3 +120,23 @@ def test_interrupt_and_termination(tmp_path: Path, dataset: Dataset) -> None:
         os.kill(process.pid, number)
         assert process.wait(timeout=30) == code
         assert not psutil.wait_procs(ranks, timeout=10)[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small filesystem")
+def test_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path, dataset: Dataset) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(small)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr}")
+    try:
+        result = run(*SMALL, *STEPS, "--ranks", "2", "--save", str(small / "run"), dataset.prefix)
+        assert result.code == 74, result.err
+        assert "not saved" in result.err
+        assert "Traceback" not in result.err
+        complete = checkpoint_layout.checkpoints(small / "run")
+        assert complete
+        assert all(checkpoint_layout.damage(checkpoint) is None for checkpoint in complete)
+        assert not list((small / "run").glob(".iter*"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

@@ -6,10 +6,8 @@ so a run may resume with other tensor, pipeline and data parallel sizes.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch.distributed.checkpoint.api import CheckpointException
 
 from lt_shared import checkpoint_layout, megatron_arguments, storage
 from lt_shared.checkpoint_layout import RunRecord
@@ -70,8 +69,10 @@ def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
         "num_floating_point_operations_so_far": 0,
         "opt_param_scheduler": state.scheduler.state_dict(),
     }
-    with _failures_of_all_ranks(f"{target}: not saved"):
+    try:
         dist_checkpointing.save(content, str(partial), content_metadata=dict(CONTENT_METADATA))
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise _not_saved(partial, target, error) from error
     if torch.distributed.get_rank() == 0:
         record(plan, state.iteration, loss).write(partial)
         storage.publish_prepared_directory(partial, target)
@@ -80,13 +81,15 @@ def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
     return target
 
 
-@contextlib.contextmanager
-def _failures_of_all_ranks(what: str) -> Iterator[None]:
-    """Turn a failed write on any rank (a full disk, say) into an error on that rank instead of a hang of the others."""
-    try:
-        yield
-    except OSError as error:
-        raise IoFailure(f"{what}: {error.strerror or error}") from error
+def _not_saved(partial: Path, target: Path, error: BaseException) -> IoFailure:
+    """For a failed save. torch's writers report a full disk as a wrong position in a file: the free space tells."""
+    free_bytes = shutil.disk_usage(partial.parent).free
+    shutil.rmtree(partial, ignore_errors=True)
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return IoFailure(
+        f"{target}: not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason[-1]}",
+        "make room and run the same command again: it continues from the checkpoint before",
+    )
 
 
 def record(plan: Plan, iteration: int, loss: float | None) -> RunRecord:

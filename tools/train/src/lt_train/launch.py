@@ -1,6 +1,7 @@
 """From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def launch(plan: Plan) -> None:
                 _report_finished(plan, origin)
             return
         trust.check(origin)
+        plan = dataclasses.replace(plan, start=str(origin))
     if here is not None:
         _become(plan, here)
         return

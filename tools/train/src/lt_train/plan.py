@@ -48,7 +48,10 @@ class Optimization:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One run. Sizes in tokens, samples and iterations; `save` and `load` are directories."""
+    """One run. Sizes in tokens, samples and iterations; `save` and `load` are directories.
+
+    `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning.
+    """
 
     architecture: Architecture
     datasets: tuple[Dataset, ...]
@@ -70,6 +73,7 @@ class Plan:
     log_interval: int
     data_cache_path: str | None
     plain: bool
+    start: str | None = None
 
     @property
     def micro_batches(self) -> int:

@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import manifest
 from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
-from lt_train import checkpoint, data, device, model, optimizer, resume
+from lt_train import checkpoint, data, device, model, optimizer
 from lt_train.checkpoint import TrainingState
 from lt_train.data import Batch
 from lt_train.log import Log
@@ -41,11 +41,10 @@ def train(plan: Plan, place: Place, where: torch.device) -> None:
     adam, scheduler = optimizer.build(plan, wrapped)
     _connect(wrapped, adam)
     state = TrainingState(wrapped, adam, scheduler)
-    origin = resume.source(plan) if place.rank == 0 else None
-    origin = _from_rank_zero(origin)
-    if origin is not None:
-        checkpoint.load(origin, plan, state)
-        log.line(CheckpointLoaded(state.iteration, str(origin.parent), _now()).format())
+    start = _from_rank_zero(plan.start)
+    if start is not None:
+        checkpoint.load(Path(start), plan, state)
+        log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
     plan = dataclasses.replace(plan, data_cache_path=data.cache_directory(plan))
     Loop(plan, state, log, where).run()
     torch.distributed.barrier()
@@ -71,8 +70,9 @@ def _connect(wrapped: DistributedDataParallel, adam: Any) -> None:
     config.finalize_model_grads_func = finalize_model_grads
 
 
-def _from_rank_zero(path: Path | None) -> Path | None:
-    shared: list[Path | None] = [path]
+def _from_rank_zero(path: str | None) -> str | None:
+    """The same start for all: nodes may see a shared filesystem at different moments."""
+    shared = [path]
     torch.distributed.broadcast_object_list(shared, src=0)
     return shared[0]
 
