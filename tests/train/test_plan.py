@@ -73,8 +73,19 @@ def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[...
     assert "was not finished" in message
 
 
+def test_too_few_documents_for_a_split(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    prefix = write_dataset(tmp_path / "few", documents=9).prefix
+    result = run(*SMALL, prefix)
+    assert result.code == 65
+    assert "none of them for validation at split 99,1,0" in result.err
+    alone = ("--split", "1,0,0", "--eval-iters", "0")
+    for split in (("--split", "8,2,0"), alone):
+        works = run(*SMALL, "--train-iters", "1", *split, "--save", str(tmp_path / split[1]), prefix)
+        assert works.code == 0, works.err
+
+
 def test_data_of_two_tokenizers_is_refused(tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]) -> None:
-    other = write_dataset(tmp_path / "other", documents=20, sha256="0" * 64)
+    other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
     result = run(*SMALL, dataset.prefix, other.prefix)
     assert result.code == 78
     assert dataset.prefix in result.err
@@ -87,7 +98,7 @@ def test_checkpoint_of_another_tokenizer_or_model_is_refused(
     save = ("--save", str(tmp_path / "run"))
     first = run(*SMALL, "--train-iters", "1", *save, dataset.prefix)
     assert first.code == 0, first.err
-    other = write_dataset(tmp_path / "other", documents=20, sha256="0" * 64)
+    other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
     tokenizer = run(*SMALL, "--train-iters", "2", *save, other.prefix)
     assert (tokenizer.code, "different tokenizers" in tokenizer.err) == (78, True)
     model = run(*SMALL, "--train-iters", "2", "--ffn-hidden-size", "192", *save, dataset.prefix)

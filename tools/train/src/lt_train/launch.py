@@ -17,7 +17,7 @@ from lt_train.plan import Plan, check_datasets
 def launch(plan: Plan) -> None:
     """Run `plan` to its end, or report that it is up to date."""
     here = place.find()
-    check_datasets(plan.datasets)
+    check_datasets(plan)
     origin = resume.source(plan)
     if origin is not None:
         resume.check_compatible(plan, origin)

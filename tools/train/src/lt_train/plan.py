@@ -192,22 +192,36 @@ def split_shares(split: str) -> tuple[float, float, float]:
     return padded[0] / total, padded[1] / total, padded[2] / total
 
 
-def check_datasets(datasets: tuple[Dataset, ...]) -> None:
-    """All files whole, all made by one tokenizer. Raises NoInput, BadData or BadConfig."""
+def check_datasets(plan: Plan) -> None:
+    """All files whole, enough in them for every split, all made by one tokenizer. Raises NoInput, BadData or BadConfig."""
     from lt_shared import indexed_dataset
 
     described: Dataset | None = None
-    for dataset in datasets:
+    for dataset in plan.datasets:
         reader = indexed_dataset.Reader(dataset.prefix)
         if not len(reader.tokens):
             raise BadData(f"{dataset.prefix}: the dataset has no tokens")
         if dataset.tokens is not None and dataset.tokens != len(reader.tokens):
             raise BadData(f"{dataset.prefix}: {len(reader.tokens)} tokens on disk, its manifest says {dataset.tokens}")
+        _check_splits(plan, dataset.prefix, len(reader.sequence_lengths))
         if dataset.tokenizer is None:
             continue
         if described is None:
             described = dataset
         check_same_tokenizer(described.tokenizer, described.prefix, dataset.tokenizer, dataset.prefix)
+
+
+def _check_splits(plan: Plan, prefix: str, sequences: int) -> None:
+    """megatron-core gives each split whole sequences and stops half-way on one that it needs and that gets none."""
+    training, validation, _ = split_shares(plan.split)
+    end_of_training = round(training * sequences)
+    if end_of_training == 0:
+        raise BadData(f"{prefix}: {sequences} documents, none of them for training at split {plan.split}")
+    if validation and round((training + validation) * sequences) == end_of_training:
+        raise BadData(
+            f"{prefix}: {sequences} documents, none of them for validation at split {plan.split}",
+            "without validation: --split 1,0,0 --eval-iters 0; or give it a larger share, for example --split 9,1,0",
+        )
 
 
 def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Tokenizer | None, second_place: str) -> None:
