@@ -1,5 +1,6 @@
 """Damage of every kind in a torch_dist checkpoint is one error, before anything is written."""
 
+import io
 import os
 import pickle
 import shutil
@@ -35,8 +36,35 @@ def edit_common(directory: Path, **arguments: Any) -> None:
     torch.save(common, directory / "common.pt")
 
 
+def move_common_among_the_tensors(directory: Path) -> None:
+    """Store the content of common.pt as megatron-core 0.19 does: an object in a list, beside the tensors."""
+    common = torch.load(directory / "common.pt", weights_only=False)
+    (directory / "common.pt").unlink()
+    content = io.BytesIO()
+    torch.save([common], content)
+
+    def add(metadata: Any) -> None:
+        key, place = next((key, place) for key, place in metadata.storage_data.items() if key.fqn.startswith("rng_state/"))
+        shard = directory / place.relative_path
+        start = shard.stat().st_size
+        shard.write_bytes(shard.read_bytes() + content.getvalue())
+        name = "common_state/shard_0_1"
+        metadata.state_dict_metadata[name] = metadata.state_dict_metadata[key.fqn]
+        metadata.storage_data[type(key)(name)] = type(place)(place.relative_path, start, content.tell())
+
+    edit_metadata(directory, add)
+
+
 def first_place(metadata: Any) -> Any:
     return next(place for key, place in metadata.storage_data.items() if key.fqn == "output_layer.weight")
+
+
+def test_arguments_among_the_tensors(checkpoint: Path, tmp_path: Path) -> None:
+    conversion.convert(Request(str(checkpoint), "hf", tmp_path / "before"))
+    move_common_among_the_tensors(checkpoint)
+    conversion.convert(Request(str(checkpoint), "hf", tmp_path / "after"))
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
 
 
 def refuse(directory: Path, error: type[Exception] = BadData) -> str:

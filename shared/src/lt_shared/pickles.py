@@ -9,7 +9,7 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from lt_shared import storage
 from lt_shared.console import BadData
@@ -89,11 +89,17 @@ def names(data: bytes, origin: str) -> set[str]:
 
 def load_torch_file(path: Path) -> Any:
     """The object in a file of `torch.save`, its tensors as records. Raises BadData when it is not such a file."""
+    with storage.open_read(path) as file:
+        return load_torch_object(file, str(path))
+
+
+def load_torch_object(file: IO[bytes], origin: str) -> Any:
+    """The same for an open file that can seek."""
     try:
-        with storage.open_read(path) as file, zipfile.ZipFile(file) as archive:
-            return loads(archive.read(pickle_member(archive, str(path))), str(path))
+        with zipfile.ZipFile(file) as archive:
+            return loads(archive.read(pickle_member(archive, origin)), origin)
     except zipfile.BadZipFile as error:
-        raise BadData(f"{path}: not a torch file: {error}") from None
+        raise BadData(f"{origin}: not a torch file: {error}") from None
 
 
 def pickle_member(archive: zipfile.ZipFile, origin: str) -> str:

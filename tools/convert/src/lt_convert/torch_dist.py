@@ -22,7 +22,7 @@ from lt_shared.console import BadData
 METADATA = ".metadata"
 COMMON = "common.pt"
 
-_STATE = re.compile(r"(.*\.)?(_extra_state|rng_state|rerun_state_machine_state)(/.*)?|(chained_\d+\.)?optimizer\..*")
+_STATE = re.compile(r"(.*\.)?(_extra_state|rng_state|rerun_state_machine_state|common_state)(/.*)?|(chained_\d+\.)?optimizer\..*")
 _STACKED = re.compile(r"(?P<stem>.*\bdecoder\.layers)\.(?P<rest>[^0-9].*)")
 _EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -54,14 +54,28 @@ def read(directory: Path, files: OpenFiles) -> Contents:
 
 
 def read_common(directory: Path) -> dict[str, Any]:
-    """The content of common.pt: `args` as a dict, plain values as they are, everything else inert records."""
+    """What Megatron keeps beside the tensors: `args` as a dict, plain values as they are, everything else inert records.
+
+    megatron-core 0.16 keeps it in common.pt, 0.19 as an object among the tensors.
+    """
     path = directory / COMMON
-    if not path.is_file():
-        raise BadData(f"{path}: missing", "without it and without run.json the architecture is not known")
-    common = pickles.load_torch_file(path)
+    common = pickles.load_torch_file(path) if path.is_file() else _common_state(directory)
     if not isinstance(common, dict) or not isinstance(common.get("args"), pickles.Record):
-        raise BadData(f"{path}: has no Megatron arguments in it")
+        raise BadData(f"{directory}: has no Megatron arguments in it")
     return common | {"args": vars(common["args"])}
+
+
+def _common_state(directory: Path) -> Any:
+    metadata = pickles.loads(storage.read_bytes(directory / METADATA), str(directory / METADATA))
+    places = [place for index, place in metadata.storage_data.items() if index.fqn.startswith("common_state/")]
+    if not places:
+        raise BadData(f"{directory / COMMON}: missing", "without it and without run.json the architecture is not known")
+    path = _file(directory, places[0])
+    with storage.open_read(path) as file:
+        file.seek(places[0].offset)
+        content = pickles.load_torch_object(io.BytesIO(file.read(places[0].length)), f"{path}: common_state")
+    # A sharded object is stored as a list of its one part.
+    return content[0] if isinstance(content, list) and content else content
 
 
 def _offset(index: pickles.Record) -> tuple[int, ...] | None:

@@ -30,10 +30,19 @@ INDEX_NAMES = {
     "pathlib.PosixPath",
     "pathlib._local.PosixPath",
 }
+# megatron-core 0.19 keeps the run's arguments and the scheduler's state among the objects; 0.16 keeps them in common.pt.
 OBJECT_NAMES = {
-    *(f"torch.{name}" for name in _STORAGES),
+    *(f"torch.{name}" for name in (*_STORAGES, *_DTYPES)),
+    "megatron.core.enums.ModelType",
+    *(f"megatron.core.transformer.enums.{name}" for name in ("AttnBackend", "CudaGraphScope")),
+    *(f"megatron.core.rerun_state_machine.{name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
     "torch._utils._rebuild_tensor_v2",
+    "argparse.Namespace",
     "collections.OrderedDict",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+    "signal.Signals",
+    "types.SimpleNamespace",
     "_io.BytesIO",
 }
 
