@@ -252,3 +252,17 @@ def test_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert manifest.absolute("data/web") == str(tmp_path / "data/web")
     assert manifest.absolute(Path("web")) == str(tmp_path / "web")
     assert manifest.absolute("s3://bucket/web") == "s3://bucket/web"
+
+
+def test_paths_with_spaces_that_exist_are_one_word(tmp_path: Path) -> None:
+    prefix = tmp_path / "my data" / "web text"
+    prefix.parent.mkdir()
+    Path(f"{prefix}.idx").touch()
+    (first,) = manifest.datasets(manifest.parse([f"{prefix}"], "test"), "test")
+    (second,) = manifest.datasets(manifest.parse([f"0.3 {prefix}"], "test"), "test")
+    assert (first.prefix, second.prefix, second.weight) == (str(prefix), str(prefix), 0.3)
+
+
+def test_numbers_of_another_type_are_refused() -> None:
+    with pytest.raises(BadData, match="vocab_size"):
+        manifest.parse(['{"v":1,"kind":"dataset","prefix":"x","vocab_size":"abc"}'], "test")

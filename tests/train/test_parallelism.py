@@ -1,5 +1,6 @@
 """The losses of a run do not depend on how the ranks share the model and the data."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_llama_layouts_equal_one_rank(
     assert found.keys() == single.keys()
     assert found == pytest.approx(single, abs=TOLERANCE)
     assert single["step", STEPS] < single["step", 1] - 0.02
+
+
+def test_padding_of_the_vocabulary_does_not_change_the_losses(tmp_path: Path, dataset: Dataset) -> None:
+    """2,100 tokens are padded to 2,176 rows on one rank and to 2,304 on two."""
+    vocabulary = ("--vocab-size", "2100")
+    alone = train(tmp_path / "alone", dataset, *vocabulary)
+    split = train(tmp_path / "split", dataset, *vocabulary, *LAYOUTS["tp2"])
+    assert split == pytest.approx(alone, abs=TOLERANCE)
+    # Near the start all tokens are equally likely: the loss tells how many take part.
+    assert alone["step", 1] == pytest.approx(math.log(2100), abs=0.02)
 
 
 def test_gpt_layouts_equal_one_rank(tmp_path: Path, dataset: Dataset) -> None:

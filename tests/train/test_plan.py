@@ -49,6 +49,7 @@ def test_refused_usage(tmp_path: Path, dataset: Dataset) -> None:
     assert run("--num-layers", "2", dataset.prefix).code == 2
     assert run().code == 2
     assert run(*SMALL, "--micro-batch-size", "0", dataset.prefix).code == 2
+    assert run(*SMALL, "--adam-beta1", "2", dataset.prefix).code == 2
 
 
 def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
@@ -71,6 +72,13 @@ def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[...
     code, message = outcome(prefix)
     assert code == 66
     assert "was not finished" in message
+
+
+def test_tokens_beyond_the_vocabulary(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    prefix = write_dataset(tmp_path / "plain", documents=100).prefix
+    Path(f"{prefix}.json").unlink()
+    result = run(*SMALL, "--vocab-size", "500", prefix)
+    assert (result.code, "holds token 2047" in result.err) == (78, True)
 
 
 def test_too_few_documents_for_a_split(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
@@ -101,6 +109,8 @@ def test_checkpoint_of_another_tokenizer_or_model_is_refused(
     other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
     tokenizer = run(*SMALL, "--train-iters", "2", *save, other.prefix)
     assert (tokenizer.code, "different tokenizers" in tokenizer.err) == (78, True)
+    optimizer = run(*SMALL, "--train-iters", "2", "--use-distributed-optimizer", *save, dataset.prefix)
+    assert (optimizer.code, "resume without it" in optimizer.err) == (78, True)
     model = run(*SMALL, "--train-iters", "2", "--ffn-hidden-size", "192", *save, dataset.prefix)
     assert (model.code, "ffn_hidden_size 128 there, 192 here" in model.err) == (78, True)
 

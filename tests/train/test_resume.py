@@ -59,18 +59,31 @@ def test_killed_run_continues_bit_for_bit(options: tuple[str, ...], tmp_path: Pa
     assert f"at iteration {resumed_from}" in (tmp_path / "killed/train.log").read_text()
 
 
+def test_log_lines_of_several_steps_continue(tmp_path: Path, dataset: Dataset) -> None:
+    """A line gives the mean loss since the line before; a checkpoint between two lines must not lose the first half."""
+    options = ("--log-interval", "6", "--train-iters", "12", "--lr-decay-iters", "12")
+    finish(tmp_path / "whole", dataset, *options)
+    finish(tmp_path / "halves", dataset, *options, "--train-iters", "8")
+    finish(tmp_path / "halves", dataset, *options)
+    whole, halves = losses(tmp_path / "whole"), losses(tmp_path / "halves")
+    assert {step for kind, step in whole if kind == "step"} == {6, 12}
+    assert {key: halves[key] for key in whole if key[0] == "step"} == {key: whole[key] for key in whole if key[0] == "step"}
+
+
 def test_kills_at_random_moments_leave_only_whole_checkpoints(tmp_path: Path, dataset: Dataset) -> None:
     finish(tmp_path / "whole", dataset)
     directory = tmp_path / "killed"
     generator = random.Random(20)
+    killed = 0
     for _ in range(4):
         process = start(directory, dataset)
         wait_for(directory / "train.log", process)
-        time.sleep(generator.uniform(0.5, 5))
+        time.sleep(generator.uniform(0.2, 2.5))
         process.kill()
-        process.wait()
+        killed += process.wait() == -signal.SIGKILL
         for checkpoint in checkpoint_layout.checkpoints(directory):
             assert checkpoint_layout.damage(checkpoint) is None
+    assert killed
     finish(directory, dataset)
     assert losses(directory) == losses(tmp_path / "whole")
 

@@ -44,6 +44,7 @@ class RunRecord:
     versions: dict[str, str]
     files: dict[str, int]
     loss: float | None = None
+    distributed_optimizer: bool | None = None
 
     def write(self, directory: Path) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there."""

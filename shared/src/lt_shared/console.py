@@ -109,8 +109,9 @@ _tool_name = "lt"
 
 
 def note(text: str) -> None:
-    """Tell the person at the terminal one line."""
-    click.echo(f"{_tool_name}: {text}", err=True)
+    """Tell the person at the terminal one line. A standard error that cannot be written does not stop the work."""
+    with contextlib.suppress(OSError):
+        click.echo(f"{_tool_name}: {text}", err=True)
 
 
 def warn(text: str) -> None:
@@ -202,6 +203,8 @@ def _prepare_streams() -> None:
         sys.stdin = open(os.devnull)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -257,7 +260,8 @@ def _report(message: str, hint: str | None, code: int) -> int:
     if os.environ.get("LT_DEBUG") == "1":
         traceback.print_exc()
     one_line = " ".join(message.split())
-    with contextlib.suppress(BrokenPipeError):
+    # Where nobody can be told, the exit code still says it.
+    with contextlib.suppress(OSError):
         click.echo(f"{_tool_name}: error: {one_line}", err=True)
         if hint:
             click.echo(f"hint: {hint}", err=True)

@@ -51,6 +51,9 @@ class Dataset:
         tokenizer = record.get("tokenizer")
         known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
         _require_text(record, "prefix")
+        for field in ("documents", "tokens", "vocab_size", "eod"):
+            if not isinstance(record.get(field), int | None):
+                raise ValueError(f"{field} is {record[field]!r}, expected a whole number")
         if not 0 < record.get("weight", 1.0) < math.inf:
             raise ValueError(f"weight {record['weight']} is not positive")
         return cls(
@@ -133,7 +136,7 @@ def read(sources: Sequence[str]) -> list[Entry]:
             text = storage.read_bytes(source[1:]).decode("utf-8", "surrogateescape")
             entries.extend(parse(text.split("\n"), source[1:]))
         else:
-            words.extend(source.split())
+            words.extend(_words(source))
     entries.extend(_from_words(words, "arguments"))
     return entries
 
@@ -162,7 +165,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
         if not text:
             continue
         if not text.startswith("{"):
-            entries.extend(_from_words(text.split(), f"{source}, line {number}"))
+            entries.extend(_from_words(_words(text), f"{source}, line {number}"))
             continue
         saw_json = True
         record = _record(text, source, number)
@@ -203,6 +206,15 @@ def _entry(record: dict[str, Any], source: str, number: int) -> Entry:
             except (TypeError, ValueError) as error:
                 raise BadData(f"{source}, line {number}: malformed {entry_type.kind} line: {error}") from None
     raise BadData(f"{source}, line {number}: unknown kind {record['kind']!r}")
+
+
+def _words(text: str) -> list[str]:
+    """Split a line into prefixes and weights. A path with spaces is one word when something is there."""
+    first, _, rest = text.partition(" ")
+    for words in ([text], [first, rest] if _is_number(first) else []):
+        if words and any(storage.exists(place) for place in (words[-1], f"{words[-1]}.idx")):
+            return words
+    return text.split()
 
 
 def _from_words(words: Sequence[str], source: str) -> list[Dataset]:

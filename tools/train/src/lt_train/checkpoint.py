@@ -35,12 +35,16 @@ CONTENT_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 @dataclasses.dataclass
 class TrainingState:
-    """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data."""
+    """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data.
+
+    `unlogged_losses` are those of the steps since the last log line, so that the next line is the same after a resume.
+    """
 
     model: DistributedDataParallel
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     iteration: int = 0
+    unlogged_losses: list[float] = dataclasses.field(default_factory=list)
 
     def sharded(self, loading: bool) -> dict[str, Any]:
         model = _sharded_model(unwrapped(self.model))
@@ -68,6 +72,7 @@ def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
         "iteration": state.iteration,
         "num_floating_point_operations_so_far": 0,
         "opt_param_scheduler": state.scheduler.state_dict(),
+        "unlogged_losses": state.unlogged_losses,
     }
     try:
         dist_checkpointing.save(content, str(partial), content_metadata=dict(CONTENT_METADATA))
@@ -103,6 +108,7 @@ def record(plan: Plan, iteration: int, loss: float | None) -> RunRecord:
         versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
         files={},
         loss=loss,
+        distributed_optimizer=plan.parallelism.distributed_optimizer,
     )
 
 
@@ -156,6 +162,7 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
     state.optimizer.load_state_dict(loaded["optimizer"])
     separate_steps(state.optimizer)
     state.iteration = iteration
+    state.unlogged_losses = list(loaded.get("unlogged_losses", []))
     state.scheduler.num_steps = 0
     state.scheduler.step(increment=iteration * plan.global_batch_size)
 

@@ -69,13 +69,6 @@ def communicate_on_loopback(place: Place) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def peak_memory_bytes(device: "torch.device") -> int | None:
-    """The most memory allocated on a GPU so far; None on the CPU."""
-    import torch
-
-    return torch.cuda.max_memory_allocated(device) if device.type == CUDA else None
-
-
 def synchronize(device: "torch.device") -> None:
     """Wait for the device, so that a wall clock read next means something."""
     import torch

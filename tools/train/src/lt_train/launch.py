@@ -14,19 +14,25 @@ from lt_train.place import Place
 from lt_train.plan import Plan, check_datasets
 
 
+def prepare(plan: Plan) -> Plan:
+    """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it."""
+    check_datasets(plan)
+    origin = resume.source(plan)
+    if origin is None:
+        return plan
+    resume.check_compatible(plan, origin)
+    trust.check(origin)
+    return dataclasses.replace(plan, start=str(origin))
+
+
 def launch(plan: Plan) -> None:
     """Run `plan` to its end, or report that it is up to date."""
     here = place.find()
-    check_datasets(plan)
-    origin = resume.source(plan)
-    if origin is not None:
-        resume.check_compatible(plan, origin)
-        if _finished(plan, origin):
-            if here is None or here.rank == 0:
-                _report_finished(plan, origin)
-            return
-        trust.check(origin)
-        plan = dataclasses.replace(plan, start=str(origin))
+    plan = prepare(plan)
+    if resume.is_finished(plan):
+        if here is None or here.rank == 0:
+            _report_finished(plan)
+        return
     if here is not None:
         _become(plan, here)
         return
@@ -45,14 +51,10 @@ def _describe(plan: Plan) -> None:
     )
 
 
-def _finished(plan: Plan, origin: Path) -> bool:
-    iteration = checkpoint_layout.iteration_of(origin)
-    return plan.save is not None and origin.parent == Path(plan.save) and (iteration or 0) >= plan.train_iters
-
-
-def _report_finished(plan: Plan, origin: Path) -> None:
-    note(f"{origin}: up to date, {plan.train_iters} iterations are done")
+def _report_finished(plan: Plan) -> None:
+    origin = Path(str(plan.start))
     record = checkpoint_layout.RunRecord.read(origin)
+    note(f"{origin}: up to date, {record.iteration} iterations are done")
     reports = manifest.Writer(plan.plain)
     reports.write(manifest.Checkpoint(str(origin.absolute()), "megatron-dist", record.iteration, record.loss))
     reports.end()

@@ -49,6 +49,18 @@ class Norm:
         return module
 
 
+def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
+    """Take the padding out of the softmax, in place: columns of `logits` [s, b, columns] with a token id from `vocab_size` on.
+
+    `first` is the token id of column 0. Megatron leaves the padding in; the loss then depends on how much of it the tensor
+    parallel size asks for, and differs from that of the converted model, which has none.
+    """
+    real = max(0, vocab_size - first)
+    if real < logits.shape[-1]:
+        logits[..., real:] = float("-inf")
+    return logits
+
+
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """This pipeline stage's layers, from megatron-core's local layers with the two above in their places."""
     layer: ModuleSpec = get_gpt_layer_local_spec(normalization=config.normalization)

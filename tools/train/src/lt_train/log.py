@@ -6,6 +6,7 @@ twice, the later one counts.
 
 import datetime
 import json
+import math
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -62,4 +63,9 @@ class Log:
     def _metric(self, record: dict[str, Any]) -> None:
         if self._metrics:
             stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-            self._metrics.write(json.dumps({"v": 1, **record, "time": stamp}) + "\n")
+            finite = {key: value if _is_finite(value) else None for key, value in record.items()}
+            self._metrics.write(json.dumps({"v": 1, **finite, "time": stamp}, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

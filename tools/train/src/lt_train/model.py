@@ -1,5 +1,8 @@
 """megatron-core's GPTModel for an `Architecture`, on this rank's share of the layers and heads."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -11,7 +14,7 @@ from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
 from lt_train.device import CPU
 from lt_train.initialization import initialize
-from lt_train.layers import block_spec
+from lt_train.layers import block_spec, exclude_padding
 from lt_train.plan import Plan
 
 
@@ -79,6 +82,8 @@ def build(plan: Plan, device: torch.device) -> DistributedDataParallel:
         rope_scaling=architecture.rope_scaling is not None,
         rope_scaling_factor=_rope_factor(architecture),
     )
+    if model.post_process:
+        model.output_layer.register_forward_hook(partial(_without_padding, plan))
     initialize(model, architecture, plan.seed)
     model.to(device)
     wrapped = Float16Module(config, model) if plan.bf16 else model
@@ -88,6 +93,14 @@ def build(plan: Plan, device: torch.device) -> DistributedDataParallel:
         overlap_grad_reduce=False,
     )
     return DistributedDataParallel(config=config, ddp_config=data_parallel, module=wrapped)
+
+
+def _without_padding(
+    plan: Plan, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
+) -> tuple[torch.Tensor, Any]:
+    logits, bias = outputs
+    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+    return exclude_padding(logits, first, plan.architecture.vocab_size), bias
 
 
 def unwrapped(model: DistributedDataParallel) -> GPTModel:

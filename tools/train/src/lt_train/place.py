@@ -40,7 +40,16 @@ class Place:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place in the environment, or None when this process is no rank. Raises BadConfig for half a place."""
+    """The place in the environment, None when this process is no rank. Raises BadConfig for a half or malformed place."""
+    try:
+        return _find(environment)
+    except KeyError as error:
+        raise BadConfig(f"the environment describes a rank, but {error} is not set") from None
+    except ValueError as error:
+        raise BadConfig(f"the environment describes a rank with a malformed number: {error}") from None
+
+
+def _find(environment: Mapping[str, str]) -> Place | None:
     if "RANK" in environment or "LOCAL_RANK" in environment:
         return _from_torchrun(environment)
     if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:

@@ -14,6 +14,8 @@ from lt_shared.console import BadConfig, BadData
 from lt_shared.manifest import Dataset, Tokenizer
 
 VOCABULARY_MULTIPLE = 128
+# Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
+CHECKED_TOKENS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +205,11 @@ def check_datasets(plan: Plan) -> None:
             raise BadData(f"{dataset.prefix}: the dataset has no tokens")
         if dataset.tokens is not None and dataset.tokens != len(reader.tokens):
             raise BadData(f"{dataset.prefix}: {len(reader.tokens)} tokens on disk, its manifest says {dataset.tokens}")
+        largest = int(reader.tokens[:CHECKED_TOKENS].max())
+        if largest >= plan.architecture.vocab_size:
+            raise BadConfig(
+                f"{dataset.prefix}: holds token {largest}, the model's vocabulary ends at {plan.architecture.vocab_size}"
+            )
         _check_splits(plan, dataset.prefix, len(reader.sequence_lengths))
         if dataset.tokenizer is None:
             continue

@@ -6,13 +6,16 @@ code. When lt-train itself is killed, even with SIGKILL, the kernel ends the ran
 
 import contextlib
 import ctypes
+import dataclasses
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 from lt_shared.console import ToolError
 from lt_train.place import Place
@@ -22,6 +25,7 @@ PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "LT_TRAIN_PARENT"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
+PORTS = (20000, 32000)
 
 
 class RankFailed(ToolError):
@@ -37,15 +41,17 @@ def run(plan: Plan) -> None:
     """Start every rank of `plan` on this node and wait for them. Raises RankFailed for the first that fails."""
     world = plan.parallelism.world_size
     port = free_port()
-    with tempfile.NamedTemporaryFile("w", prefix="lt-train-", suffix=".json") as file:
-        file.write(plan.to_json())
-        file.flush()
+    with tempfile.TemporaryDirectory(prefix="lt-train-") as place_of_files:
+        if not (plan.save or plan.data_cache_path):
+            plan = dataclasses.replace(plan, data_cache_path=os.path.join(place_of_files, "data-cache"))
+        plan_file = Path(place_of_files) / "plan.json"
+        plan_file.write_text(plan.to_json())
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(world):
                 place = Place(rank, rank, world, world, "127.0.0.1", port, "lt-train")
                 environment = {**os.environ, **place.environment(), PARENT_VARIABLE: str(os.getpid())}
-                command = [sys.executable, "-m", "lt_train.rank", file.name]
+                command = [sys.executable, "-m", "lt_train.rank", str(plan_file)]
                 ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
             _wait(ranks)
         finally:
@@ -94,6 +100,9 @@ def die_with(parent: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody listens on. Rank 0 binds it seconds later, so it lies below those of outgoing connections."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port

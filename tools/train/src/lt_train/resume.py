@@ -32,8 +32,23 @@ def check_compatible(plan: Plan, directory: Path) -> None:
         return
     saved = RunRecord.read(directory)
     check_same_tokenizer(plan.tokenizer, "the data", saved.tokenizer, str(directory))
+    theirs_distributed = saved.distributed_optimizer
+    if theirs_distributed not in (None, plan.parallelism.distributed_optimizer):
+        how = "with" if theirs_distributed else "without"
+        raise BadConfig(
+            f"{directory}: its optimizer state was saved {how} --use-distributed-optimizer and fits no other",
+            f"resume {how} it",
+        )
     ours = dataclasses.replace(plan.architecture, name="", init_std=0.0).to_record()
     theirs = dataclasses.replace(saved.architecture, name="", init_std=0.0).to_record()
     differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
     if differing:
         raise BadConfig(f"{directory}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
+
+
+def is_finished(plan: Plan) -> bool:
+    """Whether the plan starts from a checkpoint of its own run that has all its iterations."""
+    if plan.save is None or plan.start is None:
+        return False
+    start = Path(plan.start)
+    return start.parent == Path(plan.save) and (checkpoint_layout.iteration_of(start) or 0) >= plan.train_iters

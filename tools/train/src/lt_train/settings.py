@@ -10,6 +10,7 @@ from lt_shared.console import BadConfig, UsageError, note
 from lt_shared.manifest import Dataset, record_of
 from lt_train import device, place
 from lt_train.plan import Optimization, Parallelism, Plan, check, check_vocabulary
+from lt_train.resume import is_finished
 
 LONGEST_DEFAULT_SEQUENCE = 8192
 SIZES = {
@@ -153,8 +154,9 @@ def from_toml(path: str, known: set[str]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
     options = {key.replace("-", "_"): value for key, value in content.items()}
-    if "model" in options:
-        options["model"] = options.pop("model")
+    for name, value in options.items():
+        if not isinstance(value, str | int | float):
+            raise BadConfig(f"{path}: {name} is {value!r}, expected one value")
     unknown = sorted(set(options) - known)
     if unknown:
         raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", "see lt-train --help for their names")
@@ -169,6 +171,7 @@ def as_record(plan: Plan) -> dict[str, Any]:
         **dataclasses.asdict(plan),
         "datasets": [record_of(dataset) for dataset in plan.datasets],
         "parameters": plan.architecture.parameters(),
+        "up_to_date": is_finished(plan),
         "padded_vocab_size": plan.padded_vocab_size,
         "tokens": plan.train_iters * plan.global_batch_size * plan.seq_length,
     }

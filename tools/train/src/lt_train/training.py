@@ -98,17 +98,16 @@ class Loop:
     def run(self) -> None:
         plan, state = self.plan, self.state
         batches = data.batches(self.train_data, plan, self.where, state.iteration * plan.global_batch_size)
-        losses: list[float] = []
         started, since = time.monotonic(), state.iteration
         while state.iteration < plan.train_iters:
             loss, grad_norm = self._step(batches)
             state.iteration += 1
-            losses.append(loss)
+            state.unlogged_losses.append(loss)
             if state.iteration % plan.log_interval == 0 or state.iteration == plan.train_iters:
                 device.synchronize(self.where)
                 seconds = (time.monotonic() - started) / (state.iteration - since)
-                self._report(sum(losses) / len(losses), grad_norm, seconds)
-                losses, started, since = [], time.monotonic(), state.iteration
+                self._report(sum(state.unlogged_losses) / len(state.unlogged_losses), grad_norm, seconds)
+                state.unlogged_losses, started, since = [], time.monotonic(), state.iteration
             pause = time.monotonic()
             last = state.iteration == plan.train_iters
             if plan.eval_iters and (last or state.iteration % plan.eval_interval == 0):
