@@ -26,7 +26,7 @@ from lt_shared.console import BadData, IoFailure
 from lt_train import __version__
 from lt_train.model import unwrapped
 from lt_train.optimizer import create_state, separate_steps
-from lt_train.plan import Plan
+from lt_train.plan import VOCABULARY_MULTIPLE, Plan
 
 CHECKPOINT_VERSION = 3.0
 # The default sharding of the distributed optimizer needs CUDA buffers; this one also loads under other parallel sizes.
@@ -117,7 +117,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
     optimization, parallel = plan.optimization, plan.parallelism
     return megatron_arguments.to_arguments(plan.architecture) | {
         "padded_vocab_size": plan.padded_vocab_size,
-        "make_vocab_size_divisible_by": plan.padded_vocab_size // parallel.tensor,
+        "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
         "seq_length": plan.seq_length,
         "micro_batch_size": plan.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
