@@ -8,5 +8,8 @@ from hypothesis import settings
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
-# A job that a shell started in the background has SIGINT ignored, and so have its children: tests send it to tools.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# A job in the background of a shell, or under nohup, ignores these, and its children would too: tests send them to tools. A
+# handler that does nothing keeps them ignored here and leaves the default to the children.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda signal_number, frame: None)
