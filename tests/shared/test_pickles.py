@@ -1,6 +1,7 @@
 """Reading a pickle must run nothing of it."""
 
 import argparse
+import io
 import os
 import pickle
 import zipfile
@@ -108,3 +109,26 @@ def test_a_member_of_an_enumeration_cannot_be_called() -> None:
     called = content[:-1] + b")R."
     with pytest.raises(BadData, match="not a readable pickle"):
         pickles.names(called, "file")
+
+
+def stored(tmp_path: Path) -> bytes:
+    torch.save([1], tmp_path / "plain.pt")
+    return (tmp_path / "plain.pt").read_bytes()
+
+
+def test_an_archive_behind_a_plain_pickle_is_refused(tmp_path: Path) -> None:
+    """zipfile reads the archive, torch.load would run the pickle in front of it."""
+    content = pickle.dumps(Malicious(os.system, "true")) + stored(tmp_path)
+    assert zipfile.is_zipfile(io.BytesIO(content))
+    with pytest.raises(BadData, match="not a torch file"):
+        pickles.torch_pickle(io.BytesIO(content), "file")
+
+
+def test_a_second_pickle_in_the_archive_is_refused(tmp_path: Path) -> None:
+    """torch.load picks by the name of the archive's first folder, which need not be the first data.pkl."""
+    path = tmp_path / "two.pt"
+    path.write_bytes(stored(tmp_path))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other/data.pkl", pickle.dumps(Malicious(os.system, "true")))
+    with pytest.raises(BadData, match="it holds 2 pickles"):
+        pickles.load_torch_file(path)

@@ -27,6 +27,7 @@ PLAIN_TYPES: dict[tuple[str, str], type] = {
     ("builtins", "frozenset"): frozenset,
     ("builtins", "tuple"): tuple,
 }
+_ARCHIVE = b"PK\x03\x04"
 _MALFORMED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError, OverflowError)
 
 
@@ -108,16 +109,29 @@ def load_torch_file(path: Path) -> Any:
 
 def load_torch_object(file: IO[bytes], origin: str) -> Any:
     """The same for an open file that can seek."""
+    return loads(torch_pickle(file, origin), origin)
+
+
+def torch_pickle(file: IO[bytes], origin: str) -> bytes:
+    """The pickle inside a file of `torch.save` that is open and can seek. Raises BadData when torch might read another one.
+
+    torch takes a file that does not begin as an archive for a plain pickle, whatever follows.
+    """
+    if file.read(len(_ARCHIVE)) != _ARCHIVE:
+        raise BadData(f"{origin}: not a torch file")
+    file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
-            return loads(archive.read(pickle_member(archive, origin)), origin)
+            return archive.read(pickle_member(archive, origin))
     except zipfile.BadZipFile as error:
         raise BadData(f"{origin}: not a torch file: {error}") from None
 
 
 def pickle_member(archive: zipfile.ZipFile, origin: str) -> str:
-    """The name of the pickle inside a file of `torch.save`. Raises BadData when there is none."""
-    name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
-    if name is None:
+    """The name of the one pickle inside a file of `torch.save`. Raises BadData when there is none, or a second beside it."""
+    found = [name for name in archive.namelist() if name.endswith(".pkl")]
+    if not any(name.endswith("/data.pkl") for name in found):
         raise BadData(f"{origin}: not a torch file: it has no data.pkl")
-    return name
+    if len(found) > 1:
+        raise BadData(f"{origin}: not a torch file: it holds {len(found)} pickles, expected one")
+    return found[0]

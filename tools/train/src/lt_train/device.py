@@ -4,7 +4,6 @@
 it.
 """
 
-import contextlib
 import os
 import socket
 from pathlib import Path
@@ -82,5 +81,4 @@ def release(device: "torch.device") -> None:
     import torch
 
     if device.type == CUDA:
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()

@@ -6,7 +6,6 @@ no check: torch reads it with its own restricted unpickler.
 """
 
 import io
-import zipfile
 from pathlib import Path
 
 from lt_shared import pickles, storage
@@ -62,12 +61,8 @@ def _check_object(path: Path, offset: int, length: int, key: str) -> None:
     with storage.open_read(path) as file:
         file.seek(offset)
         content = file.read(length)
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            pickled = archive.read(pickles.pickle_member(archive, str(path)))
-    except zipfile.BadZipFile as error:
-        raise BadData(f"{path}: {key}: not an object of torch.save: {error}") from None
-    _require(pickles.names(pickled, f"{path}: {key}"), OBJECT_NAMES, f"{path}: {key}")
+    origin = f"{path}: {key}"
+    _require(pickles.names(pickles.torch_pickle(io.BytesIO(content), origin), origin), OBJECT_NAMES, origin)
 
 
 def _require(found: set[str], known: set[str], origin: str) -> None:
