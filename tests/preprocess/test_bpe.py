@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lt_preprocess import pretokenizer, vocabulary
 from lt_preprocess.bpe import ByteLevelBpe
-from lt_preprocess.tokenizer import Encoder, Tokenizer
+from lt_preprocess.tokenizer import Encoder, Texts, Tokenizer
 
 PATTERNS = {
     pretokenizer.GPT2: r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -69,12 +69,12 @@ def demo(demo_tokenizer: Path, load_tokenizer: Callable[[Path], Tokenizer]) -> E
 
 
 def ids_of(encoder: Encoder, text: str) -> list[int]:
-    return list(map(int, encoder.encode([text.encode()])[0]))
+    return list(map(int, encoder.encode(Texts.of([text.encode()]))[0]))
 
 
 def test_corpus(encoder_and_reference: tuple[Encoder, tiktoken.Encoding], texts: list[str]) -> None:
     encoder, reference = encoder_and_reference
-    ids, lengths = encoder.encode([text.encode() for text in texts])
+    ids, lengths = encoder.encode(Texts.of([text.encode() for text in texts]))
     expected = [reference.encode_ordinary(text) for text in texts]
     assert lengths.tolist() == [len(document) for document in expected]
     assert ids.tolist() == [number for document in expected for number in document]
@@ -90,7 +90,7 @@ def test_hard_texts(encoder_and_reference: tuple[Encoder, tiktoken.Encoding], te
 @given(st.lists(mixed_text, max_size=5))
 def test_any_texts(encoder_and_reference: tuple[Encoder, tiktoken.Encoding], documents: list[str]) -> None:
     encoder, reference = encoder_and_reference
-    ids, lengths = encoder.encode([document.encode() for document in documents])
+    ids, lengths = encoder.encode(Texts.of([document.encode() for document in documents]))
     assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == [
         reference.encode_ordinary(document) for document in documents
     ]
@@ -105,7 +105,7 @@ def test_every_token_and_every_code_point(encoder_and_reference: tuple[Encoder, 
     points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     characters = [f"a{one} {one}{one}'{one}" for one in points[:0x3000] + points[0x3000::397]]
     documents = words + characters
-    ids, lengths = encoder.encode([document.encode() for document in documents])
+    ids, lengths = encoder.encode(Texts.of([document.encode() for document in documents]))
     expected = [reference.encode_ordinary(document) for document in documents]
     assert lengths.tolist() == [len(document) for document in expected]
     assert ids.tolist() == [number for document in expected for number in document]
@@ -188,9 +188,9 @@ def test_words_that_differ_in_nul_bytes_only(demo: Encoder, demo_reference: tikt
 
 
 def test_no_texts(demo: Encoder) -> None:
-    ids, lengths = demo.encode([])
+    ids, lengths = demo.encode(Texts.of([]))
     assert len(ids) == len(lengths) == 0
-    ids, lengths = demo.encode([b"", b""])
+    ids, lengths = demo.encode(Texts.of([b"", b""]))
     assert len(ids) == 0
     assert lengths.tolist() == [0, 0]
 

@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from tokenizers import ByteLevelBPETokenizer
 
-from lt_preprocess.cli import EXAMPLES
+from lt_preprocess.cli.tokenize import EXAMPLES
 from lt_shared import indexed_dataset, manifest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

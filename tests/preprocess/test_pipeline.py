@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lt_preprocess import pipeline
 from lt_preprocess.inputs import Block
-from lt_preprocess.tokenizer import Encoder, Ids, Lengths
+from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts
 
 EOD = 999
 
@@ -53,12 +53,12 @@ class ByteEncoder(Encoder):
     def __init__(self) -> None:
         self.threads: set[int] = set()
 
-    def encode(self, texts: list[bytes]) -> tuple[Ids, Lengths]:
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         self.threads.add(threading.get_ident())
-        data = b"".join(texts)
+        data = b"".join(texts.to_list())
         if data and data[-1] % 2 == 0:
             time.sleep(0.005)
-        return np.frombuffer(data, np.uint8).astype(np.int32), np.array([len(text) for text in texts], np.int64)
+        return np.frombuffer(data, np.uint8).astype(np.int32), np.diff(texts.offsets)
 
 
 def blocks(count: int) -> list[Block]:
@@ -90,8 +90,8 @@ def test_few_blocks_are_in_flight() -> None:
 
 
 class FailingEncoder(ByteEncoder):
-    def encode(self, texts: list[bytes]) -> tuple[Ids, Lengths]:
-        if b"block 3" in texts:
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        if b"block 3" in texts.to_list():
             raise RuntimeError("encoder failed")
         return super().encode(texts)
 

@@ -10,6 +10,7 @@ import tiktoken
 
 from lt_preprocess import vocabulary
 from lt_preprocess.bpe import ByteLevelBpe
+from lt_preprocess.tokenizer import Texts
 from lt_shared import tokenizer_files
 from lt_shared.console import BadData
 
@@ -42,7 +43,7 @@ def test_ids_need_not_follow_the_merges(copy: Path, demo_reference: tiktoken.Enc
     encoder = ByteLevelBpe(changed).new_encoder()
     for text in texts[:200]:
         expected = [5 * (2047 - number) + 3 for number in demo_reference.encode_ordinary(text)]
-        assert encoder.encode([text.encode()])[0].tolist() == expected
+        assert encoder.encode(Texts.of([text.encode()]))[0].tolist() == expected
 
 
 def test_without_end_of_text(copy: Path) -> None:

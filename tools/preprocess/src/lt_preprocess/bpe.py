@@ -16,7 +16,6 @@ from lt_preprocess.hash_tables import (
     CACHED_IDS,
     CACHED_WORD_BYTES,
     NO_MERGE,
-    PADDING,
     Bytes,
     Integers,
     Words,
@@ -28,7 +27,7 @@ from lt_preprocess.hash_tables import (
     word_set,
 )
 from lt_preprocess.pretokenizer import piece_end
-from lt_preprocess.tokenizer import Encoder, Tokenizer
+from lt_preprocess.tokenizer import Encoder, Texts, Tokenizer
 from lt_preprocess.vocabulary import Vocabulary
 
 Ids = npt.NDArray[np.int32]
@@ -221,15 +220,10 @@ class WordCachingEncoder(Encoder):
         self._tables = tables
         self._cache = hash_tables.new_word_cache()
 
-    def encode(self, texts: list[bytes]) -> tuple[Ids, Integers]:
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(text) for text in texts], out=offsets[1:])
-        size = int(offsets[-1])
-        data = np.zeros(size + PADDING, np.uint8)
-        data[:size] = np.frombuffer(b"".join(texts), np.uint8)
-        output = np.empty(size, np.int32)
-        lengths = np.empty(len(texts), np.int64)
-        count = _encode(self._tables, self._cache, data, offsets, output, lengths)
+    def encode(self, texts: Texts) -> tuple[Ids, Integers]:
+        output = np.empty(int(texts.offsets[-1]), np.int32)
+        lengths = np.empty(len(texts.offsets) - 1, np.int64)
+        count = _encode(self._tables, self._cache, texts.data, texts.offsets, output, lengths)
         return output[:count], lengths
 
 
@@ -247,5 +241,5 @@ class ByteLevelBpe(Tokenizer):
         if self._tables is None:
             with AnnounceCompilation():
                 self._tables = build_tables(self._vocabulary)
-                WordCachingEncoder(self._tables).encode([b"a"])
+                WordCachingEncoder(self._tables).encode(Texts.of([b"a"]))
         return WordCachingEncoder(self._tables)

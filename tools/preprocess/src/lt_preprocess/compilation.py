@@ -1,8 +1,8 @@
 """Compiled functions that are kept on disk between runs.
 
 numba compiles the encoder in about ten seconds and keeps the machine code, but it notices a changed source only in the file of
-the outermost function. The directory here is named by a hash of all sources of this package, so that an upgrade never runs old
-code. `NUMBA_CACHE_DIR` moves it; without a writable place every run compiles again.
+the outermost function. The directory here is named by a hash of all modules that compile anything, so that an upgrade never runs
+old code. `NUMBA_CACHE_DIR` moves it; without a writable place every run compiles again.
 """
 
 import functools
@@ -24,8 +24,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def cache_directory() -> Path | None:
     """Where compiled code is kept, or None when no place is writable."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        source = path.read_bytes()
+        if b"lt_preprocess.compilation" in source:
+            digest.update(source)
     bases = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
     for base in filter(None, bases):
         directory = Path(base) / "lt-preprocess" / digest.hexdigest()[:16]

@@ -18,8 +18,6 @@ NO_MERGE = np.uint64(0xFFFFFFFFFFFFFFFF)
 CACHED_WORD_BYTES = 15
 CACHED_IDS = 4
 WORD_CACHE_SETS = 1 << 16
-PADDING = 16
-"""Bytes after the end of the data that a look-up may read."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SECOND_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)

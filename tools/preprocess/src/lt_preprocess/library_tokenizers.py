@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Tokenizer
+from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts, Tokenizer
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -28,8 +28,8 @@ class SentencePieceEncoder(Encoder):
     def __init__(self, processor: Any):
         self._processor = processor
 
-    def encode(self, texts: list[bytes]) -> tuple[Ids, Lengths]:
-        return _joined(self._processor.encode([text.decode() for text in texts], out_type=int, num_threads=1))
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        return _joined(self._processor.encode([text.decode() for text in texts.to_list()], out_type=int, num_threads=1))
 
 
 class SentencePiece(Tokenizer):
@@ -55,8 +55,8 @@ class HuggingFaceEncoder(Encoder):
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
 
-    def encode(self, texts: list[bytes]) -> tuple[Ids, Lengths]:
-        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts.to_list()], add_special_tokens=False)
         return _joined([encoding.ids for encoding in encodings])
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lt_preprocess import documents
 from lt_preprocess.inputs import Block
-from lt_preprocess.tokenizer import Encoder, Ids, Lengths
+from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts
 
 BLOCKS_IN_FLIGHT_PER_WORKER = 2
 
@@ -56,7 +56,7 @@ def assemble(ids: Ids, text_lengths: Lengths, texts_per_document: Lengths, eod: 
 
 def _encode(block: Block, json_key: str, encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
     found = documents.batch(block, json_key)
-    ids, text_lengths = encoder.encode(found.texts)
+    ids, text_lengths = encoder.encode(Texts.of(found.texts))
     tokens, lengths, sequences = assemble(ids, text_lengths, np.array(found.sequences, np.int64), eod)
     return Encoded(tokens.astype(dtype), lengths, sequences, sum(map(len, found.texts)), found.bad_lines)
 

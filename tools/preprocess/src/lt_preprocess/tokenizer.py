@@ -7,6 +7,7 @@ turns the text of a special token into that token: what a document says cannot e
 
 import abc
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,41 @@ from lt_shared.manifest import Tokenizer as Identity
 from lt_shared.manifest import absolute
 from lt_shared.tokenizer_files import TokenizerFiles
 
+Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int64]
+
+PADDING_BYTES = 64
+"""Bytes after the last text that compiled code may read; they are never part of a result."""
+
+
+class Texts(NamedTuple):
+    """UTF-8 texts back to back, as compiled code reads them.
+
+    Text i is data[offsets[i]:offsets[i + 1]]; `data` is uint8 [at least offsets[-1] + PADDING_BYTES], `offsets` int64 [texts + 1].
+    """
+
+    data: Bytes
+    offsets: Lengths
+
+    @classmethod
+    def of(cls, texts: list[bytes]) -> Self:
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        data = np.zeros(int(offsets[-1]) + PADDING_BYTES, np.uint8)
+        data[: offsets[-1]] = np.frombuffer(b"".join(texts), np.uint8)
+        return cls(data, offsets)
+
+    def to_list(self) -> list[bytes]:
+        joined = self.data.tobytes()
+        return [joined[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)]
 
 
 class Encoder(abc.ABC):
     """Encodes for one thread."""
 
     @abc.abstractmethod
-    def encode(self, texts: list[bytes]) -> tuple[Ids, Lengths]:
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         """The ids of all texts (valid UTF-8) back to back, and the number of ids of each text."""
 
 

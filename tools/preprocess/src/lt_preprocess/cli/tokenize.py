@@ -1,12 +1,12 @@
-"""The command line of lt-preprocess. Whatever costs time to import is loaded after the arguments are known to be good."""
+"""The command that tokenizes."""
 
 import os
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from lt_preprocess import __version__
+from lt_preprocess.cli import datasets
 from lt_shared import console
 
 EXAMPLES = """
@@ -17,7 +17,15 @@ lt-preprocess dump.jsonl --json-key content --on-error skip --tokenizer tokenize
 """
 
 
-@click.command(cls=console.Command, examples=EXAMPLES)
+class _Command(console.Command):
+    """Its help is the help of the whole tool, and lists the named commands."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        datasets.commands.format_commands(click.Context(datasets.commands, info_name=ctx.info_name), formatter)
+
+
+@click.command(cls=_Command, examples=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--tokenizer", required=True, type=click.Path(path_type=Path), metavar="PATH", help="Directory or file of the tokenizer."
@@ -71,7 +79,3 @@ def command(
     writer = manifest.Writer(plain)
     writer.write(made)
     writer.end()
-
-
-def main() -> NoReturn:
-    console.run(command, "lt-preprocess")
