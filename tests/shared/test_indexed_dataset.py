@@ -86,6 +86,18 @@ def test_batches_of_documents_equal_single_ones(tmp_path: Path) -> None:
     assert contents(tmp_path / "batch") == contents(tmp_path / "single")
 
 
+def test_tokens_and_index_from_elsewhere(tmp_path: Path) -> None:
+    """What merging does: whole files of tokens, then the columns of the index in steps of their own."""
+    write(tmp_path / "whole", [[[1, 2], [3]], [], [[4, 5, 6]]], np.uint16)
+    with Writer(str(tmp_path / "copied"), np.uint16) as writer:
+        writer.bin_file.write(np.arange(1, 7, dtype=np.uint16).tobytes())
+        writer.append_index(np.array([2, 1]), np.array([], np.int64))
+        writer.append_index(np.array([3]), np.array([2, 0, 1]))
+        assert (writer.tokens, writer.sequences, writer.documents) == (6, 3, 3)
+        writer.publish()
+    assert contents(tmp_path / "copied") == contents(tmp_path / "whole")
+
+
 def test_megatron_reads_it(tmp_path: Path) -> None:
     with Writer(str(tmp_path / "data"), np.uint16) as writer:
         writer.append_document(np.array([7, 8, 9]))

@@ -85,9 +85,20 @@ class Writer:
         `sequences_per_document` sums to the number of sequence lengths; a document may have none.
         """
         self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        self.append_index(sequence_lengths, sequences_per_document)
+
+    @property
+    def bin_file(self) -> IO[bytes]:
+        """The .bin that is being written, for tokens that are copied from other files; `append_index` says what they are."""
+        return self._bin
+
+    def append_index(
+        self, sequence_lengths: npt.NDArray[np.integer], sequences_per_document: npt.NDArray[np.integer]
+    ) -> None:
+        """Append to the index alone. The two columns may come in steps of their own: what counts is their whole."""
         self._sequence_lengths.append(np.asarray(sequence_lengths, dtype=np.int32))
         self._sequences_per_document.append(np.asarray(sequences_per_document, dtype=np.int64))
-        self.tokens += len(tokens)
+        self.tokens += int(sequence_lengths.sum(dtype=np.int64))
         self.sequences += len(sequence_lengths)
         self.documents += len(sequences_per_document)
 
