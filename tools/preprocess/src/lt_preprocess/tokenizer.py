@@ -1,13 +1,21 @@
 """One interface to the four kinds of tokenizer.
 
 GPT-2 vocabularies and Llama 3's tiktoken file run in the compiled encoder, at two to four times the speed of tiktoken;
-SentencePiece models and tokenizer.json run in the libraries that define them, at a few MB a second and thread. None of them ever
-turns the text of a special token into that token: what a document says cannot end it.
+SentencePiece models and tokenizer.json run in the libraries that define them, at a few MB a second and thread.
+
+What a document says cannot end it: by default the text of a special token stays text. `load(files, special_tokens=...)` takes
+
+    text    `<|endoftext|>` in a document is encoded as those 13 characters
+    parse   it becomes the token, as Hugging Face's tokenizers and most of Megatron's do
+    reject  as text, but `Encoder.forbidden(texts)` names the first such place of every text that has one. The caller asks it for
+            every column before `encode`, turns each text it names into a bad line (`str(forbidden)` is the reason) and leaves
+            the whole document out; `Texts.without(indices)` takes texts out. In the other modes the answer is [] at no cost.
 """
 
 import abc
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +27,8 @@ from lt_shared.tokenizer_files import TokenizerFiles
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int64]
+
+SpecialTokens = Literal["text", "parse", "reject"]
 
 PADDING_BYTES = 64
 """Bytes after the last text that compiled code may read; they are never part of a result."""
@@ -45,6 +55,22 @@ class Texts(NamedTuple):
         joined = self.data.tobytes()
         return [joined[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)]
 
+    def without(self, indices: Collection[int]) -> Self:
+        """The texts but those of the given numbers."""
+        left_out = frozenset(indices)
+        return self.of([text for number, text in enumerate(self.to_list()) if number not in left_out])
+
+
+class ForbiddenToken(NamedTuple):
+    """A special token written out in text number `text`, at `offset` bytes of it; `str()` says so without the number."""
+
+    text: int
+    offset: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"special token {self.token} at byte {self.offset} of the text"
+
 
 class Encoder(abc.ABC):
     """Encodes for one thread."""
@@ -52,6 +78,10 @@ class Encoder(abc.ABC):
     @abc.abstractmethod
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         """The ids of all texts (valid UTF-8) back to back, and the number of ids of each text."""
+
+    def forbidden(self, texts: Texts) -> list[ForbiddenToken]:
+        """The first special token that each text spells out, in order; only of a tokenizer loaded with "reject"."""
+        return []
 
 
 class Tokenizer(abc.ABC):
@@ -64,13 +94,17 @@ class Tokenizer(abc.ABC):
     def new_encoder(self) -> Encoder:
         """An encoder for a thread of its own. The first call may compile for ten seconds."""
 
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        """The UTF-8 text of the ids; bytes, because ids may begin or end in the middle of a character. Compiles nothing."""
+        raise NotImplementedError
+
 
 def identity(files: TokenizerFiles, given: Path) -> Identity:
     """How manifests name the tokenizer that the user gave as `given`."""
     return Identity(files.name, files.sha256(), absolute(given))
 
 
-def load(files: TokenizerFiles) -> Tokenizer:
+def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:
     """Raises BadData for files that are malformed or not supported."""
     if files.kind in ("gpt2", "tiktoken"):
         from lt_preprocess import bpe, vocabulary
