@@ -176,7 +176,7 @@ def test_bad_line_in_standard_input(run: Run, tmp_path: Path, demo_tokenizer: Pa
     assert (result.returncode, result.stdout) == (65, "")
     errors = [line for line in result.stderr.splitlines() if line.startswith(("lt-preprocess: error", "hint"))]
     assert errors == [
-        "lt-preprocess: error: standard input, line 3: 'text' is a number, expected a string or a list of strings",
+        "lt-preprocess: error: standard input, line 3, byte 15: 'text' is a number, expected a string or a list of strings",
         "hint: --on-error skip leaves such lines out and reports them",
     ]
     assert list(tmp_path.iterdir()) == []

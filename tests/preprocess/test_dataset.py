@@ -119,7 +119,7 @@ def test_bad_line_names_file_and_line_and_leaves_nothing(tmp_path: Path, demo_to
     good = b'{"text": "some text"}\n' * 200_000
     (tmp_path / "good.jsonl").write_bytes(good)
     (tmp_path / "bad.jsonl").write_bytes(good + b'{"text": oops}\n' + good + b"later\n")
-    with pytest.raises(BadData, match=r"bad\.jsonl, line 200001: not JSON"):
+    with pytest.raises(BadData, match=r"bad\.jsonl, line 200001, byte 4400000: not JSON"):
         build([tmp_path / "good.jsonl", tmp_path / "bad.jsonl"], demo_tokenizer, tmp_path / "out")
     assert leftovers(tmp_path) == []
 
@@ -129,8 +129,8 @@ def test_skipping_bad_lines(tmp_path: Path, demo_tokenizer: Path, capsys: pytest
     made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="skip")
     assert indexed_dataset.Reader(made.prefix).tokens.tolist() == [64, 65]
     reported = capsys.readouterr().err
-    assert "a.jsonl, line 2: not JSON" in reported
-    assert "a.jsonl, line 6: not JSON" in reported
+    assert "a.jsonl, line 2, byte 14: not JSON" in reported
+    assert "a.jsonl, line 6, byte 30: not JSON" in reported
     assert "line 7" not in reported
     assert "7 lines skipped" in reported
     assert json.loads(Path(f"{made.prefix}.json").read_bytes())["skipped_lines"] == 7

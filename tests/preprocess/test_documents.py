@@ -1,17 +1,27 @@
 """Each line is a document or is reported: nothing is lost, changed or taken for something else."""
 
 import json
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_preprocess import documents
-from lt_preprocess.inputs import Block
+from lt_preprocess.chunks import MemoryChunk
 
 
-def batch(*lines: bytes, json_key: str = "text") -> documents.Batch:
-    return documents.batch(Block("file.jsonl", 1, b"".join(line + b"\n" for line in lines)), json_key)
+class Found(NamedTuple):
+    texts: list[bytes]
+    sequences: list[int]
+    bad_lines: list[str]
+
+
+def batch(*lines: bytes, json_key: str = "text") -> Found:
+    chunk = MemoryChunk.of("file.jsonl", b"".join(line + b"\n" for line in lines))
+    found = documents.batch(chunk, (json_key,))
+    column = found.columns[0]
+    return Found(column.texts.to_list(), column.texts_per_document.tolist(), [str(bad) for bad in found.bad_lines])
 
 
 @given(st.lists(st.text(), max_size=10), st.booleans())
@@ -32,7 +42,7 @@ def test_lists_become_sequences_without_the_empty_items() -> None:
 def test_blank_lines_are_ignored_and_counted() -> None:
     found = batch(b"", b'{"text": "a"}', b"  \t\r", b"oops")
     assert found.texts == [b"a"]
-    assert found.bad_lines == ["file.jsonl, line 4: not JSON: Expecting value at column 1"]
+    assert found.bad_lines == ["file.jsonl, line 4, byte 20: not JSON: Expecting value at column 1"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +75,7 @@ def test_bad_lines(line: bytes, reason: str) -> None:
     assert found.texts == [b"before", b"after"]
     assert found.sequences == [1, 1]
     assert len(found.bad_lines) == 1
-    assert found.bad_lines[0].startswith(f"file.jsonl, line 2: {reason}")
+    assert found.bad_lines[0].startswith(f"file.jsonl, line 2, byte 19: {reason}")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import gzip
 import lzma
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import fsspec
 import pytest
@@ -12,7 +13,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess import inputs
+from lt_preprocess import chunks, inputs
+from lt_preprocess.chunks import CHUNK_BYTES, LinesChunk, Position
+from lt_preprocess.slices import Slice
 from lt_shared.console import BadData, NoInput
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(300_000))
@@ -25,9 +28,18 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def read(path: Path | str) -> tuple[bytes, list[inputs.Block], int]:
+class Block(NamedTuple):
+    first_line: int | None
+    lines: bytes
+
+
+def read(path: Path | str) -> tuple[bytes, list[Block], int]:
     counted: list[int] = []
-    blocks = list(inputs.blocks(str(path), counted.append))
+    blocks = []
+    for chunk in inputs.chunks([str(path)], Slice(), Position(), counted.append):
+        assert isinstance(chunk, LinesChunk)
+        lines = chunk.read()
+        blocks.append(Block(lines.first_line(), lines.data[lines.start : lines.end].tobytes()))
     return b"".join(block.lines for block in blocks), blocks, sum(counted)
 
 
@@ -43,7 +55,7 @@ def test_blocks_are_whole_lines_with_their_numbers(tmp_path: Path, kind: str) ->
     for block in blocks:
         assert block.lines.endswith(b"\n")
         assert block.first_line == expected_line
-        assert len(block.lines) <= inputs.BLOCK_BYTES
+        assert len(block.lines) <= CHUNK_BYTES
         expected_line += block.lines.count(b"\n")
 
 
@@ -112,7 +124,7 @@ def test_tiny_files(tmp_path: Path, content: bytes) -> None:
 
 def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    long_line = b"x" * (5 * inputs.BLOCK_BYTES) + b"\n"
+    long_line = b"x" * (5 * CHUNK_BYTES) + b"\n"
     path.write_bytes(b"a\n" + long_line + b"b\n")
     content, blocks, _ = read(path)
     assert content == b"a\n" + long_line + b"b\n"
@@ -120,7 +132,7 @@ def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
 
 
 def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "LONGEST_LINE_BYTES", 4 << 20)
+    monkeypatch.setattr(chunks, "LONGEST_LINE_BYTES", 4 << 20)
     path = tmp_path / "file"
     path.write_bytes(b"a\n" + b"x" * (7 << 20))
     with pytest.raises(BadData, match="file, line 2: longer than"):
@@ -141,7 +153,7 @@ def test_any_lines_and_any_block_size(
     path = tmp_path_factory.getbasetemp() / "any-lines"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "BLOCK_BYTES", block_bytes)
+        patch.setattr(inputs, "CHUNK_BYTES", block_bytes)
         patch.setattr(inputs, "_READ_BYTES", read_bytes)
         patch.setattr(inputs, "_COMPRESSED_READ_BYTES", 6)
         joined, blocks, _ = read(path)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_preprocess import pipeline
-from lt_preprocess.inputs import Block
+from lt_preprocess.chunks import Chunk, MemoryChunk
 from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts
 
 EOD = 999
@@ -61,8 +61,8 @@ class ByteEncoder(Encoder):
         return np.frombuffer(data, np.uint8).astype(np.int32), np.diff(texts.offsets)
 
 
-def blocks(count: int) -> list[Block]:
-    return [Block("file", number + 1, b'{"text": "block %d"}\n' % number) for number in range(count)]
+def blocks(count: int) -> list[Chunk]:
+    return [MemoryChunk.of("file", b'{"text": "block %d"}\n' % number) for number in range(count)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
@@ -77,7 +77,7 @@ def test_results_keep_the_order(workers: int) -> None:
 def test_few_blocks_are_in_flight() -> None:
     taken = 0
 
-    def counted() -> Iterator[Block]:
+    def counted() -> Iterator[Chunk]:
         nonlocal taken
         for block in blocks(100):
             taken += 1

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lt_preprocess import inputs, pipeline
+from lt_preprocess import documents, inputs, pipeline
 from lt_preprocess import tokenizer as tokenizers
+from lt_preprocess.chunks import Position
+from lt_preprocess.slices import Slice
 from lt_preprocess.tokenizer import Tokenizer
 from lt_shared import indexed_dataset, manifest, storage, tokenizer_files
 from lt_shared.console import BadConfig, BadData, NoInput, Progress, UsageError, note, warn
@@ -71,7 +73,7 @@ def plan(patterns: list[str], tokenizer: Path, output_prefix: str, options: Opti
     Raises: NoInput for a missing input or tokenizer, BadData for a tokenizer that cannot be read, BadConfig when `append_eod`
     asks for a token that the tokenizer does not have.
     """
-    paths = storage.expand(patterns)
+    paths = inputs.resolve(patterns)
     if paths.count(inputs.STDIN) > 1:
         raise UsageError("- (standard input) is given twice; it can be read once")
     if len(set(paths)) < len(paths):
@@ -122,7 +124,7 @@ def _is_whole(prefix: str, dataset: manifest.Dataset) -> bool:
 class _Totals:
     text_bytes: int = 0
     bad_lines: int = 0
-    first_bad_lines: list[str] = dataclasses.field(default_factory=list)
+    first_bad_lines: list[documents.BadLine] = dataclasses.field(default_factory=list)
 
     def report(self) -> None:
         """Tell the user which lines were left out."""
@@ -150,12 +152,12 @@ def build(wanted: Plan, workers: int) -> manifest.Dataset:
         encoders = [wanted.tokenizer.new_encoder() for _ in range(workers)]
         start_seconds = time.monotonic()
         with Progress("tokenizing", inputs.total_bytes(wanted.paths), "B") as progress:
-            blocks = (block for path in wanted.paths for block in inputs.blocks(path, progress.advance))
+            blocks = inputs.chunks(wanted.paths, Slice(), Position(), progress.advance)
             encoding = pipeline.encode(blocks, encoders, wanted.options.json_key, eod, dtype)
             with contextlib.closing(encoding):
                 for encoded in encoding:
                     if encoded.bad_lines and wanted.options.on_error == "error":
-                        raise BadData(encoded.bad_lines[0], "--on-error skip leaves such lines out and reports them")
+                        raise BadData(str(encoded.bad_lines[0]), "--on-error skip leaves such lines out and reports them")
                     totals.add(encoded)
                     writer.append(encoded.tokens, encoded.sequence_lengths, encoded.sequences_per_document)
         totals.report()

@@ -1,37 +1,30 @@
-"""Read JSON lines in blocks of whole lines, from files, remote objects and standard input, compressed or not.
+"""Read JSON lines in chunks of whole lines, from files, remote objects and standard input, compressed or not.
 
 Compression is recognised by the first bytes, not the name, so it also works for a pipe. Several compressed streams in one file
 (`cat a.gz b.gz`, bgzip, pzstd) are read one after the other, and a stream that was cut off is an error: zstandard's own reader
-takes it for the end of the file. Memory is bounded by the block size and the longest line.
+takes it for the end of the file. Memory is bounded by the chunk size and the longest line.
 """
 
 import lzma
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
 import zstandard
 
+from lt_preprocess import chunks as pieces
+from lt_preprocess.chunks import CHUNK_BYTES, Chunk, MemoryChunk, Position
+from lt_preprocess.slices import Slice
 from lt_shared import storage
-from lt_shared.console import BadData, note
+from lt_shared.console import BadData, UsageError, note
 
 STDIN = "-"
-BLOCK_BYTES = 1 << 20
-LONGEST_LINE_BYTES = 1 << 30
 
 _READ_BYTES = 1 << 18
 _COMPRESSED_READ_BYTES = 1 << 14
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class Block(NamedTuple):
-    """Whole lines of one input; `first_line` is the number of the first, from 1."""
-
-    source: str
-    first_line: int
-    lines: bytes
 
 
 def _decompressor_for(start: bytes) -> Callable[[], Any] | None:
@@ -48,6 +41,11 @@ def _decompressor_for(start: bytes) -> Callable[[], Any] | None:
 def display_name(path: str) -> str:
     """The input as messages name it."""
     return "standard input" if path == STDIN else path
+
+
+def resolve(patterns: Sequence[str]) -> list[str]:
+    """The inputs that the arguments name, in order. Raises NoInput for a pattern that matches nothing."""
+    return storage.expand(patterns)
 
 
 def _open(path: str) -> IO[bytes]:
@@ -112,14 +110,21 @@ def _without_byte_order_mark(parts: Iterator[bytes]) -> Iterator[bytes]:
     yield from parts
 
 
-def blocks(path: str, advance: Callable[[int], None]) -> Iterator[Block]:
-    """Blocks of whole lines, about BLOCK_BYTES each, or one longer line. The last line needs no line break.
+def chunks(paths: Sequence[str], part: Slice, start: Position, advance: Callable[[int], None]) -> Iterator[Chunk]:
+    """The chunks of one part of the input from `start` on; `advance` counts the stored bytes that were read or passed over.
 
-    Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data and for a line of more than
-    LONGEST_LINE_BYTES.
+    Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data, for a file that changes
+    while it is read, and for a line of more than LONGEST_LINE_BYTES.
     """
+    if part.count > 1:
+        raise UsageError("parts of the input are not read yet")
+    for index in range(start.input, len(paths)):
+        yield from _chunks_of(paths[index], start if index == start.input else Position(index), advance)
+
+
+def _chunks_of(path: str, start: Position, advance: Callable[[int], None]) -> Iterator[Chunk]:
     name = display_name(path)
-    line = 1
+    position = Position(start.input)
     waiting: list[bytes] = []
     waiting_bytes = 0
     has_whole_line = False
@@ -128,29 +133,33 @@ def blocks(path: str, advance: Callable[[int], None]) -> Iterator[Block]:
             waiting.append(part)
             waiting_bytes += len(part)
             has_whole_line = has_whole_line or b"\n" in part
-            if waiting_bytes > LONGEST_LINE_BYTES and not has_whole_line:
-                raise BadData(f"{name}, line {line}: longer than {LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?")
-            if waiting_bytes < BLOCK_BYTES or not has_whole_line:
+            if waiting_bytes > pieces.LONGEST_LINE_BYTES and not has_whole_line:
+                raise BadData(
+                    f"{name}, line {position.line}: longer than {pieces.LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?"
+                )
+            if waiting_bytes < CHUNK_BYTES or not has_whole_line:
                 continue
             content = b"".join(waiting)
-            start = 0
-            while len(content) - start >= BLOCK_BYTES:
-                middle = start + BLOCK_BYTES
-                end = (content.rfind(b"\n", start, middle) + 1) or (content.find(b"\n", middle) + 1)
+            begin = 0
+            while len(content) - begin >= CHUNK_BYTES:
+                middle = begin + CHUNK_BYTES
+                end = (content.rfind(b"\n", begin, middle) + 1) or (content.find(b"\n", middle) + 1)
                 if end == 0:
                     break
-                yield Block(name, line, content[start:end])
-                line += content.count(b"\n", start, end)
-                start = end
-            waiting = [content[start:]]
+                chunk = MemoryChunk.of(name, content[begin:end], position)
+                if position.offset >= start.offset:
+                    yield chunk
+                position = chunk.end
+                begin = end
+            waiting = [content[begin:]]
             waiting_bytes = len(waiting[0])
             has_whole_line = b"\n" in waiting[0]
-    if waiting_bytes:
-        yield Block(name, line, b"".join(waiting))
+    if waiting_bytes and position.offset >= start.offset:
+        yield MemoryChunk.of(name, b"".join(waiting), position)
 
 
-def total_bytes(paths: list[str]) -> int | None:
-    """Bytes to read, or None when standard input is among them. Raises NoInput when a file is missing."""
+def total_bytes(paths: Sequence[str], part: Slice = Slice()) -> int | None:  # noqa: B008
+    """Stored bytes to read, or None when standard input is among them. Raises NoInput when a file is missing."""
     if STDIN in paths:
         return None
     return sum(storage.size_bytes(path) for path in paths)

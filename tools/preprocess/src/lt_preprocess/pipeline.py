@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess import documents
-from lt_preprocess.inputs import Block
-from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts
+from lt_preprocess.chunks import Chunk
+from lt_preprocess.tokenizer import Encoder, Ids, Lengths
 
 BLOCKS_IN_FLIGHT_PER_WORKER = 2
 
@@ -34,7 +34,7 @@ class Encoded:
     sequence_lengths: Lengths
     sequences_per_document: Lengths
     text_bytes: int
-    bad_lines: list[str]
+    bad_lines: list[documents.BadLine]
 
 
 def assemble(ids: Ids, text_lengths: Lengths, texts_per_document: Lengths, eod: int | None) -> tuple[Ids, Lengths, Lengths]:
@@ -54,22 +54,23 @@ def assemble(ids: Ids, text_lengths: Lengths, texts_per_document: Lengths, eod: 
     return ids, lengths, sequences
 
 
-def _encode(block: Block, json_key: str, encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
-    found = documents.batch(block, json_key)
-    ids, text_lengths = encoder.encode(Texts.of(found.texts))
-    tokens, lengths, sequences = assemble(ids, text_lengths, np.array(found.sequences, np.int64), eod)
-    return Encoded(tokens.astype(dtype), lengths, sequences, sum(map(len, found.texts)), found.bad_lines)
+def _encode(chunk: Chunk, json_key: str, encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
+    found = documents.batch(chunk, (json_key,))
+    texts, texts_per_document = found.columns[0]
+    ids, text_lengths = encoder.encode(texts)
+    tokens, lengths, sequences = assemble(ids, text_lengths, texts_per_document, eod)
+    return Encoded(tokens.astype(dtype), lengths, sequences, int(texts.offsets[-1]), found.bad_lines)
 
 
 def encode(
-    blocks: Iterable[Block], encoders: Sequence[Encoder], json_key: str, eod: int | None, dtype: np.dtype[Any]
+    blocks: Iterable[Chunk], encoders: Sequence[Encoder], json_key: str, eod: int | None, dtype: np.dtype[Any]
 ) -> Generator[Encoded, None, None]:
     """Encode blocks on one thread per encoder; yields one result per block, in order."""
     idle: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
     for encoder in encoders:
         idle.put(encoder)
 
-    def work(block: Block) -> Encoded:
+    def work(block: Chunk) -> Encoded:
         encoder = idle.get()
         try:
             return _encode(block, json_key, encoder, eod, dtype)

@@ -1,0 +1,86 @@
+"""The pieces in which input passes from the thread that reads to the threads that encode.
+
+A chunk is about 1 MiB of whole lines, or rows of a Parquet file, or one plain text. A plain local file is cut
+by arithmetic alone: a chunk owns the lines whose first byte lies between its two offsets, and the worker reads them, so that no
+single thread has to touch all bytes. Everything else (compressed, remote, a pipe) is read by the thread that makes the chunks.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.tokenizer import PADDING_BYTES
+
+Bytes = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 1 << 20
+LONGEST_LINE_BYTES = 1 << 30
+MARGIN_BYTES = 64
+"""Bytes before the first line that compiled code may read."""
+
+
+class Position(NamedTuple):
+    """Where reading goes on.
+
+    `input`: index into the list of inputs; `offset`: bytes of the decompressed content, rows of a Parquet file; `line`: the
+    number of the next line from 1, or 0 where lines before were not counted (a plain local file: see `LineNumbers`).
+    """
+
+    input: int = 0
+    offset: int = 0
+    line: int = 1
+
+
+class Lines(NamedTuple):
+    """Whole lines in memory: data[start:end], of which the first byte is at `offset` of the content.
+
+    `data` is uint8 with MARGIN_BYTES before `start` and PADDING_BYTES after `end` that may be read. `first_line` gives the number
+    of the first line, which may take a while, or None where it is not known.
+    """
+
+    data: Bytes
+    start: int
+    end: int
+    offset: int
+    first_line: Callable[[], int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk(abc.ABC):
+    """`source` is the input as messages name it; reading goes on at `end` after this chunk."""
+
+    source: str
+    end: Position
+
+
+@dataclasses.dataclass(frozen=True)
+class LinesChunk(Chunk):
+    """JSON lines."""
+
+    @abc.abstractmethod
+    def read(self) -> Lines:
+        """Called by a worker, once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryChunk(LinesChunk):
+    """Lines that were read already: `buffer` is MARGIN_BYTES, the lines, PADDING_BYTES."""
+
+    buffer: bytearray
+    offset: int
+    line: int
+
+    @classmethod
+    def of(cls, source: str, lines: bytes, start: Position = Position()) -> Self:  # noqa: B008
+        end = Position(start.input, start.offset + len(lines), start.line + lines.count(b"\n") if start.line else 0)
+        buffer = bytearray().join((bytes(MARGIN_BYTES), lines, bytes(PADDING_BYTES)))
+        return cls(source, end, buffer, start.offset, start.line)
+
+    def read(self) -> Lines:
+        data = np.frombuffer(self.buffer, np.uint8)
+        end = len(data) - PADDING_BYTES
+        return Lines(data, MARGIN_BYTES, end, self.offset, lambda: self.line or None)
