@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from lt_shared import storage
-from lt_shared.console import BadConfig, BadData, NoInput, TryAgain
-from lt_shared.indexed_dataset import HEADER, Reader, Writer, dtype_for
+from lt_shared import indexed_dataset, storage
+from lt_shared.console import BadConfig, BadData, IoFailure, NoInput, TryAgain
+from lt_shared.indexed_dataset import HEADER, Extent, Reader, Writer, dtype_for
 
 # A document is a list of sequences, a sequence a list of tokens.
 Documents = list[list[list[int]]]
@@ -326,3 +326,92 @@ def test_remote_datasets_are_written(tmp_path: Path) -> None:
     assert (storage.read_bytes("memory://bucket/data.bin"), storage.read_bytes("memory://bucket/data.idx")) == contents(
         tmp_path / "data"
     )
+
+
+@given(
+    documents=documents_of_uint16, at_once=st.integers(1, 4), cut=st.integers(0, 6), lost=st.integers(0, 3), torn=st.booleans()
+)
+def test_a_resumed_dataset_is_byte_for_byte_the_one_written_at_once(
+    tmp_path_factory: pytest.TempPathFactory, documents: Documents, at_once: int, cut: int, lost: int, torn: bool
+) -> None:
+    """Interrupted after `cut` documents and `lost` more that were not synced; `torn` adds bytes that no record counts."""
+    directory = tmp_path_factory.mktemp("resumed")
+    write(directory / "whole", documents, np.uint16)
+
+    def append(writer: Writer, some: Documents) -> None:
+        for sequences in some:
+            tokens = [token for sequence in sequences for token in sequence]
+            writer.append(
+                np.array(tokens, np.int64), np.array([len(sequence) for sequence in sequences]), np.array([len(sequences)])
+            )
+
+    prefix = str(directory / "resumed")
+    with pytest.raises(KeyboardInterrupt), Writer(prefix, np.uint16, Extent()) as writer:
+        append(writer, documents[:cut])
+        extent = writer.sync()
+        append(writer, documents[cut : cut + lost])
+        raise KeyboardInterrupt
+    assert not Path(f"{prefix}.idx").exists() and not Path(f"{prefix}.bin").exists()
+    if torn:
+        for name in os.listdir(directory):
+            if name.startswith(".resumed"):
+                with (directory / name).open("ab") as file:
+                    file.write(b"torn")
+    assert indexed_dataset.can_go_on(prefix, np.uint16, extent)
+    with pytest.MonkeyPatch.context() as patch, Writer(prefix, np.uint16, extent) as writer:
+        patch.setattr(indexed_dataset, "COMPOSED_AT_ONCE", at_once)
+        assert writer.extent == extent
+        append(writer, documents[cut:])
+        writer.publish()
+    assert contents(directory / "resumed") == contents(directory / "whole")
+    assert sorted(os.listdir(directory)) == ["resumed.bin", "resumed.idx", "whole.bin", "whole.idx"]
+
+
+def test_going_on_from_what_is_not_there(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt), Writer(prefix, np.uint16, Extent()) as writer:
+        writer.append_document(np.array([1, 2, 3]))
+        extent = writer.sync()
+        raise KeyboardInterrupt
+    os.truncate(tmp_path / ".data.bin.partial", 4)
+    assert not indexed_dataset.can_go_on(prefix, np.uint16, extent)
+    with pytest.raises(IoFailure, match="shorter"), Writer(prefix, np.uint16, extent):
+        pass
+    indexed_dataset.discard_partial(prefix)
+    assert os.listdir(tmp_path) == []
+
+
+def test_one_resumable_writer_at_a_time(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt), Writer(prefix, np.uint16, Extent()) as writer:
+        writer.append_document(np.array([1, 2, 3]))
+        extent = writer.sync()
+        for second in (extent, Extent(), None):
+            with pytest.raises(TryAgain), Writer(prefix, np.uint16, second):
+                pass
+        raise KeyboardInterrupt
+    with Writer(prefix, np.uint16, extent) as writer:
+        writer.publish()
+    assert Reader(prefix).tokens.tolist() == [1, 2, 3]
+
+
+MANY_DOCUMENTS = """
+import resource, sys
+import numpy as np
+from lt_shared.indexed_dataset import Writer
+
+with Writer(sys.argv[1], np.uint16) as writer:
+    writer.append_document(np.zeros(3, np.uint16))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(100):
+        writer.append(np.zeros(200_000, np.uint16), np.ones(200_000, np.int32), np.ones(200_000, np.int32))
+    writer.publish()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_the_index_of_many_documents_is_written_in_bounded_memory(tmp_path: Path) -> None:
+    """20 million documents have an index of 400 MB; the writer may take 64 MiB for it."""
+    done = subprocess.run([sys.executable, "-c", MANY_DOCUMENTS, tmp_path / "data"], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10
+    assert os.path.getsize(tmp_path / "data.idx") == HEADER.size + 20 * 20_000_001 + 8

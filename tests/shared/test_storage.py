@@ -152,14 +152,14 @@ def test_a_writer_that_waited_for_the_lock_does_not_touch_the_published_file(
     path = tmp_path / "out"
     first = storage.publish(path)
     first.__enter__().write(b"first")
-    lock = local_files._lock
+    lock = local_files.lock
 
     def finish_first(descriptor: int, name: str) -> None:
-        monkeypatch.setattr(local_files, "_lock", lock)
+        monkeypatch.setattr(local_files, "lock", lock)
         first.__exit__(None, None, None)
         lock(descriptor, name)
 
-    monkeypatch.setattr(local_files, "_lock", finish_first)
+    monkeypatch.setattr(local_files, "lock", finish_first)
     with storage.publish(path) as file:
         assert path.read_bytes() == b"first"
         file.write(b"second")
@@ -323,14 +323,14 @@ def test_a_directory_that_appeared_meanwhile_is_not_replaced(tmp_path: Path, mon
     """The second writer opened the partial directory just before the first one renamed it."""
     first = storage.publish_directory(tmp_path / "run")
     (first.__enter__() / "file").write_bytes(b"first")
-    lock = local_files._lock
+    lock = local_files.lock
 
     def finish_first(descriptor: int, name: str) -> None:
-        monkeypatch.setattr(local_files, "_lock", lock)
+        monkeypatch.setattr(local_files, "lock", lock)
         first.__exit__(None, None, None)
         lock(descriptor, name)
 
-    monkeypatch.setattr(local_files, "_lock", finish_first)
+    monkeypatch.setattr(local_files, "lock", finish_first)
     with pytest.raises(CannotCreate, match="not empty"), storage.publish_directory(tmp_path / "run"):
         pass
     assert (tmp_path / "run/file").read_bytes() == b"first"

@@ -16,15 +16,18 @@ both files. The `.idx` is published last, so a dataset without one was not finis
 """
 
 import contextlib
+import dataclasses
 import os
 import struct
+import tempfile
+from collections.abc import Iterator
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared import storage
+from lt_shared import resumable_files, storage
 from lt_shared.console import BadData, NoInput
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -33,6 +36,8 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
 UINT16_VOCABULARY_LIMIT = 65500
 CHECKED_AT_ONCE = 1 << 20
+COMPOSED_AT_ONCE = 1 << 20
+SPOOLED = np.dtype(np.int32)
 
 
 def dtype_for(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
@@ -48,31 +53,64 @@ def idx_path(prefix: str) -> str:
     return f"{prefix}.idx"
 
 
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """How much of a dataset has been written."""
+
+    tokens: int = 0
+    sequences: int = 0
+    documents: int = 0
+
+
 class Writer:
     """Writes one dataset. Use as a context manager: without `publish()` nothing appears.
 
-    An earlier dataset of the same name loses its `.idx` first, so that no moment pairs an old index with new tokens.
+    An earlier dataset of the same name loses its `.idx` first, so that no moment pairs an old index with new tokens. The index
+    grows in temporary files beside the output (8 bytes for a document of one sequence), so that memory is bounded.
+
+    With `go_on_from`, for local datasets, what is written stays in partial files when the block ends by an exception. A later
+    writer goes on from the last Extent that `sync` returned, if `can_go_on` says that it is there; from Extent() it starts anew.
     """
 
-    def __init__(self, prefix: str, dtype: npt.DTypeLike):
+    def __init__(self, prefix: str, dtype: npt.DTypeLike, go_on_from: Extent | None = None):
         self.prefix = prefix
         self.dtype = np.dtype(dtype)
         self._code = next(code for code, known in DTYPE_CODES.items() if np.dtype(known) == self.dtype)
-        self._sequence_lengths: list[npt.NDArray[np.int32]] = []
-        self._sequences_per_document: list[npt.NDArray[np.int64]] = []
-        self.tokens = 0
-        self.sequences = 0
-        self.documents = 0
+        self._is_resumable = go_on_from is not None
+        self.extent = go_on_from or Extent()
 
     def __enter__(self) -> Self:
         # The index is created first although it is written last: its lock keeps a second writer out until both are published.
         with contextlib.ExitStack() as stack:
             self._idx: IO[bytes] = stack.enter_context(storage.publish(idx_path(self.prefix)))
             self._bin_stack = stack.enter_context(contextlib.ExitStack())
-            self._bin: IO[bytes] = self._bin_stack.enter_context(storage.publish(bin_path(self.prefix)))
+            self._spools = stack.enter_context(contextlib.ExitStack())
+            if self._is_resumable:
+                sizes = _partial_sizes(self.prefix, self.dtype, self.extent)
+                (bin_name, bin_size), (lengths_name, lengths_size), (counts_name, counts_size) = sizes.items()
+                self._bin: IO[bytes] = self._bin_stack.enter_context(resumable_files.resumable(bin_name, bin_size))
+                self._lengths: IO[bytes] = self._spools.enter_context(resumable_files.spool(lengths_name, lengths_size))
+                self._counts: IO[bytes] = self._spools.enter_context(resumable_files.spool(counts_name, counts_size))
+            else:
+                self._bin = self._bin_stack.enter_context(storage.publish(bin_path(self.prefix)))
+                directory = None if storage.is_remote(self.prefix) else os.path.dirname(self.prefix) or "."
+                self._lengths = self._spools.enter_context(tempfile.TemporaryFile(dir=directory))
+                self._counts = self._spools.enter_context(tempfile.TemporaryFile(dir=directory))
             self._stack = stack.pop_all()
         self._published = False
         return self
+
+    @property
+    def tokens(self) -> int:
+        return self.extent.tokens
+
+    @property
+    def sequences(self) -> int:
+        return self.extent.sequences
+
+    @property
+    def documents(self) -> int:
+        return self.extent.documents
 
     def append(
         self,
@@ -92,19 +130,26 @@ class Writer:
         """The .bin that is being written, for tokens that are copied from other files; `append_index` says what they are."""
         return self._bin
 
-    def append_index(
-        self, sequence_lengths: npt.NDArray[np.integer], sequences_per_document: npt.NDArray[np.integer]
-    ) -> None:
+    def append_index(self, sequence_lengths: npt.NDArray[np.integer], sequences_per_document: npt.NDArray[np.integer]) -> None:
         """Append to the index alone. The two columns may come in steps of their own: what counts is their whole."""
-        self._sequence_lengths.append(np.asarray(sequence_lengths, dtype=np.int32))
-        self._sequences_per_document.append(np.asarray(sequences_per_document, dtype=np.int64))
-        self.tokens += int(sequence_lengths.sum(dtype=np.int64))
-        self.sequences += len(sequence_lengths)
-        self.documents += len(sequences_per_document)
+        self._lengths.write(np.ascontiguousarray(sequence_lengths, dtype=np.int32).data)
+        self._counts.write(np.ascontiguousarray(sequences_per_document, dtype=np.int32).data)
+        self.extent = Extent(
+            self.extent.tokens + int(sequence_lengths.sum(dtype=np.int64)),
+            self.extent.sequences + len(sequence_lengths),
+            self.extent.documents + len(sequences_per_document),
+        )
 
     def append_document(self, tokens: npt.NDArray[np.generic]) -> None:
         """Append one document of one sequence."""
         self.append(tokens, np.array([len(tokens)]), np.array([1]))
+
+    def sync(self) -> Extent:
+        """Make what was appended durable in the partial files; returns how much that is."""
+        for file in (self._bin, self._lengths, self._counts):
+            file.flush()
+            os.fsync(file.fileno())
+        return self.extent
 
     def publish(self, sidecar: tuple[str, bytes] | None = None) -> None:
         """Make the dataset visible: `.bin`, then the sidecar (path, content) if given, then `.idx`."""
@@ -113,21 +158,30 @@ class Writer:
         storage.remove(idx_path(self.prefix))
         if sidecar is not None:
             storage.remove(sidecar[0])
-        self._bin_stack.close()
-        if sidecar is not None:
-            storage.write_bytes(*sidecar)
-        self._stack.close()
+        # The spools are deleted last: as long as there are any, a later writer knows that something is left to publish.
+        with self._spools.pop_all():
+            self._bin_stack.close()
+            if sidecar is not None:
+                storage.write_bytes(*sidecar)
+            self._stack.close()
         self._published = True
 
     def _write_index(self, file: IO[bytes]) -> None:
-        lengths = np.concatenate([np.zeros(0, np.int32), *self._sequence_lengths])
-        counts = np.concatenate([np.zeros(1, np.int64), *self._sequences_per_document])
-        pointers = np.zeros(len(lengths), np.int64)
-        np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
-        pointers *= self.dtype.itemsize
-        file.write(HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(counts)))
-        for column in (lengths, pointers, np.cumsum(counts)):
-            file.write(column.data)
+        """Compose the index from the two columns, COMPOSED_AT_ONCE entries at a time."""
+        file.write(HEADER.pack(MAGIC, VERSION, self._code, self.extent.sequences, self.extent.documents + 1))
+        for lengths in _entries(self._lengths):
+            file.write(lengths.data)
+        start = 0
+        for lengths in _entries(self._lengths):
+            ends = start + np.cumsum(lengths, dtype=np.int64)
+            file.write(((ends - lengths) * self.dtype.itemsize).data)
+            start = int(ends[-1])
+        file.write(np.zeros(1, np.int64).data)
+        start = 0
+        for counts in _entries(self._counts):
+            ends = start + np.cumsum(counts, dtype=np.int64)
+            file.write(ends.data)
+            start = int(ends[-1])
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._published:
@@ -135,6 +189,34 @@ class Writer:
         abandoned = error or RuntimeError("closed without publish()")
         with contextlib.suppress(RuntimeError):
             self._stack.__exit__(type(abandoned), abandoned, trace)
+
+
+def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[str, int]:
+    """The outputs that grow in partial files, and the bytes of each."""
+    return {
+        bin_path(prefix): extent.tokens * dtype.itemsize,
+        f"{prefix}.lengths": extent.sequences * SPOOLED.itemsize,
+        f"{prefix}.counts": extent.documents * SPOOLED.itemsize,
+    }
+
+
+def can_go_on(prefix: str, dtype: npt.DTypeLike, extent: Extent) -> bool:
+    """Whether the partial files of an earlier writer hold at least `extent`."""
+    return all(resumable_files.holds(name, size) for name, size in _partial_sizes(prefix, np.dtype(dtype), extent).items())
+
+
+def discard_partial(prefix: str) -> None:
+    """Delete what an earlier resumable writer left."""
+    for name in _partial_sizes(prefix, np.dtype(np.uint16), Extent()):
+        resumable_files.discard(name)
+
+
+def _entries(file: IO[bytes]) -> Iterator[npt.NDArray[np.int32]]:
+    """A column that was written to a temporary file, in blocks."""
+    file.flush()
+    file.seek(0)
+    while data := file.read(COMPOSED_AT_ONCE * SPOOLED.itemsize):
+        yield np.frombuffer(data, SPOOLED)
 
 
 class Reader:
@@ -151,7 +233,7 @@ class Reader:
         index = idx_path(prefix)
         for path in (index, bin_path(prefix)):
             if not os.path.isfile(path):
-                raise NoInput(f"{path}: no such file", _hint_for_missing(prefix))
+                raise NoInput(f"{path}: no such file", hint_for_missing(prefix))
         with storage.open_read(index) as file:
             header = file.read(HEADER.size)
         if len(header) < HEADER.size or header[: len(MAGIC)] != MAGIC:
@@ -212,7 +294,8 @@ class Reader:
         return self.tokens[start : start + int(self.sequence_lengths[first:last].sum(dtype=np.int64))]
 
 
-def _hint_for_missing(prefix: str) -> str:
+def hint_for_missing(prefix: str) -> str:
+    """What to tell someone whose dataset lacks one of its files."""
     if prefix.endswith((".bin", ".idx")):
         return f"a prefix has no extension: {prefix[:-4]}"
     if os.path.isfile(bin_path(prefix)):

@@ -1,8 +1,9 @@
 """Publishing files and directories on a mounted filesystem, so that they are never half-visible.
 
 An output grows as `.NAME.partial` in its own directory, locked by its writer, and is synced to disk before it is renamed: a
-killed process leaves at most that hidden file, which the next run replaces. The sync costs one flush of the disk's cache per
-output, a few milliseconds on an SSD. `storage` is the entrance for callers; it also knows remote paths.
+killed process leaves at most that hidden file, which the next run replaces (`resumable_files` go on with it). The sync costs one
+flush of the disk's cache per output, a few milliseconds on an SSD. `storage` is the entrance for callers; it also knows remote
+paths.
 """
 
 import contextlib
@@ -22,42 +23,55 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @contextlib.contextmanager
 def publish_file(name: str) -> Iterator[IO[bytes]]:
     """`storage.publish` for a local path."""
-    directory = os.path.dirname(name) or "."
-    partial = os.path.join(directory, f".{os.path.basename(name)}.partial")
-    with creating(name, f"mkdir -p {directory}"):
+    with creating(name, missing_directory_hint(name)):
         if os.path.exists(name) and not os.path.isfile(name):
             raise CannotCreate(f"{name}: exists and is not a regular file")
-        descriptor = _create_partial(partial, name)
+        descriptor = create_partial(name)
     with open(descriptor, "wb", buffering=1 << 20) as file:
         try:
             with filling(name):
                 yield file
-            with writing(name):
-                file.flush()
-                os.fsync(descriptor)
-                _check_still_ours(descriptor, partial, name)
-                os.replace(partial, name)
-                sync_directory(directory)
+            publish_filled(file, name)
         except BaseException:
-            if _is_at(descriptor, partial):
+            if is_at(descriptor, partial_path(name)):
                 with contextlib.suppress(OSError):
-                    os.unlink(partial)
+                    os.unlink(partial_path(name))
             # A buffered write that failed would be tried again on close and hide the first error.
             with contextlib.suppress(OSError):
                 file.close()
             raise
 
 
-def _create_partial(partial: str, name: str) -> int:
+def partial_path(name: str) -> str:
+    """The hidden file in which the output `name` grows."""
+    return os.path.join(os.path.dirname(name) or ".", f".{os.path.basename(name)}.partial")
+
+
+def missing_directory_hint(name: str) -> str:
+    return f"mkdir -p {os.path.dirname(name) or '.'}"
+
+
+def publish_filled(file: IO[bytes], name: str) -> None:
+    """Make the partial file of `name`, written through `file`, durable and visible."""
+    with writing(name):
+        file.flush()
+        os.fsync(file.fileno())
+        _check_still_ours(file.fileno(), partial_path(name), name)
+        os.replace(partial_path(name), name)
+        sync_directory(os.path.dirname(name) or ".")
+
+
+def create_partial(name: str) -> int:
     """Create and lock the partial file, replacing one that a killed process left: it may have another owner and mode.
 
     A process that gets the lock on a file which has since been renamed or deleted must not touch it: it would empty the output
     that another process has just published. Hence the look at the inode after the lock.
     """
+    partial = partial_path(name)
     while True:
         created = True
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             created = False
             try:
@@ -65,8 +79,8 @@ def _create_partial(partial: str, name: str) -> int:
             except FileNotFoundError:
                 continue
         try:
-            _lock(descriptor, name)
-            current = _is_at(descriptor, partial)
+            lock(descriptor, name)
+            current = is_at(descriptor, partial)
             if current and created:
                 return descriptor
             if current:
@@ -77,7 +91,7 @@ def _create_partial(partial: str, name: str) -> int:
         os.close(descriptor)
 
 
-def _is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
+def is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
     """Whether an open file or directory is the one that `path` names now."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
@@ -87,7 +101,7 @@ def _is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
 
 def _check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: str) -> None:
     """Where locks do not work, the later of two writers takes over; the earlier one notices here."""
-    if not _is_at(descriptor, partial):
+    if not is_at(descriptor, partial):
         raise TryAgain(f"{name}: another process is writing it", "wait for that process to end")
 
 
@@ -112,7 +126,7 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False) -> It
             _check_still_ours(lock, partial, str(target))
             publish_prepared_directory(partial, target)
     except BaseException:
-        if _is_at(lock, partial):
+        if is_at(lock, partial):
             shutil.rmtree(partial, ignore_errors=True)
         raise
     finally:
@@ -127,7 +141,7 @@ def _check_replaceable(target: Path, replace: bool) -> None:
 
 
 def _create_partial_directory(partial: Path, name: str) -> int:
-    """Create and lock the partial directory; the returned descriptor holds the lock. See `_create_partial` for the inode."""
+    """Create and lock the partial directory; the returned descriptor holds the lock. See `create_partial` for the inode."""
     while True:
         partial.mkdir(exist_ok=True)
         try:
@@ -135,11 +149,11 @@ def _create_partial_directory(partial: Path, name: str) -> int:
         except FileNotFoundError:
             continue
         try:
-            _lock(descriptor, name)
+            lock(descriptor, name)
         except BaseException:
             os.close(descriptor)
             raise
-        if _is_at(descriptor, partial):
+        if is_at(descriptor, partial):
             return descriptor
         os.close(descriptor)
 
@@ -201,7 +215,7 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-def _lock(descriptor: int, name: str) -> None:
+def lock(descriptor: int, name: str) -> None:
     """Take the lock on a partial output; filesystems without locks (some NFS and Lustre mounts) go without."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,119 @@
+"""Local outputs that a killed process leaves half-written and the next one goes on with.
+
+They grow as `.NAME.partial`, like those of `local_files`, but are kept after an exception. Who resumes knows from a record of its
+own how many bytes are good; what was written after that is cut off. The lock on the partial file keeps a second writer out. Where
+locks do not work (some NFS and Lustre mounts), two processes may write one partial file: that is harmless as long as both write
+the same bytes at the same places, and whoever is overtaken finds the file gone when it publishes.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import IO
+
+from lt_shared.console import IoFailure
+from lt_shared.local_files import (
+    create_partial,
+    creating,
+    filling,
+    is_at,
+    lock,
+    missing_directory_hint,
+    partial_path,
+    publish_filled,
+    writing,
+)
+
+
+@contextlib.contextmanager
+def resumable(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
+    """Yield a file that becomes `name` when the block ends without an exception, and otherwise stays partial.
+
+    The file holds the first `kept_bytes` of what an earlier process left and is positioned after them; with 0 it is made anew.
+    Raises as `storage.publish`.
+    """
+    with _opened(name, kept_bytes, "wb") as file:
+        yield file
+        publish_filled(file, name)
+
+
+@contextlib.contextmanager
+def spool(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
+    """As `resumable`, for what is needed only until the block ends: it can be read, and is deleted instead of published."""
+    with _opened(name, kept_bytes, "r+b") as file:
+        yield file
+        discard(name)
+
+
+def holds(name: str, size_bytes: int) -> bool:
+    """Whether an earlier process left at least `size_bytes` of the output `name`."""
+    return size_bytes == 0 or _size_bytes(partial_path(name)) >= size_bytes
+
+
+def exists(name: str) -> bool:
+    return os.path.lexists(partial_path(name))
+
+
+def discard(name: str) -> None:
+    """Delete what was left of an output that will not be finished."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(partial_path(name))
+
+
+def withdraw(name: str) -> None:
+    """Make a published file partial again: its process was killed before the files that belong to it were published."""
+    with writing(name):
+        os.replace(name, partial_path(name))
+
+
+@contextlib.contextmanager
+def locked(path: str, name: str) -> Iterator[IO[bytes]]:
+    """Open a file that one process at a time may open this way, unbuffered, for reading and writing; made if there is none.
+
+    The block may delete it. Raises, naming the output `name`: TryAgain when another process has the file, CannotCreate when it
+    cannot be made.
+    """
+    while True:
+        with creating(name, missing_directory_hint(path)):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            lock(descriptor, name)
+            if is_at(descriptor, path):
+                yield file
+                return
+
+
+@contextlib.contextmanager
+def _opened(name: str, kept_bytes: int, mode: str) -> Iterator[IO[bytes]]:
+    with creating(name, missing_directory_hint(name)):
+        descriptor = _reopen(name, kept_bytes) if kept_bytes else create_partial(name)
+    with open(descriptor, mode, buffering=1 << 20) as file:
+        try:
+            with filling(name):
+                yield file
+        except BaseException:
+            # A buffered write that failed would be tried again on close and hide the first error.
+            with contextlib.suppress(OSError):
+                file.close()
+            raise
+
+
+def _reopen(name: str, kept_bytes: int) -> int:
+    descriptor = os.open(partial_path(name), os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        lock(descriptor, name)
+        if os.fstat(descriptor).st_size < kept_bytes:
+            raise IoFailure(f"{partial_path(name)}: shorter than the {kept_bytes} bytes that were written")
+        os.ftruncate(descriptor, kept_bytes)
+        os.lseek(descriptor, kept_bytes, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _size_bytes(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return -1
