@@ -1,0 +1,249 @@
+"""A finished dataset in blocks of whole documents, for commands whose memory must not grow with it.
+
+`indexed_dataset.Reader` maps both files into memory, which is right for looking documents up. Here the columns of the index are
+read side by side with plain reads: 100 million documents have an index of 2 GB, and a block of them takes at most
+`SEQUENCES_AT_ONCE` x 30 bytes. Reading works on any filesystem, remote ones included, and checks what the Reader checks.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import IO, Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_shared import indexed_dataset, storage
+from lt_shared.console import BadData, NoInput
+from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+
+SEQUENCES_AT_ONCE = 1 << 20
+DOCUMENTS_AT_ONCE = 1 << 18
+
+Lengths = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.generic]
+
+
+class Header(NamedTuple):
+    """What the first bytes of an index say. `document_entries` is the number of documents + 1."""
+
+    magic: bytes
+    version: int
+    dtype_code: int
+    sequences: int
+    document_entries: int
+
+    @property
+    def lengths_at(self) -> int:
+        return HEADER.size
+
+    @property
+    def offsets_at(self) -> int:
+        return self.lengths_at + 4 * self.sequences
+
+    @property
+    def entries_at(self) -> int:
+        return self.offsets_at + 8 * self.sequences
+
+    @property
+    def end(self) -> int:
+        return self.entries_at + 8 * self.document_entries
+
+
+def read_header(file: IO[bytes]) -> Header | None:
+    """The header, or None when the file is shorter than one."""
+    data = file.read(HEADER.size)
+    return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
+
+
+def read_column(file: IO[bytes], start: int, dtype: type[np.generic], first: int, last: int) -> npt.NDArray[Any]:
+    """Entries `first` to `last` of the column that begins at byte `start`; fewer where the file ends."""
+    itemsize = np.dtype(dtype).itemsize
+    file.seek(start + first * itemsize)
+    data = file.read((last - first) * itemsize)
+    return np.frombuffer(data[: len(data) // itemsize * itemsize], dtype)
+
+
+class Block(NamedTuple):
+    """Whole documents that follow one another. Lengths are in tokens; `first_token` counts from the start of the dataset."""
+
+    first_document: int
+    first_token: int
+    sequence_lengths: Lengths
+    sequences_per_document: Counts
+
+    @property
+    def documents(self) -> int:
+        return len(self.sequences_per_document)
+
+    @property
+    def first_sequences(self) -> Counts:
+        """Where each document begins in `sequence_lengths`, and where the last ends, int64 [documents + 1]."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sequences_per_document)])
+
+    @property
+    def bounds(self) -> Counts:
+        """Where each document begins in the tokens of the block, and where the last ends, int64 [documents + 1]."""
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sequence_lengths, dtype=np.int64)])
+        return ends[self.first_sequences]
+
+
+class Shape(NamedTuple):
+    """How large a dataset is, and what its tokens are."""
+
+    documents: int
+    sequences: int
+    tokens: int
+    dtype: np.dtype[Any]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.tokens * self.dtype.itemsize
+
+
+class BlockReader:
+    """Opens the dataset at `prefix`; a context manager.
+
+    Raises: NoInput when a file is missing, BadData when the pair is malformed or truncated, here or while blocks are read.
+    """
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+        for path in (idx_path(prefix), bin_path(prefix)):
+            if not storage.exists(path):
+                raise NoInput(f"{path}: no such file", indexed_dataset.hint_for_missing(prefix))
+        with contextlib.ExitStack() as stack:
+            self._idx: IO[bytes] = stack.enter_context(storage.open_read(idx_path(prefix)))
+            self._bin: IO[bytes] = stack.enter_context(storage.open_read(bin_path(prefix)))
+            self._header = self._checked_header()
+            self._check_bin_size()
+            self._stack = stack.pop_all()
+
+    def _checked_header(self) -> Header:
+        path = idx_path(self.prefix)
+        header = read_header(self._idx)
+        if header is None or header.magic != MAGIC:
+            raise BadData(f"{path}: not an index of a Megatron dataset")
+        if header.version != VERSION or header.dtype_code not in DTYPE_CODES:
+            raise BadData(f"{path}: version {header.version} with dtype code {header.dtype_code} is not known")
+        self.dtype: np.dtype[Any] = np.dtype(DTYPE_CODES[header.dtype_code])
+        size = storage.size_bytes(path)
+        if size == header.end + header.sequences and header.sequences:
+            raise BadData(f"{path}: a multimodal dataset (its sequences have modes)", "only datasets of text are worked on here")
+        if size != header.end:
+            raise BadData(f"{path}: {size} bytes, its header says {header.end}", "lt-preprocess verify lists all that is wrong")
+        if not header.document_entries:
+            raise BadData(f"{path}: its document index is empty")
+        first = read_column(self._idx, header.entries_at, np.int64, 0, 1)
+        last = read_column(self._idx, header.entries_at, np.int64, header.document_entries - 1, header.document_entries)
+        if (int(first[0]), int(last[0])) != (0, header.sequences):
+            raise BadData(f"{path}: its document index does not fit its {header.sequences} sequences")
+        return header
+
+    def _check_bin_size(self) -> None:
+        end = self._header.sequences
+        self.size_bytes = storage.size_bytes(bin_path(self.prefix))
+        expected = 0
+        if end:
+            offset = read_column(self._idx, self._header.offsets_at, np.int64, end - 1, end)
+            length = read_column(self._idx, self._header.lengths_at, np.int32, end - 1, end)
+            expected = int(offset[0]) + int(length[0]) * self.dtype.itemsize
+        if self.size_bytes != expected:
+            raise BadData(
+                f"{bin_path(self.prefix)}: {self.size_bytes} bytes, its index says {expected}",
+                "the file is truncated, or belongs to another index",
+            )
+
+    @property
+    def documents(self) -> int:
+        return self._header.document_entries - 1
+
+    @property
+    def sequences(self) -> int:
+        return self._header.sequences
+
+    @property
+    def tokens(self) -> int:
+        return self.size_bytes // self.dtype.itemsize
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.documents, self.sequences, self.tokens, self.dtype)
+
+    def blocks(self, tokens_at_once: int | None = None, first: int = 0, last: int | None = None) -> Iterator[Block]:
+        """All documents in order, or `first` to `last`; a block has at most `tokens_at_once` tokens, or one longer document."""
+        last = self.documents if last is None else min(last, self.documents)
+        end: int | None = 0 if first == 0 else None
+        for start in range(first, last, DOCUMENTS_AT_ONCE):
+            entries = self._column("entries", start, min(start + DOCUMENTS_AT_ONCE, last) + 1)
+            if bool((entries[1:] < entries[:-1]).any()) or entries[0] < 0 or entries[-1] > self.sequences:
+                raise BadData(f"{idx_path(self.prefix)}: its document index does not fit its {self.sequences} sequences")
+            for low, high in _groups(entries, SEQUENCES_AT_ONCE):
+                block = self._block(start + low, entries[low : high + 1], end)
+                if end is not None or len(block.sequence_lengths):
+                    end = block.first_token + int(block.sequence_lengths.sum(dtype=np.int64))
+                yield from [block] if tokens_at_once is None else _smaller(block, tokens_at_once)
+
+    def _column(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
+        start, dtype = {
+            "lengths": (self._header.lengths_at, np.int32),
+            "offsets": (self._header.offsets_at, np.int64),
+            "entries": (self._header.entries_at, np.int64),
+        }[name]
+        column = read_column(self._idx, start, dtype, first, last)
+        if len(column) != last - first:
+            raise BadData(f"{idx_path(self.prefix)}: was cut off while it was read")
+        return column
+
+    def _block(self, first_document: int, entries: Counts, end: int | None) -> Block:
+        """Read one block; `end` is the token where the block before ended, if there was one."""
+        first, last = int(entries[0]), int(entries[-1])
+        lengths = self._column("lengths", first, last)
+        offsets = self._column("offsets", first, last)
+        sizes = lengths.astype(np.int64)
+        if first == last:
+            start = end or 0
+        else:
+            start = int(offsets[0]) // self.dtype.itemsize if end is None else end
+        expected = (start + np.cumsum(sizes) - sizes) * self.dtype.itemsize
+        if bool((sizes < 0).any()) or not np.array_equal(expected, offsets):
+            raise BadData(
+                f"{idx_path(self.prefix)}: its sequence index is malformed", "lt-preprocess verify lists all that is wrong"
+            )
+        return Block(first_document, start, lengths, np.diff(entries))
+
+    def read(self, block: Block) -> Tokens:
+        """The tokens of a block, shape [its tokens]."""
+        count = int(block.sequence_lengths.sum(dtype=np.int64))
+        self._bin.seek(block.first_token * self.dtype.itemsize)
+        data = self._bin.read(count * self.dtype.itemsize)
+        if len(data) != count * self.dtype.itemsize:
+            raise BadData(f"{bin_path(self.prefix)}: was cut off while it was read")
+        return np.frombuffer(data, self.dtype)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def _groups(ends: Counts, limit: int) -> Iterator[tuple[int, int]]:
+    """Cut what lies between the entries of `ends` (ascending) into runs of at most `limit`, or one that is larger."""
+    low = 0
+    while low < len(ends) - 1:
+        high = max(low + 1, int(np.searchsorted(ends, ends[low] + limit, side="right")) - 1)
+        yield low, high
+        low = high
+
+
+def _smaller(block: Block, tokens_at_once: int) -> Iterator[Block]:
+    bounds, sequences = block.bounds, block.first_sequences
+    for low, high in _groups(bounds, tokens_at_once):
+        yield Block(
+            block.first_document + low,
+            block.first_token + int(bounds[low]),
+            block.sequence_lengths[sequences[low] : sequences[high]],
+            block.sequences_per_document[low:high],
+        )
