@@ -62,6 +62,21 @@ def llama3_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def llama4_model() -> Path:
+    return installed("llama-models", "llama_models/llama4/tokenizer.model")
+
+
+@pytest.fixture(scope="session")
+def qwen_model() -> Path:
+    return installed("dashscope", "dashscope/resources/qwen.tiktoken")
+
+
+@pytest.fixture(scope="session")
+def tekken_json() -> Path:
+    return installed("mistral-common", "mistral_common/data/tekken_240911.json")
+
+
+@pytest.fixture(scope="session")
 def sentencepiece_model() -> Path:
     return installed("mistral-common", "mistral_common/data/tokenizer.model.v1")
 

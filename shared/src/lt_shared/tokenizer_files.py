@@ -8,15 +8,30 @@ not their paths: the same tokenizer has the same hash on every machine.
 import dataclasses
 import hashlib
 import json
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 
-Kind = Literal["gpt2", "tiktoken", "sentencepiece", "tokenizer.json"]
+Kind = Literal["gpt2", "tiktoken", "sentencepiece", "tokenizer.json", "tekken"]
 
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+NAMED_FILES = ("tokenizer.model", "tiktoken.model", "tekken.json", "tokenizer.json", "vocab.json")
+REPOSITORIES = {
+    "gpt2": ("openai-community/gpt2", "gpt2"),
+    "llama2": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b"),
+    "llama3": ("meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B"),
+    "llama4": ("meta-llama/Llama-4-Scout-17B-16E",),
+    "mistral": ("mistralai/Mistral-7B-v0.1",),
+    "mistral-nemo": ("mistralai/Mistral-Nemo-Base-2407",),
+    "qwen2": ("Qwen/Qwen2-7B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2-0.5B", "Qwen/Qwen2.5-0.5B"),
+    "qwen3": ("Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B-Base", "Qwen/Qwen3-0.6B"),
+}
+"""Repositories of the Hugging Face Hub whose tokenizer a short name means; any of them will do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +48,11 @@ class TokenizerFiles:
 
     @property
     def name(self) -> str:
-        """A short name for people: that of the directory."""
-        return self.directory.resolve().name or self.files[0].name
+        """A short name for people: that of the directory, or of the repository that the Hub's cache keeps in it."""
+        directory = self.directory.resolve()
+        if directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--"):
+            return directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+        return directory.name or self.files[0].name
 
     def sha256(self) -> str:
         """Hash of the kind and of every defining file's content."""
@@ -51,39 +69,96 @@ class TokenizerFiles:
 
 
 def find(path: str | Path) -> TokenizerFiles:
-    """Recognise the tokenizer at `path`: a directory, or one of its files.
+    """Recognise the tokenizer at `path`: a directory, one of its files, or the name of a tokenizer (see `search_path`).
 
-    In a directory, a SentencePiece or tiktoken `tokenizer.model` comes before `tokenizer.json`, and that before GPT-2's
-    `vocab.json` + `merges.txt`: a directory that holds the last two kinds (Qwen, for instance) may use another pre-tokenizer
-    than GPT-2, and only `tokenizer.json` says so.
+    In a directory, a SentencePiece or tiktoken `tokenizer.model` comes first, then `tekken.json`, then `tokenizer.json`, then
+    GPT-2's `vocab.json` + `merges.txt`. Files that a tokenizer.json was converted from are right where the conversion was not;
+    and a directory that holds the last two kinds (Qwen, for instance) may use another pre-tokenizer than GPT-2, and only
+    `tokenizer.json` says so.
 
     Raises: NoInput when nothing is there, BadData when the files are not a tokenizer that is known here.
     """
     place = Path(path)
+    if not place.exists():
+        return find(_named(str(path)))
     if place.is_dir():
-        for name in ("tokenizer.model", "tokenizer.json", "vocab.json"):
+        for name in NAMED_FILES:
             if (place / name).is_file():
                 return find(place / name)
         raise NoInput(
             f"{place}: no tokenizer in this directory",
-            "expected tokenizer.model, tokenizer.json, or vocab.json with merges.txt",
+            "expected tokenizer.model, tekken.json, tokenizer.json, or vocab.json with merges.txt",
         )
-    if not place.is_file():
-        raise NoInput(f"{place}: no such tokenizer file or directory")
     companions = tuple(found for name in COMPANIONS if (found := place.parent / name).is_file())
-    if place.name == "tokenizer.json" or (place.suffix == ".json" and _is_tokenizer_json(place)):
+    if place.name == "tokenizer.json":
         return TokenizerFiles("tokenizer.json", (place,), companions)
+    if place.suffix == ".json":
+        kind = _json_kind(place)
+        if kind is not None:
+            return TokenizerFiles(kind, (place,), companions)
     if place.suffix in (".json", ".txt", ".bpe"):
         return TokenizerFiles("gpt2", _gpt2_pair(place), companions)
-    return TokenizerFiles(_model_kind(place), (place,), companions)
+    kind = _model_kind(place)
+    # The code beside a tiktoken file says how the text is cut, which the file itself does not.
+    code = sorted(place.parent.glob("tokenization_*.py")) if kind == "tiktoken" else []
+    return TokenizerFiles(kind, (place, *code), companions)
 
 
-def _is_tokenizer_json(path: Path) -> bool:
+def search_path() -> list[Path]:
+    """The directories in which a tokenizer is looked up by name: those of LT_TOKENIZERS, then the user's own."""
+    given = [Path(part).expanduser() for part in os.environ.get("LT_TOKENIZERS", "").split(os.pathsep) if part]
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    return [*given, data / "lt/tokenizers"]
+
+
+def hub_directory() -> Path:
+    """Where Hugging Face's tools keep what they downloaded."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _named(name: str) -> Path:
+    """The directory or file of the tokenizer called `name`; a repository of the Hub is a name too."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or {".", ".."} & set(name.split("/")):
+        raise NoInput(f"{name}: no such tokenizer file or directory")
+    for directory in search_path():
+        for candidate in (name, f"{name}.model", f"{name}.tiktoken", f"{name}.json"):
+            if (directory / candidate).exists():
+                return directory / candidate
+    repositories = REPOSITORIES.get(name, (name,))
+    for repository in repositories:
+        for snapshot in _snapshots(repository):
+            if any((snapshot / file).is_file() for file in NAMED_FILES):
+                return snapshot
+    looked_in = ", ".join(map(str, [*search_path(), hub_directory()]))
+    raise NoInput(
+        f"{name}: no such file, directory or tokenizer; looked for the name in {looked_in}",
+        f"put its files in {search_path()[-1] / name}, or: hf download {repositories[0]} --include '*token*' 'vocab*' 'merges*'",
+    )
+
+
+def _snapshots(repository: str) -> Iterator[Path]:
+    """The downloaded versions of a repository: that of its main branch first, the others from the newest."""
+    directory = hub_directory() / f"models--{repository.replace('/', '--')}"
+    main = directory / "refs/main"
+    if main.is_file():
+        yield directory / "snapshots" / main.read_text(encoding="utf-8").strip()
+    versions = [path for path in (directory / "snapshots").glob("*") if path.is_dir()]
+    yield from sorted(versions, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _json_kind(path: Path) -> Kind | None:
+    """What a JSON file is by its content; None for what may be a vocabulary."""
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
         raise BadData(f"{path}: not JSON: {error}") from None
-    return isinstance(content, dict) and isinstance(content.get("model"), dict)
+    if not isinstance(content, dict):
+        return None
+    if isinstance(content.get("model"), dict):
+        return "tokenizer.json"
+    is_tekken = isinstance(content.get("config"), dict) and isinstance(content.get("vocab"), list)
+    return "tekken" if is_tekken else None
 
 
 def _gpt2_pair(path: Path) -> tuple[Path, Path]:

@@ -1,27 +1,45 @@
-"""SentencePiece models and tokenizer.json, encoded by the libraries that define them.
+"""Tokenizers that run in the libraries that define them: what the compiled encoder does not cover, or is checked by.
 
 Both libraries work without the GIL, so one call per thread scales as the compiled encoder does. Whatever a library does by
 default that changes documents is switched off: special tokens added or recognised in the text, truncation and padding.
 """
 
-import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lt_preprocess import json_files, tokenizer_json
 from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts, Tokenizer
-from lt_shared.console import BadData
+from lt_preprocess.vocabulary import token_bytes
+from lt_shared.console import BadData, note
 from lt_shared.tokenizer_files import TokenizerFiles
-
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 def _joined(texts_ids: list[list[int]]) -> tuple[Ids, Lengths]:
     lengths = np.array([len(ids) for ids in texts_ids], np.int64)
     flat = (number for ids in texts_ids for number in ids)
     return np.fromiter(flat, np.int32, int(lengths.sum())), lengths
+
+
+def _not_in_vocabulary(ids: Sequence[int], vocab_size: int) -> BadData:
+    number = next(number for number in ids if not 0 <= number < vocab_size)
+    return BadData(f"token id {number} is not in the vocabulary of {vocab_size:,}")
+
+
+class _Noting(Tokenizer):
+    """Tells the user once, when encoding begins, that and why a library does it."""
+
+    def __init__(self, path: Path, reason: str | None):
+        self._path = path
+        self._reason = reason
+
+    def _note(self) -> None:
+        if self._reason is not None:
+            note(f"{self._path}: {self._reason}; its library encodes, at a few MB a second and thread")
+            self._reason = None
 
 
 class SentencePieceEncoder(Encoder):
@@ -32,13 +50,14 @@ class SentencePieceEncoder(Encoder):
         return _joined(self._processor.encode([text.decode() for text in texts.to_list()], out_type=int, num_threads=1))
 
 
-class SentencePiece(Tokenizer):
+class SentencePiece(_Noting):
     """A SentencePiece model. Control symbols (`<s>`, `</s>`) in a text are ordinary text; user-defined symbols are matched."""
 
-    def __init__(self, files: TokenizerFiles):
+    def __init__(self, files: TokenizerFiles, reason: str | None = None):
         import sentencepiece
 
         path = files.files[0]
+        super().__init__(path, reason)
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
         except RuntimeError:
@@ -46,9 +65,35 @@ class SentencePiece(Tokenizer):
         self.vocab_size = self._processor.get_piece_size()
         eos = self._processor.eos_id()
         self.eod = eos if eos >= 0 else None
+        controls = (number for number in range(self.vocab_size) if self._processor.is_control(number))
+        self.special_tokens = {self._processor.id_to_piece(number): number for number in controls}
 
     def new_encoder(self) -> SentencePieceEncoder:
+        self._note()
         return SentencePieceEncoder(self._processor)
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        numbers = np.asarray(ids).tolist()
+        try:
+            decoded: bytes = self._processor.decode(numbers).encode()
+        except IndexError:
+            raise _not_in_vocabulary(numbers, self.vocab_size) from None
+        if "\ufffd".encode() not in decoded:
+            return decoded
+        exact = b"".join(map(self._piece_bytes, numbers))
+        while exact.startswith(b" ") and not decoded.startswith(b" "):
+            exact = exact[1:]
+        return exact
+
+    def _piece_bytes(self, number: int) -> bytes:
+        piece: str = self._processor.id_to_piece(number)
+        if self._processor.is_byte(number):
+            return bytes([int(piece[3:5], 16)])
+        if self._processor.is_control(number):
+            return b""
+        if self._processor.is_unknown(number):
+            return bytes(self._processor.decode([number]).encode())
+        return piece.replace("\u2581", " ").encode()
 
 
 class HuggingFaceEncoder(Encoder):
@@ -60,67 +105,69 @@ class HuggingFaceEncoder(Encoder):
         return _joined([encoding.ids for encoding in encodings])
 
 
-class HuggingFace(Tokenizer):
+class HuggingFace(_Noting):
     """A tokenizer.json. Added tokens that are not special are matched in the text, as its author meant."""
 
-    def __init__(self, files: TokenizerFiles):
-        # The library's own pool would compete with this tool's threads; it reads the variable at the first call.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        import tokenizers
-
+    def __init__(self, files: TokenizerFiles, parse: bool, reason: str | None = None):
         path = files.files[0]
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # the library raises nothing narrower
-            raise BadData(f"{path}: not a tokenizer: {error}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
-        self._check_special_tokens(path)
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.eod = self._end_of_document(files.companions)
-
-    def _check_special_tokens(self, path: Path) -> None:
-        """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
-        for number, token in self._tokenizer.get_added_tokens_decoder().items():
-            if not token.special or number not in self._tokenizer.encode(token.content, add_special_tokens=False).ids:
-                continue
-            if token.content != _unknown_token(path):
-                raise BadData(
-                    f"{path}: text that reads {token.content} would become that special token",
-                    "use the model's SentencePiece or tiktoken file instead",
-                )
-
-    def _end_of_document(self, companions: tuple[Path, ...]) -> int | None:
-        for path in companions:
-            if path.name == "tokenizer_config.json":
-                name = _eos_token(path)
-                if name is not None:
-                    number: int | None = self._tokenizer.token_to_id(name)
-                    if number is None:
-                        raise BadData(f"{path}: eos_token {name} is not in the vocabulary")
-                    return number
-        numbers = (self._tokenizer.token_to_id(name) for name in END_OF_DOCUMENT_NAMES)
-        return next((number for number in numbers if number is not None), None)
+        super().__init__(path, reason)
+        self._tokenizer = _read(path)
+        self._tokenizer.encode_special_tokens = not parse
+        if not parse:
+            _check_special_tokens(path, self._tokenizer)
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(ids.values()) + 1
+        self.eod = tokenizer_json.end_of_document(path, ids, files.companions)
+        self._added = dict(self._tokenizer.get_added_tokens_decoder())
+        self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
+        self._bytes: Mapping[int, bytes] | None = None
 
     def new_encoder(self) -> HuggingFaceEncoder:
+        self._note()
         return HuggingFaceEncoder(self._tokenizer)
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        numbers = np.asarray(ids).tolist()
+        if any(self._tokenizer.id_to_token(number) is None for number in set(numbers)):
+            raise _not_in_vocabulary(numbers, self.vocab_size)
+        if type(self._tokenizer.decoder).__name__ != "ByteLevel":
+            decoded: str = self._tokenizer.decode(numbers, skip_special_tokens=False)
+            return decoded.encode()
+        if self._bytes is None:
+            added = {number: token.content.encode() for number, token in self._added.items()}
+            self._bytes = token_bytes(self._tokenizer.get_vocab(with_added_tokens=False)) | added
+        return b"".join([self._bytes[number] for number in numbers])
+
+
+def _read(path: Path) -> Any:
+    # The library's own pool would compete with this tool's threads; it reads the variable at the first call.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import tokenizers
+
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise BadData(f"{path}: not a tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _check_special_tokens(path: Path, tokenizer: Any) -> None:
+    """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        if not token.special or number not in tokenizer.encode(token.content, add_special_tokens=False).ids:
+            continue
+        if token.content != _unknown_token(path):
+            raise BadData(
+                f"{path}: text that reads {token.content} would become that special token",
+                "use the model's SentencePiece or tiktoken file, or --special-tokens parse",
+            )
 
 
 def _unknown_token(path: Path) -> str | None:
     """The token for what the model has no other for: named by itself, or in a Unigram model by its place."""
-    model: dict[str, Any] = json.loads(path.read_bytes())["model"]
+    model: dict[str, Any] = json_files.read_object(path)["model"]
     number = model.get("unk_id")
     token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
     return token
-
-
-def _eos_token(path: Path) -> str | None:
-    try:
-        configuration = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise BadData(f"{path}: not JSON: {error}") from None
-    token = configuration.get("eos_token") if isinstance(configuration, dict) else None
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None

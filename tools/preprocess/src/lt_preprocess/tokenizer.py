@@ -1,7 +1,7 @@
-"""One interface to the four kinds of tokenizer.
+"""One interface to all kinds of tokenizer.
 
-GPT-2 vocabularies and Llama 3's tiktoken file run in the compiled encoder, at two to four times the speed of tiktoken;
-SentencePiece models and tokenizer.json run in the libraries that define them, at a few MB a second and thread.
+Byte-level BPE runs in the compiled encoder when its way to cut text is known, whichever files it comes from; everything else runs
+in the library that defines it, at a few MB a second and thread, and a line on standard error says so.
 
 What a document says cannot end it: by default the text of a special token stays text. `load(files, special_tokens=...)` takes
 
@@ -13,7 +13,8 @@ What a document says cannot end it: by default the text of a special token stays
 """
 
 import abc
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -37,7 +38,7 @@ PADDING_BYTES = 64
 class Texts(NamedTuple):
     """UTF-8 texts back to back, as compiled code reads them.
 
-    Text i is data[offsets[i]:offsets[i + 1]]; `data` is uint8 [at least offsets[-1] + PADDING_BYTES], `offsets` int64 [texts + 1].
+    Text i is data[offsets[i]:offsets[i + 1]]; `data` uint8 [at least offsets[-1] + PADDING_BYTES], `offsets` int64 [texts + 1].
     """
 
     data: Bytes
@@ -85,33 +86,66 @@ class Encoder(abc.ABC):
 
 
 class Tokenizer(abc.ABC):
-    """A loaded tokenizer. `vocab_size` is the whole id space; `eod` the id that ends a document, None when it has none."""
+    """A loaded tokenizer.
+
+    `vocab_size` is the whole id space; `eod` the id that ends a document, None when it has none; `special_tokens` those that a
+    document could spell out, with their ids.
+    """
 
     vocab_size: int
     eod: int | None
+    special_tokens: Mapping[str, int] = {}
 
     @abc.abstractmethod
     def new_encoder(self) -> Encoder:
         """An encoder for a thread of its own. The first call may compile for ten seconds."""
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
-        """The UTF-8 text of the ids; bytes, because ids may begin or end in the middle of a character. Compiles nothing."""
+        """The UTF-8 text of the ids; bytes, because ids may begin or end in the middle of a character. Compiles nothing.
+
+        Raises BadData for an id that the tokenizer does not have.
+        """
         raise NotImplementedError
 
 
-def identity(files: TokenizerFiles, given: Path) -> Identity:
-    """How manifests name the tokenizer that the user gave as `given`."""
-    return Identity(files.name, files.sha256(), absolute(given))
+class Wrapper(Tokenizer):
+    """A tokenizer that changes how another one encodes, and nothing else about it."""
+
+    def __init__(self, wrapped: Tokenizer):
+        self.vocab_size, self.eod, self.special_tokens = wrapped.vocab_size, wrapped.eod, wrapped.special_tokens
+        self._wrapped = wrapped
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        return self._wrapped.decode(ids)
+
+
+def identity(files: TokenizerFiles, given: str | Path) -> Identity:
+    """How manifests name the tokenizer that the user gave as `given`, a path or a name."""
+    return Identity(files.name, files.sha256(), absolute(given if os.path.exists(given) else files.files[0]))
 
 
 def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:
     """Raises BadData for files that are malformed or not supported."""
-    if files.kind in ("gpt2", "tiktoken"):
-        from lt_preprocess import bpe, vocabulary
+    parse = special_tokens == "parse"
+    if files.kind == "sentencepiece":
+        loaded = _sentencepiece(files, parse)
+    else:
+        from lt_preprocess import byte_level
 
-        return bpe.ByteLevelBpe(vocabulary.load(files))
+        loaded = byte_level.load(files, parse)
+    if special_tokens == "reject" and loaded.special_tokens:
+        from lt_preprocess.special_tokens import Rejecting
+
+        return Rejecting(loaded)
+    return loaded
+
+
+def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:
     from lt_preprocess import library_tokenizers
 
-    if files.kind == "sentencepiece":
-        return library_tokenizers.SentencePiece(files)
-    return library_tokenizers.HuggingFace(files)
+    loaded: Tokenizer = library_tokenizers.SentencePiece(files)
+    if parse and loaded.special_tokens:
+        from lt_preprocess.special_tokens import Splitting
+
+        return Splitting(loaded, loaded.special_tokens)
+    return loaded

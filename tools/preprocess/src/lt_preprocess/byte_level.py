@@ -1,0 +1,110 @@
+"""Byte-level BPE tokenizers of every kind of file, around the compiled encoder.
+
+What the files say beyond the encoder's tables is done in layers, each there only when the tokenizer needs it: added tokens are
+taken out of the text, the rest is normalized, added tokens are taken out of the normalized text, and what remains is encoded.
+"""
+
+from collections.abc import Callable, Sequence
+
+from lt_preprocess import gpt2_files, self_check, split_patterns, tekken, tiktoken_ranks, tokenizer_json
+from lt_preprocess.tokenizer import Encoder, Ids, Tokenizer
+from lt_preprocess.vocabulary import AddedToken, Unrecognised, Vocabulary
+from lt_shared.console import BadData, warn
+from lt_shared.tokenizer_files import TokenizerFiles
+
+_READERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
+    "gpt2": gpt2_files.read,
+    "tiktoken": tiktoken_ranks.read,
+    "tekken": tekken.read,
+}
+
+
+class ByteLevel(Tokenizer):
+    """A vocabulary of byte-level BPE; the encoder is imported and compiled when it is first asked for."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.vocab_size = vocabulary.vocab_size
+        self.eod = vocabulary.eod
+        self.special_tokens = {token.content: token.id for token in vocabulary.added_tokens if token.is_special}
+        self._vocabulary = vocabulary
+        self._bytes = dict(vocabulary.tokens) | {token.id: token.content.encode() for token in vocabulary.added_tokens}
+        self._encoding: Tokenizer | None = None
+
+    def new_encoder(self) -> Encoder:
+        if self._encoding is None:
+            from lt_preprocess import bpe
+
+            self._encoding = bpe.ByteLevelBpe(self._vocabulary)
+        return self._encoding.new_encoder()
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        try:
+            return b"".join([self._bytes[number] for number in ids])
+        except KeyError as error:
+            raise BadData(f"token id {error} is not in the vocabulary of {self.vocab_size:,}") from None
+
+
+class Slow(ByteLevel):
+    """The same without compiled code, for a pattern that is not compiled and for checking."""
+
+    def __init__(self, vocabulary: Vocabulary, files: TokenizerFiles):
+        super().__init__(vocabulary)
+        self._name = str(files.files[0])
+        self._encoder: Encoder | None = None
+
+    def new_encoder(self) -> Encoder:
+        """Threads share one encoder: it holds the GIL."""
+        if self._encoder is None:
+            from lt_preprocess import uncompiled_bpe
+
+            self._encoder = uncompiled_bpe.UncompiledEncoder(self._vocabulary)
+            if self._vocabulary.pattern == split_patterns.NOT_COMPILED:
+                warn(f"{self._name}: it cuts text by a pattern that is not compiled; expect 1 or 2 MB a second in all")
+        return self._encoder
+
+
+def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
+    """Raises BadData for files that are malformed or not supported. With `parse`, special tokens in text become tokens."""
+    if files.kind == "tokenizer.json":
+        return _load_tokenizer_json(files, parse)
+    vocabulary = _READERS[files.kind](files)
+    if vocabulary.pattern == split_patterns.NOT_COMPILED:
+        return _layers(Slow(vocabulary, files), vocabulary, parse)
+    checked = self_check.Checked(ByteLevel(vocabulary), lambda: Slow(vocabulary, files), files)
+    return _layers(checked, vocabulary, parse)
+
+
+def _load_tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
+    from lt_preprocess import library_tokenizers
+
+    try:
+        vocabulary = tokenizer_json.read(files)
+        _check_surroundings(vocabulary.added_tokens, parse)
+    except Unrecognised as reason:
+        return library_tokenizers.HuggingFace(files, parse, str(reason))
+    layers = _layers(ByteLevel(vocabulary), vocabulary, parse)
+    return self_check.Checked(layers, lambda: library_tokenizers.HuggingFace(files, parse), files, f"parse={parse}")
+
+
+def _check_surroundings(added: Sequence[AddedToken], parse: bool) -> None:
+    for token in added:
+        if token.minds_surroundings and (parse or not token.is_special):
+            raise Unrecognised(f"its added token {token.content} takes the white space or words around it into account")
+
+
+def _layers(tokenizer: Tokenizer, vocabulary: Vocabulary, parse: bool) -> Tokenizer:
+    tokenizer = _with_added_tokens(tokenizer, [token for token in vocabulary.added_tokens if token.is_normalized], parse)
+    if vocabulary.is_nfc:
+        from lt_preprocess.normalization import Normalizing
+
+        tokenizer = Normalizing(tokenizer)
+    return _with_added_tokens(tokenizer, [token for token in vocabulary.added_tokens if not token.is_normalized], parse)
+
+
+def _with_added_tokens(tokenizer: Tokenizer, added: Sequence[AddedToken], parse: bool) -> Tokenizer:
+    """The library finds special tokens also when it does not take them for tokens, and what overlaps them is hidden then."""
+    if all(token.is_special for token in added) and not parse:
+        return tokenizer
+    from lt_preprocess.special_tokens import SKIPPED, Splitting
+
+    return Splitting(tokenizer, {token.content: token.id if parse or not token.is_special else SKIPPED for token in added})

@@ -1,0 +1,45 @@
+"""JSON files of tokenizers: read and checked for the little that all readers rely on."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lt_shared.console import BadData
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Raises BadData when the file is not a JSON object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadData(f"{path}: not a JSON object")
+    return content
+
+
+def check_ids(path: Path, ids: dict[Any, Any]) -> dict[str, int]:
+    """Tokens and their ids, when they are that."""
+    for token, number in ids.items():
+        if type(number) is not int or not 0 <= number < 2**31:
+            raise BadData(f"{path}: token {token!r} has id {number!r}")
+    if len(set(ids.values())) < len(ids):
+        raise BadData(f"{path}: several tokens share an id")
+    return ids
+
+
+def configuration(companions: Iterable[Path]) -> dict[str, Any]:
+    """The content of a `tokenizer_config.json` beside the tokenizer; empty when there is none."""
+    for path in companions:
+        if path.name == "tokenizer_config.json":
+            return read_object(path)
+    return {}
+
+
+def eos_token(companions: Iterable[Path]) -> str | None:
+    """The `eos_token` that a configuration beside the tokenizer names."""
+    token = configuration(companions).get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
