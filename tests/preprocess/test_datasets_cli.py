@@ -1,5 +1,6 @@
 """The commands for finished datasets as a user meets them: every documented example runs."""
 
+import json
 import os
 import re
 import shlex
@@ -33,16 +34,16 @@ def examples(command: click.Command) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer: Path, corpus: Path) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer: Path, texts: list[str]) -> Path:
     """A directory with what the examples work on."""
     directory = tmp_path_factory.mktemp("workplace")
     (directory / "gpt2").symlink_to(demo_tokenizer)
-    (directory / "corpus.jsonl.zst").symlink_to(corpus)
+    (directory / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:300]))
     for name in ("data", "parts"):
         (directory / name).mkdir()
     options = ["--tokenizer", "gpt2", "--append-eod", "-o"]
     for prefix in ("parts/web-00000-of-00002", "parts/web-00001-of-00002", "data/web"):
-        result = run("corpus.jsonl.zst", *options, prefix, cwd=directory)
+        result = run("corpus.jsonl", *options, prefix, cwd=directory)
         assert result.returncode == 0, result.stderr
     (directory / "parts.manifest").write_text(result.stdout)
     program = directory / "bin/lt-preprocess"
@@ -64,7 +65,7 @@ def test_documented_examples(workplace: Path, command: str) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout or ">" in command
+    assert result.stdout or ">" in command or " verify " in command
 
 
 def test_every_command_is_documented() -> None:

@@ -151,7 +151,7 @@ def test_unfinished_parts_in_a_directory(tmp_path: Path) -> None:
         (["no*"], NoInput, "no file matches"),
         (["a", "a"], UsageError, "a: given twice"),
         (["a", "./a*"], UsageError, "given twice"),
-        (["a", "out"], UsageError, "out: is one of the parts and the output"),
+        (["a", "out"], UsageError, "out: is both read and written"),
         (["empty"], NoInput, "empty: no dataset in this directory"),
         (["short"], BadData, "short.bin: 2 bytes, its index says 4"),
         (["gpt2", "llama"], BadData, "llama: tokenizer.sha256 y, that of gpt2 is x"),
@@ -260,7 +260,7 @@ def test_blocks_are_whole_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     assert block.first_document == first + len(found)
                     assert tokens_at_once is None or len(tokens) <= tokens_at_once or block.documents == 1
                     found += [tokens[bounds[i] : bounds[i + 1]].tolist() for i in range(block.documents)]
-                assert found == [sum(document, []) for document in documents[first:]]
+                assert found == [[token for sequence in document for token in sequence] for document in documents[first:]]
 
 
 def test_memory_does_not_grow_with_the_index(tmp_path: Path) -> None:

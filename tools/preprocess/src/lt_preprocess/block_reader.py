@@ -6,7 +6,7 @@ read side by side with plain reads: 100 million documents have an index of 2 GB,
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
@@ -25,6 +25,18 @@ Counts = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.generic]
 
 
+class Column(NamedTuple):
+    """A column of an index: `length` entries from byte `start`."""
+
+    start: int
+    dtype: np.dtype[Any]
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length * self.dtype.itemsize
+
+
 class Header(NamedTuple):
     """What the first bytes of an index say. `document_entries` is the number of documents + 1."""
 
@@ -35,20 +47,21 @@ class Header(NamedTuple):
     document_entries: int
 
     @property
-    def lengths_at(self) -> int:
-        return HEADER.size
+    def lengths(self) -> Column:
+        return Column(HEADER.size, np.dtype(np.int32), self.sequences)
 
     @property
-    def offsets_at(self) -> int:
-        return self.lengths_at + 4 * self.sequences
+    def offsets(self) -> Column:
+        return Column(self.lengths.end, np.dtype(np.int64), self.sequences)
 
     @property
-    def entries_at(self) -> int:
-        return self.offsets_at + 8 * self.sequences
+    def entries(self) -> Column:
+        """The document index."""
+        return Column(self.offsets.end, np.dtype(np.int64), self.document_entries)
 
     @property
     def end(self) -> int:
-        return self.entries_at + 8 * self.document_entries
+        return self.entries.end
 
 
 def read_header(file: IO[bytes]) -> Header | None:
@@ -57,12 +70,12 @@ def read_header(file: IO[bytes]) -> Header | None:
     return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
 
 
-def read_column(file: IO[bytes], start: int, dtype: type[np.generic], first: int, last: int) -> npt.NDArray[Any]:
-    """Entries `first` to `last` of the column that begins at byte `start`; fewer where the file ends."""
-    itemsize = np.dtype(dtype).itemsize
-    file.seek(start + first * itemsize)
+def read_column(file: IO[bytes], column: Column, first: int, last: int) -> npt.NDArray[Any]:
+    """Entries `first` to `last` of a column; fewer where the file ends."""
+    itemsize = column.dtype.itemsize
+    file.seek(column.start + first * itemsize)
     data = file.read((last - first) * itemsize)
-    return np.frombuffer(data[: len(data) // itemsize * itemsize], dtype)
+    return np.frombuffer(data[: len(data) // itemsize * itemsize], column.dtype)
 
 
 class Block(NamedTuple):
@@ -78,15 +91,52 @@ class Block(NamedTuple):
         return len(self.sequences_per_document)
 
     @property
-    def first_sequences(self) -> Counts:
-        """Where each document begins in `sequence_lengths`, and where the last ends, int64 [documents + 1]."""
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sequences_per_document)])
+    def tokens(self) -> int:
+        return int(self.sequence_lengths.sum(dtype=np.int64))
 
     @property
     def bounds(self) -> Counts:
         """Where each document begins in the tokens of the block, and where the last ends, int64 [documents + 1]."""
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sequence_lengths, dtype=np.int64)])
-        return ends[self.first_sequences]
+        return bounds_of(self.sequence_lengths)[bounds_of(self.sequences_per_document)]
+
+
+def bounds_of(lengths: npt.NDArray[np.integer]) -> Counts:
+    """Where each of some things that lie back to back begins, and where the last ends, int64 [things + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+class Documents(NamedTuple):
+    """Whole documents with their tokens, as `indexed_dataset.Writer.append` takes them."""
+
+    sequences_per_document: Counts
+    sequence_lengths: Lengths
+    tokens: Tokens
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Self]) -> Self:
+        return cls(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+
+    @property
+    def bounds(self) -> Counts:
+        """As those of a Block."""
+        return bounds_of(self.sequence_lengths)[bounds_of(self.sequences_per_document)]
+
+    def taken(self, numbers: Counts) -> "Documents":
+        """The documents of the given numbers, in that order."""
+        sequences = bounds_of(self.sequences_per_document)
+        return Documents(
+            self.sequences_per_document[numbers],
+            _gather(self.sequence_lengths, sequences, numbers),
+            _gather(self.tokens, self.bounds, numbers),
+        )
+
+
+def _gather(data: npt.NDArray[Any], bounds: Counts, numbers: Counts) -> npt.NDArray[Any]:
+    """data[bounds[i]:bounds[i + 1]] of every i in `numbers`, back to back. Slices of bytes: 0.3 us each."""
+    view = np.ascontiguousarray(data).view(np.uint8).data
+    starts, ends = bounds[numbers] * data.itemsize, bounds[numbers + 1] * data.itemsize
+    pieces = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.frombuffer(b"".join(pieces), data.dtype)
 
 
 class Shape(NamedTuple):
@@ -135,8 +185,8 @@ class BlockReader:
             raise BadData(f"{path}: {size} bytes, its header says {header.end}", "lt-preprocess verify lists all that is wrong")
         if not header.document_entries:
             raise BadData(f"{path}: its document index is empty")
-        first = read_column(self._idx, header.entries_at, np.int64, 0, 1)
-        last = read_column(self._idx, header.entries_at, np.int64, header.document_entries - 1, header.document_entries)
+        first = read_column(self._idx, header.entries, 0, 1)
+        last = read_column(self._idx, header.entries, header.document_entries - 1, header.document_entries)
         if (int(first[0]), int(last[0])) != (0, header.sequences):
             raise BadData(f"{path}: its document index does not fit its {header.sequences} sequences")
         return header
@@ -146,8 +196,8 @@ class BlockReader:
         self.size_bytes = storage.size_bytes(bin_path(self.prefix))
         expected = 0
         if end:
-            offset = read_column(self._idx, self._header.offsets_at, np.int64, end - 1, end)
-            length = read_column(self._idx, self._header.lengths_at, np.int32, end - 1, end)
+            offset = read_column(self._idx, self._header.offsets, end - 1, end)
+            length = read_column(self._idx, self._header.lengths, end - 1, end)
             expected = int(offset[0]) + int(length[0]) * self.dtype.itemsize
         if self.size_bytes != expected:
             raise BadData(
@@ -176,36 +226,28 @@ class BlockReader:
         last = self.documents if last is None else min(last, self.documents)
         end: int | None = 0 if first == 0 else None
         for start in range(first, last, DOCUMENTS_AT_ONCE):
-            entries = self._column("entries", start, min(start + DOCUMENTS_AT_ONCE, last) + 1)
+            entries = self._column(self._header.entries, start, min(start + DOCUMENTS_AT_ONCE, last) + 1)
             if bool((entries[1:] < entries[:-1]).any()) or entries[0] < 0 or entries[-1] > self.sequences:
                 raise BadData(f"{idx_path(self.prefix)}: its document index does not fit its {self.sequences} sequences")
             for low, high in _groups(entries, SEQUENCES_AT_ONCE):
                 block = self._block(start + low, entries[low : high + 1], end)
                 if end is not None or len(block.sequence_lengths):
-                    end = block.first_token + int(block.sequence_lengths.sum(dtype=np.int64))
+                    end = block.first_token + block.tokens
                 yield from [block] if tokens_at_once is None else _smaller(block, tokens_at_once)
 
-    def _column(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
-        start, dtype = {
-            "lengths": (self._header.lengths_at, np.int32),
-            "offsets": (self._header.offsets_at, np.int64),
-            "entries": (self._header.entries_at, np.int64),
-        }[name]
-        column = read_column(self._idx, start, dtype, first, last)
-        if len(column) != last - first:
+    def _column(self, column: Column, first: int, last: int) -> npt.NDArray[Any]:
+        entries = read_column(self._idx, column, first, last)
+        if len(entries) != last - first:
             raise BadData(f"{idx_path(self.prefix)}: was cut off while it was read")
-        return column
+        return entries
 
     def _block(self, first_document: int, entries: Counts, end: int | None) -> Block:
         """Read one block; `end` is the token where the block before ended, if there was one."""
         first, last = int(entries[0]), int(entries[-1])
-        lengths = self._column("lengths", first, last)
-        offsets = self._column("offsets", first, last)
+        lengths = self._column(self._header.lengths, first, last)
+        offsets = self._column(self._header.offsets, first, last)
         sizes = lengths.astype(np.int64)
-        if first == last:
-            start = end or 0
-        else:
-            start = int(offsets[0]) // self.dtype.itemsize if end is None else end
+        start = end if end is not None else int(offsets[0]) // self.dtype.itemsize if len(offsets) else 0
         expected = (start + np.cumsum(sizes) - sizes) * self.dtype.itemsize
         if bool((sizes < 0).any()) or not np.array_equal(expected, offsets):
             raise BadData(
@@ -215,12 +257,14 @@ class BlockReader:
 
     def read(self, block: Block) -> Tokens:
         """The tokens of a block, shape [its tokens]."""
-        count = int(block.sequence_lengths.sum(dtype=np.int64))
         self._bin.seek(block.first_token * self.dtype.itemsize)
-        data = self._bin.read(count * self.dtype.itemsize)
-        if len(data) != count * self.dtype.itemsize:
+        data = self._bin.read(block.tokens * self.dtype.itemsize)
+        if len(data) != block.tokens * self.dtype.itemsize:
             raise BadData(f"{bin_path(self.prefix)}: was cut off while it was read")
         return np.frombuffer(data, self.dtype)
+
+    def read_documents(self, block: Block) -> Documents:
+        return Documents(block.sequences_per_document, block.sequence_lengths, self.read(block))
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +283,7 @@ def _groups(ends: Counts, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _smaller(block: Block, tokens_at_once: int) -> Iterator[Block]:
-    bounds, sequences = block.bounds, block.first_sequences
+    bounds, sequences = block.bounds, bounds_of(block.sequences_per_document)
     for low, high in _groups(bounds, tokens_at_once):
         yield Block(
             block.first_document + low,

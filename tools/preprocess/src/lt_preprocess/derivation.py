@@ -10,13 +10,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from lt_preprocess import __version__
 from lt_preprocess.block_reader import BlockReader
 from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, warn
 from lt_shared.indexed_dataset import bin_path, idx_path
 from lt_shared.manifest import Dataset
 
-SIDECAR_VERSION = 1
+SIDECAR_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,7 @@ def sidecar(dataset: Dataset, derivation: Derivation, options: dict[str, Any]) -
         "dataset": manifest.record_of(dataset),
         "options": options,
         "derivation": dataclasses.asdict(derivation),
+        "made_by": {"lt-preprocess": __version__},
     }
     return manifest.sidecar_path(dataset.prefix), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
 from lt_preprocess import derivation, parts
 from lt_preprocess.block_reader import BlockReader, Shape
 from lt_preprocess.derivation import Derivation
@@ -164,7 +162,7 @@ def _copy(piece: _Piece, target: int) -> int:
 
 
 def _copy_through_buffer(piece: _Piece, done: int, source: int, target: int) -> int:
-    buffer = memoryview(np.empty(min(BUFFER_BYTES, piece.size - done), np.uint8)).cast("B")
+    buffer = memoryview(bytearray(min(BUFFER_BYTES, piece.size - done)))
     read = os.preadv(source, [buffer], piece.source_offset + done)
     if read == 0:
         raise _shrunk(piece.path)

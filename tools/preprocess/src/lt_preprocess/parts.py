@@ -5,18 +5,21 @@ directory holds is sorted with numbers by their value: `web_2_...` comes before 
 `--partitions` and of NeMo follow each other; for the zero-padded names of lt-preprocess and datatrove that is the plain order.
 """
 
+import dataclasses
 import glob
 import os
 import re
 from collections.abc import Sequence
 
-from lt_preprocess.block_reader import Shape
+from lt_preprocess import derivation
+from lt_preprocess.block_reader import BlockReader, Shape
 from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, UsageError, warn
 from lt_shared.manifest import Dataset
 
 EXTENSIONS = (".bin", ".idx", ".json")
-NAMED_PART = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
+SHARD_NAME = re.compile(r"^(?P<head>.*)-(?P<number>\d+)-of-(?P<count>\d+)(?P<tail>.*)$")
+PART_NAME = re.compile(r"^(?P<head>.*)-part(?P<number>\d{5,})(?P<tail>_.*)$")
 
 
 def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
@@ -41,12 +44,49 @@ def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
             parts.setdefault(place, part)
             if is_file_name:
                 by_file_name.add(place)
-    if manifest.absolute(output_prefix) in parts:
-        raise UsageError(f"{output_prefix}: is one of the parts and the output", "give the merged dataset another name")
+    for place in parts:
+        check_not_the_source(place, manifest.absolute(output_prefix))
     if any(part.weight != 1.0 for part in parts.values()):
         warn("the weights of the parts are left out: each is merged once")
     check_complete(list(parts))
     return list(parts.values())
+
+
+def check_not_the_source(prefix: str, output_prefix: str) -> None:
+    """Raise UsageError for an output that would replace what it is made of."""
+    if manifest.absolute(prefix) == output_prefix:
+        raise UsageError(f"{output_prefix}: is both read and written", "give the output another name")
+
+
+def listed(sources: Sequence[str], lenient: bool = False) -> list[Dataset]:
+    """The datasets that arguments, `@FILE` and `-` name. With `lenient`, a prefix whose sidecar is malformed is not looked up."""
+    found: list[Dataset] = []
+    for source in sources:
+        if source == "-" or source.startswith("@"):
+            found.extend(manifest.datasets(manifest.read([source]), source))
+        else:
+            prefix = _without_extension(source)
+            found.append(Dataset(prefix) if lenient else manifest.describe(prefix))
+    return found
+
+
+def single(source: str) -> tuple[Dataset, Shape]:
+    """The one dataset that a command works on, given as a prefix, `@FILE` or `-`.
+
+    Raises: UsageError for a manifest of several, BadData for a dataset that is malformed or not as its sidecar says.
+    """
+    found = listed([source])
+    if len(found) > 1:
+        raise UsageError(f"{source}: {len(found)} datasets, this command works on one", "name its prefix, or merge them first")
+    return measured(found[0])
+
+
+def measured(dataset: Dataset) -> tuple[Dataset, Shape]:
+    """The dataset with its true counts. Raises BadData for one that is malformed or not as its manifest or sidecar says."""
+    with BlockReader(dataset.prefix) as reader:
+        shape = reader.shape
+    check_alike([dataset], [shape])
+    return dataclasses.replace(dataset, documents=shape.documents, tokens=shape.tokens, dtype=shape.dtype.name), shape
 
 
 def _prefixes(source: str, output_prefix: str) -> list[str]:
@@ -95,26 +135,45 @@ def natural_order(prefix: str) -> list[tuple[int, int, str]]:
 
 
 def check_complete(prefixes: Sequence[str]) -> None:
-    """Raise NoInput when parts named NNN-of-MMM are not all there, BadData when they are of several datasets."""
+    """Raise NoInput when shards (`-I-of-N`) or parts (`-partK`) are not all there, BadData when they are of several datasets."""
+    shards = _complete_parts(prefixes)
     sets: dict[tuple[str, str, str], set[int]] = {}
-    for prefix in prefixes:
-        if match := NAMED_PART.match(prefix):
-            head, number, count, tail = match.groups()
-            sets.setdefault((head, count, tail), set()).add(int(number))
+    for prefix in shards:
+        if match := SHARD_NAME.match(prefix):
+            sets.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["number"]))
     for (head, count, tail), numbers in sets.items():
         first = 0 if 0 in numbers else 1
         missing = sorted(set(range(first, first + int(count))) - numbers)
-        if missing:
-            names = [f"{head}-{number:0{len(count)}d}-of-{count}{tail}" for number in missing]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise NoInput(f"parts are missing: {', '.join(names[:3])}{more}", "run the jobs that make them first")
-    heads: dict[str, set[str]] = {}
+        _refuse_missing([f"{head}-{number:0{len(count)}d}-of-{count}{tail}" for number in missing])
+    tails: dict[str, set[str]] = {}
     for head, _, tail in sets:
-        heads.setdefault(head, set()).add(tail)
-    for head, tails in heads.items():
-        if len(tails) > 1:
-            named = ", ".join(f"{head}-*{tail}" for tail in sorted(tails))
+        tails.setdefault(head, set()).add(tail)
+    for head, of_head in tails.items():
+        if len(of_head) > 1:
+            named = ", ".join(f"{head}-*{tail}" for tail in sorted(of_head))
             raise BadData(f"these are parts of several datasets: {named}", "merge each by itself")
+
+
+def _complete_parts(prefixes: Sequence[str]) -> set[str]:
+    """The prefixes with the parts of --max-shard-size taken together, after a look whether all of them are there."""
+    whole = {prefix for prefix in prefixes if not PART_NAME.match(prefix)}
+    sets: dict[tuple[str, str], dict[int, str]] = {}
+    for prefix in prefixes:
+        if match := PART_NAME.match(prefix):
+            sets.setdefault((match["head"], match["tail"]), {})[int(match["number"])] = prefix
+    for (head, tail), parts in sets.items():
+        last = max(parts)
+        _refuse_missing([f"{head}-part{number:05d}{tail}" for number in range(last) if number not in parts])
+        if (derivation.read_sidecar(parts[last]) or {}).get("part", {}).get("is_last") is False:
+            _refuse_missing([f"{head}-part{last + 1:05d}{tail}"])
+        whole.add(head + tail)
+    return whole
+
+
+def _refuse_missing(names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise NoInput(f"parts are missing: {', '.join(names[:3])}{more}", "run the jobs that make them first")
 
 
 def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:

@@ -1,5 +1,7 @@
 """The commands that work on finished datasets, those of Megatron-LM and NeMo included."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +15,37 @@ lt-preprocess merge @parts.manifest -o data/all_text_document --plain
 """
 
 
+INFO_EXAMPLES = """
+lt-preprocess info data/web_text_document
+lt-preprocess info data/web_text_document --tokenizer gpt2/ --documents 10
+lt-preprocess info @parts.manifest --json
+"""
+
+VERIFY_EXAMPLES = """
+lt-preprocess verify data/web_text_document
+lt-preprocess verify data/web_text_document --deep 1000
+lt-preprocess verify @parts.manifest --json > findings.jsonl
+"""
+
+CAT_EXAMPLES = """
+lt-preprocess cat data/web_text_document > web.jsonl
+lt-preprocess cat data/web_text_document --documents 10:20
+lt-preprocess cat data/web_text_document --documents 7 --tokenizer gpt2/
+"""
+
+SPLIT_EXAMPLES = """
+lt-preprocess split data/web_text_document --ratios 98,1,1 -o data/web
+lt-preprocess split data/web_text_document --ratios 9,1 --names train,held-out -o data/web
+"""
+
+SHUFFLE_EXAMPLES = """
+lt-preprocess shuffle data/web_text_document -o data/shuffled_text_document
+lt-preprocess shuffle data/web_text_document --seed 7 -o data/again_text_document
+"""
+
+LARGEST_SEED = 2**64 - 1
+
+
 @click.group(cls=console.Group)
 def commands() -> None:
     """Work on finished datasets."""
@@ -21,6 +54,17 @@ def commands() -> None:
 OUTPUT = click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX.bin and PREFIX.idx.")
 FORCE = click.option("--force", is_flag=True, help="Do it again even if the output is up to date.")
 PLAIN = click.option("--plain", is_flag=True, help="Print the bare prefix instead of the manifest.")
+TOKENIZER = click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    show_default="the one that the sidecar names",
+    help="Directory or file of the tokenizer, or its name.",
+)
+SEED = click.option(
+    "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, metavar="NUMBER", help="The same one, the same result."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a dataset.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
 
 
@@ -61,3 +105,121 @@ def merge(parts: tuple[str, ...], directory: str | None, output_prefix: str, for
     else:
         console.note(f"{made.prefix}: up to date")
     _print_manifest([made], plain)
+
+
+@commands.command(examples=SHUFFLE_EXAMPLES)
+@click.argument("source", metavar="PREFIX")
+@OUTPUT
+@SEED
+@FORCE
+@PLAIN
+@DRY_RUN
+def shuffle(source: str, output_prefix: str, seed: int, force: bool, plain: bool, dry_run: bool) -> None:
+    """Put the documents of a dataset in random order.
+
+    PREFIX is a dataset, or - or @FILE for a manifest of one.
+    """
+    from lt_preprocess import derivation, shuffle
+
+    plan = shuffle.plan(source, output_prefix, seed)
+    if dry_run:
+        console.print_json(plan.to_record())
+        return
+    made = None if force else derivation.finished(plan.result.prefix, plan.derivation)
+    if made is None:
+        made = shuffle.build(plan)
+    else:
+        console.note(f"{made.prefix}: up to date")
+    _print_manifest([made], plain)
+
+
+@commands.command(examples=SPLIT_EXAMPLES)
+@click.argument("source", metavar="PREFIX")
+@click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX_train.bin and .idx, and so on.")
+@click.option("--ratios", default="98,1,1", metavar="NUMBERS", help="How large the parts are, relative to each other.")
+@click.option("--names", metavar="WORDS", show_default="train,valid,test", help="What the parts are called.")
+@SEED
+@FORCE
+@PLAIN
+@DRY_RUN
+def split(
+    source: str, output_prefix: str, ratios: str, names: str | None, seed: int, force: bool, plain: bool, dry_run: bool
+) -> None:
+    """Split a dataset by documents: train, valid, test.
+
+    PREFIX is a dataset, or - or @FILE for a manifest of one. Documents that are equal land in the same part.
+    """
+    from lt_preprocess import split
+
+    plan = split.plan(source, output_prefix, ratios, names, seed)
+    if dry_run:
+        console.print_json(plan.to_record())
+        return
+    made = None if force else plan.finished()
+    if made is None:
+        made = split.build(plan)
+    else:
+        console.note(f"{', '.join(one.prefix for one in made)}: up to date")
+    _print_manifest(made, plain)
+
+
+@commands.command(examples=INFO_EXAMPLES)
+@click.argument("sources", nargs=-1, required=True, metavar="PREFIX...")
+@TOKENIZER
+@click.option("--documents", type=click.IntRange(0), default=3, metavar="COUNT", help="How many first documents to show.")
+@JSON
+def info(sources: tuple[str, ...], tokenizer: Path | None, documents: int, as_json: bool) -> None:
+    """Show what a dataset holds: counts, lengths, tokenizer, first documents.
+
+    PREFIX is a dataset, or - or @FILE for a manifest.
+    """
+    from lt_preprocess import parts, statistics
+
+    for dataset in parts.listed(sources):
+        found = statistics.read(dataset, tokenizer, documents)
+        if as_json:
+            console.print_json(found.to_record())
+        else:
+            click.echo("\n".join(found.lines()))
+
+
+@commands.command(examples=VERIFY_EXAMPLES)
+@click.argument("sources", nargs=-1, required=True, metavar="PREFIX...")
+@click.option(
+    "--deep", type=click.IntRange(0), default=0, metavar="COUNT", help="Tokenize so many documents of the source again."
+)
+@TOKENIZER
+@JSON
+def verify(sources: tuple[str, ...], deep: int, tokenizer: Path | None, as_json: bool) -> int:
+    """Check all that can be wrong with a dataset; exit 1 with what was found.
+
+    PREFIX is a dataset, or - or @FILE for a manifest.
+    """
+    from lt_preprocess import parts, verification
+
+    count = 0
+    for dataset in parts.listed(sources, lenient=True):
+        result = verification.verify(dataset, tokenizer, deep)
+        count += len(result.findings)
+        if as_json:
+            console.print_json(result.to_record())
+        else:
+            for finding in result.findings:
+                click.echo(str(finding))
+            console.note(f"{result.prefix}: {result.summary()}")
+    return console.ExitCode.FOUND if count else console.ExitCode.OK
+
+
+@commands.command(examples=CAT_EXAMPLES)
+@click.argument("source", metavar="PREFIX")
+@click.option("--documents", metavar="RANGE", show_default="all", help="A number, or START:END without END, counted from 0.")
+@TOKENIZER
+def cat(source: str, documents: str | None, tokenizer: Path | None) -> None:
+    """Print the documents of a dataset as JSON lines.
+
+    PREFIX is a dataset, or - or @FILE for a manifest of one.
+    """
+    from lt_preprocess import decoding
+
+    for record in decoding.records(source, tokenizer, documents):
+        click.echo(json.dumps(record, ensure_ascii=False))
