@@ -12,9 +12,11 @@ import pytest
 import tiktoken
 import zstandard
 
+from lt_preprocess import run as runs
 from lt_preprocess import tokenizer as tokenizers
+from lt_preprocess.plan import Options, Plan, plan
 from lt_preprocess.tokenizer import Encoder, Tokenizer
-from lt_shared import tokenizer_files
+from lt_shared import manifest, tokenizer_files
 
 DEMO = Path(__file__).parents[1] / "demo"
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -126,6 +128,29 @@ def run() -> Run:
         return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False, **options)
 
     return run_program
+
+
+@pytest.fixture(scope="session")
+def planned() -> Callable[..., Plan]:
+    """`planned(files, tokenizer, prefix, **options)`: what the command line makes of such arguments."""
+
+    def make_plan(files: list[str | Path], tokenizer: Path, prefix: str | Path, **options: Any) -> Plan:
+        return plan([str(file) for file in files], tokenizer_files.find(tokenizer), tokenizer, str(prefix), Options(**options))
+
+    return make_plan
+
+
+@pytest.fixture(scope="session")
+def build(planned: Callable[..., Plan]) -> Callable[..., manifest.Dataset]:
+    """Run such a plan, which makes one dataset."""
+
+    def run_plan(
+        files: list[str | Path], tokenizer: Path, prefix: str | Path, workers: int = 2, **options: Any
+    ) -> manifest.Dataset:
+        [made] = runs.build(planned(files, tokenizer, prefix, **options), workers)
+        return made
+
+    return run_plan
 
 
 @pytest.fixture(scope="session")

@@ -178,9 +178,10 @@ def test_bad_line_in_standard_input(run: Run, tmp_path: Path, demo_tokenizer: Pa
     errors = [line for line in result.stderr.splitlines() if line.startswith(("lt-preprocess: error", "hint"))]
     assert errors == [
         "lt-preprocess: error: standard input, line 3, byte 15: 'text' is a number, expected a string or a list of strings",
-        "hint: --on-error skip leaves such lines out and reports them",
+        "hint: --on-error skip or quarantine leaves such lines out and reports them",
     ]
     assert list(tmp_path.iterdir()) == []
+    assert "standard input cannot be read again" in result.stderr
 
 
 def test_dry_run_writes_nothing(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
@@ -204,8 +205,11 @@ def test_options_from_the_environment(run: Run, tmp_path: Path, file: Path, demo
 
 
 ERRORS: dict[str, tuple[list[str], int, str]] = {
-    "no arguments": ([], 2, "Missing argument"),
-    "no tokenizer": (["a.jsonl", "-o", "out"], 2, "--tokenizer"),
+    "no arguments": ([], 2, "Missing option"),
+    "no inputs": (["--tokenizer", "tok", "-o", "out"], 2, "Missing argument"),
+    "two tokenizers": (["a.jsonl", "--tokenizer", "tok", "--vocab-file", "v", "-o", "out"], 2, "both name a tokenizer"),
+    "a size that is none": (["a.jsonl", "--tokenizer", "tok", "--max-shard-size", "2 bananas", "-o", "out"], 2, "no size"),
+    "no tokenizer": (["a.jsonl", "-o", "out"], 2, "no tokenizer is named"),
     "no output": (["a.jsonl", "--tokenizer", "tok"], 2, "--output-prefix"),
     "standard input twice": (["-", "-", "--tokenizer", "tok", "-o", "out"], 2, "given twice"),
     "no such input": (["nowhere.jsonl", "--tokenizer", "tok", "-o", "out"], 66, "nowhere.jsonl: no such file"),
@@ -213,7 +217,7 @@ ERRORS: dict[str, tuple[list[str], int, str]] = {
     "one of two inputs missing": (["a.jsonl", "gone.jsonl", "--tokenizer", "tok", "-o", "out"], 66, "gone.jsonl: no such file"),
     "a directory": (["tok", "--tokenizer", "tok", "-o", "out"], 66, "tok: is a directory"),
     "empty input": (["empty.jsonl", "--tokenizer", "tok", "-o", "out"], 66, "empty.jsonl: no documents"),
-    "no such tokenizer": (["a.jsonl", "--tokenizer", "nowhere", "-o", "out"], 66, "nowhere: no such tokenizer"),
+    "no such tokenizer": (["a.jsonl", "--tokenizer", "nowhere", "-o", "out"], 66, "nowhere: no such file, directory or tokenizer"),
     "an empty tokenizer": (["a.jsonl", "--tokenizer", "vacant", "-o", "out"], 66, "vacant: no tokenizer in this directory"),
     "a damaged tokenizer": (["a.jsonl", "--tokenizer", "damaged.model", "-o", "out"], 65, "damaged.model"),
     "no such directory": (["a.jsonl", "--tokenizer", "tok", "-o", "no/out"], 73, "no such directory"),

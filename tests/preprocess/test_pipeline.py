@@ -1,4 +1,4 @@
-"""Documents are assembled as Megatron's preprocess_data.py assembles them, in order, whatever the number of threads."""
+"""Results come in the order of the input, whatever the number of threads, and few chunks are in memory."""
 
 import threading
 import time
@@ -6,45 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lt_preprocess import pipeline
 from lt_preprocess.chunks import Chunk, MemoryChunk
 from lt_preprocess.tokenizer import Encoder, Ids, Lengths, Texts
-
-EOD = 999
-
-
-def megatron_documents(documents: list[list[list[int]]], eod: int | None) -> tuple[list[int], list[int], list[int]]:
-    """The rule of preprocess_data.py's Encoder.encode, one document after the other."""
-    tokens: list[int] = []
-    lengths: list[int] = []
-    sequences: list[int] = []
-    for texts in documents:
-        document_lengths = [len(ids) for ids in texts if ids]
-        tokens.extend(number for ids in texts for number in ids)
-        if document_lengths and eod is not None:
-            tokens.append(eod)
-            document_lengths[-1] += 1
-        lengths.extend(document_lengths)
-        sequences.append(len(document_lengths))
-    return tokens, lengths, sequences
-
-
-@given(
-    st.lists(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=4), max_size=8),
-    st.sampled_from([None, EOD]),
-)
-def test_assemble(documents: list[list[list[int]]], eod: int | None) -> None:
-    texts = [ids for document in documents for ids in document]
-    tokens, lengths, sequences = pipeline.assemble(
-        np.array([number for ids in texts for number in ids], np.int32),
-        np.array([len(ids) for ids in texts], np.int64),
-        np.array([len(document) for document in documents], np.int64),
-        eod,
-    )
-    assert (tokens.tolist(), lengths.tolist(), sequences.tolist()) == megatron_documents(documents, eod)
 
 
 class ByteEncoder(Encoder):
@@ -61,17 +26,35 @@ class ByteEncoder(Encoder):
         return np.frombuffer(data, np.uint8).astype(np.int32), np.diff(texts.offsets)
 
 
-def blocks(count: int) -> list[Chunk]:
+def chunks(count: int) -> list[Chunk]:
     return [MemoryChunk.of("file", b'{"text": "block %d"}\n' % number) for number in range(count)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_results_keep_the_order(workers: int) -> None:
     encoders = [ByteEncoder() for _ in range(workers)]
-    found = list(pipeline.encode(blocks(50), encoders, "text", None, np.dtype(np.uint16)))
-    assert [bytes(result.tokens.astype(np.uint8)) for result in found] == [b"block %d" % number for number in range(50)]
-    assert {result.tokens.dtype for result in found} == {np.dtype(np.uint16)}
+    found = list(pipeline.encode(chunks(50), encoders, ("text",), None, np.dtype(np.uint16)))
+    assert [bytes(result.columns[0].tokens.astype(np.uint8)) for result in found] == [b"block %d" % n for n in range(50)]
+    assert {result.columns[0].tokens.dtype for result in found} == {np.dtype(np.uint16)}
     assert sum(result.text_bytes for result in found) == 50 * len("block 0") + 40
+
+
+def test_one_column_for_each_key() -> None:
+    lines = b'{"text": "ab", "title": ["c", "", "d"]}\n{"text": 1, "title": "e"}\n{"text": "", "title": "f"}\n'
+    [found] = pipeline.encode([MemoryChunk.of("file", lines)], [ByteEncoder()], ("title", "text"), 7, np.dtype(np.int32))
+    title, text = found.columns
+    assert (title.tokens.tolist(), title.sequence_lengths.tolist(), title.sequences_per_document.tolist()) == (
+        [99, 100, 7, 102, 7],
+        [1, 2, 2],
+        [2, 1],
+    )
+    assert (text.tokens.tolist(), text.sequence_lengths.tolist(), text.sequences_per_document.tolist()) == (
+        [97, 98, 7],
+        [3],
+        [1, 0],
+    )
+    assert [line.line for line in found.bad_lines] == [2]
+    assert (found.documents, found.text_bytes, found.end) == (2, 5, (0, len(lines), 4))
 
 
 def test_few_blocks_are_in_flight() -> None:
@@ -79,13 +62,13 @@ def test_few_blocks_are_in_flight() -> None:
 
     def counted() -> Iterator[Chunk]:
         nonlocal taken
-        for block in blocks(100):
+        for chunk in chunks(100):
             taken += 1
-            yield block
+            yield chunk
 
-    results = pipeline.encode(counted(), [ByteEncoder(), ByteEncoder()], "text", None, np.dtype(np.int32))
+    results = pipeline.encode(counted(), [ByteEncoder(), ByteEncoder()], ("text",), None, np.dtype(np.int32))
     for done, _ in enumerate(results, 1):
-        assert taken <= done + 2 * pipeline.BLOCKS_IN_FLIGHT_PER_WORKER
+        assert taken <= done + 2 * pipeline.CHUNKS_IN_FLIGHT_PER_WORKER
     assert taken == 100
 
 
@@ -99,5 +82,5 @@ class FailingEncoder(ByteEncoder):
 def test_an_error_in_a_thread_reaches_the_caller_and_threads_end() -> None:
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="encoder failed"):
-        list(pipeline.encode(blocks(50), [FailingEncoder(), FailingEncoder()], "text", None, np.dtype(np.int32)))
+        list(pipeline.encode(chunks(50), [FailingEncoder(), FailingEncoder()], ("text",), None, np.dtype(np.int32)))
     assert threading.active_count() == before

@@ -147,8 +147,7 @@ class Writer:
     def sync(self) -> Extent:
         """Make what was appended durable in the partial files; returns how much that is."""
         for file in (self._bin, self._lengths, self._counts):
-            file.flush()
-            os.fsync(file.fileno())
+            resumable_files.sync(file)
         return self.extent
 
     def publish(self, sidecar: tuple[str, bytes] | None = None) -> None:
@@ -203,6 +202,22 @@ def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[st
 def can_go_on(prefix: str, dtype: npt.DTypeLike, extent: Extent) -> bool:
     """Whether the partial files of an earlier writer hold at least `extent`."""
     return all(resumable_files.holds(name, size) for name, size in _partial_sizes(prefix, np.dtype(dtype), extent).items())
+
+
+def is_partial(prefix: str) -> bool:
+    """Whether an earlier resumable writer left a dataset that is not published."""
+    return resumable_files.exists(f"{prefix}.counts")
+
+
+def take_back(prefix: str) -> bool:
+    """Whether an earlier resumable writer was killed before its dataset was published whole; what was visible is hidden again."""
+    if not is_partial(prefix):
+        discard_partial(prefix)
+        return False
+    storage.remove(idx_path(prefix))
+    if not resumable_files.exists(bin_path(prefix)) and os.path.exists(bin_path(prefix)):
+        resumable_files.withdraw(bin_path(prefix))
+    return True
 
 
 def discard_partial(prefix: str) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import IO
 
-from lt_shared.console import IoFailure
+from lt_shared.console import IoFailure, TryAgain
 from lt_shared.local_files import (
     create_partial,
     creating,
@@ -42,7 +42,13 @@ def spool(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
     """As `resumable`, for what is needed only until the block ends: it can be read, and is deleted instead of published."""
     with _opened(name, kept_bytes, "r+b") as file:
         yield file
-        discard(name)
+        os.unlink(partial_path(name))
+
+
+def sync(file: IO[bytes]) -> None:
+    """Make what was written durable in the partial file."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def holds(name: str, size_bytes: int) -> bool:
@@ -55,9 +61,15 @@ def exists(name: str) -> bool:
 
 
 def discard(name: str) -> None:
-    """Delete what was left of an output that will not be finished."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(partial_path(name))
+    """Delete what an earlier process left of an output that will not be finished. What another process writes now is kept."""
+    with contextlib.suppress(FileNotFoundError, TryAgain):
+        descriptor = os.open(partial_path(name), os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            lock(descriptor, name)
+            if is_at(descriptor, partial_path(name)):
+                os.unlink(partial_path(name))
+        finally:
+            os.close(descriptor)
 
 
 def withdraw(name: str) -> None:

@@ -58,10 +58,11 @@ def inner(function: Function) -> Function:
 
 
 class AnnounceCompilation(event.Listener):
-    """While in use as a context manager, tells the user once when numba starts to compile."""
+    """While in use as a context manager, tells the user when numba starts to compile, once a process."""
+
+    _announced = False
 
     def __init__(self) -> None:
-        self._announced = False
         self._recorder = event.install_listener("numba:compile", self)
 
     def __enter__(self) -> None:
@@ -73,7 +74,7 @@ class AnnounceCompilation(event.Listener):
     def on_start(self, started: event.Event) -> None:
         if self._announced:
             return
-        self._announced = True
+        AnnounceCompilation._announced = True
         directory = cache_directory()
         if directory is None:
             warn("compiling the encoder: no directory is writable to keep it; set NUMBA_CACHE_DIR")

@@ -1,24 +1,54 @@
 """The command that tokenizes."""
 
 import os
-from pathlib import Path
+import re
+from typing import Any
 
 import click
 
 from lt_preprocess import __version__
-from lt_preprocess.cli import datasets
+from lt_preprocess.cli import datasets, megatron_options
 from lt_shared import console
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web
 lt-preprocess 'crawl/*.jsonl.zst' books.jsonl.gz --tokenizer llama3/tokenizer.model --append-eod -o data/web
 xz -dc corpus.jsonl.xz | lt-preprocess - --tokenizer gpt2/ --append-eod -o data/web > data/web.manifest
-lt-preprocess dump.jsonl --json-key content --on-error skip --tokenizer tokenizer.json -o data/dump
+lt-preprocess dump.jsonl --json-keys content --on-error quarantine --tokenizer tokenizer.json -o data/dump
 """
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes: 500M, 2GB, 1GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", value, re.IGNORECASE)
+        if found is None or float(found[1]) == 0:
+            self.fail(f"{value!r} is no size such as 500M, 2GB or 1GiB", param, ctx)
+        return int(float(found[1]) * UNITS[(found[2] or "").lower()])
 
 
 class _Command(console.Command):
     """Its help is the help of the whole tool, and lists the named commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, megatron_options.with_lists_repeated(args))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        megatron: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                (megatron if isinstance(parameter, megatron_options.MegatronOption) else own).append(record)
+        for title, records in (("Options", own), ("Options of Megatron-LM and NeMo", megatron)):
+            with formatter.section(title):
+                formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -26,56 +56,98 @@ class _Command(console.Command):
 
 
 @click.command(cls=_Command, examples=EXAMPLES)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--tokenizer", required=True, type=click.Path(path_type=Path), metavar="PATH", help="Directory or file of the tokenizer."
-)
+@click.argument("files", nargs=-1, metavar="FILE...")
+@click.option("--tokenizer", metavar="TOKENIZER", help="Directory or file of the tokenizer, or its name.")
 @click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX_text_document.bin and .idx.")
 @click.option(
-    "--json-key", default="text", metavar="KEY", help="The key that holds the text; it becomes a part of the file name."
+    "--json-keys",
+    multiple=True,
+    default=("text",),
+    metavar="KEY",
+    help="A key that holds text; it becomes a part of the file names. Repeat it for a dataset of each key.",
 )
 @click.option("--append-eod", is_flag=True, help="End every document with the tokenizer's end-of-document token.")
 @click.option(
+    "--special-tokens",
+    type=click.Choice(["text", "parse", "reject"]),
+    default="text",
+    help="A special token written out in a document: text like any other, the token, or a bad line.",
+)
+@click.option(
     "--on-error",
-    type=click.Choice(["error", "skip"]),
-    default="error",
-    help="A line without a document: stop and write nothing, or leave the line out and report it.",
+    type=click.Choice(["fail", "skip", "quarantine"]),
+    default="fail",
+    help="A line without a document: stop, leave the line out and report it, or also keep it in PREFIX_quarantine.jsonl.",
+)
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto: as Slurm numbers its tasks.",
+)
+@click.option(
+    "--max-shard-size",
+    type=Size(),
+    metavar="SIZE",
+    help="Begin another dataset, PREFIX-part00001_text_document, before a .bin has more than SIZE (500M, 2GB) bytes.",
 )
 @click.option("--workers", type=click.IntRange(min=1), show_default="all cores", help="Threads that tokenize.")
-@click.option("--force", is_flag=True, help="Tokenize again even if the dataset is up to date.")
-@click.option("--plain", is_flag=True, help="Print the bare prefix instead of the manifest.")
+@click.option("--force", is_flag=True, help="Tokenize all again, whatever is there already.")
+@click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
+@megatron_options.megatron_options
 @click.version_option(__version__, prog_name="lt-preprocess")
 def command(
     files: tuple[str, ...],
-    tokenizer: Path,
+    tokenizer: str | None,
     output_prefix: str,
-    json_key: str,
+    json_keys: tuple[str, ...],
     append_eod: bool,
-    on_error: str,
+    special_tokens: Any,
+    on_error: Any,
+    shard: str | None,
+    max_shard_size: int | None,
     workers: int | None,
     force: bool,
     plain: bool,
     dry_run: bool,
+    input: tuple[str, ...],
+    **megatron: Any,
 ) -> None:
-    """Tokenize JSON lines into an indexed dataset that Megatron-LM, NeMo and lt-train read.
+    """Tokenize documents into indexed datasets that Megatron-LM, NeMo and lt-train read.
 
-    FILE is a file of JSON lines, plain or compressed (gzip, zstd, xz), a glob pattern, a URL such as s3://bucket/key, or - for
-    standard input. A manifest of what was made goes to standard output.
+    FILE is a file of JSON lines, Parquet or plain text (.txt), compressed or not (gzip, zstd, xz, bzip2), a directory of such
+    files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for standard input. A manifest of what
+    was made goes to standard output.
     """
-    from lt_preprocess import dataset
+    if not files and not input:
+        raise click.UsageError("Missing argument 'FILE...'.")
+    from lt_preprocess import plan, run, sidecar
     from lt_shared import manifest
 
     workers = workers or len(os.sched_getaffinity(0))
-    plan = dataset.plan(list(files), tokenizer, output_prefix, dataset.Options(json_key, append_eod, on_error))
+    options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size)
+    tokenizer_files, given = megatron_options.find_tokenizer(tokenizer, megatron)
+    wanted = plan.plan([*files, *input], tokenizer_files, given, output_prefix, options)
+    made = sidecar.up_to_date(wanted)
     if dry_run:
-        console.print_json(plan.to_record() | {"workers": workers})
+        console.print_json(wanted.to_record() | {"up_to_date": made is not None, "workers": workers})
         return
-    made = None if force else dataset.finished(plan)
-    if made is None:
-        made = dataset.build(plan, workers)
+    megatron_options.note_those_without_effect(megatron)
+    if made is None or force:
+        if not force:
+            sidecar.check_tokenizer(wanted)
+        made = run.build(wanted, workers, anew=force)
     else:
-        console.note(f"{plan.prefix}: up to date")
+        console.note(f"{wanted.prefix}: up to date")
     writer = manifest.Writer(plain)
-    writer.write(made)
+    for dataset in made:
+        writer.write(dataset)
     writer.end()
+
+
+def _slice(shard: str | None) -> Any:
+    if shard is None:
+        return None
+    from lt_preprocess import shards
+
+    return shards.resolve(shard)

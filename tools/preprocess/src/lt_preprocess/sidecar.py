@@ -1,0 +1,146 @@
+"""The file beside a dataset that says where it came from: `PREFIX.json`.
+
+`dataset` is its manifest line, which other tools read. `sources` are the inputs that were read, each with size, modification time
+and the hash of its first 64 KiB (remote ones with the store's version), `options` what changed the result, `counts` what is in it
+and what was left out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same
+one has nothing to do.
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from lt_preprocess import __version__
+from lt_preprocess.journal import State
+from lt_preprocess.plan import REQUESTS_AT_ONCE, Plan
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import CannotCreate
+from lt_shared.indexed_dataset import Extent
+
+VERSION = 2
+HEAD_BYTES = 1 << 16
+PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "sentencepiece", "tokenizers", "zstandard")
+
+
+def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State) -> bytes:
+    """The sidecar of one dataset of a part that is closed."""
+    [json_key] = [
+        key
+        for key, prefix in zip(plan.options.json_keys, plan.dataset_prefixes(state.part), strict=True)
+        if prefix == dataset.prefix
+    ]
+    options = {"json_key": json_key} | dataclasses.asdict(plan.options)
+    if plan.options.shard is not None:
+        options["shard"] = plan.options.shard._asdict()
+    record = {
+        "v": VERSION,
+        "dataset": manifest.record_of(dataset),
+        "plan": plan.fingerprint,
+        "part": {
+            "index": state.part,
+            "is_last": state.is_last,
+            "began": state.part_began._asdict(),
+            "ended": state.reached._asdict(),
+        },
+        "sources": _sources(plan, state),
+        "options": options,
+        "counts": dataclasses.asdict(extent) | {"bad_lines": state.bad_lines - state.bad_lines_before},
+        "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
+    }
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
+    """The inputs from which this part was made, also a part of a shard."""
+    if plan.sources is None:
+        return None
+    read = plan.sources[state.part_began.input : state.reached.input + 1]
+    if not read:
+        return []
+    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(read))) as pool:
+        return list(pool.map(_with_hash, read))
+
+
+def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
+    if storage.is_remote(source["path"]):
+        return source
+    with storage.open_read(source["path"]) as file:
+        return source | {"head_sha256": hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def read(prefix: str) -> dict[str, Any] | None:
+    """What the sidecar of a dataset says, or None when there is none that this version understands."""
+    path = manifest.sidecar_path(prefix)
+    if not storage.exists(path):
+        return None
+    try:
+        record = json.loads(storage.read_bytes(path))
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
+    """All datasets of a plan, if an earlier run has left them whole, else None."""
+    made: list[manifest.Dataset] = []
+    part = 0
+    while plan.fingerprint is not None:
+        for prefix in plan.dataset_prefixes(part):
+            record = read(prefix)
+            if record is None or not _is_of(record, plan):
+                return None
+            found = _whole(prefix, record)
+            if found is None:
+                return None
+            made.append(dataclasses.replace(found, tokenizer=plan.identity))
+            is_last = record["part"]["is_last"]
+        if is_last:
+            return made
+        part += 1
+    return None
+
+
+def check_tokenizer(plan: Plan) -> None:
+    """Raise CannotCreate when a dataset of another tokenizer is where the output goes: hours of work, or a wrong name."""
+    for prefix in plan.dataset_prefixes(0):
+        tokenizer = ((read(prefix) or {}).get("dataset") or {}).get("tokenizer") or {}
+        if tokenizer.get("sha256") not in (None, plan.identity.sha256) and storage.exists(indexed_dataset.idx_path(prefix)):
+            raise CannotCreate(
+                f"{prefix}: was made with another tokenizer, {tokenizer.get('name')} ({tokenizer['sha256'][:12]}), "
+                f"not {plan.identity.name} ({plan.identity.sha256[:12]})",
+                "choose another output, or pass --force to replace it",
+            )
+
+
+def _is_of(record: dict[str, Any], plan: Plan) -> bool:
+    """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some."""
+    try:
+        same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
+        return bool(record["v"] == VERSION and record["plan"] == plan.fingerprint and same_losses)
+    except (KeyError, TypeError):
+        return False
+
+
+def _whole(prefix: str, record: dict[str, Any]) -> manifest.Dataset | None:
+    """The dataset if both files are there; the index is published last, so only the size of the tokens is worth comparing."""
+    dataset = dataclasses.replace(manifest.Dataset.from_record(record["dataset"]), prefix=prefix)
+    index, tokens = indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix)
+    if dataset.dtype is None or dataset.tokens is None or not (storage.exists(index) and storage.exists(tokens)):
+        return None
+    return dataset if storage.size_bytes(tokens) == dataset.tokens * np.dtype(dataset.dtype).itemsize else None
