@@ -17,6 +17,8 @@ from numba.core import event
 
 from lt_shared.console import note, warn
 
+_NO_REFERENCES: Any = {"_nrt": False}  # numba's own tests use it; its type stubs do not list it
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -42,12 +44,25 @@ def cache_directory() -> Path | None:
 
 def kernel(function: Function) -> Function:
     """Compile on first call, run without the GIL, keep the machine code in `cache_directory()`."""
+    return _kept(function)
+
+
+def bare_kernel(function: Function) -> Function:
+    """A kernel that counts no references, and so may create no array: its callers bring room for what it writes.
+
+    numba counts references to each array at each call of a function that takes it, with atomic instructions, and hands over seven
+    words for each; with a dozen tables that took nine tenths of an encoder's time. Use it with `bare_inner`.
+    """
+    return _kept(function, **_NO_REFERENCES)
+
+
+def _kept(function: Function, **options: Any) -> Function:
     directory = cache_directory()
     config: Any = numba.config
     previous = config.CACHE_DIR
     config.CACHE_DIR = str(directory or "")
     try:
-        return cast(Function, numba.njit(nogil=True, cache=directory is not None)(function))
+        return cast(Function, numba.njit(nogil=True, cache=directory is not None, **options)(function))
     finally:
         config.CACHE_DIR = previous
 
@@ -55,6 +70,11 @@ def kernel(function: Function) -> Function:
 def inner(function: Function) -> Function:
     """Compile as a part of the kernels that call it."""
     return cast(Function, numba.njit(nogil=True)(function))
+
+
+def bare_inner(function: Function) -> Function:
+    """A part of bare kernels, always put in line (by LLVM, which compiles faster than calls with so many arguments)."""
+    return cast(Function, numba.njit(nogil=True, forceinline=True, **_NO_REFERENCES)(function))
 
 
 class AnnounceCompilation(event.Listener):

@@ -141,9 +141,15 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
 
 
 def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:
-    from lt_preprocess import library_tokenizers
+    from lt_preprocess import library_tokenizers, self_check, sentencepiece_bpe
+    from lt_preprocess.vocabulary import Unrecognised
 
-    loaded: Tokenizer = library_tokenizers.SentencePiece(files)
+    loaded: Tokenizer
+    try:
+        compiled = sentencepiece_bpe.recognise(files.files[0])
+        loaded = self_check.Checked(compiled, lambda: library_tokenizers.SentencePiece(files), files)
+    except Unrecognised as reason:
+        loaded = library_tokenizers.SentencePiece(files, str(reason))
     if parse and loaded.special_tokens:
         from lt_preprocess.special_tokens import Splitting
 
