@@ -48,6 +48,11 @@ class Lines(NamedTuple):
     offset: int
     first_line: Callable[[], int | None]
 
+    @classmethod
+    def of(cls, content: bytes, offset: int = 0, line: int = 1) -> Self:
+        data = np.frombuffer(bytearray().join((bytes(MARGIN_BYTES), content, bytes(PADDING_BYTES))), np.uint8)
+        return cls(data, MARGIN_BYTES, MARGIN_BYTES + len(content), offset, lambda: line or None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Chunk(abc.ABC):
@@ -68,19 +73,14 @@ class LinesChunk(Chunk):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryChunk(LinesChunk):
-    """Lines that were read already: `buffer` is MARGIN_BYTES, the lines, PADDING_BYTES."""
+    """Lines that were read already."""
 
-    buffer: bytearray
-    offset: int
-    line: int
+    lines: Lines
 
     @classmethod
     def of(cls, source: str, lines: bytes, start: Position = Position()) -> Self:  # noqa: B008
         end = Position(start.input, start.offset + len(lines), start.line + lines.count(b"\n") if start.line else 0)
-        buffer = bytearray().join((bytes(MARGIN_BYTES), lines, bytes(PADDING_BYTES)))
-        return cls(source, end, buffer, start.offset, start.line)
+        return cls(source, end, Lines.of(lines, start.offset, start.line))
 
     def read(self) -> Lines:
-        data = np.frombuffer(self.buffer, np.uint8)
-        end = len(data) - PADDING_BYTES
-        return Lines(data, MARGIN_BYTES, end, self.offset, lambda: self.line or None)
+        return self.lines

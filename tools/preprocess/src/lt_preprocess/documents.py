@@ -1,18 +1,22 @@
 """Find the documents in a chunk, and account for every line that has none.
 
-A document is a string, or a list of strings whose items become sequences of their own. orjson reads a line at 560 MB/s; what it
-refuses goes to Python's own parser, which also takes what `json.dumps` writes (NaN, Infinity). A lone surrogate is no Unicode
-text and cannot be tokenized: the line is bad, never silently changed.
+A document is a string, or a list of strings whose items become sequences of their own. The compiled scan reads JSON lines without
+the GIL; lines that it does not understand go to a JSON parser one by one, and those that no parser takes are reported. A line
+that has no document for one key has none for any: the datasets of several keys keep the same documents.
 """
 
-import json
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-import orjson
 
-from lt_preprocess.chunks import Chunk, LinesChunk
-from lt_preprocess.tokenizer import Lengths, Texts
+from lt_preprocess import json_parsers, json_scan
+from lt_preprocess.chunks import Chunk, Lines, LinesChunk
+from lt_preprocess.json_scan import Found, Keys
+from lt_preprocess.tokenizer import PADDING_BYTES, Lengths, Texts
+
+_BYTES_PER_DOCUMENT = 64
+"""Room is made for so many documents and texts at first, and doubled when a chunk has more."""
 
 
 class Column(NamedTuple):
@@ -25,19 +29,26 @@ class Column(NamedTuple):
 class BadLine(NamedTuple):
     """A line that holds no document for some key.
 
-    `source` as messages name the input; `line` from 1, None where it is not known (a part of a remote file); `offset` in bytes of
-    the decompressed content, the row for Parquet; `raw` the line without its line break.
+    `source` as messages name the input; `offset` in bytes of the decompressed content; `raw` the line without its line break.
     """
 
     source: str
-    line: int | None
     offset: int
     reason: str
     raw: bytes
+    line_number: Callable[[], int | None]
+
+    @property
+    def line(self) -> int | None:
+        """The number of the line from 1, None where it is not known (a part of a remote file).
+
+        Takes a moment in a plain file: the lines before it are counted.
+        """
+        return self.line_number()
 
     def __str__(self) -> str:
-        line = "" if self.line is None else f", line {self.line}"
-        return f"{self.source}{line}, byte {self.offset}: {self.reason}"
+        line = self.line
+        return f"{self.source}{'' if line is None else f', line {line}'}, byte {self.offset}: {self.reason}"
 
 
 class Batch(NamedTuple):
@@ -47,83 +58,96 @@ class Batch(NamedTuple):
     bad_lines: list[BadLine]
 
 
-class _Unusable(ValueError):
-    """A line without a document; the message says why."""
-
-
 def prepare() -> None:
-    """Compile what `batch` needs, so that threads do not wait for each other. Wrap in AnnounceCompilation."""
+    """Compile what `batch` needs, or load what an earlier run compiled: threads would wait for each other."""
+    json_lines(Lines.of(b'{"text": "a"}\n'), "", ("text",))
 
 
 def batch(chunk: Chunk, json_keys: tuple[str, ...]) -> Batch:
-    """Parse a chunk. Blank lines are no documents and no errors. A line that is bad for one key is left out for all."""
+    """Parse a chunk. Blank lines are no documents and no errors."""
     assert isinstance(chunk, LinesChunk)
-    lines = chunk.read()
-    texts: list[list[bytes]] = [[] for _ in json_keys]
-    counts: list[list[int]] = [[] for _ in json_keys]
-    bad_lines = []
-    offset = lines.offset
-    for number, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
+    return json_lines(chunk.read(), chunk.source, json_keys)
+
+
+def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
+    keys = _packed(json_keys)
+    found = _room(len(json_keys), lines.end - lines.start)
+    bad_lines: list[BadLine] = []
+    at = lines.start
+    while True:
+        at, outcome = json_scan.scan(lines.data, at, lines.end, keys, found)
+        if outcome == json_scan.FINISHED:
+            return Batch(_columns(found), bad_lines)
+        if outcome == json_scan.FULL:
+            found = _doubled(found)
+            continue
+        line_end = json_scan.line_end(lines.data, at, lines.end)
+        line = lines.data[at:line_end].tobytes()
         if line and not line.isspace():
             try:
-                found = _texts(line, json_keys)
-            except _Unusable as reason:
-                first = lines.first_line()
-                bad_lines.append(BadLine(chunk.source, None if first is None else first + number, offset, str(reason), line))
-            else:
-                for column, of_key in enumerate(found):
-                    texts[column].extend(of_key)
-                    counts[column].append(len(of_key))
-        offset += len(line) + 1
-    columns = [Column(Texts.of(of_key), np.array(count, np.int64)) for of_key, count in zip(texts, counts, strict=True)]
-    return Batch(columns, bad_lines)
+                found = _with_document(found, json_parsers.texts_of(line, json_keys))
+            except json_parsers.Unusable as reason:
+                number = _line_number(lines.first_line, int(found.counts[1]))
+                bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
+        found.counts[1] += 1
+        at = line_end + 1
 
 
-def _texts(line: bytes, json_keys: tuple[str, ...]) -> list[list[bytes]]:
-    """The non-empty texts of each key."""
-    record = _parse(line)
-    if not isinstance(record, dict):
-        raise _Unusable("not a JSON object")
-    return [_texts_of(record, key) for key in json_keys]
+def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
+    def line_number() -> int | None:
+        first = first_line()
+        return None if first is None else first + lines_before
+
+    return line_number
 
 
-def _texts_of(record: dict[str, Any], key: str) -> list[bytes]:
-    if key not in record:
-        raise _Unusable(f"no key {key!r}")
-    value = record[key]
-    texts = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) for text in texts):
-        raise _Unusable(f"{key!r} is {_json_type(value)}, expected a string or a list of strings")
-    return [_utf8(text) for text in texts if text]
+def _packed(json_keys: tuple[str, ...]) -> Keys:
+    encoded = [key.encode() for key in json_keys]
+    return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
 
-def _parse(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return _parse_leniently(line)
+def _room(keys: int, size_bytes: int) -> Found:
+    documents = 16 + size_bytes // _BYTES_PER_DOCUMENT
+    return Found(
+        texts=np.empty((keys, size_bytes + PADDING_BYTES), np.uint8),
+        offsets=np.zeros((keys, documents + 1), np.int64),
+        text_counts=np.zeros(keys, np.int64),
+        texts_per_document=np.empty((keys, documents), np.int64),
+        counts=np.zeros(2, np.int64),
+    )
 
 
-def _parse_leniently(line: bytes) -> Any:
-    try:
-        return json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise _Unusable(f"invalid UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
-    except json.JSONDecodeError as error:
-        raise _Unusable(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise _Unusable("not usable JSON: nested too deeply") from None
+def _doubled(found: Found) -> Found:
+    """The same with room for twice as many documents and texts."""
+    offsets, texts_per_document = (
+        np.concatenate([array, np.empty_like(array)], axis=1) for array in (found.offsets, found.texts_per_document)
+    )
+    return found._replace(offsets=offsets, texts_per_document=texts_per_document)
 
 
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise _Unusable(f"lone surrogate U+{ord(text[error.start]):04X} at character {error.start + 1} of the text") from None
+def _with_document(found: Found, texts: list[list[bytes]]) -> Found:
+    """Append a document, given its texts for each key."""
+    document = int(found.counts[0])
+    while document == found.texts_per_document.shape[1] or any(
+        int(count) + len(of_key) >= found.offsets.shape[1] for count, of_key in zip(found.text_counts, texts, strict=True)
+    ):
+        found = _doubled(found)
+    for key, of_key in enumerate(texts):
+        text = int(found.text_counts[key])
+        for content in of_key:
+            start = int(found.offsets[key, text])
+            found.texts[key, start : start + len(content)] = np.frombuffer(content, np.uint8)
+            text += 1
+            found.offsets[key, text] = start + len(content)
+        found.text_counts[key] = text
+        found.texts_per_document[key, document] = len(of_key)
+    found.counts[0] += 1
+    return found
 
 
-def _json_type(value: Any) -> str:
-    if isinstance(value, list):
-        return "a list with other items than strings"
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", dict: "an object"}
-    return names[type(value)]
+def _columns(found: Found) -> list[Column]:
+    documents = int(found.counts[0])
+    return [
+        Column(Texts(found.texts[key], found.offsets[key, : count + 1]), found.texts_per_document[key, :documents])
+        for key, count in enumerate(found.text_counts.tolist())
+    ]

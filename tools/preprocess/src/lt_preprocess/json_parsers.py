@@ -1,0 +1,72 @@
+"""Read one line with a JSON parser, and say in words why it holds no document.
+
+Lines come here that the compiled scan does not understand. orjson is asked first; what it refuses goes to Python's own parser,
+which also takes what `json.dumps` writes (NaN, Infinity, lone surrogates in other keys). A lone surrogate in the text is no
+Unicode text and cannot be tokenized: the line is bad, never silently changed.
+"""
+
+import json
+from typing import Any
+
+import orjson
+
+
+class Unusable(ValueError):
+    """A line without a document; the message says why."""
+
+
+def texts_of(line: bytes, json_keys: tuple[str, ...]) -> list[list[bytes]]:
+    """The texts that are not empty, in UTF-8, for each key. Raises Unusable."""
+    record = _parse(line)
+    if not isinstance(record, dict):
+        raise Unusable("not a JSON object")
+    return [_texts_of(record, key) for key in json_keys]
+
+
+def _texts_of(record: dict[str, Any], key: str) -> list[bytes]:
+    if key not in record:
+        raise Unusable(f"no key {key!r}")
+    value = record[key]
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise Unusable(wrong_type(key, value))
+    return [_utf8(text) for text in texts if text]
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return _parse_leniently(line)
+
+
+def _parse_leniently(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise Unusable(f"invalid UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
+    except json.JSONDecodeError as error:
+        raise Unusable(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise Unusable("not usable JSON: nested too deeply") from None
+    except ValueError as error:
+        raise Unusable(f"not usable JSON: {error}") from None
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Unusable(f"lone surrogate U+{ord(text[error.start]):04X} at character {error.start + 1} of the text") from None
+
+
+def wrong_type(key: str, value: Any) -> str:
+    """Why the value of a key is no text."""
+    return f"{key!r} is {_json_type(value)}, expected a string or a list of strings"
+
+
+def _json_type(value: Any) -> str:
+    if isinstance(value, list):
+        return "a list with other items than strings"
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", dict: "an object"}
+    return names[type(value)]
