@@ -115,3 +115,85 @@ def test_copies_take_the_companions_along(tmp_path: Path) -> None:
     assert tokenizer_files.find(tmp_path / "new/tokenizer").sha256() == found.sha256()
     found.copy_to(source)
     assert tokenizer_files.find(source).sha256() == found.sha256()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's directory without tokenizers, in which names are looked up."""
+    for variable in ("LT_TOKENIZERS", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def test_names_are_looked_up_in_order(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [
+        make(home / ".cache/huggingface/hub/models--openai-community--gpt2/snapshots/0a", vocab__json=b"{}", merges__txt=b"hub"),
+        make(home / ".local/share/lt/tokenizers/gpt2", vocab__json=b"{}", merges__txt=b"home"),
+        make(tmp_path / "second/gpt2", vocab__json=b"{}", merges__txt=b"second"),
+        make(tmp_path / "first/gpt2", vocab__json=b"{}", merges__txt=b"first"),
+    ]
+    monkeypatch.setenv("LT_TOKENIZERS", f"{tmp_path / 'first'}:{tmp_path / 'second'}")
+    for place in reversed(places):
+        assert tokenizer_files.find("gpt2").directory == place
+        shutil.rmtree(place)
+    make(tmp_path / "gpt2", vocab__json=b"{}", merges__txt=b"here")
+    assert tokenizer_files.find("gpt2").directory == Path("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("mine.model", TIKTOKEN), ("mine.tiktoken", TIKTOKEN), ("mine.json", TOKENIZER_JSON)]
+)
+def test_a_name_may_be_a_file(home: Path, file: str, content: bytes) -> None:
+    make(home / ".local/share/lt/tokenizers")
+    (home / ".local/share/lt/tokenizers" / file).write_bytes(content)
+    assert tokenizer_files.find("mine").files[0].name == file
+
+
+def test_the_main_version_of_a_repository(home: Path) -> None:
+    repository = home / ".cache/huggingface/hub/models--Qwen--Qwen2.5-7B"
+    for version in ("old", "new"):
+        make(repository / "snapshots" / version, tokenizer__json=TOKENIZER_JSON)
+    make(repository / "snapshots/weights_only")
+    make(repository / "refs", main=b"old\n")
+    for name in ("Qwen/Qwen2.5-7B", "qwen2"):
+        found = tokenizer_files.find(name)
+        assert (found.directory.name, found.name) == ("old", "Qwen/Qwen2.5-7B")
+    (repository / "refs/main").write_text("weights_only")
+    assert tokenizer_files.find("qwen2").directory.name in ("old", "new")
+
+
+def test_a_name_that_is_nowhere(home: Path) -> None:
+    with pytest.raises(NoInput, match=r"llama3: no such file.*looked for the name in .*lt/tokenizers.*huggingface") as error:
+        tokenizer_files.find("llama3")
+    assert error.value.hint is not None
+    assert "hf download meta-llama/Meta-Llama-3-8B" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["../gpt2", "a/b/c", "..", "a b", "/gpt2"])
+def test_what_is_no_name_is_not_looked_up(home: Path, name: str) -> None:
+    make(home / ".local/share/lt/gpt2", vocab__json=b"{}", merges__txt=b"")
+    if name != "..":
+        with pytest.raises(NoInput, match="no such tokenizer file or directory"):
+            tokenizer_files.find(name)
+
+
+TEKKEN = json.dumps({"config": {}, "vocab": []}).encode()
+
+
+def test_tekken_comes_before_what_was_made_from_it(tmp_path: Path) -> None:
+    directory = make(tmp_path / "nemo", tekken__json=TEKKEN, tokenizer__json=TOKENIZER_JSON)
+    assert tokenizer_files.find(directory).kind == "tekken"
+    (directory / "tekken.json").rename(directory / "other.json")
+    assert tokenizer_files.find(directory / "other.json").kind == "tekken"
+    assert tokenizer_files.find(directory).kind == "tokenizer.json"
+
+
+def test_the_code_beside_a_tiktoken_file_belongs_to_it(tmp_path: Path) -> None:
+    directory = make(tmp_path / "tok", tiktoken__model=TIKTOKEN, tokenization_x__py=b"PATTERN = 1", modeling__py=b"")
+    found = tokenizer_files.find(directory)
+    assert [path.name for path in found.files] == ["tiktoken.model", "tokenization_x.py"]
+    before = found.sha256()
+    (directory / "tokenization_x.py").write_bytes(b"PATTERN = 2")
+    assert tokenizer_files.find(directory).sha256() != before

@@ -1,5 +1,6 @@
 """GPT-2's two files: `vocab.json` (token to id) and `merges.txt` (pairs in the order of their ranks; ids need not follow it)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,12 @@ def read(files: TokenizerFiles) -> Vocabulary:
     )
 
 
+def merge_table(pairs: Sequence[Sequence[str]], ranks: Sequence[int], ids: dict[str, int]) -> npt.NDArray[np.int64]:
+    """The merges of pairs of tokens that are all in the vocabulary."""
+    lefts, rights = [ids[left] for left, _ in pairs], [ids[right] for _, right in pairs]
+    return table(lefts, rights, ranks, [ids[left + right] for left, right in pairs])
+
+
 def byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
     """The id of each byte, int32 [256]."""
     found = np.zeros(256, np.int32)
@@ -58,7 +65,8 @@ def _read_merges(path: Path, ids: dict[str, int]) -> npt.NDArray[np.int64]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise BadData(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-    merges: dict[tuple[int, int], tuple[int, int]] = {}
+    pairs: list[tuple[str, str]] = []
+    numbers: list[int] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
@@ -69,5 +77,6 @@ def _read_merges(path: Path, ids: dict[str, int]) -> npt.NDArray[np.int64]:
         for symbol in (left, right, left + right):
             if symbol not in ids:
                 raise BadData(f"{path}, line {number}: {symbol!r} is not in the vocabulary")
-        merges[ids[left], ids[right]] = (number, ids[left + right])
-    return table([(*pair, *target) for pair, target in merges.items()])
+        pairs.append((left, right))
+        numbers.append(number)
+    return merge_table(pairs, numbers, ids)

@@ -21,9 +21,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def check_ids(path: Path, ids: dict[Any, Any]) -> dict[str, int]:
     """Tokens and their ids, when they are that."""
-    for token, number in ids.items():
-        if type(number) is not int or not 0 <= number < 2**31:
-            raise BadData(f"{path}: token {token!r} has id {number!r}")
+    if not all(type(number) is int and 0 <= number < 2**31 for number in ids.values()):
+        token, number = next(item for item in ids.items() if type(item[1]) is not int or not 0 <= item[1] < 2**31)
+        raise BadData(f"{path}: token {token!r} has id {number!r}")
     if len(set(ids.values())) < len(ids):
         raise BadData(f"{path}: several tokens share an id")
     return ids

@@ -5,7 +5,6 @@ by their number of tokens. Of another model, the Python code beside the file mus
 `tokenizer_config.json` the special tokens (`added_tokens_decoder`).
 """
 
-import base64
 import binascii
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -135,8 +134,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             continue
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
+            ranks[binascii.a2b_base64(token, strict_mode=True)] = int(rank)
+        except ValueError:  # binascii.Error is one
             raise BadData(f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank") from None
     check_ranks(path, ranks)
     return ranks

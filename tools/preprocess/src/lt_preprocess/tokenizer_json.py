@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from lt_preprocess import gpt2_files, json_files, split_patterns
 from lt_preprocess.vocabulary import (
     END_OF_DOCUMENT_NAMES,
@@ -17,7 +20,6 @@ from lt_preprocess.vocabulary import (
     Unrecognised,
     Vocabulary,
     bytes_of_symbols,
-    table,
     token_bytes,
 )
 from lt_shared.console import BadData
@@ -52,7 +54,7 @@ def _read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Vo
     return Vocabulary(
         code,
         gpt2_files.byte_ids(ids),
-        table(_merges(path, model["merges"], ids)),
+        _merges(path, model["merges"], ids),
         whole_pieces={tokens[number]: number for number in ids.values() if len(tokens[number]) > 1} if _whole(model) else {},
         vocab_size=max(numbers.values()) + 1,
         eod=end_of_document(path, numbers, companions),
@@ -103,14 +105,13 @@ def _regex(pre_tokenizer: dict[str, Any] | None) -> str:
     raise Unrecognised(f"it cuts text by {', '.join(step['type'] for step in steps)}")
 
 
-def _merges(path: Path, merges: list[Any], ids: dict[str, int]) -> list[tuple[int, int, int, int]]:
-    found: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank, merge in enumerate(merges):
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        if left not in ids or right not in ids or left + right not in ids:
-            raise BadData(f"{path}: the model merges {left!r} and {right!r}, which are not all in its vocabulary")
-        found[ids[left], ids[right]] = (rank, ids[left + right])
-    return [(*pair, *target) for pair, target in found.items()]
+def _merges(path: Path, merges: list[Any], ids: dict[str, int]) -> npt.NDArray[np.int64]:
+    """The library writes a merge as a pair, and wrote it as "left right" before."""
+    pairs = [merge.split(" ") for merge in merges] if merges and isinstance(merges[0], str) else merges
+    try:
+        return gpt2_files.merge_table(pairs, range(len(pairs)), ids)
+    except KeyError as token:
+        raise BadData(f"{path}: the model merges {token}, which is not in its vocabulary") from None
 
 
 def _added_tokens(listed: list[dict[str, Any]], ids: dict[str, int]) -> list[AddedToken]:

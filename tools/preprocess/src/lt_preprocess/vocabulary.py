@@ -7,7 +7,7 @@ tokens in two.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,32 +65,44 @@ def bytes_of_symbols() -> dict[str, int]:
 
 def token_bytes(tokens: Mapping[str, int]) -> dict[int, bytes]:
     """The bytes of each id, from tokens spelled in GPT-2's symbols; a token with another character in it stands for itself."""
-    to_latin = str.maketrans({symbol: chr(byte) for symbol, byte in bytes_of_symbols().items()})
-    symbols = set(bytes_of_symbols())
-    return {
-        number: token.translate(to_latin).encode("latin-1") if symbols.issuperset(token) else token.encode()
-        for token, number in tokens.items()
-    }
+    numbers = {ord(symbol): byte for symbol, byte in bytes_of_symbols().items()}
+    # Characters beyond the symbols keep their number, which is no byte.
+    to_latin = str.maketrans(numbers | {point: 0x100 for point in range(0x100) if point not in numbers})
+    return {number: _latin(token.translate(to_latin), token) for token, number in tokens.items()}
 
 
-def table(rows: list[tuple[int, int, int, int]]) -> npt.NDArray[np.int64]:
-    """Merges in the shape that `Vocabulary` takes."""
-    return np.array(rows, np.int64).reshape(-1, 4)
+def _latin(translated: str, token: str) -> bytes:
+    try:
+        return translated.encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def table(left: list[int], right: list[int], ranks: Sequence[int], merged: list[int]) -> npt.NDArray[np.int64]:
+    """Merges in the shape that `Vocabulary` takes. Of several for one pair the last counts."""
+    columns = [np.array(column, np.int64) for column in (left, right, ranks, merged)]
+    rows = np.stack(columns, axis=1)[::-1]
+    _, first = np.unique(rows[:, 0] << 32 | rows[:, 1], return_index=True)
+    return np.ascontiguousarray(rows[np.sort(first)][::-1])
 
 
 def from_ranks(ranks: dict[bytes, int], pattern: int, special_tokens: int, eod: int | None) -> Vocabulary:
     """A vocabulary with tiktoken's meaning of ranks; room for the special tokens follows the highest rank."""
-    merges: list[tuple[int, int, int, int]] = []
+    lefts: list[int] = []
+    rights: list[int] = []
+    merged: list[int] = []
+    find = ranks.get
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
-            left, right = ranks.get(token[:cut]), ranks.get(token[cut:])
-            if left is not None and right is not None:
-                merges.append((left, right, rank, rank))
+            if (left := find(token[:cut])) is not None and (right := find(token[cut:])) is not None:
+                lefts.append(left)
+                rights.append(right)
+                merged.append(rank)
     byte_ids = np.array([ranks[bytes([byte])] for byte in range(256)], np.int32)
     return Vocabulary(
         pattern,
         byte_ids,
-        table(merges),
+        table(lefts, rights, merged, merged),
         whole_pieces={token: rank for token, rank in ranks.items() if len(token) > 1},
         vocab_size=max(ranks.values()) + 1 + special_tokens,
         eod=eod,
