@@ -11,7 +11,7 @@ import nox
 
 DISTRIBUTIONS = ["shared", *(f"tools/{tool}" for tool in ("preprocess", "train", "convert", "monitor"))]
 SOURCES = [f"{distribution}/src" for distribution in DISTRIBUTIONS]
-BENCHMARKS = {"help": "tests/bench/help_time.py"}
+BENCHMARKS = {"help": "tests/bench/help_time.py", "preprocess": "tests/bench/preprocess.py"}
 CONSTRAINTS = Path("constraints.txt")
 
 nox.options.reuse_venv = "yes"
@@ -59,10 +59,11 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure: `nox -s bench -- help` times --help and --version of every tool."""
+    """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with."""
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")
-    install(session)
+    install(session, "-r", "tests/bench/requirements.txt")
+    session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
     session.run("python", BENCHMARKS[session.posargs[0]], *session.posargs[1:])
 
 
@@ -75,7 +76,8 @@ def lock(session: nox.Session) -> None:
     header, *lines = CONSTRAINTS.read_text().split("\n\n", 1)
     kept = [line for line in "".join(lines).splitlines() if ";" in line]
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
-    session.install(*kept, *editable, "-r", "tests/requirements.txt", "ruff", "import-linter", "mypy")
+    requirements = ("-r", "tests/requirements.txt", "-r", "tests/bench/requirements.txt")
+    session.install(*kept, *editable, *requirements, "ruff", "import-linter", "mypy")
     session.install("--no-deps", "-r", "tests/requirements-no-deps.txt")
     frozen = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True) or ""
     by_hand = {line.split("==")[0] for line in kept}
