@@ -98,6 +98,23 @@ def test_llama3_file_encodes_as_tiktoken_does(tmp_path: Path, monkeypatch: pytes
     assert tokenizer_files.find(tmp_path / "out").sha256() == tokenizer_files.find(tmp_path).sha256()
 
 
+def test_tekken_encodes_as_tiktoken_does(tmp_path: Path) -> None:
+    pattern = r"\s?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
+    tokens = [*(bytes([byte]) for byte in range(256)), b"th", b"he", b"the", b" the", b"in", b"aa", b"aaa"]
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for rank, token in enumerate(tokens)]
+    config = {"pattern": pattern, "default_vocab_size": 20 + len(tokens), "default_num_special_tokens": 20}
+    (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    stock = tiktoken.Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    ids = tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512)
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in [*TEXTS, "the aaa bathe"]:
+        assert found(text).input_ids == [1, *(20 + number for number in stock.encode_ordinary(text))]
+    assert found("[INST]</s>").input_ids == [1, 3, 2]
+    assert ids == {"bos_token_id": 1, "eos_token_id": 2}
+    assert tokenizer_files.find(tmp_path / "out").sha256() == tokenizer_files.find(tmp_path).sha256()
+
+
 def test_special_tokens_of_llama3_have_their_published_ids() -> None:
     names = tokenizer.llama3_special_tokens()
     assert len(set(names)) == 256

@@ -1,7 +1,7 @@
 """Give a Hugging Face directory the tokenizer that `AutoTokenizer.from_pretrained` loads.
 
 The original files are copied unchanged, so that the way back finds the tokenizer with the same hash. transformers reads only
-`tokenizer.json` without further packages: for GPT-2 and Llama 3 tiktoken files it is made here.
+`tokenizer.json` without further packages: for GPT-2, Llama 3's tiktoken file and Tekken it is made here.
 """
 
 import base64
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lt_shared import storage
+from lt_shared import storage, tekken
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -42,6 +42,8 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int) -> dict[s
         _gpt2(files).save(str(directory / TOKENIZER))
     elif files.kind == "tiktoken":
         _llama3(files.files[0]).save(str(directory / TOKENIZER))
+    elif files.kind == "tekken":
+        _tekken(files.files[0]).save(str(directory / TOKENIZER))
     elif files.kind == "sentencepiece":
         from lt_convert import sentencepiece_model
 
@@ -100,12 +102,41 @@ def _gpt2(files: TokenizerFiles) -> Any:
 
 def _llama3(path: Path) -> Any:
     """Llama 3's tokenizer: any two neighbours whose bytes together are a token may merge, the lowest rank first."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
-    from tokenizers.models import BPE
+    from tokenizers import AddedToken, processors
 
     ranks = _read_ranks(path)
     if len(ranks) != LLAMA3_RANKS:
         raise BadData(f"{path}: {len(ranks):,} tokens, only Llama 3's tiktoken file (128,000) is known", "use its tokenizer.json")
+    tokenizer = _from_ranks(ranks, LLAMA3_PATTERN, {})
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3_special_tokens()])
+    begin = "<|begin_of_text|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+    return tokenizer
+
+
+def _tekken(path: Path) -> Any:
+    """Mistral's tokenizer; transformers is to put the begin of text before it, as for its own conversions."""
+    from tokenizers import AddedToken, processors
+
+    found = tekken.read(path)
+    special = {name: number for number, name in enumerate(found.special_tokens)}
+    tokenizer = _from_ranks(found.ids, found.pattern, special)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    begin = tekken.BEGIN_OF_DOCUMENT
+    if begin in special:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, special[begin])]
+        )
+    return tokenizer
+
+
+def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) -> Any:
+    """A tokenizer of ranks that are ids; `special` tokens have ids among them."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
     merges: list[tuple[int, int, int, bytes, bytes]] = []
     for token, rank in ranks.items():
         for cut in range(1, len(token)):
@@ -118,23 +149,18 @@ def _llama3(path: Path) -> Any:
         return "".join(symbols[byte] for byte in token)
 
     model = BPE(
-        vocab={text(token): rank for token, rank in ranks.items()},
+        vocab={text(token): rank for token, rank in ranks.items()} | special,
         merges=[(text(left), text(right)) for _, _, _, left, right in sorted(merges)],
         ignore_merges=True,
     )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3_special_tokens()])
-    begin = "<|begin_of_text|>"
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
-    )
     return tokenizer
 
 

@@ -8,7 +8,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 
-from lt_preprocess import gpt2_files, self_check, split_patterns, tekken, tiktoken_ranks, tokenizer_json
+from lt_preprocess import gpt2_files, self_check, split_patterns, tiktoken_ranks, tokenizer_json
 from lt_preprocess.tokenizer import Encoder, Ids, Tokenizer
 from lt_preprocess.vocabulary import AddedToken, Unrecognised, Vocabulary
 from lt_shared.console import BadData, warn
@@ -17,7 +17,7 @@ from lt_shared.tokenizer_files import TokenizerFiles
 _READERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "gpt2": gpt2_files.read,
     "tiktoken": tiktoken_ranks.read,
-    "tekken": tekken.read,
+    "tekken": tiktoken_ranks.read_tekken,
 }
 
 

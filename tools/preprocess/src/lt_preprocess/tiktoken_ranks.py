@@ -1,7 +1,7 @@
-"""tiktoken files: lines of a base64 token and its rank, which is its id.
+"""Files that list ranks: Tekken's, and tiktoken's lines of a base64 token and its rank, which is its id.
 
-Such a file does not say how text is cut into pieces, nor what the special tokens are called. Llama 3, Llama 4 and Qwen are known
-by their number of tokens. Of another model, the Python code beside the file must hold a pattern that is known here, and
+A tiktoken file does not say how text is cut into pieces, nor what the special tokens are called. Llama 3, Llama 4 and Qwen are
+known by their number of tokens. Of another model, the Python code beside the file must hold a pattern that is known here, and
 `tokenizer_config.json` the special tokens (`added_tokens_decoder`).
 """
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lt_preprocess import json_files, split_patterns, vocabulary
 from lt_preprocess.vocabulary import AddedToken, Vocabulary
+from lt_shared import tekken
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -81,7 +82,7 @@ def read(files: TokenizerFiles) -> Vocabulary:
     if model is not None and max(ranks.values()) == len(ranks) - 1:
         numbered = enumerate(model.special_tokens(), len(ranks))
         added = [AddedToken(content, number, is_special=True) for number, content in numbered]
-        return with_added_tokens(ranks, added, model.regex, model.end_of_document, model.is_nfc)
+        return _with_added_tokens(ranks, added, model.regex, model.end_of_document, model.is_nfc)
     return _read_unknown(files, ranks, code)
 
 
@@ -108,10 +109,17 @@ def _read_unknown(files: TokenizerFiles, ranks: dict[bytes, int], code: Sequence
     eod = json_files.eos_token(files.companions)
     eod = eod or next((name for name in vocabulary.END_OF_DOCUMENT_NAMES if name in names), None)
     is_nfc = any("normalize(" in source and "NFC" in source for source in sources)
-    return with_added_tokens(ranks, added, regex, eod, is_nfc)
+    return _with_added_tokens(ranks, added, regex, eod, is_nfc)
 
 
-def with_added_tokens(
+def read_tekken(files: TokenizerFiles) -> Vocabulary:
+    """The vocabulary of a `tekken.json`, whose ranks mean the same. Raises BadData when it is malformed."""
+    found = tekken.read(files.files[0])
+    added = [AddedToken(content, number, is_special=True) for number, content in enumerate(found.special_tokens)]
+    return _with_added_tokens(found.ids, added, found.pattern, tekken.END_OF_DOCUMENT)
+
+
+def _with_added_tokens(
     ranks: dict[bytes, int], added: Sequence[AddedToken], regex: str, end_of_document: str | None, is_nfc: bool = False
 ) -> Vocabulary:
     """A vocabulary of ranks and of added tokens before, among or after them."""
@@ -137,11 +145,11 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             ranks[binascii.a2b_base64(token, strict_mode=True)] = int(rank)
         except ValueError:  # binascii.Error is one
             raise BadData(f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank") from None
-    check_ranks(path, ranks)
+    _check_ranks(path, ranks)
     return ranks
 
 
-def check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
+def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
     """Raises BadData unless every byte has a token and every token a rank of its own."""
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
