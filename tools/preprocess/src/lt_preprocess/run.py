@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import numpy as np
@@ -183,10 +184,16 @@ class _Run:
 
 
 def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
-    with AnnounceCompilation():
-        documents.prepare()
-        assembly.prepare(plan.dtype)
-        return [plan.tokenizer.new_encoder() for _ in range(workers)]
+    """Compile, in a thread of its own: LLVM calls back into Python, and a signal's exception would be lost there."""
+
+    def prepare() -> list[Encoder]:
+        with AnnounceCompilation():
+            documents.prepare()
+            assembly.prepare(plan.dtype)
+            return [plan.tokenizer.new_encoder() for _ in range(workers)]
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(prepare).result()
 
 
 def _named(lines: list[BadLine]) -> Iterator[str]:
