@@ -7,6 +7,7 @@ document, and the tokens that they write are compared.
 
 import hashlib
 import json
+import runpy
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,12 @@ class Outcome(NamedTuple):
 def scripts(checkout: Path) -> list[Path]:
     """Those of the two scripts that the checkout has."""
     return [path for name in (SLOW_SCRIPT, FAST_SCRIPT) if (path := checkout / "tools" / name).is_file()]
+
+
+def megatron_version(checkout: Path) -> str | None:
+    """The version of the checkout's megatron-core, None when it has none of its own."""
+    path = checkout / "megatron" / "core" / "package_info.py"
+    return runpy.run_path(str(path))["__version__"] if path.is_file() else None
 
 
 def lt_preprocess(

@@ -90,6 +90,8 @@ def programs(bench: Bench) -> Table:
         table.notes.append(f"{SLOW_SCRIPT} ran once.")
     if bench.megatron is None:
         table.notes.append("Megatron-LM's scripts are left out: --megatron DIR names a checkout.")
+    elif (version := end_to_end.megatron_version(bench.megatron)) is not None:
+        table.notes.append(f"The scripts run with megatron-core {version}.")
     return table
 
 

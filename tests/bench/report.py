@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-MEASURED_PACKAGES = ("numba", "gigatoken", "tiktoken", "sentencepiece", "tokenizers", "transformers", "megatron-core")
+MEASURED_PACKAGES = ("numba", "gigatoken", "tiktoken", "sentencepiece", "tokenizers")
 
 
 @dataclasses.dataclass
