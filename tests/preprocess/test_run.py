@@ -246,6 +246,35 @@ def test_quarantine_keeps_the_lines(
     assert sidecar.up_to_date(wanted) == [made]
 
 
+def test_rejected_documents_are_bad_lines(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    lines = [
+        b'{"a": "fine", "b": "fine"}',
+        b'{"a": "an <|endoftext|> here", "b": ["x", "y"]}',
+        b"",
+        b"bad",
+        b'{"a": ["x", "", "y"], "b": ["fine", "no <|endoftext|>"]}',
+        b'{"a": "last", "b": "last"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+
+    def made(prefix: str, **options: Any) -> list[list[list[int]]]:
+        wanted = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / prefix, json_keys=("a", "b"), **options)
+        readers = [indexed_dataset.Reader(one.prefix) for one in runs.build(wanted, 1)]
+        return [[reader.document(number).tolist() for number in range(reader.documents)] for reader in readers]
+
+    kept = made("kept", special_tokens="reject", on_error="quarantine")
+    every = made("every", on_error="skip")
+    assert kept == [[column[0], column[3]] for column in every]
+    quarantined = [json.loads(line) for line in (tmp_path / "kept_quarantine.jsonl").read_bytes().splitlines()]
+    assert [(line["line"], line["raw"].encode()) for line in quarantined] == [(2, lines[1]), (4, lines[3]), (5, lines[4])]
+    assert [line["reason"] for line in quarantined[::2]] == [
+        "special token <|endoftext|> at byte 3 of the text",
+        "special token <|endoftext|> at byte 3 of the text",
+    ]
+    with pytest.raises(BadData, match="line 2, byte 27: special token"):
+        made("failed", special_tokens="reject")
+
+
 def test_the_quarantine_of_an_earlier_run_goes_with_its_dataset(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\nbad\n')
     build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="quarantine")

@@ -19,6 +19,7 @@ from lt_preprocess import documents
 from lt_preprocess.assembly import Documents, assemble
 from lt_preprocess.chunks import Chunk, Position
 from lt_preprocess.documents import BadLine
+from lt_preprocess.rejection import without_forbidden
 from lt_preprocess.tokenizer import Encoder
 
 CHUNKS_IN_FLIGHT_PER_WORKER = 2
@@ -42,7 +43,7 @@ class Encoded:
 
 
 def _encode(chunk: Chunk, json_keys: tuple[str, ...], encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
-    found = documents.batch(chunk, json_keys)
+    found = without_forbidden(chunk, documents.batch(chunk, json_keys), encoder)
     columns = []
     for texts, texts_per_document in found.columns:
         ids, text_lengths = encoder.encode(texts)

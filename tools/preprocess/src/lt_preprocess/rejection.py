@@ -1,0 +1,55 @@
+"""Documents that spell out a special token, where `--special-tokens reject` makes such a line a bad one.
+
+Few documents do, so their lines are looked for only when there are any: document i of a chunk is its i-th line that is neither
+blank nor bad already.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from lt_preprocess.chunks import Chunk, LinesChunk
+from lt_preprocess.documents import BadLine, Batch, Column
+from lt_preprocess.tokenizer import Encoder
+
+
+def without_forbidden(chunk: Chunk, batch: Batch, encoder: Encoder) -> Batch:
+    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad ones."""
+    reasons: dict[int, str] = {}
+    for texts, texts_per_document in batch.columns:
+        places = encoder.forbidden(texts)
+        if places:
+            document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
+            for place in places:
+                reasons.setdefault(int(document_of_text[place.text]), str(place))
+    if not reasons:
+        return batch
+    bad_lines = [*batch.bad_lines, *_lines_of(chunk, batch, reasons)]
+    return Batch([_without(column, reasons) for column in batch.columns], sorted(bad_lines, key=lambda line: line.offset))
+
+
+def _without(column: Column, documents: dict[int, str]) -> Column:
+    left_out = np.isin(np.arange(len(column.texts_per_document)), list(documents))
+    texts_left_out = np.flatnonzero(np.repeat(left_out, column.texts_per_document))
+    return Column(column.texts.without(texts_left_out.tolist()), column.texts_per_document[~left_out])
+
+
+def _lines_of(chunk: Chunk, batch: Batch, reasons: dict[int, str]) -> Iterator[BadLine]:
+    assert isinstance(chunk, LinesChunk)
+    lines = chunk.read()
+    bad_before = {line.offset for line in batch.bad_lines}
+    document, offset = 0, lines.offset
+    for index, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
+        if line and not line.isspace() and offset not in bad_before:
+            if document in reasons:
+                yield BadLine(chunk.source, offset, reasons[document], line, _number(lines.first_line, index))
+            document += 1
+        offset += len(line) + 1
+
+
+def _number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
+    def line_number() -> int | None:
+        first = first_line()
+        return None if first is None else first + lines_before
+
+    return line_number
