@@ -20,6 +20,9 @@ PATTERNS = {
     pretokenizer.LLAMA3: (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
+    pretokenizer.QWEN2: (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
 }
 
 # Letters of the contractions with U+017F (which folds to s) and U+212A (to k), white space of every width and what only Python
@@ -121,7 +124,7 @@ def is_utf8(token: bytes) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from([pretokenizer.GPT2, pretokenizer.LLAMA3]),
+    st.sampled_from(list(PATTERNS)),
     st.randoms(use_true_random=False),
     st.lists(st.lists(st.sampled_from(b"ab '\n1"), min_size=2, max_size=6).map(bytes), unique=True, max_size=40),
     st.text(st.sampled_from("ab '\n1!S"), max_size=100),

@@ -1,8 +1,7 @@
 """Byte-level BPE, compiled: the same ids as tiktoken's `encode_ordinary`, without holding the GIL.
 
-A word is answered from the thread's cache, or is a whole token, or its bytes are merged: up to 64 bytes by scanning the ranks for
-the smallest, longer ones by a heap over a linked list, so that a word of n bytes costs n log n and not n squared. Special tokens
-do not exist here: `<|endoftext|>` in a text is 13 ordinary characters.
+A word is answered from the thread's caches, or is a token that no merge reaches, or its bytes are merged. Special tokens do not
+exist here: `<|endoftext|>` in a text is 13 ordinary characters.
 """
 
 from typing import NamedTuple
@@ -10,236 +9,148 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess import character_classes, hash_tables
-from lt_preprocess.compilation import AnnounceCompilation, inner, kernel
-from lt_preprocess.hash_tables import (
-    CACHED_IDS,
-    CACHED_WORD_BYTES,
-    NO_MERGE,
-    Bytes,
-    Integers,
-    Words,
-    find_merge,
-    find_piece,
-    find_word,
-    keep_word,
-    word_key,
-    word_set,
-)
-from lt_preprocess.pretokenizer import piece_end
+from lt_preprocess import character_classes, hash_tables, merges, pretokenizer, word_cache
+from lt_preprocess.compilation import AnnounceCompilation, kernel
+from lt_preprocess.hash_tables import Pieces, find_piece
+from lt_preprocess.machine import BLOCK_BYTES, LANES, address, load32, load64, signed, store8, store32, store64, trailing_zeros
+from lt_preprocess.merges import Merges, merge
+from lt_preprocess.pretokenizer import word_starts
 from lt_preprocess.tokenizer import Encoder, Texts, Tokenizer
 from lt_preprocess.vocabulary import Vocabulary
+from lt_preprocess.word_cache import LONGEST_BYTES, WordCache, find_word, keep_word, word_key, word_set
+from lt_shared.console import BadData
 
 Ids = npt.NDArray[np.int32]
+Integers = npt.NDArray[np.int64]
 
-SCANNED_WORD_BYTES = 64
-
-_ID = np.uint64(0xFFFFFFFF)
+_ONE = np.uint64(1)
 
 
 class Tables(NamedTuple):
-    """A vocabulary as the compiled code reads it; shared by all threads."""
+    """A vocabulary as the compiled code reads it, shared by all threads. Addresses are those of `TableMemory`."""
 
     pattern: int
-    classes: Bytes
-    byte_ids: Ids
-    pairs: Words
-    piece_slots: Integers
-    piece_bytes: Bytes
-    piece_offsets: Integers
-    piece_ids: Ids
+    classes: int
+    merges: Merges
+    pieces: Pieces
 
 
-def _slots_for(entries: int) -> int:
-    """A power of two that `entries` fill at most by half."""
-    return 1 << max(4, (2 * entries - 1).bit_length())
+class TableMemory:
+    """Owns the tables of a vocabulary."""
 
+    def __init__(self, vocabulary: Vocabulary):
+        self._classes = character_classes.table()
+        self._merges = merges.build(vocabulary.byte_ids, vocabulary.merges)
+        self._pieces = hash_tables.build_pieces(self._unreached(vocabulary.whole_pieces))
+        self.view = Tables(vocabulary.pattern, address(self._classes), self._merges.view(), self._pieces.view())
 
-def build_tables(vocabulary: Vocabulary) -> Tables:
-    pieces = vocabulary.whole_pieces
-    offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-    data = np.frombuffer(bytearray(b"".join(pieces)), np.uint8)
-    return Tables(
-        vocabulary.pattern,
-        character_classes.table(),
-        vocabulary.byte_ids,
-        hash_tables.build_pairs(vocabulary.merges, _slots_for(len(vocabulary.merges))),
-        hash_tables.build_pieces(data, offsets, _slots_for(len(pieces))),
-        data,
-        offsets,
-        np.array(list(pieces.values()), np.int32),
-    )
-
-
-@inner
-def _merge_scanning(tables: Tables, data: Bytes, start: int, end: int, merges: Words, output: Ids, count: int) -> int:
-    """Merge a short word in place at the end of `output`; `merges` [SCANNED_WORD_BYTES] is scratch space."""
-    size = end - start
-    for index in range(size):
-        output[count + index] = tables.byte_ids[data[start + index]]
-    for index in range(size - 1):
-        merges[index] = find_merge(tables.pairs, output[count + index], output[count + index + 1])
-    while size > 1:
-        best, at = NO_MERGE, 0
-        for index in range(size - 1):
-            if merges[index] < best:
-                best, at = merges[index], index
-        if best == NO_MERGE:
-            break
-        output[count + at] = np.int32(best & _ID)
-        size -= 1
-        for index in range(at + 1, size):
-            output[count + index] = output[count + index + 1]
-            merges[index - 1] = merges[index]
-        if at + 1 < size:
-            merges[at] = find_merge(tables.pairs, output[count + at], output[count + at + 1])
-        if at > 0:
-            merges[at - 1] = find_merge(tables.pairs, output[count + at - 1], output[count + at])
-    return count + size
-
-
-@inner
-def _push(heap_merges: Words, heap_places: Integers, size: int, merge: np.uint64, place: int) -> None:
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
-        if heap_merges[parent] < merge or (heap_merges[parent] == merge and heap_places[parent] < place):
-            break
-        heap_merges[at], heap_places[at] = heap_merges[parent], heap_places[parent]
-        at = parent
-    heap_merges[at], heap_places[at] = merge, place
-
-
-@inner
-def _pop(heap_merges: Words, heap_places: Integers, size: int) -> None:
-    """Remove the first of `size` entries."""
-    merge, place = heap_merges[size - 1], heap_places[size - 1]
-    at, child = 0, 1
-    while child < size - 1:
-        following = child + 1
-        if following < size - 1 and (
-            heap_merges[following] < heap_merges[child]
-            or (heap_merges[following] == heap_merges[child] and heap_places[following] < heap_places[child])
-        ):
-            child = following
-        if merge < heap_merges[child] or (merge == heap_merges[child] and place < heap_places[child]):
-            break
-        heap_merges[at], heap_places[at] = heap_merges[child], heap_places[child]
-        at, child = child, 2 * child + 1
-    heap_merges[at], heap_places[at] = merge, place
-
-
-@inner
-def _merge_with_heap(tables: Tables, data: Bytes, start: int, end: int, output: Ids, count: int) -> int:
-    """Merge a long word. Nodes are byte positions; a heap entry is stale when its node's pair has another merge by now."""
-    size = end - start
-    ids = np.empty(size, np.int32)
-    merges = np.empty(size, np.uint64)
-    before = np.arange(-1, size - 1)
-    after = np.arange(1, size + 1)
-    heap_merges = np.empty(3 * size, np.uint64)
-    heap_places = np.empty(3 * size, np.int64)
-    waiting = 0
-    for index in range(size):
-        ids[index] = tables.byte_ids[data[start + index]]
-    for index in range(size):
-        merges[index] = find_merge(tables.pairs, ids[index], ids[index + 1]) if index + 1 < size else NO_MERGE
-        if merges[index] != NO_MERGE:
-            _push(heap_merges, heap_places, waiting, merges[index], index)
-            waiting += 1
-    while waiting > 0:
-        merge, place = heap_merges[0], heap_places[0]
-        _pop(heap_merges, heap_places, waiting)
-        waiting -= 1
-        if merges[place] != merge:
-            continue
-        absorbed = after[place]
-        ids[place] = np.int32(merge & _ID)
-        merges[absorbed] = NO_MERGE
-        after[place] = after[absorbed]
-        merges[place] = NO_MERGE
-        if after[place] < size:
-            before[after[place]] = place
-            merges[place] = find_merge(tables.pairs, ids[place], ids[after[place]])
-        previous = before[place]
-        if previous >= 0:
-            merges[previous] = find_merge(tables.pairs, ids[previous], ids[place])
-        for changed in (previous, place):
-            if changed >= 0 and merges[changed] != NO_MERGE:
-                _push(heap_merges, heap_places, waiting, merges[changed], changed)
-                waiting += 1
-    place = 0
-    while place < size:
-        output[count] = ids[place]
-        count += 1
-        place = after[place]
-    return count
-
-
-@inner
-def _merge(tables: Tables, data: Bytes, start: int, end: int, scratch: Words, output: Ids, count: int) -> int:
-    if len(tables.piece_ids):
-        number = find_piece(tables.piece_slots, tables.piece_bytes, tables.piece_offsets, data, start, end)
-        if number >= 0:
-            output[count] = tables.piece_ids[number]
-            return count + 1
-    if end - start <= SCANNED_WORD_BYTES:
-        return _merge_scanning(tables, data, start, end, scratch, output, count)
-    return _merge_with_heap(tables, data, start, end, output, count)
+    def _unreached(self, tokens: dict[bytes, int]) -> dict[bytes, int]:
+        """The tokens that merging their bytes does not make: a few hundred of Llama 3's."""
+        texts = Texts.of(list(tokens))
+        ids = np.fromiter(tokens.values(), np.int32, len(tokens))
+        reached = np.zeros(len(tokens), np.uint8)
+        scratch = merges.new_scratch()
+        output = np.zeros(int(texts.offsets[-1]) + LANES, np.int32)
+        addresses = map(address, (texts.data, texts.offsets, ids, reached, scratch, output))
+        _merge_each(self._merges.view(), len(tokens), *addresses)
+        return {token: number for (token, number), is_reached in zip(tokens.items(), reached, strict=True) if not is_reached}
 
 
 @kernel
-def _encode(tables: Tables, cache: Words, data: Bytes, offsets: Integers, output: Ids, lengths: Integers) -> int:
-    """Encode the texts data[offsets[i]:offsets[i + 1]]; returns the number of ids written to `output`."""
-    scratch = np.empty(SCANNED_WORD_BYTES, np.uint64)
-    count = 0
-    for text in range(len(offsets) - 1):
-        start, end, before_text = offsets[text], offsets[text + 1], count
-        while start < end:
-            stop = piece_end(tables.pattern, data, start, end, tables.classes)
-            before_word = count
-            if stop - start <= CACHED_WORD_BYTES:
-                low, high = word_key(data, start, stop)
-                at = word_set(low, high)
-                count = find_word(cache, at, low, high, output, count)
-                if count == before_word:
-                    count = _merge(tables, data, start, stop, scratch, output, count)
-                    if count - before_word <= CACHED_IDS:
-                        keep_word(cache, at, low, high, output, before_word, count)
-            else:
-                count = _merge(tables, data, start, stop, scratch, output, count)
-            start = stop
-        lengths[text] = count - before_text
-    return count
+def _merge_each(table: Merges, count: int, data: int, offsets: int, ids: int, reached: int, scratch: int, output: int) -> None:
+    """Mark the tokens that merging their bytes makes."""
+    for token in range(count):
+        start, end = signed(load64(offsets + 8 * token)), signed(load64(offsets + 8 * token + 8))
+        found = merge(table, data + start, end - start, scratch, output)
+        store8(reached + token, np.uint8((found == 1) & (load32(output) == load32(ids + 4 * token))))
+
+
+class Memory(NamedTuple):
+    """What one thread remembers and works in; addresses."""
+
+    words: WordCache
+    scratch: int
+    state: int
+
+
+@kernel
+def _encode_unknown(tables: Tables, start: int, size: int, scratch: int, output: int) -> int:
+    """Write the ids of a word; their number."""
+    number = find_piece(tables.pieces, start, size)
+    if number >= 0:
+        store32(output, np.uint32(number))
+        return 1
+    return merge(tables.merges, start, size, scratch, output)
+
+
+@kernel
+def _encode(tables: Tables, memory: Memory, count: int, data: int, offsets: int, output: int, lengths: int) -> int:
+    """Encode `count` texts; returns the number of ids written to `output`."""
+    first_output = output
+    for text in range(count):
+        start, end = data + signed(load64(offsets + 8 * text)), data + signed(load64(offsets + 8 * text + 8))
+        before_text = output
+        for index in range(pretokenizer.STATE_SIZE):
+            store64(memory.state + 8 * index, np.uint64(0))
+        for at in range(start, end + 1 if end > start else start, BLOCK_BYTES):
+            starts = word_starts(tables.pattern, at, end, tables.classes, memory.state)
+            if at == start:
+                starts &= ~_ONE
+            if end - at < BLOCK_BYTES:
+                starts |= _ONE << np.uint64(end - at)
+            while starts:
+                stop = at + trailing_zeros(starts)
+                starts &= starts - _ONE
+                size = stop - start
+                if size <= LONGEST_BYTES:
+                    low, high = word_key(memory.words, start, size)
+                    place = word_set(memory.words, low, high)
+                    found = find_word(memory.words, place, low, high, start, size, output)
+                    if found == 0:
+                        found = _encode_unknown(tables, start, size, memory.scratch, output)
+                        keep_word(memory.words, place, low, high, start, size, output, found)
+                else:
+                    found = _encode_unknown(tables, start, size, memory.scratch, output)
+                output += 4 * found
+                start = stop
+        store64(lengths + 8 * text, np.uint64((output - before_text) >> 2))
+    return (output - first_output) >> 2
 
 
 class WordCachingEncoder(Encoder):
-    """Encodes texts for one thread; the tables are shared, the cache of words is its own."""
+    """Encodes texts for one thread; the tables are shared, the caches of words are its own."""
 
-    def __init__(self, tables: Tables):
+    def __init__(self, tables: TableMemory):
         self._tables = tables
-        self._cache = hash_tables.new_word_cache()
+        self._words = word_cache.Memory()
+        self._scratch = merges.new_scratch()
+        self._state = np.zeros(pretokenizer.STATE_SIZE, np.uint64)
+        self._memory = Memory(self._words.view, address(self._scratch), address(self._state))
 
     def encode(self, texts: Texts) -> tuple[Ids, Integers]:
-        output = np.empty(int(texts.offsets[-1]), np.int32)
-        lengths = np.empty(len(texts.offsets) - 1, np.int64)
-        count = _encode(self._tables, self._cache, texts.data, texts.offsets, output, lengths)
-        return output[:count], lengths
+        count = len(texts.offsets) - 1
+        output = np.empty(int(texts.offsets[-1]) + LANES, np.int32)
+        lengths = np.empty(count, np.int64)
+        addresses = map(address, (texts.data, texts.offsets, output, lengths))
+        written = _encode(self._tables.view, self._memory, count, *addresses)
+        return output[:written], lengths
 
 
 class ByteLevelBpe(Tokenizer):
     """A tokenizer over a byte-level BPE vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary):
+        if vocabulary.vocab_size > merges.HIGHEST_ID:
+            raise BadData(f"a vocabulary of {vocabulary.vocab_size:,} entries; the encoder takes {merges.HIGHEST_ID:,}")
         self.vocab_size = vocabulary.vocab_size
         self.eod = vocabulary.eod
         self._vocabulary = vocabulary
-        self._tables: Tables | None = None
+        self._tables: TableMemory | None = None
 
     def new_encoder(self) -> WordCachingEncoder:
         """Call from one thread: the first call builds the tables and compiles, and tells the user when that takes time."""
         if self._tables is None:
             with AnnounceCompilation():
-                self._tables = build_tables(self._vocabulary)
+                self._tables = TableMemory(self._vocabulary)
                 WordCachingEncoder(self._tables).encode(Texts.of([b"a"]))
         return WordCachingEncoder(self._tables)
