@@ -1,0 +1,146 @@
+"""The command lines of Megatron-LM's and NeMo's scripts, as published guides have them, work after the name is changed."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import ByteLevelBPETokenizer
+
+from lt_preprocess.cli.megatron_options import with_lists_repeated
+from lt_shared import indexed_dataset
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+WriteLines = Callable[[Path, list[Any]], Path]
+
+MEGATRON_GPT2_SLURM = """
+--input ${DATA_PATH}/oscar-1GB.jsonl
+--output-prefix ${DATA_PATH}/my-gpt2
+--vocab-file ${DATA_PATH}/gpt2-vocab.json
+--tokenizer-type GPT2BPETokenizer
+--merge-file ${DATA_PATH}/gpt2-merges.txt
+--append-eod
+--workers 64
+"""
+MEGATRON_GPT2_KUBERNETES = """
+--input ${DATA_PATH}/oscar-1GB.jsonl
+--output-prefix ${DATA_PATH}
+--vocab-file ${DATA_PATH}/gpt2-vocab.json
+--tokenizer-type GPT2BPETokenizer
+--merge-file ${DATA_PATH}/gpt2-merges.txt
+--append-eod
+--workers 4
+"""
+MEGATRON_LLAMA2_SLURM = """
+--input ${DATA_PATH}/oscar-1GB.jsonl
+--output-prefix ${DATA_PATH}/my-llama2
+--tokenizer-type Llama2Tokenizer
+--tokenizer-model ${DATA_PATH}/tokenizer.model
+--append-eod
+--workers 64
+"""
+NEMO_TRAINIUM = """
+--input=${DATA_PATH}/oscar-1GB.jsonl
+--json-keys=text
+--tokenizer-library=huggingface
+--tokenizer-type=${DATA_PATH}/llama7b_tokenizer
+--dataset-impl=mmap
+--output-prefix=${DATA_PATH}/redpajama_sample
+--append-eod
+--need-pad-id
+--workers=32
+"""
+# The tokenizer that each names and the dataset that it writes.
+COMMANDS = {
+    "Megatron-LM on Slurm, GPT-2": (MEGATRON_GPT2_SLURM, "gpt2-vocab.json", "my-gpt2"),
+    "Megatron-LM on Kubernetes, GPT-2": (MEGATRON_GPT2_KUBERNETES, "gpt2-vocab.json", ""),
+    "Megatron-LM on Slurm, Llama 2": (MEGATRON_LLAMA2_SLURM, "tokenizer.model", "my-llama2"),
+    "NeMo on Trainium": (NEMO_TRAINIUM, "llama7b_tokenizer", "redpajama_sample"),
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path, demo_tokenizer: Path, sentencepiece_model: Path, write_lines: WriteLines) -> Path:
+    directory = tmp_path / "gpt2"
+    (directory / "llama7b_tokenizer").mkdir(parents=True)
+    write_lines(directory / "oscar-1GB.jsonl", [{"id": 1, "text": "some text"}, {"id": 2, "text": "more of it"}])
+    shutil.copy(demo_tokenizer / "vocab.json", directory / "gpt2-vocab.json")
+    shutil.copy(demo_tokenizer / "merges.txt", directory / "gpt2-merges.txt")
+    (directory / "tokenizer.model").symlink_to(sentencepiece_model)
+    made = ByteLevelBPETokenizer(str(demo_tokenizer / "vocab.json"), str(demo_tokenizer / "merges.txt"))
+    made.save(str(directory / "llama7b_tokenizer/tokenizer.json"))
+    return directory
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_published_command_lines(run: Run, data: Path, name: str) -> None:
+    command, tokenizer, output = COMMANDS[name]
+    done = run(*shlex.split(command.replace("${DATA_PATH}", str(data))))
+    assert done.returncode == 0, done.stderr
+    prefix = f"{data / output}_text_document" if output else f"{data}_text_document"
+    assert json.loads(done.stdout.splitlines()[0])["prefix"] == prefix
+    ours = ["--tokenizer", data / tokenizer, "--append-eod", "-o", data / "ours"]
+    assert run(data / "oscar-1GB.jsonl", *ours).returncode == 0
+    for end in (".bin", ".idx"):
+        assert Path(f"{prefix}{end}").read_bytes() == (data / f"ours_text_document{end}").read_bytes()
+    notes = [line for line in done.stderr.splitlines() if "has no effect" in line]
+    assert notes == (["lt-preprocess: --need-pad-id has no effect: no token id depends on it"] if "NeMo" in name else [])
+
+
+def test_flags_without_effect_say_so(run: Run, data: Path) -> None:
+    flags = "--partitions 4 --log-interval 1000 --keep-sequential-samples --workers-to-check 16 32 --find-optimal-num-workers"
+    done = run(*shlex.split(MEGATRON_GPT2_SLURM.replace("${DATA_PATH}", str(data))), *flags.split())
+    assert done.returncode == 0
+    noted = [line.split()[1] for line in done.stderr.splitlines() if "has no effect" in line]
+    assert sorted(noted) == sorted(flag for flag in flags.split() if flag.startswith("--"))
+
+
+def test_vocabulary_and_merges_of_any_name_and_place(run: Run, data: Path) -> None:
+    (data / "elsewhere").mkdir()
+    (data / "gpt2-vocab.json").rename(data / "v.json")
+    (data / "gpt2-merges.txt").rename(data / "elsewhere/m")
+    arguments = ["--vocab-file", data / "v.json", "--merge-file", data / "elsewhere/m"]
+    done = run("--input", data / "oscar-1GB.jsonl", "--output-prefix", data / "out", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert indexed_dataset.Reader(f"{data}/out_text_document").documents == 2
+
+
+def test_several_keys_as_megatron_lists_them(run: Run, data: Path) -> None:
+    lines = data / "two.jsonl"
+    lines.write_text('{"text": "a", "title": "b"}\n')
+    tokenizer = ["--vocab-file", data / "gpt2-vocab.json", "--merge-file", data / "gpt2-merges.txt"]
+    done = run("--input", lines, "--json-keys", "text", "title", "--output-prefix", data / "two", *tokenizer, "--plain")
+    assert done.stdout.splitlines() == [f"{data}/two_text_document", f"{data}/two_title_document"]
+
+
+def test_lists_end_at_the_next_flag_and_need_input() -> None:
+    def repeated(line: str) -> str:
+        return " ".join(with_lists_repeated(line.split()))
+
+    assert repeated("--json-keys a b --input f -o x") == "--json-keys a --json-keys b --input f -o x"
+    assert repeated("--input=f --json-keys a") == "--input=f --json-keys a"
+    assert repeated("--input f --json-keys=a --append-eod") == "--input f --json-keys=a --append-eod"
+    assert repeated("--json-keys a corpus.jsonl -o x") == "--json-keys a corpus.jsonl -o x"
+
+
+REFUSED = {
+    "sentences": (["--split-sentences"], "No such option"),
+    "another format": (["--dataset-impl", "lazy"], "'lazy' is not"),
+    "an unknown type": (["--tokenizer-type", "BertWordPieceCase"], "BertWordPieceCase is not known"),
+    "a type without its model": (["--tokenizer-type", "Llama2Tokenizer"], "Llama2Tokenizer needs --tokenizer-model"),
+    "a vocabulary without merges": (["--vocab-file", "v"], "needs --merge-file"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_offered_is_refused(run: Run, data: Path, case: str) -> None:
+    flags, message = REFUSED[case]
+    done = run("--input", data / "oscar-1GB.jsonl", "--output-prefix", data / "out", *flags, cwd=data, env=dict(os.environ))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not list(data.glob("out*"))
