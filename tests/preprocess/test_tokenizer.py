@@ -1,5 +1,6 @@
 """What every kind of tokenizer has alike: texts, names in manifests, and the three ways to treat special tokens in a text."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,17 @@ def test_identity_of_a_path_and_of_a_name(demo_tokenizer: Path, tmp_path: Path, 
     assert named.sha256 == given.sha256
     assert named.path is not None
     assert tokenizer_files.find(named.path).sha256() == given.sha256
+
+
+def test_megatron_parses_special_tokens_except_in_sentencepiece(
+    demo_tokenizer: Path, sentencepiece_model: Path, tmp_path: Path
+) -> None:
+    """What the manual says that Megatron does."""
+    from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
+    from megatron.core.tokenizers.text.libraries.sentencepiece_tokenizer import SentencePieceTokenizer
+
+    text = "a<|endoftext|>b</s>c"
+    gpt2 = shutil.copytree(demo_tokenizer, tmp_path / "gpt2")
+    (gpt2 / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    assert ids_of(load(gpt2, "parse"), text) == HuggingFaceTokenizer(str(gpt2)).text_to_ids(text)
+    assert ids_of(load(sentencepiece_model, "text"), text) == SentencePieceTokenizer(str(sentencepiece_model)).text_to_ids(text)
