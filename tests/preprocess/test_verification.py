@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from lt_preprocess import verification
+from lt_preprocess.block_reader import BlockReader
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, NoInput
 
@@ -205,6 +206,47 @@ def test_what_an_unfinished_run_left(prefix: Path) -> None:
     Path(f"{prefix.parent}/.a.bin.partial").touch()
     Path(f"{prefix.parent}/.ab.bin.partial").touch()
     assert findings(prefix) == [".a.bin.partial: left by a run that is still at work, or was killed: run its command again"]
+
+
+@settings(max_examples=150)
+@given(
+    documents=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=3), max_size=3), max_size=4),
+    extension=st.sampled_from([".idx", ".idx", ".idx", ".bin"]),
+    at=st.floats(0, 1),
+    change=st.one_of(st.integers(0, 255), st.just("cut"), st.binary(min_size=1, max_size=9)),
+)
+def test_what_the_readers_refuse_is_found(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[list[int]]],
+    extension: str,
+    at: float,
+    change: int | str | bytes,
+) -> None:
+    """One byte changed, the end cut off or bytes added: no reader refuses what has no finding, and nothing crashes."""
+    prefix = tmp_path_factory.mktemp("damage") / "a"
+    write_with_megatron(prefix, documents)
+    path = Path(f"{prefix}{extension}")
+    content = bytearray(path.read_bytes())
+    place = int(at * max(len(content) - 1, 0))
+    if isinstance(change, bytes):
+        content += change
+    elif change == "cut":
+        del content[place:]
+    elif content:
+        content[place] = int(change)
+    path.write_bytes(content)
+    try:
+        found = verification.verify(manifest.Dataset(str(prefix))).findings
+    except BadData as error:
+        assert "multimodal" in str(error)
+        return
+    if not found:
+        reader = indexed_dataset.Reader(str(prefix))
+        with BlockReader(str(prefix)) as blocks:
+            assert sum(block.documents for block in blocks.blocks()) == reader.documents
+    else:
+        with pytest.raises(BadData), BlockReader(str(prefix)) as blocks:
+            list(blocks.blocks())
 
 
 def test_blocks_of_any_size_find_the_same(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ run of the same command on the same sources has nothing to do.
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lt_preprocess import __version__
 from lt_preprocess.block_reader import BlockReader
@@ -69,11 +69,63 @@ def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
     return {key: value for key, value in found[0].items() if all(key in one and one[key] == value for one in found[1:])}
 
 
-def sidecar(dataset: Dataset, derivation: Derivation, options: dict[str, Any]) -> tuple[str, bytes]:
-    """Path and content of the sidecar."""
+def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
+    """The files that the sources were tokenized from, in order, None when that is not known of all of them.
+
+    The shards and parts of one run have files in common, which count once; so all of them have to be there, in order.
+    """
+    files: list[dict[str, Any]] = []
+    of_run: dict[str, dict[str, Any]] = {}
+    expected = _FIRST
+    for source in sources:
+        record = read_sidecar(source.prefix) or {}
+        place = _place_of(record)
+        if place is None or (place.shard, place.part) != (expected.shard, expected.part):
+            return None
+        of_run |= {file["path"]: file for file in record["sources"]}
+        expected = place.next()
+        if expected == _FIRST:
+            files += of_run.values()
+            of_run = {}
+    return files if expected == _FIRST else None
+
+
+class _Place(NamedTuple):
+    """Where a dataset stands among those of its run."""
+
+    shard: int
+    part: int
+    is_last_part: bool
+    shards: int
+
+    def next(self) -> "_Place":
+        """Where the dataset after it stands; what follows the last is the first of another run."""
+        if not self.is_last_part:
+            return _FIRST._replace(shard=self.shard, part=self.part + 1)
+        return _FIRST if self.shard + 1 == self.shards else _FIRST._replace(shard=self.shard + 1)
+
+
+_FIRST = _Place(0, 0, True, 1)
+
+
+def _place_of(record: dict[str, Any]) -> _Place | None:
+    sources, part, options = record.get("sources"), record.get("part"), record.get("options")
+    if not isinstance(sources, list) or not isinstance(part, dict) or not isinstance(options, dict):
+        return None
+    if len({file["path"] for file in sources}) < len(sources):
+        return None
+    shard = options.get("shard") or {"index": 0, "count": 1}
+    return _Place(shard["index"], part["index"], part["is_last"], shard["count"])
+
+
+def sidecar(
+    dataset: Dataset, derivation: Derivation, options: dict[str, Any], files: list[dict[str, Any]] | None = None
+) -> tuple[str, bytes]:
+    """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order."""
     record = {
         "v": SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
+        "sources": files,
         "options": options,
         "derivation": dataclasses.asdict(derivation),
         "made_by": {"lt-preprocess": __version__},

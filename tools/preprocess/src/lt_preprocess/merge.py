@@ -35,6 +35,7 @@ class Plan:
     shapes: list[Shape]
     result: Dataset
     options: dict[str, Any]
+    files: list[dict[str, Any]] | None
     derivation: Derivation
 
     def to_record(self) -> dict[str, Any]:
@@ -63,7 +64,9 @@ def plan(sources: Sequence[str], output_prefix: str) -> Plan:
         documents=sum(shape.documents for shape in shapes),
         tokens=sum(shape.tokens for shape in shapes),
     )
-    return Plan(found, shapes, result, derivation.shared_options(found), Derivation.of("merge", {}, found))
+    options = derivation.shared_options(found)
+    options.pop("shard", None)
+    return Plan(found, shapes, result, options, derivation.shared_sources(found), Derivation.of("merge", {}, found))
 
 
 def build(wanted: Plan) -> Dataset:
@@ -81,7 +84,7 @@ def build(wanted: Plan) -> Dataset:
         with Progress("merging", sum(sizes), "B") as progress:
             paths = [indexed_dataset.bin_path(part.prefix) for part in wanted.parts]
             concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
-        writer.publish(derivation.sidecar(wanted.result, wanted.derivation, wanted.options))
+        writer.publish(derivation.sidecar(wanted.result, wanted.derivation, wanted.options, wanted.files))
     return wanted.result
 
 

@@ -58,11 +58,11 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
     count = 0
     with BlockReader(dataset.prefix) as reader, Progress("comparing", inputs.total_bytes(paths), "B") as progress:
         total = reader.documents
-        wanted = np.sort(np.random.PCG64(0).random_raw(min(sample, total)) % np.uint64(max(total, 1))).astype(np.int64)
-        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance):
+        wanted = np.sort(np.random.default_rng(0).choice(total, min(sample, total), replace=False, shuffle=False))
+        for chunk in inputs.chunks(paths, Slice(), Position(), progress.advance, origin.json_keys):
             texts = _document_texts(documents.batch(chunk, origin.json_keys), origin.column, encoder)
             first, last = np.searchsorted(wanted, [count, count + len(texts)])
-            for number in np.unique(wanted[first:last]).tolist():
+            for number in wanted[first:last].tolist():
                 expected = encoded(texts[number - count], encoder, eod)
                 if (message := _difference(_stored(reader, number), expected)) is not None:
                     found.append(f"document {number} ({chunk.source}): {message}")
@@ -77,10 +77,10 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
 def _origin(prefix: str) -> _Origin:
     record = derivation.read_sidecar(prefix) or {}
     sources, options = record.get("sources"), derivation.tokenizing_options(prefix)
-    part = record.get("part") or {}
-    if not sources or "json_keys" not in options:
+    part = record.get("part", {"index": 0, "is_last": True})
+    if not sources or not {"json_keys", "json_key", "append_eod", "special_tokens"} <= options.keys():
         raise NoInput(f"{prefix}: nothing says from which files it was made", "--deep is for what lt-preprocess made from files")
-    if options.get("shard") is not None or part.get("index") != 0 or not part.get("is_last"):
+    if options.get("shard") is not None or part["index"] != 0 or not part["is_last"]:
         raise NoInput(f"{prefix}: is a part of a larger dataset", "merge the parts and verify the result")
     keys = tuple(options["json_keys"])
     return _Origin(sources, keys, keys.index(options["json_key"]), options["append_eod"], options["special_tokens"])
