@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shlex
 import stat
 import subprocess
@@ -11,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from lt_preprocess.cli.datasets import commands
-from lt_shared import console
+from lt_shared import console, indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -78,3 +80,62 @@ def test_help_begins_with_examples(run: Run, name: str) -> None:
     result = run(name, "-h")
     assert result.returncode == 0
     assert result.stdout.startswith(f"Examples:\n\n  lt-preprocess {name} ")
+
+
+ERRORS: dict[str, tuple[str, int, str]] = {
+    "merge without parts": ("merge -o out", 2, "nothing to merge"),
+    "merge without output": ("merge a", 2, "--output-prefix"),
+    "no such dataset": ("shuffle nowhere -o out", 66, "nowhere.idx: no such file"),
+    "no such directory": ("merge a -o no/such/out", 73, "no/such/out.idx: no such directory"),
+    "no room for a shuffle": ("shuffle a -o no/such/out", 73, "no/such/out.idx: no such directory"),
+    "ratios": ("split a -o out --ratios 1", 2, "--ratios 1"),
+    "negative seed": ("shuffle a -o out --seed -1", 2, "--seed"),
+    "no tokenizer": ("cat a", 66, "nothing says which tokenizer made it"),
+    "an empty manifest": ("merge - -o out", 66, "standard input: the manifest is empty"),
+}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    with indexed_dataset.Writer(str(tmp_path / "a"), np.uint16) as writer:
+        writer.append(np.zeros(2_000_000, np.uint16), np.full(2000, 1000), np.ones(2000, np.int64))
+        writer.publish()
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line_with_their_exit_code(run: Run, dataset: Path, case: str) -> None:
+    command, code, message = ERRORS[case]
+    result = run(*command.split(), cwd=dataset, stdin=subprocess.DEVNULL)
+    assert (result.returncode, result.stdout) == (code, "")
+    errors = [line for line in result.stderr.splitlines() if line.startswith("lt-preprocess: error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert sorted(os.listdir(dataset)) == ["a.bin", "a.idx"]
+
+
+@pytest.mark.parametrize("command", ["merge a -o out", "shuffle a -o out", "split a -o out --ratios 1,1"])
+def test_a_full_disk(run: Run, dataset: Path, command: str) -> None:
+    """A limit on the size of files stands in for the disk."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    if command.startswith("split"):
+        # All documents are equal: without others the second part would be empty.
+        with indexed_dataset.Writer(str(dataset / "a"), np.uint16) as writer:
+            writer.append(np.arange(2_000_000) % 65_521, np.full(2000, 1000), np.ones(2000, np.int64))
+            writer.publish()
+    result = run(*command.split(), cwd=dataset, preexec_fn=limit)
+    assert result.returncode == 74, result.stderr
+    assert sum(line.startswith("lt-preprocess: error: ") for line in result.stderr.splitlines()) == 1
+    assert sorted(os.listdir(dataset)) == ["a.bin", "a.idx"]
+
+
+def test_a_reader_that_leaves_early(workplace: Path) -> None:
+    command = "lt-preprocess cat data/web_text_document | head -n 1"
+    environment = os.environ | {"PATH": f"{workplace}/bin:{os.environ['PATH']}"}
+    script = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
+    result = subprocess.run(script, cwd=workplace, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.count("\n")) == (141, 1)
+    assert "Traceback" not in result.stderr

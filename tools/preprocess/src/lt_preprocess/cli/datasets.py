@@ -1,6 +1,7 @@
 """The commands that work on finished datasets, those of Megatron-LM and NeMo included."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,4 +223,4 @@ def cat(source: str, documents: str | None, tokenizer: Path | None) -> None:
     from lt_preprocess import decoding
 
     for record in decoding.records(source, tokenizer, documents):
-        click.echo(json.dumps(record, ensure_ascii=False))
+        sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
