@@ -10,7 +10,7 @@ import numpy as np
 
 from lt_preprocess.compilation import bare_inner as inner
 from lt_preprocess.sentencepiece_segments import code_point, width
-from lt_preprocess.sentencepiece_tables import NO_MERGE, Bytes, Ids, Integers, Tables, find_merge
+from lt_preprocess.sentencepiece_tables import ASCII_CODES, NO_MERGE, Bytes, Ids, Integers, Tables, find_merge
 
 SCANNED_CHARACTERS = 64
 NO_ROOM = -1
@@ -61,10 +61,8 @@ def emit(tables: Tables, symbol: int, output: Ids, count: int) -> int:
 
 @inner
 def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, count: int) -> int:
-    """Merge scratch.symbols[:size]; `ranked` holds rank << 32 | resulting symbol for each symbol and its right neighbour."""
+    """Merge scratch.symbols[:size]. `scratch.ranked` holds rank << 32 | resulting symbol for each symbol and its neighbour."""
     symbols, merges = scratch.symbols, scratch.ranked
-    for index in range(size - 1):
-        merges[index] = _ranked(tables, symbols[index], symbols[index + 1])
     while size > 1:
         best, at = _NOTHING, 0
         for index in range(size - 1):
@@ -78,17 +76,16 @@ def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, co
             symbols[index] = symbols[index + 1]
             merges[index - 1] = merges[index]
         if at + 1 < size:
-            merges[at] = _ranked(tables, symbols[at], symbols[at + 1])
+            merges[at] = _ranked(tables, find_merge(tables, symbols[at], symbols[at + 1]))
         if at > 0:
-            merges[at - 1] = _ranked(tables, symbols[at - 1], symbols[at])
+            merges[at - 1] = _ranked(tables, find_merge(tables, symbols[at - 1], symbols[at]))
     for index in range(size):
         count = emit(tables, symbols[index], output, count)
     return count
 
 
 @inner
-def _ranked(tables: Tables, left: int, right: int) -> int:
-    symbol = find_merge(tables.pairs, left, right)
+def _ranked(tables: Tables, symbol: int) -> int:
     return _NOTHING if symbol == NO_MERGE else int(tables.ranks[symbol]) << 32 | symbol
 
 
@@ -131,7 +128,7 @@ def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, c
     for index in range(size):
         before[index], after[index] = index - 1, index + 1
     for index in range(size):
-        merges[index] = find_merge(tables.pairs, symbols[index], symbols[index + 1]) if index + 1 < size else NO_MERGE
+        merges[index] = find_merge(tables, symbols[index], symbols[index + 1]) if index + 1 < size else NO_MERGE
         if merges[index] != NO_MERGE:
             _push(heap, waiting, int(tables.ranks[merges[index]]) << _PLACE_BITS | index)
             waiting += 1
@@ -147,12 +144,12 @@ def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, c
         previous, following = before[place], after[place]
         if following < size:
             before[following] = place
-            merges[place] = find_merge(tables.pairs, symbols[place], symbols[following])
+            merges[place] = find_merge(tables, symbols[place], symbols[following])
             if merges[place] != NO_MERGE:
                 _push(heap, waiting, int(tables.ranks[merges[place]]) << _PLACE_BITS | place)
                 waiting += 1
         if previous >= 0:
-            merges[previous] = find_merge(tables.pairs, symbols[previous], symbols[place])
+            merges[previous] = find_merge(tables, symbols[previous], symbols[place])
             if merges[previous] != NO_MERGE:
                 _push(heap, waiting, int(tables.ranks[merges[previous]]) << _PLACE_BITS | previous)
                 waiting += 1
@@ -168,11 +165,20 @@ def merge(tables: Tables, scratch: Scratch, data: Bytes, start: int, end: int, p
     """Append the ids of the segment data[start:end], `prefixed` with a space or not; NO_ROOM when `scratch` is too small."""
     size = int(prefixed)
     scratch.symbols[0] = tables.symbols[_BLANK]
+    left = _BLANK
     while start < end:
         if size == len(scratch.symbols):
             return NO_ROOM
-        scratch.symbols[size] = tables.symbols[code_point(data, start)]
+        right = code_point(data, start)
+        scratch.symbols[size] = tables.symbols[right]
+        if 0 < size < SCANNED_CHARACTERS:
+            if left < ASCII_CODES and right < ASCII_CODES:
+                symbol = int(tables.ascii_pairs[left * ASCII_CODES + right])
+            else:
+                symbol = find_merge(tables, scratch.symbols[size - 1], scratch.symbols[size])
+            scratch.ranked[size - 1] = _ranked(tables, symbol)
         start += width(data[start])
+        left = right
         size += 1
     if size <= SCANNED_CHARACTERS:
         return _merge_scanning(tables, scratch, size, output, count)

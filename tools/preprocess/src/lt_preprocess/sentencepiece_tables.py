@@ -26,6 +26,10 @@ Integers = npt.NDArray[np.int64]
 
 CODE_POINTS = 0x110000
 NO_MERGE = -1
+ASCII_CODES = 128
+
+_FILTER_BITS = 1 << 19
+_FILTER_SHIFT = np.uint64(64 - 19)
 
 _MAX_CLASSES = 1024
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -40,15 +44,18 @@ class Tables(NamedTuple):
     """Shared by all threads. A space and U+2581 are the same character here.
 
     `ids`, `ranks` int32 [pieces]: the id of a symbol, and its place in the order of merging (pieces with equal scores share one).
-    `pairs` uint64 [slots]. `symbols` int32 and `classes` uint16 [code points]: the symbol of a character, its class (0: it stands
-    alone). `neighbours` uint64: bit `left << class_bits | right`. `byte_ids` int32 [256], or [0] when characters that the model
-    does not know are the one id `unknown`. `trie_starts` [256], `trie` int32 [nodes, 256] and
-    `trie_ids` int32 [nodes] find user-defined pieces.
+    `pairs` uint64 [slots]. `pair_filter` uint64: a bit for the hash of each pair; these 64 KiB answer for most pairs that do not
+    merge. `ascii_pairs` int32 [128 * 128]: what two characters become. `symbols` int32 and `classes` uint16 [code points]: the
+    symbol of a character, and its class (0: it stands alone). `neighbours` uint64: bit `left << class_bits | right`. `byte_ids`
+    int32 [256], or [0] when characters that the model does not know are the one id `unknown`. `trie_starts` [256], `trie` int32
+    [nodes, 256] and `trie_ids` int32 [nodes] find user-defined pieces.
     """
 
     ids: Ids
     ranks: Ids
     pairs: Words
+    pair_filter: Words
+    ascii_pairs: Ids
     symbols: Ids
     classes: Shorts
     class_bits: int
@@ -82,7 +89,7 @@ def build(model: Model) -> Tables:
     return Tables(
         ids,
         ranks,
-        _build_pairs(texts, symbols),
+        *_build_pairs(texts, symbols),
         symbols,
         classes,
         class_bits,
@@ -96,7 +103,7 @@ def build(model: Model) -> Tables:
     )
 
 
-def _build_pairs(texts: list[str], symbols: Ids) -> Words:
+def _build_pairs(texts: list[str], symbols: Ids) -> tuple[Words, Words, Ids]:
     symbol_of = {text: symbol for symbol, text in enumerate(texts)}
     rows = []
     for symbol, text in enumerate(texts):
@@ -107,8 +114,14 @@ def _build_pairs(texts: list[str], symbols: Ids) -> Words:
                 rows.append((left, right, symbol))
     slots = 1 << max(4, (2 * len(rows) - 1).bit_length())
     pairs = np.full(slots, _EMPTY, np.uint64)
-    _fill_pairs(pairs, np.array(rows, np.int64).reshape(-1, 3))
-    return pairs
+    pair_filter = np.zeros(_FILTER_BITS // 64, np.uint64)
+    _fill_pairs(pairs, pair_filter, np.array(rows, np.int64).reshape(-1, 3))
+    code_of = {int(symbols[code]): code for code in range(ASCII_CODES)}
+    ascii_pairs = np.full(ASCII_CODES * ASCII_CODES, NO_MERGE, np.int32)
+    for left, right, symbol in rows:
+        if left in code_of and right in code_of:
+            ascii_pairs[code_of[left] * ASCII_CODES + code_of[right]] = symbol
+    return pairs, pair_filter, ascii_pairs
 
 
 @inner
@@ -117,8 +130,13 @@ def _pair_slot(key: np.uint64, slots: int) -> int:
     return int(np.int64((product >> _HASH_SHIFT) & np.uint64(slots - 1)))
 
 
+@inner
+def _filter_bit(key: np.uint64) -> int:
+    return int(np.int64((key * _MULTIPLIER) >> _FILTER_SHIFT))
+
+
 @kernel
-def _fill_pairs(pairs: Words, rows: Integers) -> None:
+def _fill_pairs(pairs: Words, pair_filter: Words, rows: Integers) -> None:
     """Enter left symbol (21 bits), right symbol (21) and resulting symbol (22) of each row. The slots are a power of two."""
     for row in range(len(rows)):
         key = np.uint64(rows[row, 0]) << _SYMBOL_BITS | np.uint64(rows[row, 1])
@@ -126,12 +144,18 @@ def _fill_pairs(pairs: Words, rows: Integers) -> None:
         while pairs[slot] != _EMPTY:
             slot = (slot + 1) & (len(pairs) - 1)
         pairs[slot] = key << _RESULT_BITS | np.uint64(rows[row, 2])
+        bit = _filter_bit(key)
+        pair_filter[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
 
 
 @inner
-def find_merge(pairs: Words, left: int, right: int) -> int:
+def find_merge(tables: Tables, left: int, right: int) -> int:
     """The symbol that two neighbours become, or NO_MERGE."""
     key = np.uint64(left) << _SYMBOL_BITS | np.uint64(right)
+    bit = _filter_bit(key)
+    if not (tables.pair_filter[bit >> 6] >> np.uint64(bit & 63)) & np.uint64(1):
+        return NO_MERGE
+    pairs = tables.pairs
     slot = _pair_slot(key, len(pairs))
     while True:
         found = pairs[slot]

@@ -1,4 +1,4 @@
-"""Two caches of segments that were merged lately: plain arrays, one pair of them for each thread, 6 MiB whatever the input.
+"""Two caches of segments that were merged lately: plain arrays, one pair of them for each thread, 4 MiB whatever the input.
 
 Short segments (up to 15 bytes): entries of 32 bytes, the key inline with its length in the last byte (so that NUL bytes are not
 padding), up to 4 ids. Long ones (up to 48 bytes: Russian and Hindi words are): entries of 128 bytes, up to 18 ids. Two entries a
@@ -19,7 +19,7 @@ SHORT_IDS = 4
 LONG_BYTES = 48
 LONG_IDS = 18
 
-_SHORT_SETS = 1 << 16
+_SHORT_SETS = 1 << 15
 _LONG_SETS = 1 << 13
 _SHORT_ENTRY = 4
 _LONG_ENTRY = 16
