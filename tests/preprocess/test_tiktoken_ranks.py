@@ -1,6 +1,7 @@
 """tiktoken files: known models, other models described by what lies beside them, and everything else refused."""
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def lines(ranks: dict[bytes, int]) -> bytes:
         (lines({b"a": 0}) + b"???? 1\n", "line 2"),
         (lines({b"a": 0}) + b"YQ==\n", "line 2"),
         (lines({bytes([byte]): byte // 2 for byte in range(256)}), "share a rank"),
+        (lines({bytes([byte]): byte + 2**31 - 255 for byte in range(256)}), "rank 2147483648 is not"),
+        (lines({bytes([byte]): byte for byte in range(256)}) + b"YWE= -1\n", "rank -1 is not"),
     ],
 )
 def test_malformed_or_unknown_tiktoken_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -75,3 +78,52 @@ def test_a_truncated_llama3_file(tmp_path: Path, llama3_model: Path) -> None:
     path.write_bytes(llama3_model.read_bytes()[:1_000_000])
     with pytest.raises(BadData, match=r"tokenizer\.model"):
         read(path)
+
+
+def unknown(directory: Path, code: str, configuration: object) -> Path:
+    """A tiktoken file of no known size with code and a configuration beside it."""
+    directory.mkdir(exist_ok=True)
+    (directory / "tokenizer.model").write_bytes(lines({bytes([byte]): byte for byte in range(256)} | {b"ab": 256}))
+    (directory / "tokenization_mine.py").write_text(code)
+    (directory / "tokenizer_config.json").write_text(json.dumps(configuration))
+    return directory
+
+
+TOKENS = {"258": {"content": "<eos>", "special": True}, "300": {"content": "<tool>", "special": False}}
+
+
+def test_a_model_that_its_code_and_configuration_describe(tmp_path: Path) -> None:
+    code = f'PAT_STR = r"""{split_patterns.LLAMA3}"""\n'
+    vocabulary = read(unknown(tmp_path, code, {"added_tokens_decoder": TOKENS}))
+    assert (vocabulary.regex, vocabulary.vocab_size, vocabulary.eod, vocabulary.is_nfc) == (
+        split_patterns.LLAMA3,
+        301,
+        258,
+        False,
+    )
+    assert [(token.content, token.id, token.is_special) for token in vocabulary.added_tokens] == [
+        ("<eos>", 258, True),
+        ("<tool>", 300, False),
+    ]
+    code += 'text = unicodedata.normalize("NFC", text)\n'
+    assert read(unknown(tmp_path, code, {"added_tokens_decoder": TOKENS, "eos_token": "<tool>"})).is_nfc
+    assert read(tmp_path).eod == 300
+
+
+@pytest.mark.parametrize(
+    ("code", "configuration", "message"),
+    [
+        (r'PAT_STR = r"""\S+|\s+"""', {"added_tokens_decoder": TOKENS}, "257 entries; only those of Llama 3"),
+        (
+            f"{split_patterns.LLAMA3} {split_patterns.QWEN2}",
+            {"added_tokens_decoder": TOKENS},
+            "257 entries; only those of Llama 3",
+        ),
+        (split_patterns.LLAMA3, {}, "lists the special tokens"),
+        (split_patterns.LLAMA3, {"added_tokens_decoder": {"x": 1}}, "added_tokens_decoder is malformed"),
+        (split_patterns.LLAMA3, {"added_tokens_decoder": {"258": {"content": "a"}}}, "added_tokens_decoder is malformed"),
+    ],
+)
+def test_a_model_that_is_not_described_well_enough(tmp_path: Path, code: str, configuration: object, message: str) -> None:
+    with pytest.raises(BadData, match=message):
+        read(unknown(tmp_path, code, configuration))

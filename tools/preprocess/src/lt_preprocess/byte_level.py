@@ -8,11 +8,15 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
 
-from lt_preprocess import gpt2_files, self_check, split_patterns, tiktoken_ranks, tokenizer_json
+import numpy as np
+
+from lt_preprocess import gpt2_files, self_check, split_patterns, tiktoken_ranks, tokenizer_json, vocabulary_cache
 from lt_preprocess.tokenizer import Encoder, Ids, Tokenizer
 from lt_preprocess.vocabulary import AddedToken, Unrecognised, Vocabulary
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
+
+_COMPILED_IDS = 1_000_000
 
 _READERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "gpt2": gpt2_files.read,
@@ -29,7 +33,7 @@ class ByteLevel(Tokenizer):
         self.eod = vocabulary.eod
         self.special_tokens = {token.content: token.id for token in vocabulary.added_tokens if token.is_special}
         self._vocabulary = vocabulary
-        self._bytes = dict(vocabulary.tokens) | {token.id: token.content.encode() for token in vocabulary.added_tokens}
+        self._added = {token.id: token.content.encode() for token in vocabulary.added_tokens}
         self._encoding: Tokenizer | None = None
 
     def new_encoder(self) -> Encoder:
@@ -41,7 +45,7 @@ class ByteLevel(Tokenizer):
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         try:
-            return b"".join([self._bytes[number] for number in ids])
+            return b"".join([self._added.get(number) or self._vocabulary.tokens[number] for number in np.asarray(ids).tolist()])
         except KeyError as error:
             raise BadData(f"token id {error} is not in the vocabulary of {self.vocab_size:,}") from None
 
@@ -49,9 +53,9 @@ class ByteLevel(Tokenizer):
 class Slow(ByteLevel):
     """The same without compiled code, for a pattern that is not compiled and for checking."""
 
-    def __init__(self, vocabulary: Vocabulary, files: TokenizerFiles):
+    def __init__(self, vocabulary: Vocabulary, warning: str | None = None):
         super().__init__(vocabulary)
-        self._name = str(files.files[0])
+        self._warning = warning
         self._encoder: Encoder | None = None
 
     def new_encoder(self) -> Encoder:
@@ -60,8 +64,8 @@ class Slow(ByteLevel):
             from lt_preprocess import uncompiled_bpe
 
             self._encoder = uncompiled_bpe.UncompiledEncoder(self._vocabulary)
-            if self._vocabulary.pattern == split_patterns.NOT_COMPILED:
-                warn(f"{self._name}: it cuts text by a pattern that is not compiled; expect 1 or 2 MB a second in all")
+            if self._warning:
+                warn(self._warning)
         return self._encoder
 
 
@@ -70,10 +74,12 @@ def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
     if files.kind == "tokenizer.json":
         return _load_tokenizer_json(files, parse)
     with _without_collection():
-        vocabulary = _READERS[files.kind](files)
-    if vocabulary.pattern == split_patterns.NOT_COMPILED:
-        return _layers(Slow(vocabulary, files), vocabulary, parse)
-    checked = self_check.Checked(ByteLevel(vocabulary), lambda: Slow(vocabulary, files), files)
+        vocabulary = vocabulary_cache.read(files, _READERS[files.kind])
+    obstacle = _obstacle(vocabulary)
+    if obstacle:
+        slow = Slow(vocabulary, f"{files.files[0]}: {obstacle}; expect 1 or 2 MB a second in all")
+        return _layers(slow, vocabulary, parse)
+    checked = self_check.Checked(ByteLevel(vocabulary), lambda: Slow(vocabulary), files)
     return _layers(checked, vocabulary, parse)
 
 
@@ -82,10 +88,12 @@ def _load_tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
 
     try:
         with _without_collection():
-            vocabulary = tokenizer_json.read(files)
-        _check_surroundings(vocabulary.added_tokens, parse)
+            vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
+        obstacle = _obstacle(vocabulary) or _obstacle_in_added_tokens(vocabulary.added_tokens, parse)
     except Unrecognised as reason:
-        return library_tokenizers.HuggingFace(files, parse, str(reason))
+        obstacle = str(reason)
+    if obstacle:
+        return library_tokenizers.HuggingFace(files, parse, obstacle)
     layers = _layers(ByteLevel(vocabulary), vocabulary, parse)
     return self_check.Checked(layers, lambda: library_tokenizers.HuggingFace(files, parse), files, f"parse={parse}")
 
@@ -102,10 +110,18 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _check_surroundings(added: Sequence[AddedToken], parse: bool) -> None:
+def _obstacle(vocabulary: Vocabulary) -> str | None:
+    """Why the compiled encoder cannot have it."""
+    if vocabulary.pattern == split_patterns.NOT_COMPILED:
+        return "it cuts text by a pattern that is not compiled"
+    return "its ids are too high for the compiled encoder" if vocabulary.vocab_size > _COMPILED_IDS else None
+
+
+def _obstacle_in_added_tokens(added: Sequence[AddedToken], parse: bool) -> str | None:
     for token in added:
         if token.minds_surroundings and (parse or not token.is_special):
-            raise Unrecognised(f"its added token {token.content} takes the white space or words around it into account")
+            return f"its added token {token.content} takes the white space or words around it into account"
+    return None
 
 
 def _layers(tokenizer: Tokenizer, vocabulary: Vocabulary, parse: bool) -> Tokenizer:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lt_preprocess.tokenizer import Encoder, Texts, Tokenizer, Wrapper
+from lt_preprocess.vocabulary_cache import source_digest
 from lt_shared.console import warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -88,10 +89,7 @@ class Checked(Wrapper):
 @functools.cache
 def _versions() -> str:
     """What the outcome depends on besides the tokenizer: the libraries and the source of this package."""
-    source = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        source.update(path.read_bytes())
-    return " ".join([source.hexdigest(), *(metadata.version(name) for name in ("tokenizers", "sentencepiece"))])
+    return " ".join([source_digest(), *(metadata.version(name) for name in ("tokenizers", "sentencepiece"))])
 
 
 def _agree(fast: Encoder, library: Encoder, texts: Texts) -> bool:

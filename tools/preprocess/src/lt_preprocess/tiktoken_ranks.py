@@ -150,9 +150,12 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
-    """Raises BadData unless every byte has a token and every token a rank of its own."""
+    """Raises BadData unless every byte has a token and every token a rank of its own, of 31 bits."""
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise BadData(f"{path}: no token for byte 0x{missing[0]:02X} ({len(missing)} bytes have none)", "is the file truncated?")
+    outside = next((rank for rank in ranks.values() if not 0 <= rank < 2**31), None)
+    if outside is not None:
+        raise BadData(f"{path}: rank {outside} is not from 0 to 2,147,483,647")
     if len(set(ranks.values())) < len(ranks):
         raise BadData(f"{path}: several tokens share a rank")
