@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -43,10 +44,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, run: Run, demo_tokenizer
     (directory / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:300]))
     for name in ("data", "parts"):
         (directory / name).mkdir()
-    options = ["--tokenizer", "gpt2", "--append-eod", "-o"]
-    for prefix in ("parts/web-00000-of-00002", "parts/web-00001-of-00002", "data/web"):
-        result = run("corpus.jsonl", *options, prefix, cwd=directory)
-        assert result.returncode == 0, result.stderr
+    result = run("corpus.jsonl", "--tokenizer", "gpt2", "--append-eod", "-o", "data/web", cwd=directory)
+    assert result.returncode == 0, result.stderr
+    for part in ("parts/web-00000-of-00002_text_document", "parts/web-00001-of-00002_text_document"):
+        for end in (".bin", ".idx", ".json"):
+            shutil.copy(directory / f"data/web_text_document{end}", directory / f"{part}{end}")
     (directory / "parts.manifest").write_text(result.stdout)
     program = directory / "bin/lt-preprocess"
     program.parent.mkdir()
