@@ -308,3 +308,19 @@ def test_merges_of_tokens_that_are_not_there(make_json: Callable[..., Path]) -> 
     path = change(make_json(split_patterns.GPT2), model__merges=[["a", "\u4e2d"]])
     with pytest.raises(BadData, match="merges '\u4e2d', which is not in its vocabulary"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"model__merges": [["a", "b", "c"]]},
+        {"model__merges": ["a b c"]},
+        {"model__vocab": ["a"]},
+        {"added_tokens": [{"id": RANKS, "content": 5, "special": True}]},
+        {"normalizer": "NFC"},
+        {"pre_tokenizer": []},
+    ],
+)
+def test_what_is_malformed_is_for_the_library_to_refuse(make_json: Callable[..., Path], parts: dict[str, Any]) -> None:
+    with pytest.raises(BadData, match=r"tokenizer\.json: not a tokenizer"):
+        load(change(make_json(split_patterns.GPT2), **parts))

@@ -21,7 +21,7 @@ O200K = (
     rf"|\p{{N}}{{1,3}}|{_AFTER_WORDS}"
 )
 
-_CODES = {
+SPELLINGS = {
     GPT2: "GPT2",
     LLAMA3: "LLAMA3",
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+": "LLAMA3",
@@ -29,15 +29,16 @@ _CODES = {
     TEKKEN: "TEKKEN",
     O200K: "O200K",
 }
+"""Every known spelling, and the name of its number in `pretokenizer`."""
 
 
 def code(pattern: str) -> int:
     """The pre-tokenizer's number for a pattern, or NOT_COMPILED."""
-    number: int = getattr(pretokenizer, _CODES.get(pattern, ""), NOT_COMPILED)
+    number: int = getattr(pretokenizer, SPELLINGS.get(pattern, ""), NOT_COMPILED)
     return number
 
 
 def find_in(source: str) -> str | None:
     """The one known pattern that stands in the source code of a tokenizer, or None."""
-    found = [pattern for pattern in _CODES if pattern in source]
+    found = [pattern for pattern in SPELLINGS if pattern in source]
     return found[0] if len(found) == 1 else None

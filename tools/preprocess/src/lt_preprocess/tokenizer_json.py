@@ -32,7 +32,7 @@ def read(files: TokenizerFiles) -> Vocabulary:
     content = json_files.read_object(path)
     try:
         return _read(path, content, files.companions)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise Unrecognised(f"{type(error).__name__} {error}") from None
 
 
@@ -120,8 +120,8 @@ def _added_tokens(listed: list[dict[str, Any]], ids: dict[str, int]) -> list[Add
     following = len(ids)
     for token in listed:
         content, number = token["content"], token["id"]
-        if not content or content in {other.content for other in added}:
-            raise Unrecognised("an added token is empty or listed twice")
+        if not content or not isinstance(content, str) or content in {other.content for other in added}:
+            raise Unrecognised("an added token is no text, empty or listed twice")
         if number != ids.get(content, following):
             raise Unrecognised(f"its added token {content} has an id that the library would not give it")
         following = max(following, number + 1)
