@@ -71,22 +71,28 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
 
 def size_bytes(path: str | os.PathLike[str]) -> int:
-    if not is_remote(path):
-        return os.stat(path).st_size
-    filesystem, key = _filesystem(os.fspath(path))
-    return retry(lambda: int(filesystem.size(key)), os.fspath(path))
+    """Raises NoInput when there is no such file."""
+    try:
+        if not is_remote(path):
+            return os.stat(path).st_size
+        filesystem, key = _filesystem(os.fspath(path))
+        return retry(lambda: int(filesystem.size(key)), os.fspath(path))
+    except FileNotFoundError:
+        raise NoInput(f"{os.fspath(path)}: no such file") from None
 
 
-def fingerprint(path: str | os.PathLike[str]) -> dict[str, str | int]:
+def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str, str | int]:
     """What tells that a file was replaced or changed.
 
     Local: absolute path, size in bytes and modification time. Remote: full URL and the version that the store gives the object,
-    on S3 its ETag. Raises NoInput when there is no such file.
+    on S3 its ETag; `refresh` asks the store even if an earlier listing told. Raises NoInput when there is no such file.
     """
     name = os.fspath(path)
     try:
         if is_remote(name):
             filesystem, key = _filesystem(name)
+            if refresh:
+                filesystem.invalidate_cache(filesystem._parent(key))
             details = retry(lambda: filesystem.info(key), name)
             version = details.get("ETag") or retry(lambda: filesystem.ukey(key), name)
             return {"path": filesystem.unstrip_protocol(key), "version": str(version)}
@@ -117,6 +123,48 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     with open_read(path) as file:
         return file.read()
+
+
+def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
+    """The bytes of a remote object from `begin` to before `end`, fewer where it ends earlier. Safe to call from many threads."""
+    name = os.fspath(path)
+    filesystem, key = _filesystem(name)
+    try:
+        return retry(lambda: bytes(filesystem.cat_file(key, start=begin, end=end)), name)
+    except FileNotFoundError:
+        raise NoInput(f"{name}: no such file") from None
+
+
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    """A remote store has no directories: a path that ends with a slash stands for all that begins with it."""
+    return os.fspath(path).endswith("/") if is_remote(path) else os.path.isdir(path)
+
+
+def files_below(directory: str | os.PathLike[str]) -> list[str]:
+    """All files in a directory and its subdirectories, sorted; names that begin with a dot are left out.
+
+    Links to directories are followed, each directory is visited once.
+    """
+    name = os.fspath(directory)
+    if is_remote(name):
+        filesystem, key = _filesystem(name)
+        found = retry(lambda: filesystem.find(key), name)
+        return sorted(filesystem.unstrip_protocol(path) for path in found if "/." not in path.removeprefix(key))
+    paths: list[str] = []
+    visited: set[tuple[int, int]] = set()
+    for parent, directories, files in os.walk(name, onerror=_raise, followlinks=True):
+        status = os.stat(parent)
+        if (status.st_dev, status.st_ino) in visited:
+            directories.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        directories[:] = [each for each in directories if not each.startswith(".")]
+        paths.extend(os.path.join(parent, each) for each in files if not each.startswith("."))
+    return sorted(paths)
+
+
+def _raise(error: OSError) -> None:
+    raise IoFailure(f"{error.filename}: {error.strerror}")
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
