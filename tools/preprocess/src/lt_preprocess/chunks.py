@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.tokenizer import PADDING_BYTES
+from lt_shared.console import BadData
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -27,7 +28,7 @@ class Position(NamedTuple):
     """Where reading goes on.
 
     `input`: index into the list of inputs; `offset`: bytes of the decompressed content, rows of a Parquet file; `line`: the
-    number of the next line from 1, or 0 where lines before were not counted (a plain local file: see `LineNumbers`).
+    number of the next line from 1, or 0 where lines before were not counted (a file that is read at offsets).
     """
 
     input: int = 0
@@ -84,3 +85,19 @@ class MemoryChunk(LinesChunk):
 
     def read(self) -> Lines:
         return self.lines
+
+
+@dataclasses.dataclass(frozen=True)
+class TextChunk(Chunk):
+    """One plain text, a document as it is."""
+
+    read: Callable[[], bytes]
+
+
+def place_of(source: str, line: int | None, offset: int) -> str:
+    """A line as messages name it: where it is, by its number (where known) and the offset of its first byte."""
+    return f"{source}{'' if line is None else f', line {line}'}, byte {offset}"
+
+
+def line_too_long(source: str, line: int | None, offset: int) -> BadData:
+    return BadData(f"{place_of(source, line, offset)}: a line of more than {LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?")

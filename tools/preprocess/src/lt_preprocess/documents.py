@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lt_preprocess import json_parsers, json_scan
-from lt_preprocess.chunks import Chunk, Lines, LinesChunk
+from lt_preprocess import json_parsers, json_scan, utf8
+from lt_preprocess.chunks import Chunk, Lines, LinesChunk, TextChunk, place_of
 from lt_preprocess.json_scan import Found, Keys
 from lt_preprocess.tokenizer import PADDING_BYTES, Lengths, Texts
 
@@ -29,7 +29,8 @@ class Column(NamedTuple):
 class BadLine(NamedTuple):
     """A line that holds no document for some key.
 
-    `source` as messages name the input; `offset` in bytes of the decompressed content; `raw` the line without its line break.
+    `source` as messages name the input; `offset` in bytes of the decompressed content, the number of the row from 0 for Parquet;
+    `raw` the line without its line break.
     """
 
     source: str
@@ -37,18 +38,20 @@ class BadLine(NamedTuple):
     reason: str
     raw: bytes
     line_number: Callable[[], int | None]
+    is_row: bool = False
 
     @property
     def line(self) -> int | None:
-        """The number of the line from 1, None where it is not known (a part of a remote file).
+        """The number of the line from 1, None where it is not known (a remote file).
 
         Takes a moment in a plain file: the lines before it are counted.
         """
         return self.line_number()
 
     def __str__(self) -> str:
-        line = self.line
-        return f"{self.source}{'' if line is None else f', line {line}'}, byte {self.offset}: {self.reason}"
+        if self.is_row:
+            return f"{self.source}, row {self.line}: {self.reason}"
+        return f"{place_of(self.source, self.line, self.offset)}: {self.reason}"
 
 
 class Batch(NamedTuple):
@@ -61,12 +64,27 @@ class Batch(NamedTuple):
 def prepare() -> None:
     """Compile what `batch` needs, or load what an earlier run compiled: threads would wait for each other."""
     json_lines(Lines.of(b'{"text": "a"}\n'), "", ("text",))
+    utf8.invalid(Texts.of([b"a"]))
 
 
 def batch(chunk: Chunk, json_keys: tuple[str, ...]) -> Batch:
     """Parse a chunk. Blank lines are no documents and no errors."""
-    assert isinstance(chunk, LinesChunk)
-    return json_lines(chunk.read(), chunk.source, json_keys)
+    if isinstance(chunk, LinesChunk):
+        return json_lines(chunk.read(), chunk.source, json_keys)
+    if isinstance(chunk, TextChunk):
+        return _plain_text(chunk.read(), chunk.source)
+    from lt_preprocess.parquet import RowsChunk
+
+    assert isinstance(chunk, RowsChunk)
+    return chunk.batch(json_keys)
+
+
+def _plain_text(content: bytes, source: str) -> Batch:
+    texts = Texts.of([content] if content else [])
+    if utf8.invalid(texts):
+        bad = BadLine(source, 0, json_parsers.invalid_utf8(content, "text"), content, lambda: 1)
+        return Batch([Column(Texts.of([]), np.zeros(0, np.int64))], [bad])
+    return Batch([Column(texts, np.array([len(content) > 0], np.int64))], [])
 
 
 def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:

@@ -1,51 +1,177 @@
-"""Read JSON lines in chunks of whole lines, from files, remote objects and standard input, compressed or not.
+"""Which inputs there are, and their content in chunks.
 
-Compression is recognised by the first bytes, not the name, so it also works for a pipe. Several compressed streams in one file
-(`cat a.gz b.gz`, bgzip, pzstd) are read one after the other, and a stream that was cut off is an error: zstandard's own reader
-takes it for the end of the file. Memory is bounded by the chunk size and the longest line.
+How a file is read is decided by its first bytes (compressed, Parquet), by its name (`.txt` is one plain text) and by what it is:
+plain files and remote objects are read at offsets by the workers, the rest by the thread that asks for chunks.
 """
 
-import lzma
 import os
+import stat
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
-import zstandard
-
-from lt_preprocess import chunks as pieces
-from lt_preprocess.chunks import CHUNK_BYTES, Chunk, MemoryChunk, Position
-from lt_preprocess.slices import Slice
+from lt_preprocess import chunks as pieces_of_input
+from lt_preprocess.chunks import Chunk, Position, TextChunk
+from lt_preprocess.compression import RECOGNISED_BYTES, decompressed, decompressor_for
+from lt_preprocess.parquet import MAGIC, row_chunks
+from lt_preprocess.paths import STDIN as STDIN
+from lt_preprocess.paths import display_name as display_name
+from lt_preprocess.paths import is_text
+from lt_preprocess.paths import resolve as resolve
+from lt_preprocess.ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
+from lt_preprocess.slices import Piece, Slice, pieces
+from lt_preprocess.streams import line_chunks, skipped
 from lt_shared import storage
-from lt_shared.console import BadData, UsageError, note
-
-STDIN = "-"
+from lt_shared.console import BadData, NoInput, UsageError, note
 
 _READ_BYTES = 1 << 18
-_COMPRESSED_READ_BYTES = 1 << 14
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_COMPRESSED_READ_BYTES = 1 << 16
+
+Advance = Callable[[int], None]
 
 
-def _decompressor_for(start: bytes) -> Callable[[], Any] | None:
-    if start.startswith(b"\x1f\x8b"):
-        return lambda: zlib.decompressobj(wbits=31)
-    if start.startswith(b"\xfd7zXZ\x00"):
-        return lzma.LZMADecompressor
-    is_skippable_frame = len(start) >= 4 and start[0] & 0xF0 == 0x50 and start[1:4] == b"\x2a\x4d\x18"
-    if start.startswith(b"\x28\xb5\x2f\xfd") or is_skippable_frame:
-        return zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
-    return None
+def total_bytes(paths: Sequence[str], part: Slice = Slice()) -> int | None:  # noqa: B008
+    """Stored bytes to read, or None when they are not known: standard input, a pipe.
+
+    Raises NoInput when a file is missing.
+    """
+    if any(not _is_seekable(path) for path in paths):
+        return None
+    return sum(piece.stop - piece.begin for piece in _pieces(paths, part))
 
 
-def display_name(path: str) -> str:
-    """The input as messages name it."""
-    return "standard input" if path == STDIN else path
+def chunks(paths: Sequence[str], part: Slice, start: Position, advance: Advance, json_keys: tuple[str, ...]) -> Iterator[Chunk]:
+    """The chunks of one part of the input from `start` on; `advance` counts the stored bytes that were read or passed over.
+
+    Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data, for a file that changes
+    while it is read, and for a line of more than LONGEST_LINE_BYTES.
+    """
+    for piece in _pieces(paths, part):
+        if piece.input < start.input:
+            advance(piece.stop - piece.begin)
+        else:
+            begin = start if piece.input == start.input else Position(piece.input)
+            yield from _chunks_of(paths[piece.input], piece, begin, advance, json_keys)
 
 
-def resolve(patterns: Sequence[str]) -> list[str]:
-    """The inputs that the arguments name, in order. Raises NoInput for a pattern that matches nothing."""
-    return storage.expand(patterns)
+def _pieces(paths: Sequence[str], part: Slice) -> Iterator[Piece]:
+    if part.count == 1:
+        for number, path in enumerate(paths):
+            size = storage.size_bytes(path) if _is_seekable(path) else 0
+            yield Piece(number, 0, size)
+        return
+    for path in paths:
+        if not _is_seekable(path):
+            raise UsageError(f"{display_name(path)}: cannot be read in parts", "name files")
+    sizes = [storage.size_bytes(path) for path in paths]
+    yield from pieces(sizes, lambda number: _can_be_cut(paths[number]), part)
+
+
+def _is_seekable(path: str) -> bool:
+    """Whether a path is a file or an object of known size; standard input, pipes and devices are not."""
+    if path == STDIN:
+        return False
+    if storage.is_remote(path):
+        return True
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        raise NoInput(f"{path}: no such file") from None
+    except OSError as error:
+        raise NoInput(f"{path}: {error.strerror}") from None
+
+
+def _can_be_cut(path: str) -> bool:
+    start = _range_file(path).read(0, RECOGNISED_BYTES)
+    return not (is_text(path) or start.startswith(MAGIC) or decompressor_for(start))
+
+
+def _range_file(path: str) -> RangeFile:
+    return RemoteFile(path) if storage.is_remote(path) else LocalFile(path)
+
+
+def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_keys: tuple[str, ...]) -> Iterator[Chunk]:
+    if is_text(path) and len(json_keys) > 1:
+        raise UsageError(f"{path}: a plain text has no keys", "give one --json-keys with plain text")
+    if not _is_seekable(path):
+        with _open(path) as stream:
+            yield from _stream_chunks(path, stream, start, advance)
+        return
+    file = _range_file(path)
+    first_bytes = file.read(0, RECOGNISED_BYTES)
+    if decompressor_for(first_bytes):
+        with storage.open_read(path) as stream:
+            yield from _stream_chunks(path, stream, start, advance)
+        file.check_unchanged()
+    elif first_bytes.startswith(MAGIC):
+        with storage.open_read(path) as stream:
+            yield from row_chunks(path, stream, json_keys, start, file.size_bytes, advance)
+        file.check_unchanged()
+    elif is_text(path):
+        if file.size_bytes > pieces_of_input.LONGEST_LINE_BYTES:
+            raise _text_too_long(path)
+        if start.offset == 0:
+            yield TextChunk(path, _behind_text(start, file.size_bytes), lambda: _without_mark(file.read(0, file.size_bytes)))
+        advance(file.size_bytes)
+    else:
+        begin = max(piece.begin, start.offset)
+        advance(begin - piece.begin)
+        yield from range_chunks(file, piece.input, begin, piece.stop, advance)
+
+
+def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advance) -> Iterator[Chunk]:
+    """The chunks of an input that is read from its beginning."""
+    name = display_name(path)
+    parts = _content(name, stream, advance)
+    if not is_text(path):
+        yield from line_chunks(name, skipped(parts, start.offset), start)
+    elif start.offset == 0:
+        content = _all_of(name, parts)
+        yield TextChunk(name, _behind_text(start, len(content)), lambda: _without_mark(content))
+
+
+def _content(name: str, stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
+    """The decompressed content in parts."""
+
+    def read(size: int) -> bytes:
+        # A slow producer at the other end of a pipe is not waited for.
+        data = stream.read1(size) if hasattr(stream, "read1") else stream.read(size)
+        advance(len(data))
+        return data
+
+    start = b""
+    while len(start) < RECOGNISED_BYTES and (more := read(_COMPRESSED_READ_BYTES)):
+        start += more
+    if start.startswith(MAGIC):
+        raise BadData(f"{name}: Parquet cannot be read from a pipe", "name the file")
+    if decompressor_for(start):
+        yield from decompressed(name, start, lambda: read(_COMPRESSED_READ_BYTES))
+        return
+    while start:
+        yield start
+        start = read(_READ_BYTES)
+
+
+def _all_of(name: str, parts: Iterator[bytes]) -> bytes:
+    content = bytearray()
+    for part in parts:
+        content += part
+        if len(content) > pieces_of_input.LONGEST_LINE_BYTES:
+            raise _text_too_long(name)
+    return bytes(content)
+
+
+def _text_too_long(name: str) -> BadData:
+    return BadData(f"{name}: a text of more than {pieces_of_input.LONGEST_LINE_BYTES >> 30} GiB", "split it")
+
+
+def _behind_text(start: Position, size: int) -> Position:
+    """Never the beginning: an empty text is a document too."""
+    return Position(start.input, max(size, 1))
+
+
+def _without_mark(content: bytes) -> bytes:
+    return content.removeprefix(BYTE_ORDER_MARK)
 
 
 def _open(path: str) -> IO[bytes]:
@@ -54,112 +180,3 @@ def _open(path: str) -> IO[bytes]:
     if sys.stdin.isatty():
         note("waiting for documents on standard input")
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-
-
-def _read_some(file: IO[bytes], size: int, advance: Callable[[int], None]) -> bytes:
-    """At most `size` bytes as soon as there are any: a slow producer at the other end of a pipe is not waited for."""
-    data = file.read1(size) if hasattr(file, "read1") else file.read(size)
-    advance(len(data))
-    return data
-
-
-def _content(path: str, file: IO[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
-    """The decompressed content in parts; `advance` counts the bytes that were read, compressed ones for a compressed input."""
-    start = b""
-    while len(start) < 6 and (more := _read_some(file, _COMPRESSED_READ_BYTES, advance)):
-        start += more
-    new_decompressor = _decompressor_for(start)
-    if start.startswith(b"BZh"):
-        raise BadData(f"{display_name(path)}: compressed with bzip2, which is not read", "bzip2 -dc FILE | lt-preprocess - ...")
-    if new_decompressor is None:
-        part = start
-        while part:
-            yield part
-            part = _read_some(file, _READ_BYTES, advance)
-        return
-    decompressor = None
-    data = start
-    while data:
-        if decompressor is None:
-            data = data.lstrip(b"\x00")
-            decompressor = new_decompressor() if data else None
-        if decompressor is not None:
-            try:
-                content = decompressor.decompress(data)
-            except (zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-                raise BadData(f"{display_name(path)}: damaged compressed data: {error}") from None
-            if content:
-                yield content
-            if decompressor.eof:
-                data = decompressor.unused_data
-                decompressor = None
-                if data:
-                    continue
-        data = _read_some(file, _COMPRESSED_READ_BYTES, advance)
-    if decompressor is not None:
-        raise BadData(f"{display_name(path)}: the compressed data ends too early", "the file is truncated: copy it again")
-
-
-def _without_byte_order_mark(parts: Iterator[bytes]) -> Iterator[bytes]:
-    start = b""
-    for part in parts:
-        start += part
-        if len(start) >= len(_BYTE_ORDER_MARK):
-            break
-    yield start.removeprefix(_BYTE_ORDER_MARK)
-    yield from parts
-
-
-def chunks(paths: Sequence[str], part: Slice, start: Position, advance: Callable[[int], None]) -> Iterator[Chunk]:
-    """The chunks of one part of the input from `start` on; `advance` counts the stored bytes that were read or passed over.
-
-    Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data, for a file that changes
-    while it is read, and for a line of more than LONGEST_LINE_BYTES.
-    """
-    if part.count > 1:
-        raise UsageError("parts of the input are not read yet")
-    for index in range(start.input, len(paths)):
-        yield from _chunks_of(paths[index], start if index == start.input else Position(index), advance)
-
-
-def _chunks_of(path: str, start: Position, advance: Callable[[int], None]) -> Iterator[Chunk]:
-    name = display_name(path)
-    position = Position(start.input)
-    waiting: list[bytes] = []
-    waiting_bytes = 0
-    has_whole_line = False
-    with _open(path) as file:
-        for part in _without_byte_order_mark(_content(path, file, advance)):
-            waiting.append(part)
-            waiting_bytes += len(part)
-            has_whole_line = has_whole_line or b"\n" in part
-            if waiting_bytes > pieces.LONGEST_LINE_BYTES and not has_whole_line:
-                raise BadData(
-                    f"{name}, line {position.line}: longer than {pieces.LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?"
-                )
-            if waiting_bytes < CHUNK_BYTES or not has_whole_line:
-                continue
-            content = b"".join(waiting)
-            begin = 0
-            while len(content) - begin >= CHUNK_BYTES:
-                middle = begin + CHUNK_BYTES
-                end = (content.rfind(b"\n", begin, middle) + 1) or (content.find(b"\n", middle) + 1)
-                if end == 0:
-                    break
-                chunk = MemoryChunk.of(name, content[begin:end], position)
-                if position.offset >= start.offset:
-                    yield chunk
-                position = chunk.end
-                begin = end
-            waiting = [content[begin:]]
-            waiting_bytes = len(waiting[0])
-            has_whole_line = b"\n" in waiting[0]
-    if waiting_bytes and position.offset >= start.offset:
-        yield MemoryChunk.of(name, b"".join(waiting), position)
-
-
-def total_bytes(paths: Sequence[str], part: Slice = Slice()) -> int | None:  # noqa: B008
-    """Stored bytes to read, or None when standard input is among them. Raises NoInput when a file is missing."""
-    if STDIN in paths:
-        return None
-    return sum(storage.size_bytes(path) for path in paths)

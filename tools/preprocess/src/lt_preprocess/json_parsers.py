@@ -43,14 +43,23 @@ def _parse(line: bytes) -> Any:
 def _parse_leniently(line: bytes) -> Any:
     try:
         return json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise Unusable(f"invalid UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
+    except UnicodeDecodeError:
+        raise Unusable(invalid_utf8(line, "line")) from None
     except json.JSONDecodeError as error:
         raise Unusable(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise Unusable("not usable JSON: nested too deeply") from None
     except ValueError as error:
         raise Unusable(f"not usable JSON: {error}") from None
+
+
+def invalid_utf8(content: bytes, what: str) -> str:
+    """Why `content`, a "line" or "text", is no UTF-8."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return f"invalid UTF-8: {error.reason} at byte {error.start + 1} of the {what}"
+    raise AssertionError("valid UTF-8")
 
 
 def _utf8(text: str) -> bytes:

@@ -92,7 +92,7 @@ class _Run:
     def _tell_where_it_goes_on(self) -> None:
         position = self._state.position
         if self._plan.fingerprint is None:
-            note("standard input cannot be read again: a run that is interrupted starts anew")
+            note("standard input and pipes cannot be read again: a run that is interrupted starts anew")
         elif self._state.is_worth_keeping:
             name = inputs.display_name(self._plan.paths[min(position.input, len(self._plan.paths) - 1)])
             documents_done = self._state.extents[0].documents
@@ -104,7 +104,7 @@ class _Run:
         encoders = _prepared_encoders(plan, workers)
         part = plan.options.shard or Slice()
         with Progress("tokenizing", inputs.total_bytes(plan.paths, part), "B") as progress:
-            chunks = inputs.chunks(plan.paths, part, self._state.position, progress.advance)
+            chunks = inputs.chunks(plan.paths, part, self._state.position, progress.advance, plan.options.json_keys)
             results = pipeline.encode(chunks, encoders, plan.options.json_keys, plan.eod, dtype)
             with contextlib.closing(results):
                 for encoded in results:

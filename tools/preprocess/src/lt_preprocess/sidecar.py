@@ -25,7 +25,7 @@ from lt_shared.indexed_dataset import Extent
 
 VERSION = 2
 HEAD_BYTES = 1 << 16
-PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "sentencepiece", "tokenizers", "zstandard")
+PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
 
 
 def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State) -> bytes:

@@ -1,0 +1,76 @@
+"""A task takes its own part, and none when what Slurm says leaves room for doubt."""
+
+import pytest
+
+from lt_preprocess import shards
+from lt_preprocess.slices import Slice
+from lt_shared.console import BadConfig, UsageError
+
+
+def array(task: int, first: int, last: int, count: int, step: int | None = None) -> dict[str, str]:
+    numbers = {"ID": task, "MIN": first, "MAX": last, "COUNT": count} | ({} if step is None else {"STEP": step})
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
+
+
+def tasks(task: int, count: int) -> dict[str, str]:
+    return {"SLURM_PROCID": str(task), "SLURM_NTASKS": str(count), "SLURM_STEP_NUM_TASKS": str(count)}
+
+
+@pytest.mark.parametrize(("text", "part"), [("0/1", Slice(0, 1)), ("3/16", Slice(3, 16)), ("15/16", Slice(15, 16))])
+def test_given(text: str, part: Slice) -> None:
+    assert shards.resolve(text, {}) == part
+
+
+@pytest.mark.parametrize("text", ["16/16", "0/0", "1", "a/b", "-1/2", "1/2/3", "", "Auto"])
+def test_given_wrongly(text: str) -> None:
+    with pytest.raises(UsageError, match="--shard"):
+        shards.resolve(text, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        (array(0, 0, 15, 16), Slice(0, 16)),
+        (array(16, 1, 16, 16), Slice(15, 16)),
+        (array(7, 7, 7, 1), Slice(0, 1)),
+        (array(9, 1, 13, 4, 4), Slice(2, 4)),
+        (tasks(3, 8), Slice(3, 8)),
+        (array(2, 0, 3, 4) | tasks(0, 1), Slice(2, 4)),
+        (array(2, 0, 3, 4) | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Slice(2, 4)),
+        (array(5, 5, 5, 1) | tasks(3, 8), Slice(3, 8)),
+        (array(2, 0, 3, 4) | tasks(2, 4), Slice(2, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Slice(0, 1)),
+    ],
+)
+def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
+    assert shards.resolve("auto", environment) == part
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "neither SLURM_ARRAY_TASK_ID nor SLURM_PROCID"),
+        (array(1, 0, 15, 15), "gaps"),
+        (array(2, 0, 15, 4), "gaps"),
+        (array(3, 1, 13, 4, 4), "gaps"),
+        (array(20, 0, 15, 16), "gaps"),
+        ({"SLURM_ARRAY_TASK_ID": "1"}, "not all of"),
+        (array(1, 0, 3, 4) | {"SLURM_ARRAY_TASK_ID": "x"}, "no number"),
+        (array(1, 0, 3, 4) | tasks(2, 4), "the array says 1 of 4, the tasks of the step 2 of 4"),
+        (array(1, 0, 3, 4) | tasks(1, 2), "the array says 1 of 4"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "not started by srun"),
+        (tasks(0, 8) | {"SLURM_NTASKS": "4"}, "say 4 and 8"),
+        ({"SLURM_PROCID": "0"}, "say nothing"),
+        (tasks(8, 8), "SLURM_PROCID is 8 of 8"),
+    ],
+)
+def test_in_doubt(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        shards.resolve("auto", environment)
+
+
+def test_the_environment_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in tasks(1, 2).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    assert shards.resolve("auto") == Slice(1, 2)

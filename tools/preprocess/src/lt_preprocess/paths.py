@@ -1,0 +1,68 @@
+"""Turn what the command line names into a list of inputs."""
+
+from collections.abc import Iterator, Sequence
+
+from lt_shared import storage
+from lt_shared.console import NoInput, note
+
+STDIN = "-"
+LIST_MARK = "@"
+
+TEXT_SUFFIX = ".txt"
+COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", TEXT_SUFFIX)
+
+
+def display_name(path: str) -> str:
+    """The input as messages name it."""
+    return "standard input" if path == STDIN else path
+
+
+def is_text(path: str) -> bool:
+    """Whether a file is one plain text, by its name."""
+    return _without_compression(path).endswith(TEXT_SUFFIX)
+
+
+def _without_compression(path: str) -> str:
+    for suffix in COMPRESSION_SUFFIXES:
+        path = path.removesuffix(suffix)
+    return path
+
+
+def resolve(patterns: Sequence[str]) -> list[str]:
+    """The inputs in the order given: files, URLs, glob patterns (matches sorted), directories (all files below with a known
+    suffix, sorted), `@FILE` (a file with one of these on each line), `-` for standard input.
+
+    Raises NoInput for a pattern that matches nothing and for a directory or list without inputs.
+    """
+    return [path for pattern in patterns for path in _resolve(pattern)]
+
+
+def _resolve(pattern: str) -> Iterator[str]:
+    if pattern.startswith(LIST_MARK):
+        yield from _listed(pattern.removeprefix(LIST_MARK))
+        return
+    for path in storage.expand([pattern]):
+        if path != STDIN and storage.is_directory(path):
+            yield from _files_below(path)
+        else:
+            yield path
+
+
+def _listed(path: str) -> Iterator[str]:
+    content = storage.read_bytes(path).decode(errors="surrogateescape")
+    lines = [line for line in content.splitlines() if line.strip()]
+    if not lines:
+        raise NoInput(f"{path}: the list names no input")
+    for line in lines:
+        yield from _resolve(line)
+
+
+def _files_below(directory: str) -> Iterator[str]:
+    files = storage.files_below(directory)
+    known = [path for path in files if _without_compression(path).endswith(_SUFFIXES)]
+    if not known:
+        raise NoInput(f"{directory}: no file below ends in {', '.join(_SUFFIXES)}, compressed or not")
+    if others := len(files) - len(known):
+        note(f"{directory}: {others:,} files of other kinds are not read")
+    yield from known
