@@ -1,5 +1,6 @@
 """A run that is killed at any moment is gone on with, and the result is byte for byte that of a run without interruption."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -38,7 +39,7 @@ def hidden(directory: Path) -> list[str]:
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of some 2 kB, each followed by a line in the journal."""
     monkeypatch.setattr("lt_preprocess.chunks.CHUNK_BYTES", 2000)
-    monkeypatch.setattr("lt_preprocess.inputs.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("lt_preprocess.ranges.LocalFile.chunk_bytes", 2000)
     monkeypatch.setattr(runs, "JOURNAL_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(runs, "LONGEST_SHARE_OF_SYNCING", 1e9)
 
@@ -60,11 +61,11 @@ KILL = """
 import hashlib, json, os, random, shutil, signal, sys, time
 from pathlib import Path
 
-from lt_preprocess import chunks, inputs, plan, run
+from lt_preprocess import chunks, plan, ranges, run
 from lt_shared import tokenizer_files
 
 source, tokenizer, directory, seed, kills, options = sys.argv[1:]
-chunks.CHUNK_BYTES = inputs.CHUNK_BYTES = 2000
+chunks.CHUNK_BYTES = ranges.LocalFile.chunk_bytes = 2000
 run.JOURNAL_INTERVAL_SECONDS, run.LONGEST_SHARE_OF_SYNCING = 0, 1e9
 os.fsync = lambda descriptor: None
 directory, choose = Path(directory), random.Random(int(seed))
@@ -133,16 +134,19 @@ print(json.dumps({"killed": killed, "completed": completed, "visible": visible})
 
 
 @pytest.mark.parametrize(
-    ("kills", "options"),
+    ("kills", "compressed", "options"),
     [
-        (25, {"on_error": "skip"}),
-        (25, {"on_error": "quarantine", "json_keys": ["title", "text"], "max_shard_bytes": 9000, "append_eod": True}),
+        (20, False, {"on_error": "skip"}),
+        (10, True, {"on_error": "skip"}),
+        (20, False, {"on_error": "quarantine", "json_keys": ["title", "text"], "max_shard_bytes": 9000, "append_eod": True}),
     ],
-    ids=["one dataset", "parts of two keys"],
+    ids=["one dataset", "compressed", "parts of two keys"],
 )
 def test_killed_at_random_moments(
-    tmp_path: Path, source: Path, demo_tokenizer: Path, kills: int, options: dict[str, Any]
+    tmp_path: Path, source: Path, demo_tokenizer: Path, kills: int, compressed: bool, options: dict[str, Any]
 ) -> None:
+    if compressed:
+        source.write_bytes(gzip.compress(source.read_bytes()))
     arguments = [source, demo_tokenizer, tmp_path, len(options), kills, json.dumps(options)]
     done = subprocess.run([sys.executable, "-c", KILL, *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -374,3 +378,40 @@ def test_a_full_disk_from_the_start(tmp_path: Path, run: Run, demo_tokenizer: Pa
     assert sum(line.startswith("lt-preprocess: error: ") for line in result.stderr.splitlines()) == 1
     assert "Traceback" not in result.stderr
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", range(7))
+def test_stopped_while_publishing(
+    planned: Planned, tmp_path: Path, source: Path, demo_tokenizer: Path, step: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three renames for each of the two datasets and one for the quarantine: the next run does only what is left of them."""
+    options: dict[str, Any] = {"json_keys": ("text", "title"), "on_error": "quarantine"}
+    runs.build(planned([source], demo_tokenizer, tmp_path / "whole", **options), 1)
+    wanted = planned([source], demo_tokenizer, tmp_path / "out", **options)
+    replace, steps = os.replace, iter(range(99))
+
+    def stop(*names: Any) -> None:
+        is_the_one = next(steps) == step
+        if is_the_one and when == "before":
+            raise KeyboardInterrupt
+        replace(*names)
+        if is_the_one:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            runs.build(wanted, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.pipeline, "encode", None)
+        made = runs.build(wanted, 1)
+    assert [one.documents for one in made] == [100, 100]
+    for name in ("_text_document.bin", "_text_document.idx", "_title_document.bin", "_title_document.idx", "_quarantine.jsonl"):
+        assert (tmp_path / f"out{name}").read_bytes() == (tmp_path / f"whole{name}").read_bytes()
+    assert hidden(tmp_path) == []
+
+
+def test_a_pipe_by_name_is_not_gone_on_with(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert planned([tmp_path / "pipe"], demo_tokenizer, tmp_path / "out").fingerprint is None

@@ -21,6 +21,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from lt_preprocess import run as runs
 from lt_preprocess import sidecar
 from lt_preprocess.plan import Plan
+from lt_preprocess.slices import Slice
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig, BadData, NoInput, UsageError
 
@@ -204,7 +205,7 @@ def test_parts_hold_whole_documents_and_join_to_the_whole(
     monkeypatch: pytest.MonkeyPatch,
     write_lines: WriteLines,
 ) -> None:
-    monkeypatch.setattr("lt_preprocess.inputs.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("lt_preprocess.ranges.LocalFile.chunk_bytes", chunk_bytes)
     file = write_lines(tmp_path / "a.jsonl", [{"text": text, "first": text[:5]} for text in texts[:12]])
     whole = indexed_dataset.Reader(build([file], demo_tokenizer, tmp_path / "whole", append_eod=True).prefix)
     keys = ("text", "first")
@@ -288,7 +289,7 @@ def test_remote_parts_are_kept_when_a_run_fails(
     planned: Planned, tmp_path: Path, demo_tokenizer: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends by an error in its second half; the next one begins with the first part that is not finished."""
-    monkeypatch.setattr("lt_preprocess.inputs.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("lt_preprocess.ranges.LocalFile.chunk_bytes", 2000)
     good = "".join(json.dumps({"text": text}) + "\n" for text in texts[:60])
     (tmp_path / "a.jsonl").write_text(good + "bad\n")
     files: list[Any] = [[tmp_path / "a.jsonl"], demo_tokenizer, "memory://resumed/out"]
@@ -303,3 +304,36 @@ def test_remote_parts_are_kept_when_a_run_fails(
     [whole] = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "whole", on_error="skip"), 1)
     assert tokens == Path(f"{whole.prefix}.bin").read_bytes()
     assert not [name for name in fsspec.filesystem("memory").ls("memory://resumed", detail=False) if "journal" in name]
+
+
+def test_shards_one_after_another_are_the_whole(
+    build: Build, planned: Planned, tmp_path: Path, demo_tokenizer: Path, texts: list[str], write_lines: WriteLines
+) -> None:
+    files = [
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": text} for text in texts[start:][:40]])
+        for name, start in (("a", 0), ("b", 40), ("c", 80))
+    ]
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(files[0].read_bytes()))
+    files.append(tmp_path / "d.jsonl.gz")
+    whole = indexed_dataset.Reader(build(files, demo_tokenizer, tmp_path / "whole", append_eod=True).prefix)
+    made = [
+        runs.build(planned(files, demo_tokenizer, tmp_path / "out", append_eod=True, shard=Slice(index, 5)), 1)[0]
+        for index in range(5)
+    ]
+    assert [Path(one.prefix).name for one in made] == [f"out-{index:05d}-of-00005_text_document" for index in range(5)]
+    shards = [indexed_dataset.Reader(one.prefix) for one in made]
+    assert np.array_equal(np.concatenate([shard.tokens for shard in shards]), whole.tokens)
+    assert sum(shard.documents for shard in shards) == whole.documents
+    named = [json.loads(Path(f"{one.prefix}.json").read_bytes())["sources"] for one in made]
+    assert sorted({Path(source["path"]).name for sources in named for source in sources}) == [file.name for file in files]
+    assert all(len(sources) < 4 for sources in named)
+
+
+def test_an_empty_shard_is_an_empty_dataset(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    wanted = [planned([file], demo_tokenizer, tmp_path / "out", shard=Slice(index, 3)) for index in range(3)]
+    made = [runs.build(one, 1)[0] for one in wanted]
+    assert sorted(one.documents or 0 for one in made) == [0, 0, 1]
+    assert [sidecar.up_to_date(one) for one in wanted] == [[one] for one in made]

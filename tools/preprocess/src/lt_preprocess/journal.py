@@ -27,16 +27,16 @@ BEGINNING = Position()
 class State:
     """What is durable. Reading goes on at `position`; the first `taken` documents from there have been written.
 
-    `part` is being written since `part_began`. It holds `extents`, one for each key, and `quarantine_bytes`, all from before
-    `reached`; `bad_lines_before` it were other parts'. `is_closed`: nothing more comes into it, it is to be published; `is_last`:
-    and no part follows.
+    `part` is being written. It holds `extents`, one for each key, and `quarantine_bytes`, from inputs number `first_input` to
+    `last_input` (None: from none yet); `bad_lines_before` it were other parts'. `is_closed`: nothing more comes into it, it is to
+    be published; `is_last`: and no part follows.
     """
 
     position: Position = BEGINNING
     taken: int = 0
     part: int = 0
-    part_began: Position = BEGINNING
-    reached: Position = BEGINNING
+    first_input: int | None = None
+    last_input: int | None = None
     extents: tuple[Extent, ...] = ()
     quarantine_bytes: int = 0
     bad_lines_before: int = 0
@@ -46,12 +46,18 @@ class State:
     is_closed: bool = False
     is_last: bool = False
 
+    def with_input(self, number: int) -> "State":
+        """Something of this input comes into the part."""
+        first = number if self.first_input is None else self.first_input
+        return dataclasses.replace(self, first_input=first, last_input=number)
+
     def next_part(self) -> "State":
         """Nothing of the next part is written."""
         return dataclasses.replace(
             self,
             part=self.part + 1,
-            part_began=self.position,
+            first_input=None,
+            last_input=None,
             extents=tuple(Extent() for _ in self.extents),
             quarantine_bytes=0,
             bad_lines_before=self.bad_lines,
@@ -69,8 +75,6 @@ class State:
             **known
             | {
                 "position": Position(*known["position"]),
-                "part_began": Position(*known["part_began"]),
-                "reached": Position(*known["reached"]),
                 "extents": tuple(Extent(**extent) for extent in known["extents"]),
                 "reported": tuple(known["reported"]),
             }

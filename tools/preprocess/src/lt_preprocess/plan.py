@@ -9,6 +9,7 @@ a line is bad.
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,8 +47,8 @@ class Options:
 class Plan:
     """A command that has been checked.
 
-    `sources` are fingerprints of `paths`, None with standard input among them; `prefix` is the start of all output names, with
-    the shard's number.
+    `sources` are fingerprints of `paths`, None with standard input or a pipe among them; `prefix` is the start of all output
+    names, with the shard's number.
     """
 
     prefix: str
@@ -68,7 +69,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str | None:
-        """None with standard input: nobody can tell whether it is the same again."""
+        """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
         options = dataclasses.asdict(self.options)
@@ -127,7 +128,7 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
         raise UsageError("- (standard input) cannot be read in shards", "write it to a file first")
     if len(set(paths)) < len(paths):
         warn("some inputs are given more than once, and are read as often")
-    sources = None if inputs.STDIN in paths else _fingerprints(paths)
+    sources = _fingerprints(paths) if all(map(_can_be_read_again, paths)) else None
     loaded = tokenizers.load(files, options.special_tokens)
     if options.append_eod and loaded.eod is None:
         raise BadConfig(
@@ -138,6 +139,11 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, given), options)
+
+
+def _can_be_read_again(path: str) -> bool:
+    """Standard input and pipes cannot."""
+    return path != inputs.STDIN and (storage.is_remote(path) or not os.path.exists(path) or os.path.isfile(path))
 
 
 def _fingerprints(paths: Sequence[str]) -> list[dict[str, Any]]:

@@ -122,16 +122,15 @@ class _Run:
             columns = [column.since(fitting) for column in columns]
             taken += fitting
             if fitting:
-                self._state = dataclasses.replace(self._state, taken=taken, reached=encoded.end)
+                self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=taken)
             self._close_part(is_last=False)
         self._part.append(columns)
         if self._plan.options.on_error == "quarantine":
             self._part.quarantine(encoded.bad_lines)
         self._state = dataclasses.replace(
-            self._state,
+            self._state.with_input(encoded.end.input),
             position=encoded.end,
             taken=left_to_skip,
-            reached=encoded.end,
             text_bytes=self._state.text_bytes + encoded.text_bytes,
             bad_lines=self._state.bad_lines + len(encoded.bad_lines),
             reported=(*self._state.reported, *_named(encoded.bad_lines))[:REPORTED_LINES],

@@ -42,12 +42,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State)
         "v": VERSION,
         "dataset": manifest.record_of(dataset),
         "plan": plan.fingerprint,
-        "part": {
-            "index": state.part,
-            "is_last": state.is_last,
-            "began": state.part_began._asdict(),
-            "ended": state.reached._asdict(),
-        },
+        "part": {"index": state.part, "is_last": state.is_last},
         "sources": _sources(plan, state),
         "options": options,
         "counts": dataclasses.asdict(extent) | {"bad_lines": state.bad_lines - state.bad_lines_before},
@@ -60,9 +55,9 @@ def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
     """The inputs from which this part was made, also a part of a shard."""
     if plan.sources is None:
         return None
-    read = plan.sources[state.part_began.input : state.reached.input + 1]
-    if not read:
+    if state.first_input is None or state.last_input is None:
         return []
+    read = plan.sources[state.first_input : state.last_input + 1]
     with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(read))) as pool:
         return list(pool.map(_with_hash, read))
 
