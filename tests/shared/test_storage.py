@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -466,3 +467,63 @@ def test_fingerprint_of_nothing(tmp_path: Path, bucket: str) -> None:
     for path in (str(tmp_path / "none"), f"{bucket}/none"):
         with pytest.raises(NoInput, match="none: no such file"):
             storage.fingerprint(path)
+
+
+def test_size_of_nothing(tmp_path: Path, bucket: str) -> None:
+    for path in (tmp_path / "missing", f"{bucket}/missing"):
+        with pytest.raises(NoInput, match="missing: no such file"):
+            storage.size_bytes(path)
+
+
+def test_ranges_of_remote_objects(bucket: str) -> None:
+    storage.write_bytes(f"{bucket}/file", b"0123456789")
+    assert storage.read_range(f"{bucket}/file", 3, 7) == b"3456"
+    assert storage.read_range(f"{bucket}/file", 8, 20) == b"89"
+    with pytest.raises(NoInput, match="missing: no such file"):
+        storage.read_range(f"{bucket}/missing", 0, 1)
+
+
+def test_files_below_a_directory(tmp_path: Path, bucket: str) -> None:
+    for name in ("b", "a/c", "a/.hidden", ".git/d"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        storage.write_bytes(f"{bucket}/{name}", b"")
+    (tmp_path / "a/loop").symlink_to(tmp_path)
+    assert storage.files_below(tmp_path) == [str(tmp_path / "a/c"), str(tmp_path / "b")]
+    assert storage.files_below(f"{bucket}/") == ["memory:///bucket/a/c", "memory:///bucket/b"]
+    assert storage.is_directory(tmp_path)
+    assert storage.is_directory(f"{bucket}/")
+    assert not storage.is_directory(tmp_path / "b")
+    assert not storage.is_directory(f"{bucket}/b")
+
+
+class _Listing:
+    """A store that remembers what it said, as s3fs does."""
+
+    def __init__(self, filesystem: Any):
+        self._filesystem = filesystem
+        self._said: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._filesystem, name)
+
+    def info(self, key: str) -> Any:
+        return self._said.setdefault(key, dict(self._filesystem.info(key)))
+
+    def ukey(self, key: str) -> str:
+        return str(self.info(key)["created"])
+
+    def invalidate_cache(self, parent: str) -> None:
+        self._said = {key: said for key, said in self._said.items() if not key.startswith(parent)}
+
+
+def test_a_fresh_fingerprint_sees_a_change_behind_an_old_listing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = _Listing(fsspec.filesystem("memory"))
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda url: (listing, url.removeprefix("memory:/")))
+    with fsspec.filesystem("memory").open("/bucket/file", "wb") as file:
+        file.write(b"a")
+    first = storage.fingerprint(f"{bucket}/file")
+    with fsspec.filesystem("memory").open("/bucket/file", "wb") as file:
+        file.write(b"b")
+    assert storage.fingerprint(f"{bucket}/file") == first
+    assert storage.fingerprint(f"{bucket}/file", refresh=True) != first

@@ -105,7 +105,8 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
         file.check_unchanged()
     elif first_bytes.startswith(MAGIC):
         with storage.open_read(path) as stream:
-            yield from row_chunks(path, stream, json_keys, start, file.size_bytes, advance)
+            rows = stream if storage.is_remote(path) else path
+            yield from row_chunks(path, rows, json_keys, start, file.size_bytes, advance)
         file.check_unchanged()
     elif is_text(path):
         if file.size_bytes > pieces_of_input.LONGEST_LINE_BYTES:

@@ -153,7 +153,7 @@ def _row_chunks(
 
 
 def _share(size_bytes: int, rows: int, row: int) -> int:
-    return size_bytes * row // rows
+    return size_bytes * row // max(rows, 1)
 
 
 def _rows_at_once(group: Any, json_keys: Sequence[str]) -> int:
