@@ -12,6 +12,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tiktoken
 import torch
@@ -274,6 +276,21 @@ def test_rejected_documents_are_bad_lines(planned: Planned, tmp_path: Path, demo
     ]
     with pytest.raises(BadData, match="line 2, byte 27: special token"):
         made("failed", special_tokens="reject")
+
+
+def test_rejected_rows_and_plain_texts(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    texts = ["fine", None, "an <|endoftext|>", "fine"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    (tmp_path / "b.txt").write_text("no <|endoftext|>")
+    files = [tmp_path / "a.parquet", tmp_path / "b.txt"]
+    wanted = planned(files, demo_tokenizer, tmp_path / "out", special_tokens="reject", on_error="quarantine")
+    assert runs.build(wanted, 1)[0].documents == 2
+    quarantined = [json.loads(line) for line in (tmp_path / "out_quarantine.jsonl").read_bytes().splitlines()]
+    assert [(Path(line["source"]).name, line["line"], line["raw"]) for line in quarantined] == [
+        ("a.parquet", 2, '{"text": null}'),
+        ("a.parquet", 3, '{"text": ["an <|endoftext|>"]}'),
+        ("b.txt", 1, "no <|endoftext|>"),
+    ]
 
 
 def test_the_quarantine_of_an_earlier_run_goes_with_its_dataset(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:

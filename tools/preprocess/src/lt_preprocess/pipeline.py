@@ -43,7 +43,7 @@ class Encoded:
 
 
 def _encode(chunk: Chunk, json_keys: tuple[str, ...], encoder: Encoder, eod: int | None, dtype: np.dtype[Any]) -> Encoded:
-    found = without_forbidden(chunk, documents.batch(chunk, json_keys), encoder)
+    found = without_forbidden(chunk, documents.batch(chunk, json_keys), json_keys, encoder)
     columns = []
     for texts, texts_per_document in found.columns:
         ids, text_lengths = encoder.encode(texts)
