@@ -110,6 +110,8 @@ CASES = [
     ("qwen2", split_patterns.QWEN2, normalizers.NFC(), "text"),
     ("llama3 nfc", split_patterns.LLAMA3, normalizers.Sequence([normalizers.NFC()]), "text"),
     ("gpt2 nfc", split_patterns.GPT2, normalizers.NFC(), "parse"),
+    ("tekken", split_patterns.TEKKEN, None, "text"),
+    ("o200k", split_patterns.O200K, None, "text"),
 ]
 
 
@@ -120,7 +122,7 @@ def both(request: pytest.FixtureRequest, make_json: Callable[..., Path]) -> tupl
     added = [token for token in ADDED if special_tokens == "text" or not token.lstrip]
     path = make_json(regex, normalizer, added, ignore_merges="llama3" in request.param[0])
     tokenizer = load(path, special_tokens)
-    assert is_compiled(tokenizer)
+    assert is_compiled(tokenizer) == (split_patterns.code(regex) != split_patterns.NOT_COMPILED)
     return tokenizer, reference(path, special_tokens)
 
 

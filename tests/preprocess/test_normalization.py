@@ -15,7 +15,8 @@ POINTS = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 CLASSES = normalization.classes()
 MOVABLE = [chr(point) for point in POINTS if CLASSES[point] and point < 0x20000]
 marks = st.text(
-    st.one_of(st.sampled_from(MOVABLE), st.sampled_from("aeo\u05d0\u0905\u1100\uac00\U0001d158"), st.characters()), max_size=5
+    st.one_of(st.sampled_from(MOVABLE), st.sampled_from("aeo\u05d0\u0905\u1100\uac00\U0001d158"), st.characters(codec="utf-8")),
+    max_size=5,
 )
 
 
