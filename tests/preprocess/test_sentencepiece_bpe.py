@@ -217,7 +217,7 @@ random_text = st.text("ab\u2581\xe9\u4e2d", min_size=1, max_size=5)
     st.lists(st.tuples(random_text, st.integers(-6, 0)), unique_by=lambda piece: piece[0], max_size=40),
     st.lists(st.text("ab\xe9\u4e2d", min_size=1, max_size=3), unique=True, max_size=2),
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    st.lists(st.text("ab \u2581\xe9\u4e2dc", max_size=80), max_size=4),
+    st.lists(st.text("ab \u2581\xe9\u4e2dc\0", max_size=80), max_size=4),
     st.text("ab", min_size=60, max_size=200),
 )
 def test_random_pieces(
@@ -234,6 +234,17 @@ def test_random_pieces(
     made = [*special_pieces(fallback), ("\u2581", -3.0, NORMAL), *normal, *((text, 0.0, USER_DEFINED) for text in user_defined)]
     pair = Pair(encode_model(made, prefix, fallback, removes), tmp_path_factory.getbasetemp() / "random.model")
     pair.check([*texts, long_word])
+
+
+def test_equal_scores_in_long_words(tmp_path: Path) -> None:
+    """Of equal scores the leftmost merges first, also when it became possible later than others."""
+    numbers = random.Random(1)
+    for _ in range(60):
+        texts = {"".join(numbers.choices("ab", k=numbers.randint(1, 6))) for _ in range(numbers.randint(3, 30))}
+        normal = [(text, float(numbers.randint(-2, 0)), NORMAL) for text in sorted(texts)]
+        made = [*special_pieces(True), ("\u2581", -3.0, NORMAL), *normal]
+        words = ["".join(numbers.choices("ab", k=numbers.randint(20, 300))) for _ in range(5)]
+        Pair(encode_model(made, False, True, False), tmp_path / "tokenizer.model").check(words)
 
 
 def test_more_words_than_the_caches_hold(mistral: Pair) -> None:
