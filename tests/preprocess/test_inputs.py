@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_preprocess import chunks, documents, inputs, ranges
-from lt_preprocess.chunks import CHUNK_BYTES, LinesChunk, Position
-from lt_preprocess.slices import Slice
+from lt_preprocess.chunks import BEGINNING, CHUNK_BYTES, LinesChunk, Position
+from lt_preprocess.slices import WHOLE, Slice
 from lt_shared.console import BadData, NoInput, UsageError
 
 LINES = b"".join(b'{"text": "line %d"}\n' % number for number in range(200_000))
@@ -40,8 +41,8 @@ class Block(NamedTuple):
 
 def read(
     path: Path | str,
-    part: Slice = Slice(),
-    start: Position = Position(),  # noqa: B008
+    part: Slice = WHOLE,
+    start: Position = BEGINNING,
 ) -> tuple[bytes, list[Block], int]:
     counted: list[int] = []
     blocks = []
@@ -91,12 +92,18 @@ def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
     assert all(block.lines.endswith(b"\n") for block in blocks)
 
 
-def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Also of a few bytes that become very many: no more is held than the longest line that is read."""
     monkeypatch.setattr(chunks, "LONGEST_LINE_BYTES", 4 << 20)
     path = tmp_path / "file"
-    path.write_bytes(b"a\n" + b"x" * (7 << 20))
+    path.write_bytes(COMPRESSORS[kind](b"a\n" + bytes(64 << 20)))
+    tracemalloc.start()
     with pytest.raises(BadData, match="file, line 2, byte 2: a line of more than"):
         read(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 20 << 20
 
 
 KINDS = [*COMPRESSORS, "remote"]
@@ -176,7 +183,7 @@ def test_going_on_in_the_second_input(tmp_path: Path) -> None:
     paths.append(paths[0])
     counted: list[int] = []
     found = []
-    for chunk in inputs.chunks(paths, Slice(), Position(1, 7, 2), counted.append, ("text",)):
+    for chunk in inputs.chunks(paths, WHOLE, Position(1, 7, 2), counted.append, ("text",)):
         assert isinstance(chunk, LinesChunk)
         lines = chunk.read()
         found.append((chunk.end, lines.first_line(), lines.data[lines.start : lines.end].tobytes()))
@@ -187,7 +194,7 @@ def test_going_on_in_the_second_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, kind: str) -> None:
     path = stored(tmp_path, kind, LINES)
-    reading = inputs.chunks([path], Slice(), Position(), lambda size: None, ("text",))
+    reading = inputs.chunks([path], WHOLE, BEGINNING, lambda size: None, ("text",))
     first = next(reading)
     assert isinstance(first, LinesChunk)
     first.read()
@@ -204,7 +211,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("size", [100, 5 << 20])
 def test_a_file_that_shrinks_or_grows(tmp_path: Path, size: int) -> None:
     path = stored(tmp_path, "plain", LINES)
-    all_chunks = list(inputs.chunks([path], Slice(), Position(), lambda size: None, ("text",)))
+    all_chunks = list(inputs.chunks([path], WHOLE, BEGINNING, lambda size: None, ("text",)))
     os.truncate(path, size)
     with pytest.raises(BadData, match="changed while it was read"):
         all_chunks[0].read()  # type: ignore[attr-defined]
@@ -213,7 +220,7 @@ def test_a_file_that_shrinks_or_grows(tmp_path: Path, size: int) -> None:
 def test_files_are_closed_when_their_chunks_are_gone(tmp_path: Path) -> None:
     path = stored(tmp_path, "plain", LINES)
     before = len(os.listdir("/proc/self/fd"))
-    all_chunks = list(inputs.chunks([path] * 20, Slice(), Position(), lambda size: None, ("text",)))
+    all_chunks = list(inputs.chunks([path] * 20, WHOLE, BEGINNING, lambda size: None, ("text",)))
     assert len(os.listdir("/proc/self/fd")) == before + 20
     del all_chunks
     assert len(os.listdir("/proc/self/fd")) == before
@@ -238,9 +245,9 @@ def test_a_pipe_has_no_size_and_no_parts(tmp_path: Path) -> None:
             read(path, Slice(0, 2))
 
 
-def texts_of(paths: list[str], part: Slice = Slice(), keys: tuple[str, ...] = ("text",)) -> tuple[list[bytes], list[str]]:  # noqa: B008
+def texts_of(paths: list[str], part: Slice = WHOLE, keys: tuple[str, ...] = ("text",)) -> tuple[list[bytes], list[str]]:
     texts, bad_lines = [], []
-    for chunk in inputs.chunks(paths, part, Position(), lambda size: None, keys):
+    for chunk in inputs.chunks(paths, part, BEGINNING, lambda size: None, keys):
         found = documents.batch(chunk, keys)
         texts.extend(found.columns[0].texts.to_list())
         bad_lines.extend(map(str, found.bad_lines))
@@ -260,9 +267,9 @@ def test_plain_texts_are_one_document_each(tmp_path: Path) -> None:
         parts = [texts_of(paths, Slice(index, count)) for index in range(count)]
         assert [text for each in parts for text in each[0]] == found
         assert [bad for each in parts for bad in each[1]] == bad_lines
-    ends = [chunk.end for chunk in inputs.chunks(paths, Slice(), Position(), lambda size: None, ("text",))]
+    ends = [chunk.end for chunk in inputs.chunks(paths, WHOLE, BEGINNING, lambda size: None, ("text",))]
     for number, end in enumerate(ends):
-        again = [chunk.source for chunk in inputs.chunks(paths, Slice(), end, lambda size: None, ("text",))]
+        again = [chunk.source for chunk in inputs.chunks(paths, WHOLE, end, lambda size: None, ("text",))]
         assert again == paths[number + 1 :]
     with pytest.raises(UsageError, match="a plain text has no keys"):
         texts_of(paths, keys=("a", "b"))

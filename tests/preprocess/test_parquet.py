@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_preprocess import chunks, documents, inputs
-from lt_preprocess.chunks import Chunk, Lines, Position
-from lt_preprocess.slices import Slice
+from lt_preprocess.chunks import BEGINNING, Chunk, Lines, Position
+from lt_preprocess.slices import WHOLE, Slice
 from lt_shared.console import BadData, UsageError
 
 KEYS = ("text", "title")
 
 
-def read(path: str | Path, start: Position = Position(), keys: tuple[str, ...] = KEYS) -> tuple[list[Chunk], int]:  # noqa: B008
+def read(path: str | Path, start: Position = BEGINNING, keys: tuple[str, ...] = KEYS) -> tuple[list[Chunk], int]:
     counted: list[int] = []
-    return list(inputs.chunks([str(path)], Slice(), start, counted.append, keys)), sum(counted)
+    return list(inputs.chunks([str(path)], WHOLE, start, counted.append, keys)), sum(counted)
 
 
 def content_of(found: list[documents.Batch]) -> list[Any]:
@@ -96,7 +96,7 @@ def test_remote_and_whole_in_one_part(tmp_path: Path) -> None:
     with fsspec.open("memory://parquet/rows", "wb") as file:
         file.write(path.read_bytes())
     parts = [
-        list(inputs.chunks(["memory://parquet/rows"], Slice(index, 3), Position(), lambda size: None, ("text",)))
+        list(inputs.chunks(["memory://parquet/rows"], Slice(index, 3), BEGINNING, lambda size: None, ("text",)))
         for index in range(3)
     ]
     assert [len(part) for part in parts] == [0, 1, 0]
@@ -156,4 +156,4 @@ def test_a_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(BadData, match="standard input: Parquet cannot be read from a pipe"):
             read("-", keys=("text",))
         with pytest.raises(UsageError):
-            list(inputs.chunks(["-"], Slice(0, 2), Position(), lambda size: None, ("text",)))
+            list(inputs.chunks(["-"], Slice(0, 2), BEGINNING, lambda size: None, ("text",)))

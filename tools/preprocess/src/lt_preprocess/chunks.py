@@ -36,6 +36,9 @@ class Position(NamedTuple):
     line: int = 1
 
 
+BEGINNING = Position()
+
+
 class Lines(NamedTuple):
     """Whole lines in memory: data[start:end], of which the first byte is at `offset` of the content.
 
@@ -79,7 +82,7 @@ class MemoryChunk(LinesChunk):
     lines: Lines
 
     @classmethod
-    def of(cls, source: str, lines: bytes, start: Position = Position()) -> Self:  # noqa: B008
+    def of(cls, source: str, lines: bytes, start: Position = BEGINNING) -> Self:
         end = Position(start.input, start.offset + len(lines), start.line + lines.count(b"\n") if start.line else 0)
         return cls(source, end, Lines.of(lines, start.offset, start.line))
 

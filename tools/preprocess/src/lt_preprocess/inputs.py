@@ -19,7 +19,7 @@ from lt_preprocess.paths import display_name as display_name
 from lt_preprocess.paths import is_text
 from lt_preprocess.paths import resolve as resolve
 from lt_preprocess.ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
-from lt_preprocess.slices import Piece, Slice, pieces
+from lt_preprocess.slices import WHOLE, Piece, Slice, pieces
 from lt_preprocess.streams import line_chunks, skipped
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, note
@@ -30,7 +30,7 @@ _COMPRESSED_READ_BYTES = 1 << 16
 Advance = Callable[[int], None]
 
 
-def total_bytes(paths: Sequence[str], part: Slice = Slice()) -> int | None:  # noqa: B008
+def total_bytes(paths: Sequence[str], part: Slice = WHOLE) -> int | None:
     """Stored bytes to read, or None when they are not known: standard input, a pipe.
 
     Raises NoInput when a file is missing.

@@ -16,6 +16,9 @@ class Slice(NamedTuple):
     count: int = 1
 
 
+WHOLE = Slice()
+
+
 class Piece(NamedTuple):
     """A part of one input. It owns the lines whose first byte is at `begin` or behind it and before `stop`, in stored bytes."""
 
