@@ -217,7 +217,7 @@ ERRORS: dict[str, tuple[list[str], int, str]] = {
     "one of two inputs missing": (["a.jsonl", "gone.jsonl", "--tokenizer", "tok", "-o", "out"], 66, "gone.jsonl: no such file"),
     "a directory without inputs": (["vacant", "--tokenizer", "tok", "-o", "out"], 66, "vacant: no file below ends in .jsonl"),
     "empty input": (["empty.jsonl", "--tokenizer", "tok", "-o", "out"], 66, "empty.jsonl: no documents"),
-    "no such tokenizer": (["a.jsonl", "--tokenizer", "nowhere", "-o", "out"], 66, "nowhere: no such file, directory or tokenizer"),
+    "no such tokenizer": (["a.jsonl", "--tokenizer", "nowhere", "-o", "out"], 66, "nowhere: no such file, directory"),
     "an empty tokenizer": (["a.jsonl", "--tokenizer", "vacant", "-o", "out"], 66, "vacant: no tokenizer in this directory"),
     "a damaged tokenizer": (["a.jsonl", "--tokenizer", "damaged.model", "-o", "out"], 65, "damaged.model"),
     "no such directory": (["a.jsonl", "--tokenizer", "tok", "-o", "no/out"], 73, "no such directory"),

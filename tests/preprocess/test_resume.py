@@ -55,8 +55,8 @@ def source(tmp_path: Path, texts: list[str]) -> Path:
 
 
 # Kills as many runs as it is told, each in a process group of its own and forked from here: a start of the program would take a
-# second. Once the outputs are complete they are compared, deleted and made again. The kernel keeps what a killed process wrote,
-# so that waiting for the disk would only cost time.
+# second, and so would new encoders. Once the outputs are complete they are compared, deleted and made again. The kernel keeps
+# what a killed process wrote, so that waiting for the disk would only cost time.
 KILL = """
 import hashlib, json, os, random, shutil, signal, sys, time
 from pathlib import Path
@@ -95,6 +95,8 @@ def start(wanted):
 
 
 wanted = planned(directory / "whole")
+encoders = run._prepared_encoders(wanted, 2)
+run._prepared_encoders = lambda plan, workers: encoders
 run.build(wanted, 2)
 expected = contents(directory / "whole")
 begun = time.monotonic()
