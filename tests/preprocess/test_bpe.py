@@ -11,16 +11,16 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess import pretokenizer, vocabulary
+from lt_preprocess import pattern_codes, vocabulary
 from lt_preprocess.bpe import ByteLevelBpe
 from lt_preprocess.tokenizer import Encoder, Texts, Tokenizer
 
 PATTERNS = {
-    pretokenizer.GPT2: r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    pretokenizer.LLAMA3: (
+    pattern_codes.GPT2: r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    pattern_codes.LLAMA3: (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
-    pretokenizer.QWEN2: (
+    pattern_codes.QWEN2: (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
@@ -183,6 +183,27 @@ def test_more_words_than_the_cache_holds(demo: Encoder, demo_reference: tiktoken
     text = " ".join(f"w{number}x{number % 7}" for number in range(400_000))
     assert ids_of(demo, text) == demo_reference.encode_ordinary(text)
     assert ids_of(demo, text) == demo_reference.encode_ordinary(text)
+
+
+def test_words_of_every_length_twice(encoder_and_reference: tuple[Encoder, tiktoken.Encoding]) -> None:
+    encoder, reference = encoder_and_reference
+    draw = random.Random(7)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz\u4e2d", k=size)) for size in range(1, 300) for _ in range(3)]
+    text = " ".join([*words, *words])
+    assert ids_of(encoder, text) == reference.encode_ordinary(text)
+
+
+def test_more_long_words_than_are_remembered(demo: Encoder, demo_reference: tiktoken.Encoding) -> None:
+    """The arena for long words is overwritten in a circle: what was there must not be taken for what is there."""
+    draw = np.random.default_rng(7)
+    known = " ".join(letters.tobytes().decode() for letters in draw.integers(97, 123, (2000, 40), np.uint8))
+    expected = demo_reference.encode_ordinary(known)
+    assert ids_of(demo, known) == expected
+    for _ in range(12):
+        letters = draw.integers(97, 123, (20_000, 100), np.uint8)
+        letters[:, 0] = ord(" ")
+        demo.encode(Texts.of([letters.tobytes()]))
+        assert ids_of(demo, known) == expected
 
 
 def test_words_that_differ_in_nul_bytes_only(demo: Encoder, demo_reference: tiktoken.Encoding) -> None:

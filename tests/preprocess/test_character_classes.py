@@ -7,7 +7,7 @@ import pytest
 import tiktoken
 
 from lt_preprocess import character_classes
-from lt_preprocess.character_classes import LETTER, NEWLINE, NUMBER, SPACE
+from lt_preprocess.character_classes import LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER
 
 POINTS = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 
@@ -23,7 +23,17 @@ def members(pattern: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "classes"), [(r"\p{L}", [LETTER]), (r"\p{N}", [NUMBER]), (r"\s", [SPACE, NEWLINE]), (r"[\r\n]", [NEWLINE])]
+    ("pattern", "classes"),
+    [
+        (r"\p{L}", [LETTER, UPPER, LOWER]),
+        (r"[\p{Lm}\p{Lo}]", [LETTER]),
+        (r"[\p{Lu}\p{Lt}]", [UPPER]),
+        (r"\p{Ll}", [LOWER]),
+        (r"\p{M}", [MARK]),
+        (r"\p{N}", [NUMBER]),
+        (r"\s", [SPACE, NEWLINE]),
+        (r"[\r\n]", [NEWLINE]),
+    ],
 )
 def test_every_code_point_is_classed_as_by_tiktoken(pattern: str, classes: list[int]) -> None:
     table = character_classes.table()

@@ -8,16 +8,20 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess import character_classes, pretokenizer, split_patterns
+from lt_preprocess import character_classes, pattern_codes, pretokenizer, split_patterns
 from lt_preprocess.compilation import kernel
 from lt_preprocess.machine import BLOCK_BYTES, address, store64
 from lt_preprocess.tokenizer import Texts
 
 PATTERNS = {
-    pretokenizer.GPT2: regex.compile(split_patterns.GPT2),
-    pretokenizer.LLAMA3: regex.compile(split_patterns.LLAMA3),
-    pretokenizer.QWEN2: regex.compile(split_patterns.QWEN2),
+    pattern_codes.GPT2: regex.compile(split_patterns.GPT2),
+    pattern_codes.LLAMA3: regex.compile(split_patterns.LLAMA3),
+    pattern_codes.QWEN2: regex.compile(split_patterns.QWEN2),
+    pattern_codes.TEKKEN: regex.compile(split_patterns.TEKKEN),
+    pattern_codes.O200K: regex.compile(split_patterns.O200K),
 }
+
+CLASSES = character_classes.table()
 
 RUNS = [
     *("word", "a", "B", "\xe9t\xe9", "\u4e2d\u6587", "\u0939\u093f\u0928", "e\u0301", "\U0001d41a"),
@@ -60,6 +64,7 @@ RUNS = [
         " (",
         "\u201c",
     ),
+    *("camelCase", "HTML", "Ab", "\u4e2dA", "\u4e2dAb", "A\u0301", "\u0301A", "\u01c5", "\u02b0", "it's", "IT'S", "/", "/\n/"),
     *("\U0001f468\u200d\U0001f4bb", "_", "\0", "\x1c", "\u0301", "<|endoftext|>"),
 ]
 
@@ -73,9 +78,9 @@ def mark_starts(pattern: int, data: int, size: int, classes: int, state: int, st
 def words_of(text: str, pattern: int) -> list[str]:
     """The words that the compiled code finds."""
     content = text.encode()
-    texts, classes = Texts.of([content]), character_classes.table()
+    texts = Texts.of([content])
     state, starts = np.zeros(pretokenizer.STATE_SIZE, np.uint64), np.zeros(len(content) // BLOCK_BYTES + 1, np.uint64)
-    mark_starts(pattern, address(texts.data), len(content), address(classes), address(state), address(starts))
+    mark_starts(pattern, address(texts.data), len(content), address(CLASSES), address(state), address(starts))
     places = np.flatnonzero(np.unpackbits(starts.view(np.uint8), bitorder="little")).tolist()
     return [content[start:end].decode() for start, end in zip(places, [*places[1:], len(content)], strict=True)]
 

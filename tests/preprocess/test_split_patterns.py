@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from lt_preprocess import pretokenizer, split_patterns
+from lt_preprocess import pattern_codes, split_patterns
 
 CHARACTERS = (
     "'stremvldSTREMVLDk\u017f\u212a \t\n\r\x0b\x1c\x85\xa0\u2028\u30001\u0663\xb2!<|>/_\xe9e\u0301\u4e2d\u01c5\u02b0A\U0001f44d\0"
@@ -30,9 +30,9 @@ def test_spellings_of_one_pattern(spellings: list[str]) -> None:
 
 
 def test_codes() -> None:
-    assert split_patterns.code(split_patterns.GPT2) == pretokenizer.GPT2
-    assert split_patterns.code(split_patterns.LLAMA3) == pretokenizer.LLAMA3
-    assert split_patterns.code(split_patterns.QWEN2) == pretokenizer.QWEN2
+    assert split_patterns.code(split_patterns.GPT2) == pattern_codes.GPT2
+    assert split_patterns.code(split_patterns.LLAMA3) == pattern_codes.LLAMA3
+    assert split_patterns.code(split_patterns.QWEN2) == pattern_codes.QWEN2
     assert split_patterns.code(split_patterns.LLAMA3 + "|x") == split_patterns.NOT_COMPILED
 
 

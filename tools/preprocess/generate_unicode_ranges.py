@@ -12,6 +12,14 @@ from pathlib import Path
 import tiktoken
 
 TARGET = Path(__file__).parent / "src/lt_preprocess/unicode_ranges.py"
+CLASSES = {
+    "LETTERS": r"\p{L}",
+    "UPPER_CASE": r"[\p{Lu}\p{Lt}]",
+    "LOWER_CASE": r"\p{Ll}",
+    "MARKS": r"\p{M}",
+    "NUMBERS": r"\p{N}",
+    "SPACES": r"\s",
+}
 BLOCK = 4096
 
 
@@ -35,11 +43,8 @@ def ranges(points: list[int]) -> str:
 
 
 def main() -> None:
-    parts = [
-        '"""Code points of `\\\\p{L}`, `\\\\p{N}` and `\\\\s` in Unicode 16, hexadecimal; '
-        'made by generate_unicode_ranges.py, not by hand."""\n'
-    ]
-    for name, pattern in (("LETTERS", r"\p{L}"), ("NUMBERS", r"\p{N}"), ("SPACES", r"\s")):
+    parts = ['"""Code points of classes of characters in Unicode 16, hexadecimal; made by generate_unicode_ranges.py."""\n']
+    for name, pattern in CLASSES.items():
         lines = textwrap.wrap(ranges(members(pattern)), 124, break_on_hyphens=False)
         parts.append(f'{name} = """\n' + "".join(f"    {line}\n" for line in lines) + '"""\n')
     TARGET.write_text("\n".join(parts))

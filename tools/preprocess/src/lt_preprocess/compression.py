@@ -92,7 +92,7 @@ def decompressed(source: str, start: bytes, read: Callable[[], bytes]) -> Iterat
             raise BadData(f"{source}: the compressed data ends too early", "the file is truncated: copy it again")
         try:
             part = decompressor.decompress(data, PART_BYTES)
-        except (OSError, EOFError, ValueError, lzma.LZMAError, zstd.ZstdError, igzip_lib.IsalError) as error:
+        except (OSError, EOFError, ValueError, lzma.LZMAError, zstd.ZstdError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # a stub calls it an instance
             raise BadData(f"{source}: damaged compressed data: {error}") from None
         data = b""
         if part:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess import json_files, pretokenizer, split_patterns
+from lt_preprocess import json_files, pattern_codes, split_patterns
 from lt_preprocess.vocabulary import AddedToken, Vocabulary, bytes_of_symbols, table, token_bytes
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -24,7 +24,7 @@ def read(files: TokenizerFiles) -> Vocabulary:
         raise BadData(f"{vocabulary_path}: no token for byte {missing[0]} ({len(missing)} bytes have none): not byte-level BPE")
     end_of_text = ids.get(END_OF_TEXT)
     return Vocabulary(
-        pretokenizer.GPT2,
+        pattern_codes.GPT2,
         byte_ids(ids),
         _read_merges(merges_path, ids),
         whole_pieces={},

@@ -69,6 +69,7 @@ class MergeTables(NamedTuple):
     pairs: Words
     known: Words
     merged: Ids
+    first_merged: int
 
     def view(self) -> "Merges":
         buckets_bytes = self.pairs.nbytes - _BUCKET_BYTES
@@ -81,6 +82,7 @@ class MergeTables(NamedTuple):
             address(self.known),
             np.uint64(64 - (64 * len(self.known) - 1).bit_length()),
             address(self.merged),
+            self.first_merged,
         )
 
 
@@ -95,6 +97,7 @@ class Merges(NamedTuple):
     known: int
     known_shift: np.uint64
     merged: int
+    first_merged: int
 
 
 def build(byte_ids: Ids, rows: Integers) -> MergeTables:
@@ -108,10 +111,25 @@ def build(byte_ids: Ids, rows: Integers) -> MergeTables:
         aligned(8 * buckets + 8, int(_EMPTY)),
         np.zeros(max(1, _BITS_PER_BUCKET * buckets // 64), np.uint64),
         merged,
+        _first_merged(rows),
     )
     rows = np.ascontiguousarray(rows)
     _fill(tables.view(), address(rows), len(rows))
     return tables
+
+
+def _first_merged(rows: Integers) -> int:
+    """The difference of merged id and rank where it is the same for all merges, so that no table is needed; else -1."""
+    differences = np.unique(rows[:, 3] - rows[:, 2])
+    return int(differences[0]) if len(differences) == 1 and differences[0] >= 0 else -1
+
+
+@inner
+def _merged(tables: Merges, rank: np.uint32) -> np.uint32:
+    """The id that a merge of this rank makes."""
+    if tables.first_merged >= 0:
+        return np.uint32(rank + np.uint32(tables.first_merged))
+    return load32(tables.merged + 4 * signed(rank))
 
 
 @inner
@@ -189,7 +207,7 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
                 best, at = other, first + lane
         if best == _NO_RANK:
             break
-        new = load32(tables.merged + 4 * signed(best))
+        new = _merged(tables, best)
         size -= 1
         for index in range(at, size, LANES):
             move_lanes(ids + 4 * index + 4, ids + 4 * index)
@@ -260,7 +278,7 @@ def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
         if ranks[place] != rank:
             continue
         absorbed = after[place]
-        ids[place] = load32(tables.merged + 4 * signed(rank))
+        ids[place] = _merged(tables, rank)
         ranks[absorbed] = _NO_RANK
         after[place] = after[absorbed]
         ranks[place] = _NO_RANK

@@ -4,6 +4,7 @@ GPT-2:    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
           \s*[\r\n]+|\s+(?!\S)|\s+
 Qwen 2:   Llama 3's with \p{N} for \p{N}{1,3}
+Tekken and o200k cut between cases too; see `cased_words`, which does it a character at a time.
 
 The text is looked at in blocks of 64 bytes. Vector compares give an integer for each class of characters with one bit a byte,
 and some sixty operations on these integers give the bytes at which words start, without a branch for each word: a regular
@@ -22,16 +23,12 @@ What the pieces look like in runs of one class (letters L, numbers N, white spac
 
 import numpy as np
 
-from lt_preprocess.character_classes import LETTER, NEWLINE, NUMBER, SPACE
+from lt_preprocess import cased_words
+from lt_preprocess.character_classes import LETTER, NUMBER, SPACE
+from lt_preprocess.characters import class_at, contraction_end, is_white_space, width
 from lt_preprocess.compilation import inner
 from lt_preprocess.machine import BLOCK_BYTES, block_masks, leading_zeros, load8, load64, signed, store64, trailing_zeros
-
-GPT2 = 0
-LLAMA3 = 1
-QWEN2 = 2
-
-_S, _T, _M, _D, _R, _V, _L, _E = (ord(letter) for letter in "stmdrvle")
-_LONG_S = (0xC5, 0xBF)
+from lt_preprocess.pattern_codes import GPT2, O200K, QWEN2, TEKKEN
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -41,8 +38,8 @@ _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 _LETTERS_BEFORE, _NUMBERS_BEFORE, _SPACES_BEFORE, _BLANKS_BEFORE, _OTHERS_BEFORE = range(5)
 _OPENERS_BEFORE, _ABSORBED_BEFORE, _INDENTS_BEFORE = range(5, 8)
-_STARTS, _NO_STARTS, _NUMBER_LENGTH = range(8, 11)
-STATE_SIZE = 11
+_STARTS, _NO_STARTS, _NUMBER_LENGTH, _NEXT_WORD = range(8, 12)
+STATE_SIZE = 12
 """uint64 that pass from one block of a text to the next: the last bit of a mask, or what a block says about the next one."""
 
 
@@ -54,40 +51,6 @@ def _get(state: int, name: int) -> np.uint64:
 @inner
 def _set(state: int, name: int, value: np.uint64) -> None:
     store64(state + 8 * name, value)
-
-
-@inner
-def _width(first_byte: np.uint8) -> int:
-    """Bytes of the UTF-8 character that starts with `first_byte`."""
-    if first_byte < 0x80:
-        return 1
-    if first_byte < 0xE0:
-        return 2
-    return 3 if first_byte < 0xF0 else 4
-
-
-@inner
-def _code_point(at: int) -> int:
-    first = signed(load8(at))
-    if first < 0x80:
-        return first
-    if first < 0xE0:
-        return (first & 0x1F) << 6 | signed(load8(at + 1) & 0x3F)
-    if first < 0xF0:
-        return (first & 0x0F) << 12 | signed(load8(at + 1) & 0x3F) << 6 | signed(load8(at + 2) & 0x3F)
-    upper = (first & 0x07) << 18 | signed(load8(at + 1) & 0x3F) << 12
-    return upper | signed(load8(at + 2) & 0x3F) << 6 | signed(load8(at + 3) & 0x3F)
-
-
-@inner
-def _class_at(at: int, classes: int) -> np.uint8:
-    return np.uint8(load8(classes + _code_point(at)))
-
-
-@inner
-def _is_white_space(at: int, classes: int) -> bool:
-    kind = _class_at(at, classes)
-    return kind in (SPACE, NEWLINE)
 
 
 @inner
@@ -115,40 +78,19 @@ def _wide_characters(
                 break
             place = at + trailing_zeros(leads)
             leads &= leads - _ONE
-        width = _width(load8(place))
-        kind = _class_at(place, classes)
-        bits = _bits(width + place - at) if cut else _bits(width) << np.uint64(place - at)
+        size = width(load8(place))
+        kind = class_at(place, classes)
+        bits = _bits(size + place - at) if cut else _bits(size) << np.uint64(place - at)
         cut = _ZERO
-        if kind == LETTER:
+        if kind >= LETTER:
             letters |= bits
         elif kind == NUMBER:
             numbers |= bits
         elif kind == SPACE:
             spaces |= bits
-            if place >= at and place + width < end and not _is_white_space(place + width, classes):
+            if place >= at and place + size < end and not is_white_space(place + size, classes):
                 lasts |= _ONE << np.uint64(place - at)
     return letters, numbers, spaces, lasts
-
-
-@inner
-def _contraction_end(start: int, end: int, lower: int) -> int:
-    """The end of 's, 't, 'm, 'd, 're, 've or 'll after an apostrophe, or `start`.
-
-    `lower` 0x20 ignores case as Unicode folds it (U+017F is an s), 0 does not.
-    """
-    if start + 1 >= end:
-        return start
-    first = load8(start + 1) | lower
-    if first in (_S, _T, _M, _D):
-        return start + 2
-    if start + 2 >= end:
-        return start
-    if lower and load8(start + 1) == _LONG_S[0] and load8(start + 2) == _LONG_S[1]:
-        return start + 3
-    second = load8(start + 2) | lower
-    if (second == _E and first in (_R, _V)) or (second == _L and first == _L):
-        return start + 3
-    return start
 
 
 @inner
@@ -157,7 +99,7 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
     while apostrophes:
         bit = trailing_zeros(apostrophes)
         apostrophes &= apostrophes - _ONE
-        size = _contraction_end(at + bit, end, lower) - at - bit
+        size = contraction_end(at + bit, end, lower) - at - bit
         if size:
             following = np.uint64(bit + size)
             inside = _bits(size - 1) << np.uint64(bit + 1) if bit < 63 else _ZERO
@@ -219,7 +161,7 @@ def _after_line_breaks(
             ends_in_newline = (newlines >> np.uint64(stop)) & _ONE != 0
         else:
             place = at + min(stop, BLOCK_BYTES)
-            while place < end and (load8(place) & 0xC0 == 0x80 or _class_at(place, classes) == SPACE):
+            while place < end and (load8(place) & 0xC0 == 0x80 or class_at(place, classes) == SPACE):
                 place += 1
             ends_in_newline = place < end and (load8(place) == 0x0A or load8(place) == 0x0D)
         if not ends_in_newline:
@@ -231,12 +173,27 @@ def _after_line_breaks(
 
 
 @inner
+def _starts_by_case(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    place = signed(_get(state, _NEXT_WORD))
+    if place == 0:
+        place = at
+    starts = _ZERO
+    while place < min(at + BLOCK_BYTES, end):
+        starts |= _ONE << np.uint64(place - at)
+        place = cased_words.word_end(pattern == O200K, place, end, classes)
+    _set(state, _NEXT_WORD, np.uint64(place))
+    return starts
+
+
+@inner
 def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """The bytes of the block at `at` at which words start, the first in the lowest bit; bits after the text's end are not set.
 
     Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of `character_classes.table`; `state` of
     STATE_SIZE uint64, zero at the start of a text.
     """
+    if pattern >= TEKKEN:
+        return _starts_by_case(pattern, at, end, classes, state)
     letters, numbers, spaces, newlines, blanks, apostrophes, wide, tails = block_masks(at)
     valid = _bits(end - at)
     letters &= valid
@@ -250,7 +207,7 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     if next_place < end:
         if load8(next_place) & 0xC0 == 0x80:
             non_space_next = _ZERO
-        elif not _is_white_space(next_place, classes):
+        elif not is_white_space(next_place, classes):
             non_space_next = _ONE
     lasts = spaces & ((valid & ~spaces) >> _ONE | non_space_next << _LAST)
     if wide:
@@ -287,7 +244,7 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     starts |= letters & ~after_letters & ~after_absorbers
     starts |= numbers & ~tails if pattern == QWEN2 else _number_starts(numbers, tails, after_numbers, state)
     next_is_indent = _ZERO
-    if next_place < end and _class_at(next_place, classes) == SPACE and (load8(next_place) & 0xC0) != 0x80:
+    if next_place < end and class_at(next_place, classes) == SPACE and (load8(next_place) & 0xC0) != 0x80:
         next_is_indent = _ONE
     indented = newlines & spaces & (indents >> _ONE | next_is_indent << _LAST)
     if indented:

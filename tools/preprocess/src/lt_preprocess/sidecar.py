@@ -36,8 +36,6 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State)
         if prefix == dataset.prefix
     ]
     options = {"json_key": json_key} | dataclasses.asdict(plan.options)
-    if plan.options.shard is not None:
-        options["shard"] = plan.options.shard._asdict()
     record = {
         "v": VERSION,
         "dataset": manifest.record_of(dataset),

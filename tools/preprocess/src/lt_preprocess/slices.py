@@ -5,11 +5,13 @@ from its beginning (compressed, Parquet, one plain text) goes whole to the part 
 other are the whole input.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 
-class Slice(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Slice:
     """Part `index` (from 0) of `count`."""
 
     index: int = 0

@@ -5,13 +5,16 @@ what follows cannot match the characters given back, and `\s*[\r\n]` ends where 
 tiktoken's own cl100k_base is not among them: it begins with `\s++$`, which keeps white space at the end of a text together.
 """
 
-from lt_preprocess import pretokenizer
+from lt_preprocess import pattern_codes
 
 NOT_COMPILED = -1
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3_POSSESSIVE = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _AFTER_WORDS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_AFTER_WORDS}"
@@ -22,20 +25,19 @@ O200K = (
 )
 
 SPELLINGS = {
-    GPT2: "GPT2",
-    LLAMA3: "LLAMA3",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+": "LLAMA3",
-    QWEN2: "QWEN2",
-    TEKKEN: "TEKKEN",
-    O200K: "O200K",
+    GPT2: pattern_codes.GPT2,
+    LLAMA3: pattern_codes.LLAMA3,
+    _LLAMA3_POSSESSIVE: pattern_codes.LLAMA3,
+    QWEN2: pattern_codes.QWEN2,
+    TEKKEN: pattern_codes.TEKKEN,
+    O200K: pattern_codes.O200K,
 }
-"""Every known spelling, and the name of its number in `pretokenizer`."""
+"""Every known spelling, and its number in compiled code."""
 
 
 def code(pattern: str) -> int:
     """The pre-tokenizer's number for a pattern, or NOT_COMPILED."""
-    number: int = getattr(pretokenizer, SPELLINGS.get(pattern, ""), NOT_COMPILED)
-    return number
+    return SPELLINGS.get(pattern, NOT_COMPILED)
 
 
 def find_in(source: str) -> str | None:

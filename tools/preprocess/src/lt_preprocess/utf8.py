@@ -19,7 +19,7 @@ def invalid(texts: Texts) -> list[int]:
     suspects = np.zeros(len(texts.offsets) - 1, np.bool_)
     if not _suspect(data, texts.offsets + len(_MARGIN), suspects):
         return []
-    return [int(number) for number in np.flatnonzero(suspects) if not _is_valid(texts, number)]
+    return [number for number in np.flatnonzero(suspects).tolist() if not _is_valid(texts, number)]
 
 
 def _is_valid(texts: Texts, number: int) -> bool:

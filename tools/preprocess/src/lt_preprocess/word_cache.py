@@ -3,11 +3,12 @@
 Natural text repeats its words: of 267,000 words a megabyte, 2% are new in the first 40 MB and fewer later. A set of the table
 is one cache line with two entries of 32 bytes: key and up to four ids. The key of a word of up to 15 bytes is the word itself.
 Longer words, up to LONGEST_BYTES, are found by a hash and compared in the arena, where also the ids lie when there are more
-than four: 2% of the words of mixed text, but those that cost most. When the arena is full it starts again from its beginning;
-what it held before is recognised by its age. The newer of two words that want the same place stays.
+than four: 2% of the words of mixed text, but those that cost most. The arena is written in a circle; an entry knows the place of
+its record, counted from the first circle on, and so whether it has been overwritten. The newer of two words that want the same
+place stays.
 
 An entry, in uint64: the lowest 8 bytes of the key; its other 7 bytes, 4 bits of length (0 for a hash), 4 bits for the number of
-ids (_IN_ARENA when they are there); four ids, or the place in the arena and the number of times that it was full.
+ids (_IN_ARENA when they are there); four ids, or the place in the arena.
 """
 
 from typing import NamedTuple
@@ -26,6 +27,7 @@ _SET_BITS = 20
 _SET_BYTES = 64
 _ENTRY_BYTES = 32
 _ARENA_BYTES = 32 << 20
+_ARENA_MASK = _ARENA_BYTES - 1
 _WORST_IN_ARENA = 8 + LONGEST_BYTES + 8 + 4 * LONGEST_BYTES + 8
 _IN_ARENA = 15
 
@@ -49,12 +51,11 @@ class WordCache(NamedTuple):
 
 
 class Memory:
-    """An empty cache, for one thread. The arena begins with the number of its bytes in use and how often it was full."""
+    """An empty cache, for one thread. After the arena stands the number of bytes that were ever written to it."""
 
     def __init__(self) -> None:
         self._sets = aligned((1 << _SET_BITS) * _SET_BYTES // 8)
-        self._arena = aligned(_ARENA_BYTES // 8)
-        self._arena[0] = 16
+        self._arena = aligned(_ARENA_BYTES // 8 + 1)
         self._masks = _key_masks()
         self.view = WordCache(address(self._sets), address(self._arena), address(self._masks))
 
@@ -113,9 +114,10 @@ def find_word(cache: WordCache, place: int, low: np.uint64, high: np.uint64, sta
 
 @inner
 def _find_in_arena(cache: WordCache, entry: int, start: int, size: int, output: int) -> int:
-    if load64(entry + 24) != load64(cache.arena + 8):
+    place = signed(load64(entry + 16))
+    if signed(load64(cache.arena + _ARENA_BYTES)) - place > _ARENA_BYTES:
         return 0
-    record = cache.arena + signed(load64(entry + 16))
+    record = cache.arena + (place & _ARENA_MASK)
     header = load64(record)
     ids = record + 8
     if size > WORD_BYTES:
@@ -148,13 +150,11 @@ def keep_word(
         store64(place + 24, load64(output + 8))
         return
     store64(place + 8, high | np.uint64(_IN_ARENA) << _COUNT_SHIFT)
-    used = signed(load64(cache.arena))
-    if used + _WORST_IN_ARENA > _ARENA_BYTES:
-        used = 16
-        store64(cache.arena + 8, load64(cache.arena + 8) + np.uint64(1))
-    store64(place + 16, np.uint64(used))
-    store64(place + 24, load64(cache.arena + 8))
-    record = cache.arena + used
+    written = signed(load64(cache.arena + _ARENA_BYTES))
+    if (written & _ARENA_MASK) + _WORST_IN_ARENA > _ARENA_BYTES:
+        written = (written | _ARENA_MASK) + 1
+    store64(place + 16, np.uint64(written))
+    record = cache.arena + (written & _ARENA_MASK)
     store64(record, np.uint64(count) << _HALF | np.uint64(size))
     ids = record + 8
     if size > WORD_BYTES:
@@ -165,4 +165,4 @@ def keep_word(
         ids += last + 8
     for offset in range(0, 4 * count, 8):
         store64(ids + offset, load64(output + offset))
-    store64(cache.arena, np.uint64((ids - cache.arena + 4 * count + 7) & ~7))
+    store64(cache.arena + _ARENA_BYTES, np.uint64(written + ((ids - record + 4 * count + 7) & ~7)))

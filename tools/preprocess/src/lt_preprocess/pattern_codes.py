@@ -1,0 +1,7 @@
+"""The numbers by which compiled code knows the patterns of `split_patterns`. Apart, so that naming one loads no compiler."""
+
+GPT2 = 0
+LLAMA3 = 1
+QWEN2 = 2
+TEKKEN = 3
+O200K = 4
