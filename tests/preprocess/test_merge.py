@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from lt_preprocess import block_reader, merge
+from lt_preprocess import run as runs
+from lt_preprocess.plan import Plan
+from lt_preprocess.slices import Slice
 from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadData, IoFailure, NoInput, UsageError
 
@@ -102,6 +105,71 @@ def test_parts_of_a_limited_size(tmp_path: Path) -> None:
     Path(tmp_path / "web-00000-of-00002-part00000_text_document.idx").unlink()
     with pytest.raises(NoInput):
         merge.plan([str(tmp_path)], str(tmp_path / "again"))
+
+
+def test_shards_of_different_runs_are_not_joined(
+    planned: Callable[..., Plan], tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"text": f"text {number}"} for number in range(20)])
+    (tmp_path / "parts").mkdir()
+
+    def shard(index: int, **options: Any) -> None:
+        runs.build(planned([source], demo_tokenizer, tmp_path / "parts/web", shard=Slice(index, 2), **options), 1)
+
+    shard(0)
+    shard(1)
+    assert merged([tmp_path / "parts"], tmp_path / "out").documents == 20
+    shard(1, append_eod=True)
+    with pytest.raises(BadData, match="web-00001-of-00002_text_document: was not made from the same .*web-00000-of-00002"):
+        merge.plan([str(tmp_path / "parts")], str(tmp_path / "again"))
+    write_lines(source, [{"text": f"longer text {number}"} for number in range(40)])
+    shard(0, append_eod=True)
+    with pytest.raises(BadData, match="was not made from the same"):
+        merge.plan([str(tmp_path / "parts")], str(tmp_path / "again"))
+    shard(1, append_eod=True)
+    assert merged([tmp_path / "parts"], tmp_path / "again").documents == 40
+
+
+def test_parts_of_different_runs_are_not_joined(
+    planned: Callable[..., Plan], tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    for name, count in (("a", 3), ("b", 5)):
+        source = write_lines(tmp_path / f"{name}.jsonl", [{"text": f"text {number}"} for number in range(count)])
+        (tmp_path / name).mkdir()
+        runs.build(planned([source], demo_tokenizer, tmp_path / name / "web", max_shard_bytes=1), 1)
+    part = "web-part0000{}_text_document"
+    for number in (3, 4):
+        for end in (".bin", ".idx"):
+            (tmp_path / "a" / (part.format(number) + end)).write_bytes((tmp_path / "b" / (part.format(number) + end)).read_bytes())
+    with pytest.raises(BadData, match=f"{part.format(4)}: is of another run: .*{part.format(2)} was the last part"):
+        merge.plan([str(tmp_path / "a")], str(tmp_path / "out"))
+    for end in (".bin", ".idx", ".json"):
+        (tmp_path / "b" / (part.format(1) + end)).write_bytes((tmp_path / "a" / (part.format(1) + end)).read_bytes())
+    with pytest.raises(BadData, match=f"{part.format(1)}: was not made from the same .*{part.format(0)}"):
+        merge.plan([str(tmp_path / "b")], str(tmp_path / "out"))
+
+
+def test_shards_of_two_counts_are_not_joined(tmp_path: Path) -> None:
+    for name in ("0-of-1", "0-of-2", "1-of-2"):
+        write_with_megatron(tmp_path / f"web-{name}_text_document", [[[1]]])
+    with pytest.raises(BadData, match=r"several runs: .*web-\*-of-1_text_document, .*web-\*-of-2_text_document"):
+        merge.plan([str(tmp_path)], str(tmp_path / "out"))
+
+
+def test_links_and_dots_lead_to_the_same_dataset(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    write_with_megatron(tmp_path / "data/a", [[[1, 2]]])
+    for end in (".bin", ".idx"):
+        (tmp_path / f"b{end}").symlink_to(f"data/a{end}")
+    for other in ("link/a", "data/../data/a", "b"):
+        with pytest.raises(UsageError, match=r"data/a\): given twice"):
+            merge.plan([str(tmp_path / "data/a"), f"{tmp_path}/{other}"], str(tmp_path / "out"))
+        with pytest.raises(UsageError, match=r"data/a\): is both read and written"):
+            merge.plan([str(tmp_path / "data/a")], f"{tmp_path}/{other}")
+    assert merged([tmp_path / "link"], tmp_path / "out").documents == 1
+    with pytest.raises(NoInput, match="no dataset in this directory"):
+        merge.plan([str(tmp_path / "link")], str(tmp_path / "data/a"))
 
 
 def test_directory_glob_and_file_names_in_the_order_of_their_numbers(run: Run, tmp_path: Path) -> None:

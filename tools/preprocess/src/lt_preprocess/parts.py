@@ -9,12 +9,13 @@ import dataclasses
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lt_preprocess import derivation
 from lt_preprocess.block_reader import BlockReader, Shape
 from lt_shared import manifest, storage
 from lt_shared.console import BadData, NoInput, UsageError, warn
+from lt_shared.indexed_dataset import bin_path
 from lt_shared.manifest import Dataset
 
 EXTENSIONS = (".bin", ".idx", ".json")
@@ -37,25 +38,34 @@ def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
             found = [manifest.describe(prefix) for prefix in _prefixes(source, output_prefix)]
         is_file_name = len(found) == 1 and found[0].prefix != source
         for part in found:
-            place = manifest.absolute(part.prefix)
+            place = _place(part.prefix)
             # The shell expands web* to the files of one dataset; the dataset itself given twice is a mistake.
             if place in parts and not (is_file_name and place in by_file_name):
-                raise UsageError(f"{part.prefix}: given twice")
+                raise UsageError(f"{_also_named(part.prefix, parts[place].prefix)}: given twice")
             parts.setdefault(place, part)
             if is_file_name:
                 by_file_name.add(place)
-    for place in parts:
-        check_not_the_source(place, manifest.absolute(output_prefix))
+    for part in parts.values():
+        check_not_the_source(part.prefix, output_prefix)
     if any(part.weight != 1.0 for part in parts.values()):
         warn("the weights of the parts are left out: each is merged once")
-    check_complete(list(parts))
+    check_complete([manifest.absolute(part.prefix) for part in parts.values()])
     return list(parts.values())
 
 
 def check_not_the_source(prefix: str, output_prefix: str) -> None:
     """Raise UsageError for an output that would replace what it is made of."""
-    if manifest.absolute(prefix) == output_prefix:
-        raise UsageError(f"{output_prefix}: is both read and written", "give the output another name")
+    if _place(prefix) == _place(output_prefix):
+        raise UsageError(f"{_also_named(output_prefix, prefix)}: is both read and written", "give the output another name")
+
+
+def _place(prefix: str) -> str:
+    """Where its tokens are: the same for two names that links or `..` lead to one file."""
+    return prefix if storage.is_remote(prefix) else os.path.realpath(bin_path(prefix))
+
+
+def _also_named(prefix: str, other: str) -> str:
+    return prefix if manifest.absolute(prefix) == manifest.absolute(other) else f"{prefix} (which is {other})"
 
 
 def listed(sources: Sequence[str], lenient: bool = False) -> list[Dataset]:
@@ -105,14 +115,14 @@ def _prefixes(source: str, output_prefix: str) -> list[str]:
 
 def _in_directory(directory: str, output_prefix: str) -> list[str]:
     names = os.listdir(directory)
-    output = os.path.abspath(output_prefix)
+    output = _place(output_prefix)
     prefixes = {os.path.join(directory, name[:-4]) for name in names if name.endswith((".bin", ".idx")) and name[0] != "."}
     prefixes |= {
         os.path.join(directory, name[1 : -len(".bin.partial")])
         for name in names
         if name.startswith(".") and name.endswith(".bin.partial")
     }
-    prefixes = {prefix for prefix in prefixes if os.path.abspath(prefix) != output}
+    prefixes = {prefix for prefix in prefixes if _place(prefix) != output}
     if not prefixes:
         raise NoInput(f"{directory}: no dataset in this directory", "a dataset is PREFIX.bin and PREFIX.idx")
     for prefix in sorted(prefixes, key=natural_order):
@@ -135,28 +145,36 @@ def natural_order(prefix: str) -> list[tuple[int, int, str]]:
 
 
 def check_complete(prefixes: Sequence[str]) -> None:
-    """Raise NoInput when shards (`-I-of-N`) or parts (`-partK`) are not all there, BadData when they are of several datasets."""
+    """Raise NoInput when shards (`-I-of-N`) or parts (`-partK`) are not all there, BadData when they are of several runs."""
     shards = _complete_parts(prefixes)
-    sets: dict[tuple[str, str, str], set[int]] = {}
-    for prefix in shards:
-        if match := SHARD_NAME.match(prefix):
-            sets.setdefault((match["head"], match["count"], match["tail"]), set()).add(int(match["number"]))
+    sets: dict[tuple[str, str, str], dict[int, list[str]]] = {}
+    for name, of_shard in shards.items():
+        if match := SHARD_NAME.match(name):
+            sets.setdefault((match["head"], match["count"], match["tail"]), {})[int(match["number"])] = of_shard
+    _check_one_set(sets)
     for (head, count, tail), numbers in sets.items():
         first = 0 if 0 in numbers else 1
-        missing = sorted(set(range(first, first + int(count))) - numbers)
+        missing = sorted(set(range(first, first + int(count))) - numbers.keys())
         _refuse_missing([f"{head}-{number:0{len(count)}d}-of-{count}{tail}" for number in missing])
-    tails: dict[str, set[str]] = {}
-    for head, _, tail in sets:
-        tails.setdefault(head, set()).add(tail)
-    for head, of_head in tails.items():
-        if len(of_head) > 1:
-            named = ", ".join(f"{head}-*{tail}" for tail in sorted(of_head))
+        _check_one_run([prefix for number in sorted(numbers) for prefix in numbers[number]])
+
+
+def _check_one_set(sets: Iterable[tuple[str, str, str]]) -> None:
+    of_heads: dict[str, list[tuple[str, str]]] = {}
+    for head, count, tail in sets:
+        of_heads.setdefault(head, []).append((count, tail))
+    for head, found in of_heads.items():
+        if len({tail for _, tail in found}) > 1:
+            named = ", ".join(sorted({f"{head}-*{tail}" for _, tail in found}))
             raise BadData(f"these are parts of several datasets: {named}", "merge each by itself")
+        if len(found) > 1:
+            named = ", ".join(sorted(f"{head}-*-of-{count}{tail}" for count, tail in found))
+            raise BadData(f"these are shards of several runs: {named}", "merge each by itself, or delete those of an earlier run")
 
 
-def _complete_parts(prefixes: Sequence[str]) -> set[str]:
-    """The prefixes with the parts of --max-shard-size taken together, after a look whether all of them are there."""
-    whole = {prefix for prefix in prefixes if not PART_NAME.match(prefix)}
+def _complete_parts(prefixes: Sequence[str]) -> dict[str, list[str]]:
+    """The names without the numbers of --max-shard-size, each with its parts in order; raises when these do not fit together."""
+    whole: dict[str, list[str]] = {prefix: [prefix] for prefix in prefixes if not PART_NAME.match(prefix)}
     sets: dict[tuple[str, str], dict[int, str]] = {}
     for prefix in prefixes:
         if match := PART_NAME.match(prefix):
@@ -164,10 +182,37 @@ def _complete_parts(prefixes: Sequence[str]) -> set[str]:
     for (head, tail), parts in sets.items():
         last = max(parts)
         _refuse_missing([f"{head}-part{number:05d}{tail}" for number in range(last) if number not in parts])
-        if (derivation.read_sidecar(parts[last]) or {}).get("part", {}).get("is_last") is False:
+        in_order = [parts[number] for number in sorted(parts)]
+        _check_one_run(in_order)
+        for prefix in in_order[:-1]:
+            if _is_last(prefix):
+                raise BadData(
+                    f"{in_order[-1]}: is of another run: {prefix} was the last part of its own",
+                    "delete the parts behind it, which an earlier run left",
+                )
+        if _is_last(parts[last]) is False:
             _refuse_missing([f"{head}-part{last + 1:05d}{tail}"])
-        whole.add(head + tail)
+        whole.setdefault(head + tail, []).extend(in_order)
     return whole
+
+
+def _is_last(prefix: str) -> bool | None:
+    """Whether its sidecar says so, None when it says nothing."""
+    part = (derivation.read_sidecar(prefix) or {}).get("part") or {}
+    is_last: bool | None = part.get("is_last")
+    return is_last
+
+
+def _check_one_run(prefixes: Sequence[str]) -> None:
+    """Raise BadData for parts of which two sidecars say that inputs, tokenizer or options were not the same."""
+    found = [(prefix, (derivation.read_sidecar(prefix) or {}).get("run")) for prefix in prefixes]
+    known = [(prefix, run) for prefix, run in found if run is not None]
+    for prefix, run in known[1:]:
+        if run != known[0][1]:
+            raise BadData(
+                f"{prefix}: was not made from the same inputs, tokenizer and options as {known[0][0]}",
+                "make all shards and parts with one command",
+            )
 
 
 def _refuse_missing(names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 `dataset` is its manifest line, which other tools read. `sources` are the inputs that were read, each with size, modification time
 and the hash of its first 64 KiB (remote ones with the store's version), `options` what changed the result, `counts` what is in it
 and what was left out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same
-one has nothing to do.
+one has nothing to do. `run` is the same for all shards of one run, so that those of different runs are not joined.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State)
         "v": VERSION,
         "dataset": manifest.record_of(dataset),
         "plan": plan.fingerprint,
+        "run": _fingerprint_of_all_shards(plan),
         "part": {"index": state.part, "is_last": state.is_last},
         "sources": _sources(plan, state),
         "options": options,
@@ -47,6 +48,10 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State)
         "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
     }
     return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _fingerprint_of_all_shards(plan: Plan) -> str | None:
+    return dataclasses.replace(plan, options=dataclasses.replace(plan.options, shard=None)).fingerprint
 
 
 def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
