@@ -120,7 +120,7 @@ def test_shards_of_different_runs_are_not_joined(
     shard(1)
     assert merged([tmp_path / "parts"], tmp_path / "out").documents == 20
     shard(1, append_eod=True)
-    with pytest.raises(BadData, match="web-00001-of-00002_text_document: was not made from the same .*web-00000-of-00002"):
+    with pytest.raises(BadData, match=r"web-00001-of-00002_text_document: was not made from the same .*web-00000-of-00002"):
         merge.plan([str(tmp_path / "parts")], str(tmp_path / "again"))
     write_lines(source, [{"text": f"longer text {number}"} for number in range(40)])
     shard(0, append_eod=True)
@@ -140,7 +140,9 @@ def test_parts_of_different_runs_are_not_joined(
     part = "web-part0000{}_text_document"
     for number in (3, 4):
         for end in (".bin", ".idx"):
-            (tmp_path / "a" / (part.format(number) + end)).write_bytes((tmp_path / "b" / (part.format(number) + end)).read_bytes())
+            (tmp_path / "a" / (part.format(number) + end)).write_bytes(
+                (tmp_path / "b" / (part.format(number) + end)).read_bytes()
+            )
     with pytest.raises(BadData, match=f"{part.format(4)}: is of another run: .*{part.format(2)} was the last part"):
         merge.plan([str(tmp_path / "a")], str(tmp_path / "out"))
     for end in (".bin", ".idx", ".json"):

@@ -131,6 +131,37 @@ def test_each_part_names_the_inputs_that_it_was_made_from(
     assert [record["part"]["is_last"] for record in records] == [False, False, True]
 
 
+def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only those of lt-preprocess, and only those of this output."""
+    file = tmp_path / "a.jsonl"
+    (tmp_path / "out").mkdir()
+
+    def make(documents: int, name: str = "web") -> None:
+        write_lines(file, [{"text": f"text {number}"} for number in range(documents)])
+        wanted = planned([file], demo_tokenizer, tmp_path / "out" / name, max_shard_bytes=1)
+        runs.build(wanted, 1)
+        assert sidecar.up_to_date(wanted) is not None
+
+    make(6)
+    make(6, "web-part00000_text_document")
+    for number in (5, 7):
+        Path(tmp_path / f"out/web-part0000{number}_text_document.json").unlink(missing_ok=True)
+        Path(tmp_path / f"out/web-part0000{number}_text_document.idx").touch()
+    Path(tmp_path / "out/web-part00004_quarantine.jsonl").touch()
+    Path(tmp_path / "out/web-part00004_title_document.idx").touch()
+    before = {path.name for path in (tmp_path / "out").iterdir()}
+    capsys.readouterr()
+    make(3)
+    gone = {f"web-part0000{number}_text_document{end}" for number in (3, 4) for end in (".bin", ".idx", ".json")}
+    assert before - {path.name for path in (tmp_path / "out").iterdir()} == gone | {"web-part00004_quarantine.jsonl"}
+    said = capsys.readouterr().err
+    assert "web-part00003_text_document and 1 more: deleted" in said
+    for number in (5, 7):
+        assert f"web-part0000{number}_text_document: looks like a part of this run" in said
+
+
 def test_a_dataset_of_another_tokenizer_is_not_replaced_unasked(
     build: Build, run: Run, tmp_path: Path, demo_tokenizer: Path, gpt2_vocabulary: Path, write_lines: WriteLines
 ) -> None:

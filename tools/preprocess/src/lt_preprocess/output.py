@@ -1,12 +1,15 @@
 """What one part of a run writes: a dataset for each key, and the lines that hold no document.
 
 All datasets of a part have the same documents, so that the second key's document 7 belongs to the first key's. The files appear
-together at the end: the quarantined lines first, then each dataset.
+together at the end: the quarantined lines first, then each dataset. Before the last part is published, those that an earlier,
+longer run left behind it are deleted: nobody could tell later that they do not belong to this run.
 """
 
 import base64
 import contextlib
+import glob
 import json
+import re
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -16,6 +19,7 @@ from lt_preprocess.documents import BadLine
 from lt_preprocess.journal import State
 from lt_preprocess.plan import Plan
 from lt_shared import indexed_dataset, manifest, resumable_files, storage
+from lt_shared.console import note, warn
 from lt_shared.indexed_dataset import Extent
 
 
@@ -93,6 +97,8 @@ class Part:
 
     def publish(self, state: State) -> list[manifest.Dataset]:
         """Make all visible, for good."""
+        if state.is_last:
+            _delete_parts_behind(self._plan, state.part)
         if self.quarantine_bytes:
             self._opened_quarantine()
             self._quarantine_stack.close()
@@ -114,6 +120,30 @@ class Part:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, trace)
+
+
+def _delete_parts_behind(plan: Plan, last: int) -> None:
+    """Delete what a run with more parts left behind the last one, and name what others left there. On local filesystems only."""
+    if plan.options.max_shard_bytes is None or storage.is_remote(plan.prefix):
+        return
+    deleted: list[str] = []
+    for key in plan.options.json_keys:
+        name = re.compile(re.escape(f"{plan.prefix}-part") + r"(\d{5,})" + re.escape(f"_{key}_document") + r"\.(bin|idx|json)")
+        places = glob.iglob(f"{glob.escape(f'{plan.prefix}-part')}*{glob.escape(f'_{key}_document')}.*")
+        numbers = {int(match[1]) for place in places if (match := name.fullmatch(place))}
+        for number in sorted(number for number in numbers if number > last):
+            prefix = f"{plan.part_prefix(number)}_{key}_document"
+            if not sidecar.is_of_part(prefix, number):
+                warn(f"{prefix}: looks like a part of this run, but is not of lt-preprocess; it is left there")
+                continue
+            # The sidecar goes last: as long as it is there, a later run knows whose files these are.
+            storage.remove(plan.quarantine_path(number))
+            for path in (indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix), manifest.sidecar_path(prefix)):
+                storage.remove(path)
+            deleted.append(prefix)
+    if deleted:
+        more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""
+        note(f"{deleted[0]}{more}: deleted, an earlier run had more parts")
 
 
 def _raw(line: bytes) -> dict[str, Any]:

@@ -126,6 +126,15 @@ def check_tokenizer(plan: Plan) -> None:
             )
 
 
+def is_of_part(prefix: str, part: int) -> bool:
+    """Whether the sidecar says that a run with --max-shard-size made the dataset as its part of this number."""
+    record = read(prefix) or {}
+    place, options = record.get("part"), record.get("options")
+    if not isinstance(place, dict) or not isinstance(options, dict):
+        return False
+    return place.get("index") == part and options.get("max_shard_bytes") is not None
+
+
 def _is_of(record: dict[str, Any], plan: Plan) -> bool:
     """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some."""
     try:
