@@ -260,6 +260,57 @@ def test_a_torn_journal(failed: Callable[..., Plan], tmp_path: Path, capsys: pyt
     assert hidden(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "line", ["123", "{}", "[]", "null", '"a"', '{"position": 1}', "wrong part", "wrong datasets", "wrong extents"]
+)
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_lines_of_a_journal_that_tell_no_state(
+    failed: Callable[..., Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, anew: bool, is_alone: bool
+) -> None:
+    """The last line that does counts; without any, the run starts anew and says so."""
+    journal = tmp_path / ".out_text_document.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    wrong: dict[str, dict[str, Any]] = {
+        "wrong part": {"part": "x"},
+        "wrong datasets": {"datasets": 5},
+        "wrong extents": {"extents": [{"tokens": "many", "sequences": 0, "documents": 0}]},
+    }
+    text = json.dumps(json.loads(lines[-1]) | wrong[line]) if line in wrong else line
+    journal.write_bytes(b"".join(lines[:1] if is_alone else lines) + text.encode() + b"\n")
+    capsys.readouterr()
+    [made] = runs.build(failed(on_error="skip"), 1, anew=anew)
+    said = capsys.readouterr().err
+    assert ("resuming" in said) == (not is_alone and not anew)
+    assert ("starting anew" in said) == (is_alone and not anew)
+    assert made.documents == 2000
+    assert hidden(tmp_path) == []
+
+
+def test_a_run_with_other_keys_clears_what_it_makes_useless(failed: Callable[..., Plan], tmp_path: Path) -> None:
+    """An interrupted run is left alone until another one makes one of its datasets."""
+    with pytest.raises(BadData):
+        runs.build(failed(json_keys=("title", "text")), 1)
+    assert {".out_title_document.journal", ".out_text_document.bin.partial"} <= set(hidden(tmp_path))
+    assert ".out_text_document.journal" not in hidden(tmp_path)
+    (tmp_path / ".out_title_document.idx.partial").touch()
+    [before] = [path for path in tmp_path.iterdir() if path.name == ".out_title_document.journal"]
+    content = before.read_bytes()
+    runs.build(failed(on_error="skip", max_shard_bytes=1 << 20), 1)
+    assert before.read_bytes() == content
+    runs.build(failed(on_error="skip"), 1)
+    assert hidden(tmp_path) == []
+
+
+def test_killed_while_publishing_and_then_run_in_parts(
+    failed: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process leaves the index that it had begun."""
+    (tmp_path / ".out_text_document.idx.partial").touch()
+    runs.build(failed(on_error="skip", max_shard_bytes=1 << 20), 1)
+    assert hidden(tmp_path) == []
+
+
 def test_a_second_process_is_told_to_try_again(
     planned: Planned, small_steps: None, tmp_path: Path, source: Path, demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

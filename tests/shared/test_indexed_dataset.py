@@ -377,6 +377,7 @@ def test_going_on_from_what_is_not_there(tmp_path: Path) -> None:
     assert not indexed_dataset.can_go_on(prefix, np.uint16, extent)
     with pytest.raises(IoFailure, match="shorter"), Writer(prefix, np.uint16, extent):
         pass
+    (tmp_path / ".data.idx.partial").touch()
     indexed_dataset.discard_partial(prefix)
     assert os.listdir(tmp_path) == []
 

@@ -222,7 +222,7 @@ def take_back(prefix: str) -> bool:
 
 def discard_partial(prefix: str) -> None:
     """Delete what an earlier resumable writer left."""
-    for name in _partial_sizes(prefix, np.dtype(np.uint16), Extent()):
+    for name in (*_partial_sizes(prefix, np.dtype(np.uint16), Extent()), idx_path(prefix)):
         resumable_files.discard(name)
 
 

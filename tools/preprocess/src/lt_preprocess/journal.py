@@ -8,6 +8,7 @@ recorded, and there is no lock.
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from lt_preprocess import __version__
 from lt_preprocess.chunks import Position
 from lt_preprocess.plan import Plan
 from lt_shared import indexed_dataset, resumable_files, storage
+from lt_shared.console import TryAgain, note
 from lt_shared.indexed_dataset import Extent
 
 VERSION = 1
@@ -145,6 +147,8 @@ class LocalJournal(Journal):
         self._file = file
         content = file.read()
         records = _records(content)
+        if content.count(b"\n") > 1 and not records:
+            note(f"{path}: no line tells how far the earlier run came; starting anew")
         self.state = self._state_in(records, plan.options.on_error)
         if self.state is not None and _can_go_on(self.state, plan):
             file.seek(content.rfind(b"\n") + 1)
@@ -187,17 +191,66 @@ def _discard(record: dict[str, Any]) -> None:
     resumable_files.discard(record["quarantine"])
 
 
+def _discard_overlapping(plan: Plan, path: str) -> None:
+    """Delete what interrupted runs with other --json-keys left of datasets that this plan makes.
+
+    This run writes their partial files anew, so they could not be gone on with. A run that is at work is left alone: its locks
+    keep this one out.
+    """
+    of_any_key = os.path.join(glob.escape(os.path.dirname(plan.prefix)), f".{glob.escape(os.path.basename(plan.prefix))}_*")
+    for other in sorted(glob.glob(f"{of_any_key}_document.journal")):
+        if other == path:
+            continue
+        with contextlib.suppress(TryAgain, FileNotFoundError):
+            # Looked at without the lock first: that of a run with nothing in common is not taken even for a moment.
+            with open(other, "rb") as unlocked:
+                if not _overlapping(unlocked, plan):
+                    continue
+            with resumable_files.locked(other, plan.prefix) as file:
+                for record in _overlapping(file, plan):
+                    _discard(record)
+                    os.unlink(other)
+
+
+def _overlapping(journal: IO[bytes], plan: Plan) -> list[dict[str, Any]]:
+    """The last state in a journal if its run was making a dataset that the plan makes, too."""
+    states = _records(journal.read())[1:]
+    return [state for state in states if set(state["datasets"]) & set(plan.dataset_prefixes(state["part"]))]
+
+
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
 
 
 def _records(content: bytes) -> list[dict[str, Any]]:
-    """The first line and the last whole one. A crash of the machine may leave what is no JSON."""
+    """The first line and the last one that tells a state. A crash of the machine may leave anything else."""
     lines = content.split(b"\n")[:-1]
     for last in range(len(lines) - 1, 0, -1):
         with contextlib.suppress(ValueError):
-            return [json.loads(lines[0]), json.loads(lines[last])]
+            record = json.loads(lines[last])
+            if _is_state(record):
+                return [json.loads(lines[0]), record]
     return []
+
+
+def _is_state(record: Any) -> bool:
+    """Whether a line of a journal has what `Journal._record` writes."""
+    try:
+        state = State.from_record(record)
+        datasets, names = record["datasets"], [*record["datasets"], record["quarantine"], record["on_error"], *state.reported]
+    except (TypeError, KeyError):
+        return False
+    inputs = [number for number in (state.first_input, state.last_input) if number is not None]
+    counts = [*state.position, state.taken, state.part, state.quarantine_bytes, state.bad_lines_before, state.bad_lines]
+    counts += [*inputs, state.text_bytes, *(count for extent in state.extents for count in dataclasses.astuple(extent))]
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(datasets, list)
+        and len(datasets) == len(state.extents) > 0
+        and isinstance(state.is_closed, bool)
+        and isinstance(state.is_last, bool)
+    )
 
 
 @contextlib.contextmanager
@@ -226,4 +279,5 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
                 file.seek(0)
                 file.truncate()
                 file.seek(0)
+            _discard_overlapping(plan, path)
             yield LocalJournal(path, file, plan)
