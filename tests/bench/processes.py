@@ -13,7 +13,7 @@ SAMPLE_SECONDS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """`peak_bytes` is the most that the largest process held, or all together at one of the samples, whichever is more.
+    """`peak_bytes` is the most that the first process held, or all together at one of the samples, whichever is more.
 
     What processes share counts once (PSS).
     """
@@ -46,6 +46,15 @@ def _proportional_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+def _high_water_bytes(pid: int) -> int:
+    """The most that a process held so far. The kernel's ru_maxrss will not do: it counts what the parent held at the fork."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Usage:
     """Run a command to its end; its output is shown when it fails. Raises Failed."""
     with tempfile.TemporaryFile() as output:
@@ -57,12 +66,13 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = N
             stderr=subprocess.STDOUT,
             env=None if environment is None else os.environ | dict(environment),
         )
-        sampled = 0
+        sampled = largest = 0
         while True:
             deadline = time.perf_counter() + SAMPLE_SECONDS
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             while not pid and time.perf_counter() < deadline:
                 time.sleep(0.01)
+                largest = max(largest, _high_water_bytes(process.pid))
                 pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
@@ -73,4 +83,4 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str] | None = N
             output.seek(0)
             tail = output.read().decode(errors="replace")[-2000:]
             raise Failed(f"{' '.join(map(str, command))}: exit {process.returncode}\n{tail}")
-    return Usage(wall, usage.ru_utime + usage.ru_stime, max(sampled, usage.ru_maxrss * 1024))
+    return Usage(wall, usage.ru_utime + usage.ru_stime, max(sampled, largest))

@@ -185,7 +185,7 @@ def test_bad_line_in_standard_input(run: Run, tmp_path: Path, demo_tokenizer: Pa
 
 
 def test_dry_run_writes_nothing(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
-    result = run(file, "--tokenizer", demo_tokenizer, "-o", tmp_path / "no/such/out", "--dry-run", "--workers", "3")
+    result = run(file, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", "--dry-run", "--workers", "3")
     assert result.returncode == 0
     [plan] = records(result)
     assert plan["kind"] == "plan"
@@ -193,6 +193,22 @@ def test_dry_run_writes_nothing(run: Run, tmp_path: Path, file: Path, demo_token
     assert plan["up_to_date"] is False
     assert plan["inputs"] == [{"path": str(file), "size_bytes": file.stat().st_size, "mtime_ns": file.stat().st_mtime_ns}]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(("prefix", "code"), [("no/such/out", 73), ("", 2), (".", 2), ("dir/", 2)])
+def test_dry_run_checks_where_the_output_goes(
+    run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path, prefix: str, code: int
+) -> None:
+    result = run(file, "--tokenizer", demo_tokenizer, "-o", prefix, "--dry-run", cwd=tmp_path)
+    assert result.returncode == code
+    assert "hint: " in result.stderr
+
+
+def test_files_beside_input(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
+    arguments = [file, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    assert run(*arguments, "--input", file).returncode == 2
+    [dataset, _] = records(run(*arguments, env=os.environ | {"LT_PREPROCESS_INPUT": str(file)}))
+    assert dataset["documents"] == 2
 
 
 def test_options_from_the_environment(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:

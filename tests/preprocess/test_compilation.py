@@ -1,5 +1,6 @@
 """Compiling is announced, done once, and possible where nothing can be written."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable
@@ -51,3 +52,20 @@ def test_changed_sources_get_a_directory_of_their_own(name: str) -> None:
     assert other is not None
     assert other != current
     other.rmdir()
+
+
+def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lt_preprocess import compilation
+
+    class Cache:
+        def save_overload(self, signature: object, data: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Dispatcher:
+        _cache = Cache()
+
+    dispatcher = Dispatcher()
+    compilation._continue_when_not_kept(dispatcher, tmp_path)
+    dispatcher._cache.save_overload("signature", "data")
+    dispatcher._cache.save_overload("signature", "data")
+    assert capsys.readouterr().err.count(f"{tmp_path}: no space left on device: the compiled encoder is used but not kept") == 1

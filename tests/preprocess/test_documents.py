@@ -50,7 +50,7 @@ def test_blank_lines_are_ignored_and_counted() -> None:
     [
         (b'{"text": "a"', "not JSON: Expecting ',' delimiter at column 13"),
         (b'{"text": "a"} x', "not JSON: Extra data at column 15"),
-        (b'{"text": "a\x01b"}', "not JSON: Invalid control character at at column 12"),
+        (b'{"text": "a\x01b"}', "not JSON: Invalid control character at column 12"),
         (b'"text"', "not a JSON object"),
         (b"[1]", "not a JSON object"),
         (b"{}", "no key 'text'"),
@@ -85,6 +85,7 @@ def test_bad_lines(line: bytes, reason: str) -> None:
         b'{"score": -Infinity, "text": "a"}',
         b'{"score": 1e999, "text": "a"}',
         b'{"id": 123456789012345678901234567890, "text": "a"}',
+        b'{"id": ' + b"9" * 5000 + b', "text": "a"}',
         b'{"title": "\\ud800", "text": "a"}',
         b'{"text": "b", "text": "a"}',
         b'{"text": "a"}\r',

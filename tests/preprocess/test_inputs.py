@@ -311,6 +311,13 @@ def test_bad_lines_of_remote_objects_have_an_offset(tmp_path: Path) -> None:
     assert texts_of([path])[1] == [f"{path}, byte {len(LINES)}: not JSON: Expecting value at column 1"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.xz", "a.bz2", "A.PARQUET"])
+def test_empty_remains_of_a_copy(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(BadData, match="the file is empty"):
+        texts_of([str(tmp_path / name)])
+
+
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(NoInput, match="nowhere: no such file"):
         read(tmp_path / "nowhere")

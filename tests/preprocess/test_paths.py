@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from lt_preprocess import paths
-from lt_shared.console import NoInput
+from lt_shared.console import BadData, NoInput
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def test_files_globs_and_standard_input(corpus: Path) -> None:
 def test_directories(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert paths.resolve(["other", "corpus/"]) == ["other/e.ndjson", *BELOW]
     reported = capsys.readouterr().err
-    assert "other: 1 files of other kinds are not read" in reported
-    assert "corpus/: 1 files of other kinds are not read" in reported
+    assert "other: not read, for their names: 1 files, such as other/notes" in reported
+    assert "corpus/: not read, for their names: 1 files, such as corpus/README.md" in reported
     assert paths.resolve(["*"]) == [*BELOW, "other/e.ndjson"]
 
 
@@ -89,3 +89,16 @@ def test_remote_directories() -> None:
 def test_kinds_by_name() -> None:
     assert all(map(paths.is_text, ["a.txt", "s3://b/a.txt.gz", "a.txt.zst"]))
     assert not any(map(paths.is_text, ["a.jsonl", "txt", "a.txt.jsonl", "-", "a.txt.tar"]))
+
+
+def test_a_list_that_names_itself(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"@{tmp_path}/other\n")
+    (tmp_path / "other").write_text(f"@{tmp_path}/list\n")
+    with pytest.raises(BadData, match="names itself"):
+        paths.resolve([f"@{tmp_path}/list"])
+
+
+def test_names_in_capitals(tmp_path: Path) -> None:
+    for name in ("A.JSONL", "B.Txt", "C.JSONL.GZ"):
+        (tmp_path / name).touch()
+    assert [Path(path).name for path in paths.resolve([str(tmp_path)])] == ["A.JSONL", "B.Txt", "C.JSONL.GZ"]

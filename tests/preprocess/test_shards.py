@@ -21,7 +21,16 @@ def test_given(text: str, part: Slice) -> None:
     assert shards.resolve(text, {}) == part
 
 
-@pytest.mark.parametrize("text", ["16/16", "0/0", "1", "a/b", "-1/2", "1/2/3", "", "Auto"])
+def test_a_task_that_is_submitted_again_alone() -> None:
+    assert shards.resolve("auto/16", array(3, 3, 3, 1)) == Slice(3, 16)
+    assert shards.resolve("auto/16", array(9, 8, 15, 8)) == Slice(9, 16)
+    with pytest.raises(UsageError, match="16 is too much"):
+        shards.resolve("auto/16", array(16, 1, 16, 16))
+    with pytest.raises(BadConfig, match="SLURM_ARRAY_TASK_ID is not set"):
+        shards.resolve("auto/16", tasks(1, 2))
+
+
+@pytest.mark.parametrize("text", ["\u0663/\u0664", "auto/", "auto/x", "16/16", "0/0", "1", "a/b", "-1/2", "1/2/3", "", "Auto"])
 def test_given_wrongly(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
         shards.resolve(text, {})
@@ -32,14 +41,14 @@ def test_given_wrongly(text: str) -> None:
     [
         (array(0, 0, 15, 16), Slice(0, 16)),
         (array(16, 1, 16, 16), Slice(15, 16)),
-        (array(7, 7, 7, 1), Slice(0, 1)),
         (array(9, 1, 13, 4, 4), Slice(2, 4)),
         (tasks(3, 8), Slice(3, 8)),
         (array(2, 0, 3, 4) | tasks(0, 1), Slice(2, 4)),
         (array(2, 0, 3, 4) | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Slice(2, 4)),
-        (array(5, 5, 5, 1) | tasks(3, 8), Slice(3, 8)),
         (array(2, 0, 3, 4) | tasks(2, 4), Slice(2, 4)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Slice(0, 1)),
+        (array(2, 0, 3, 4) | {"SLURM_PROCID": "0", "SLURM_NNODES": "1"}, Slice(2, 4)),
+        (tasks(1, 2) | {"SLURM_NTASKS": "4"}, Slice(1, 2)),
     ],
 )
 def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
@@ -59,8 +68,9 @@ def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
         (array(1, 0, 3, 4) | tasks(2, 4), "the array says 1 of 4, the tasks of the step 2 of 4"),
         (array(1, 0, 3, 4) | tasks(1, 2), "the array says 1 of 4"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "not started by srun"),
-        (tasks(0, 8) | {"SLURM_NTASKS": "4"}, "say 4 and 8"),
-        ({"SLURM_PROCID": "0"}, "say nothing"),
+        (array(3, 3, 3, 1), "part of a larger one"),
+        (array(0, 0, 0, 1), "part of a larger one"),
+        (array(9, 8, 15, 8), "part of a larger one"),
         (tasks(8, 8), "SLURM_PROCID is 8 of 8"),
     ],
 )

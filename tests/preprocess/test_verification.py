@@ -205,7 +205,7 @@ def test_counts_of_the_sidecar(prefix: Path) -> None:
 def test_what_an_unfinished_run_left(prefix: Path) -> None:
     Path(f"{prefix.parent}/.a.bin.partial").touch()
     Path(f"{prefix.parent}/.ab.bin.partial").touch()
-    assert findings(prefix) == [".a.bin.partial: left by a run that is still at work, or was killed: run its command again"]
+    assert findings(prefix) == [".a.bin.partial: left by a run that is still at work, or was killed: run its command again, or delete it"]
 
 
 @settings(max_examples=150)

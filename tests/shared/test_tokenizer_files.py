@@ -28,6 +28,8 @@ def make(directory: Path, **files: bytes) -> Path:
     ("files", "kind", "names"),
     [
         ({"vocab__json": b"{}", "merges__txt": b""}, "gpt2", ["vocab.json", "merges.txt"]),
+        ({"encoder__json": b"{}", "vocab__bpe": b""}, "gpt2", ["encoder.json", "vocab.bpe"]),
+        ({"qwen__tiktoken": TIKTOKEN}, "tiktoken", ["qwen.tiktoken"]),
         ({"tokenizer__model": TIKTOKEN}, "tiktoken", ["tokenizer.model"]),
         ({"tokenizer__model": SENTENCEPIECE}, "sentencepiece", ["tokenizer.model"]),
         ({"tokenizer__json": TOKENIZER_JSON}, "tokenizer.json", ["tokenizer.json"]),

@@ -48,12 +48,24 @@ class Dataset:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
+        """Raises KeyError, TypeError and ValueError for what is no dataset line."""
+        if not isinstance(record, dict):
+            raise ValueError(f"it is {record!r}, expected an object")
         tokenizer = record.get("tokenizer")
         known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
         _require_text(record, "prefix")
         for field in ("documents", "tokens", "vocab_size", "eod"):
-            if not isinstance(record.get(field), int | None):
+            if not isinstance(record.get(field), int | None) or isinstance(record.get(field), bool):
                 raise ValueError(f"{field} is {record[field]!r}, expected a whole number")
+        if not isinstance(record.get("dtype"), str | None):
+            raise ValueError(f"dtype is {record['dtype']!r}")
+        if not isinstance(tokenizer, dict | None):
+            raise ValueError(f"tokenizer is {tokenizer!r}, expected an object")
+        if tokenizer:
+            _require_text(tokenizer, "name")
+            _require_text(tokenizer, "sha256")
+            if not isinstance(tokenizer.get("path"), str | None):
+                raise ValueError(f"the tokenizer's path is {tokenizer['path']!r}")
         if not 0 < record.get("weight", 1.0) < math.inf:
             raise ValueError(f"weight {record['weight']} is not positive")
         return cls(

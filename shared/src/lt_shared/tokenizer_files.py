@@ -20,7 +20,15 @@ from lt_shared.console import BadData, NoInput
 Kind = Literal["gpt2", "tiktoken", "sentencepiece", "tokenizer.json", "tekken"]
 
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-NAMED_FILES = ("tokenizer.model", "tiktoken.model", "tekken.json", "tokenizer.json", "vocab.json")
+NAMED_FILES = (
+    "tokenizer.model",
+    "tiktoken.model",
+    "tekken.json",
+    "tokenizer.json",
+    "vocab.json",
+    "encoder.json",
+    "gpt2-vocab.json",
+)
 REPOSITORIES = {
     "gpt2": ("openai-community/gpt2", "gpt2"),
     "llama2": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b"),
@@ -85,9 +93,14 @@ def find(path: str | Path) -> TokenizerFiles:
         for name in NAMED_FILES:
             if (place / name).is_file():
                 return find(place / name)
+        ranks = sorted(place.glob("*.tiktoken"))
+        if len(ranks) == 1:
+            return find(ranks[0])
         raise NoInput(
-            f"{place}: no tokenizer in this directory",
-            "expected tokenizer.model, tekken.json, tokenizer.json, or vocab.json with merges.txt",
+            f"{place}: {'several' if ranks else 'no'} tokenizer{'s' if ranks else ''} in this directory",
+            "name the file"
+            if ranks
+            else "expected tokenizer.model, tekken.json, one *.tiktoken, tokenizer.json, or vocab.json with merges.txt",
         )
     companions = tuple(found for name in COMPANIONS if (found := place.parent / name).is_file())
     if place.name == "tokenizer.json":

@@ -62,9 +62,30 @@ def _kept(function: Function, **options: Any) -> Function:
     previous = config.CACHE_DIR
     config.CACHE_DIR = str(directory or "")
     try:
-        return cast(Function, numba.njit(nogil=True, cache=directory is not None, **options)(function))
+        dispatcher = numba.njit(nogil=True, cache=directory is not None, **options)(function)
     finally:
         config.CACHE_DIR = previous
+    if directory is not None:
+        _continue_when_not_kept(dispatcher, directory)
+    return cast(Function, dispatcher)
+
+
+def _continue_when_not_kept(dispatcher: Any, directory: Path) -> None:
+    """A full disk keeps compiled code from being kept, not from being used."""
+    keep = dispatcher._cache.save_overload
+
+    def try_to_keep(*arguments: Any) -> None:
+        try:
+            keep(*arguments)
+        except OSError as error:
+            _warn_that_nothing_is_kept(directory, error.strerror or str(error))
+
+    dispatcher._cache.save_overload = try_to_keep
+
+
+@functools.cache
+def _warn_that_nothing_is_kept(directory: Path, reason: str) -> None:
+    warn(f"{directory}: {reason.lower()}: the compiled encoder is used but not kept; NUMBA_CACHE_DIR names another place")
 
 
 def inner(function: Function) -> Function:

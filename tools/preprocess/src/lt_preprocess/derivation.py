@@ -7,7 +7,7 @@ run of the same command on the same sources has nothing to do.
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lt_preprocess import __version__
@@ -41,7 +41,7 @@ def fingerprint(prefix: str) -> dict[str, Any]:
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
-    """The sidecar as it is, or None when there is none. Raises BadData for one that is not a JSON object."""
+    """The sidecar, or None when there is none. Raises BadData for one that is not JSON or of another shape."""
     path = manifest.sidecar_path(prefix)
     if not storage.exists(path):
         return None
@@ -51,13 +51,41 @@ def read_sidecar(prefix: str) -> dict[str, Any] | None:
         raise BadData(f"{path}: not JSON: {error}", "delete it to use the dataset without it") from None
     if not isinstance(record, dict):
         raise BadData(f"{path}: not a dataset description", "delete it to use the dataset without it")
+    if wrong := [name for name, is_sound in _SHAPES.items() if record.get(name) is not None and not is_sound(record[name])]:
+        raise BadData(f"{path}: not a dataset description: {wrong[0]} is malformed", "delete it to use the dataset without it")
     return record
+
+
+def _has(record: object, **types: type) -> bool:
+    """Whether it is an object of which the fields that are there are of these types, or null."""
+    return isinstance(record, dict) and all(
+        record.get(name) is None or (isinstance(record[name], kind) and isinstance(record[name], bool) == (kind is bool))
+        for name, kind in types.items()
+    )
+
+
+def _are_options(record: Any) -> bool:
+    if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, shard=dict):
+        return False
+    keys, shard = record.get("json_keys"), record.get("shard")
+    is_key_known = keys is None or (all(isinstance(key, str) for key in keys) and record.get("json_key", keys[0]) in keys)
+    return is_key_known and (shard is None or (_has(shard, index=int, count=int) and None not in map(shard.get, _SLICE)))
+
+
+_SLICE = ("index", "count")
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "options": _are_options,
+    "sources": lambda files: isinstance(files, list) and all(_has(file, path=str) and file.get("path") for file in files),
+    "part": lambda part: _has(part, index=int, is_last=bool) and part.get("is_last") is not None,
+    "counts": lambda counts: _has(counts, documents=int, sequences=int, tokens=int, bad_lines=int),
+    "run": lambda run: isinstance(run, str),
+}
+"""What must hold for the fields that other modules read."""
 
 
 def tokenizing_options(prefix: str) -> dict[str, Any]:
     """The options that the sources were tokenized with, as far as the sidecar knows."""
-    options = (read_sidecar(prefix) or {}).get("options")
-    return options if isinstance(options, dict) else {}
+    return (read_sidecar(prefix) or {}).get("options") or {}
 
 
 def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
@@ -115,7 +143,7 @@ def _place_of(record: dict[str, Any]) -> _Place | None:
     if len({file["path"] for file in sources}) < len(sources):
         return None
     shard = options.get("shard") or {"index": 0, "count": 1}
-    return _Place(shard["index"], part["index"], part["is_last"], shard["count"])
+    return _Place(shard["index"], part.get("index"), part["is_last"], shard["count"])
 
 
 def sidecar(

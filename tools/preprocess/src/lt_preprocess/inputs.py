@@ -16,7 +16,7 @@ from lt_preprocess.compression import RECOGNISED_BYTES, decompressed, decompress
 from lt_preprocess.parquet import MAGIC, row_chunks
 from lt_preprocess.paths import STDIN as STDIN
 from lt_preprocess.paths import display_name as display_name
-from lt_preprocess.paths import is_text
+from lt_preprocess.paths import is_never_empty, is_text
 from lt_preprocess.paths import resolve as resolve
 from lt_preprocess.ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
 from lt_preprocess.slices import WHOLE, Piece, Slice, pieces
@@ -99,6 +99,8 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
         return
     file = _range_file(path)
     first_bytes = file.read(0, RECOGNISED_BYTES)
+    if not first_bytes and is_never_empty(path):
+        raise BadData(f"{path}: the file is empty", "it was not copied: copy it again")
     if decompressor_for(first_bytes):
         with storage.open_read(path) as stream:
             yield from _stream_chunks(path, stream, start, advance)

@@ -42,15 +42,18 @@ def _parse(line: bytes) -> Any:
 
 def _parse_leniently(line: bytes) -> Any:
     try:
-        return json.loads(line.decode())
+        return json.loads(line.decode(), parse_int=_any_number)
     except UnicodeDecodeError:
         raise Unusable(invalid_utf8(line, "line")) from None
     except json.JSONDecodeError as error:
-        raise Unusable(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise Unusable(f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from None
     except RecursionError:
         raise Unusable("not usable JSON: nested too deeply") from None
-    except ValueError as error:
-        raise Unusable(f"not usable JSON: {error}") from None
+
+
+def _any_number(digits: str) -> int:
+    """Numbers are no text, so their value does not matter; Python refuses to read those of many digits."""
+    return 0
 
 
 def invalid_utf8(content: bytes, what: str) -> str:

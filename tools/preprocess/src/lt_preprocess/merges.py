@@ -224,7 +224,7 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
 
 
 @inner
-def _push(heap_ranks: Ranks, heap_places: Integers, size: int, rank: np.uint32, place: int) -> None:
+def _push(heap_ranks: Ranks, heap_places: Ids, size: int, rank: np.uint32, place: int) -> None:
     at = size
     while at > 0:
         parent = (at - 1) >> 1
@@ -236,7 +236,7 @@ def _push(heap_ranks: Ranks, heap_places: Integers, size: int, rank: np.uint32, 
 
 
 @inner
-def _pop(heap_ranks: Ranks, heap_places: Integers, size: int) -> None:
+def _pop(heap_ranks: Ranks, heap_places: Ids, size: int) -> None:
     """Remove the first of `size` entries."""
     rank, place = heap_ranks[size - 1], heap_places[size - 1]
     at, child = 0, 1
@@ -259,10 +259,10 @@ def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
     """Nodes are byte positions; a heap entry is stale when its node's pair has another rank by now."""
     ids = np.empty(size, np.uint32)
     ranks = np.empty(size, np.uint32)
-    before = np.arange(-1, size - 1)
-    after = np.arange(1, size + 1)
+    before = np.arange(-1, size - 1, dtype=np.int32)
+    after = np.arange(1, size + 1, dtype=np.int32)
     heap_ranks = np.empty(3 * size, np.uint32)
-    heap_places = np.empty(3 * size, np.int64)
+    heap_places = np.empty(3 * size, np.int32)
     waiting = 0
     for index in range(size):
         ids[index] = load32(tables.byte_ids + 4 * signed(load8(start + index)))

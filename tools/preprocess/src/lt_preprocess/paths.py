@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from lt_shared import storage
-from lt_shared.console import NoInput, note
+from lt_shared.console import BadData, NoInput, note
 
 STDIN = "-"
 LIST_MARK = "@"
@@ -20,7 +20,12 @@ def display_name(path: str) -> str:
 
 def is_text(path: str) -> bool:
     """Whether a file is one plain text, by its name."""
-    return _without_compression(path).endswith(TEXT_SUFFIX)
+    return _without_compression(path.lower()).endswith(TEXT_SUFFIX)
+
+
+def is_never_empty(path: str) -> bool:
+    """Whether, by its name, an empty file is the remains of a failed copy: even nothing takes some bytes in these formats."""
+    return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet"))
 
 
 def _without_compression(path: str) -> str:
@@ -35,12 +40,12 @@ def resolve(patterns: Sequence[str]) -> list[str]:
 
     Raises NoInput for a pattern that matches nothing and for a directory or list without inputs.
     """
-    return [path for pattern in patterns for path in _resolve(pattern)]
+    return [path for pattern in patterns for path in _resolve(pattern, ())]
 
 
-def _resolve(pattern: str) -> Iterator[str]:
+def _resolve(pattern: str, lists: tuple[str, ...]) -> Iterator[str]:
     if pattern.startswith(LIST_MARK):
-        yield from _listed(pattern.removeprefix(LIST_MARK))
+        yield from _listed(pattern.removeprefix(LIST_MARK), lists)
         return
     for path in storage.expand([pattern]):
         if path != STDIN and storage.is_directory(path):
@@ -49,20 +54,24 @@ def _resolve(pattern: str) -> Iterator[str]:
             yield path
 
 
-def _listed(path: str) -> Iterator[str]:
+def _listed(path: str, lists: tuple[str, ...]) -> Iterator[str]:
+    """`lists` are those that name this one."""
+    if path in lists:
+        raise BadData(f"{path}: the list names itself")
     content = storage.read_bytes(path).decode(errors="surrogateescape")
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:
         raise NoInput(f"{path}: the list names no input")
     for line in lines:
-        yield from _resolve(line)
+        yield from _resolve(line, (*lists, path))
 
 
 def _files_below(directory: str) -> Iterator[str]:
     files = storage.files_below(directory)
-    known = [path for path in files if _without_compression(path).endswith(_SUFFIXES)]
+    known = [path for path in files if _without_compression(path.lower()).endswith(_SUFFIXES)]
     if not known:
         raise NoInput(f"{directory}: no file below ends in {', '.join(_SUFFIXES)}, compressed or not")
-    if others := len(files) - len(known):
-        note(f"{directory}: {others:,} files of other kinds are not read")
+    reading = set(known)
+    if others := [path for path in files if path not in reading]:
+        note(f"{directory}: not read, for their names: {len(others):,} files, such as {others[0]}")
     yield from known

@@ -20,7 +20,7 @@ from lt_preprocess import tokenizer as tokenizers
 from lt_preprocess.slices import Slice
 from lt_preprocess.tokenizer import SpecialTokens, Tokenizer
 from lt_shared import indexed_dataset, manifest, storage
-from lt_shared.console import BadConfig, UsageError, warn
+from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
 RESULT_VERSION = 2
@@ -114,13 +114,14 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
     """Check everything that can be checked before work begins. `files` is the tokenizer that the user called `given`.
 
     Raises: NoInput for a missing input, BadData for a tokenizer that cannot be read, BadConfig when `append_eod` asks for a token
-    that the tokenizer does not have, UsageError for options that contradict each other.
+    that the tokenizer does not have, UsageError for options that contradict each other, CannotCreate for a directory that is not
+    there.
     """
     if len(set(options.json_keys)) < len(options.json_keys):
         raise UsageError("a key is given twice in --json-keys")
     for key in options.json_keys:
         if "/" in key or not key:
-            raise UsageError(f"--json-keys {key}: cannot be a part of a file name")
+            raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")
     paths = inputs.resolve(patterns)
     if paths.count(inputs.STDIN) > 1:
         raise UsageError("- (standard input) is given twice; it can be read once")
@@ -135,10 +136,25 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
             f"{given}: this tokenizer has no end-of-document token for --append-eod",
             "name its eos_token in a tokenizer_config.json beside it, or leave --append-eod out",
         )
-    prefix = manifest.absolute(output_prefix)
+    prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, given), options)
+
+
+def _checked_prefix(prefix: str) -> str:
+    """The prefix as an absolute path. Raises UsageError when it names no file, CannotCreate when nothing can be created there."""
+    if os.path.basename(prefix) in ("", ".", ".."):
+        raise UsageError(
+            f"-o {prefix or repr(prefix)}: the outputs have no name", f"for example -o {os.path.join(prefix, 'web')}"
+        )
+    if not storage.is_remote(prefix):
+        directory = os.path.dirname(prefix) or "."
+        if not os.path.isdir(directory):
+            raise CannotCreate(f"{directory}: no such directory", f"mkdir -p {directory}")
+        if not os.access(directory, os.W_OK):
+            raise CannotCreate(f"{directory}: not writable")
+    return manifest.absolute(prefix)
 
 
 def _can_be_read_again(path: str) -> bool:

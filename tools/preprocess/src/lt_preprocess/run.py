@@ -172,7 +172,8 @@ class _Run:
         if self._state.bad_lines:
             for line in self._state.reported:
                 note(f"left out: {line}")
-            warn(f"{self._state.bad_lines:,} lines left out; {len(self._state.reported)} of them are named above")
+            count = self._state.bad_lines
+            warn(f"{count:,} line{'s' if count > 1 else ''} left out; {len(self._state.reported)} named above")
 
     def _check_that_there_is_text(self) -> None:
         """A shard may be empty: what counts there is that all shards are complete."""

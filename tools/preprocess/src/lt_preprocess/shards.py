@@ -1,9 +1,9 @@
 """Which part of the input is this task's: `--shard 3/16`, or `--shard auto` from what Slurm says.
 
-A job array numbers its tasks by SLURM_ARRAY_TASK_*, the tasks of one srun have SLURM_PROCID of SLURM_NTASKS. A wrong guess would
-leave a part of the corpus out without a sign, so whatever is in doubt is refused: an array with gaps, both kinds at once, more
-tasks than were started.
-"""
+A job array numbers its tasks by SLURM_ARRAY_TASK_*, the tasks of one srun have SLURM_PROCID of SLURM_STEP_NUM_TASKS. A wrong
+guess would leave a part of the corpus out without a sign, so whatever is in doubt is refused: an array with gaps, both kinds at
+once, and an array that begins elsewhere than at 0 or 1 or has one task, as when some tasks of an earlier array are submitted
+again. For these there is `--shard auto/16`: the number of the task is the part."""
 
 import os
 import re
@@ -16,16 +16,26 @@ _HINT = "give the part as --shard I/N"
 
 
 def resolve(shard: str, environment: Mapping[str, str] = os.environ) -> Slice:
-    """`shard` is "I/N", I from 0, or "auto". Raises UsageError for another text, BadConfig when the environment is in doubt."""
+    """`shard` is "I/N", I from 0, "auto/N" or "auto".
+
+    Raises: UsageError for another text, BadConfig when the environment is in doubt.
+    """
     if shard == "auto":
         return _from_slurm(environment)
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    match = re.fullmatch(r"([0-9]+|auto)/([0-9]+)", shard)
     if match is None:
-        raise UsageError(f"--shard {shard}: neither auto nor I/N, such as 3/16")
-    part = Slice(int(match[1]), int(match[2]))
+        raise UsageError(f"--shard {shard}: neither auto, auto/N nor I/N, such as 3/16")
+    part = Slice(_task_number(environment) if match[1] == "auto" else int(match[1]), int(match[2]))
     if part.index >= part.count:
-        raise UsageError(f"--shard {shard}: parts are numbered from 0 to {max(part.count - 1, 0)}")
+        raise UsageError(f"--shard {shard}: {part.index} is too much: parts are numbered from 0 to {max(part.count - 1, 0)}")
     return part
+
+
+def _task_number(environment: Mapping[str, str]) -> int:
+    task = _number(environment, "SLURM_ARRAY_TASK_ID")
+    if task is None:
+        raise BadConfig("--shard auto/N: SLURM_ARRAY_TASK_ID is not set", _HINT)
+    return task
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Slice:
@@ -56,24 +66,25 @@ def _array_task(environment: Mapping[str, str]) -> Slice | None:
             f"--shard auto: the array has gaps: {count} tasks from {first} to {last}, this is {task}",
             f"submit it whole, such as --array=0-{count - 1}, or {_HINT}",
         )
+    if first not in (0, 1) or count == 1:
+        raise BadConfig(
+            f"--shard auto: the array has {count} task(s) from {first} on: are they part of a larger one?",
+            "where the number of the task is the part, from 0: --shard auto/N",
+        )
     return Slice(index, count)
 
 
 def _step_task(environment: Mapping[str, str]) -> Slice | None:
-    """In an sbatch script outside srun, SLURM_NTASKS is what the job may start, and this is one process."""
-    task = _number(environment, "SLURM_PROCID")
+    """Outside a step of srun this is one process, whatever SLURM_NTASKS says that the job may start."""
+    task, count = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
     if task is None:
         return None
-    counts = {_number(environment, name) for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")} - {None}
-    if len(counts) != 1:
-        named = " and ".join(map(str, sorted(count for count in counts if count is not None))) or "nothing"
-        raise BadConfig(f"--shard auto: SLURM_NTASKS and SLURM_STEP_NUM_TASKS say {named}", _HINT)
-    (count,) = counts
-    assert count is not None
-    if count > 1 and "SLURM_STEP_NUM_TASKS" not in environment:
-        raise BadConfig(
-            f"--shard auto: the job has {count} tasks, but this process was not started by srun", "srun lt-preprocess ..."
-        )
+    if count is None:
+        if (_number(environment, "SLURM_NTASKS") or 1) > 1:
+            raise BadConfig(
+                "--shard auto: the job has several tasks, but this process was not started by srun", "srun lt-preprocess ..."
+            )
+        return Slice()
     if task >= count:
         raise BadConfig(f"--shard auto: SLURM_PROCID is {task} of {count} tasks", _HINT)
     return Slice(task, count)

@@ -20,7 +20,7 @@ from lt_preprocess import __version__
 from lt_preprocess.journal import State
 from lt_preprocess.plan import REQUESTS_AT_ONCE, Plan
 from lt_shared import indexed_dataset, manifest, storage
-from lt_shared.console import CannotCreate
+from lt_shared.console import BadData, CannotCreate
 from lt_shared.indexed_dataset import Extent
 
 VERSION = 2
@@ -103,7 +103,7 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
             record = read(prefix)
             if record is None or not _is_of(record, plan):
                 return None
-            found = _whole(prefix, record)
+            found = _whole(prefix, plan.dtype)
             if found is None:
                 return None
             made.append(dataclasses.replace(found, tokenizer=plan.identity))
@@ -117,10 +117,15 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
 def check_tokenizer(plan: Plan) -> None:
     """Raise CannotCreate when a dataset of another tokenizer is where the output goes: hours of work, or a wrong name."""
     for prefix in plan.dataset_prefixes(0):
-        tokenizer = ((read(prefix) or {}).get("dataset") or {}).get("tokenizer") or {}
-        if tokenizer.get("sha256") not in (None, plan.identity.sha256) and storage.exists(indexed_dataset.idx_path(prefix)):
+        try:
+            tokenizer = manifest.describe(prefix).tokenizer
+        except BadData:
+            continue
+        if tokenizer is None or not storage.exists(indexed_dataset.idx_path(prefix)):
+            continue
+        if tokenizer.sha256 != plan.identity.sha256:
             raise CannotCreate(
-                f"{prefix}: was made with another tokenizer, {tokenizer.get('name')} ({tokenizer['sha256'][:12]}), "
+                f"{prefix}: was made with another tokenizer, {tokenizer.name} ({tokenizer.sha256[:12]}), "
                 f"not {plan.identity.name} ({plan.identity.sha256[:12]})",
                 "choose another output, or pass --force to replace it",
             )
@@ -139,15 +144,19 @@ def _is_of(record: dict[str, Any], plan: Plan) -> bool:
     """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some."""
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
-        return bool(record["v"] == VERSION and record["plan"] == plan.fingerprint and same_losses)
+        has_place = isinstance(record["part"]["is_last"], bool)
+        return bool(record["v"] == VERSION and record["plan"] == plan.fingerprint and same_losses and has_place)
     except (KeyError, TypeError):
         return False
 
 
-def _whole(prefix: str, record: dict[str, Any]) -> manifest.Dataset | None:
+def _whole(prefix: str, dtype: str) -> manifest.Dataset | None:
     """The dataset if both files are there; the index is published last, so only the size of the tokens is worth comparing."""
-    dataset = dataclasses.replace(manifest.Dataset.from_record(record["dataset"]), prefix=prefix)
-    index, tokens = indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix)
-    if dataset.dtype is None or dataset.tokens is None or not (storage.exists(index) and storage.exists(tokens)):
+    try:
+        dataset = manifest.describe(prefix)
+    except BadData:
         return None
-    return dataset if storage.size_bytes(tokens) == dataset.tokens * np.dtype(dataset.dtype).itemsize else None
+    index, tokens = indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix)
+    if dataset.dtype != dtype or dataset.tokens is None or not (storage.exists(index) and storage.exists(tokens)):
+        return None
+    return dataset if storage.size_bytes(tokens) == dataset.tokens * np.dtype(dtype).itemsize else None

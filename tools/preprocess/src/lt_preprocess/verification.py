@@ -39,11 +39,12 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass
 class Verification:
-    """The result for one dataset; `documents` and `tokens` are None where they cannot be told."""
+    """The result for one dataset; `documents`, `tokens` and `sequences` are None where they cannot be told."""
 
     prefix: str
     documents: int | None = None
     tokens: int | None = None
+    sequences: int | None = None
     findings: list[Finding] = dataclasses.field(default_factory=list)
 
     def find(self, path: str, message: str) -> None:
@@ -81,10 +82,11 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
     for path, is_there in zip(paths, there, strict=True):
         if not is_there:
             result.find(path, "missing: the dataset is not finished, or the file was lost")
+    record = _sidecar(prefix, result)
     described = dataset if dataset.tokens is not None else _described(prefix, result)
     dtype = _check_index(prefix, result) if there[0] else None
     if all(there) and dtype is not None:
-        _check_counts(prefix, described, dtype, result)
+        _check_counts(prefix, described, record, dtype, result)
         _check_tokens(prefix, described, dtype, result)
     _check_leftovers(prefix, result)
     if sample and not result.findings:
@@ -94,11 +96,26 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
     return result
 
 
+def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
+    """What the sidecar says besides the description of the dataset."""
+    place = manifest.sidecar_path(prefix)
+    try:
+        record = derivation.read_sidecar(prefix) or {}
+    except BadData as error:
+        result.find(place, str(error).removeprefix(f"{place}: "))
+        return {}
+    if "v" in record and record["v"] != derivation.SIDECAR_VERSION:
+        result.find(place, f"version {record['v']}, known is {derivation.SIDECAR_VERSION}")
+    return record
+
+
 def _described(prefix: str, result: Verification) -> Dataset:
+    place = manifest.sidecar_path(prefix)
     try:
         return manifest.describe(prefix)
     except BadData as error:
-        result.find(manifest.sidecar_path(prefix), str(error).removeprefix(f"{manifest.sidecar_path(prefix)}: "))
+        if not any(finding.path == place for finding in result.findings):
+            result.find(place, str(error).removeprefix(f"{place}: "))
         return Dataset(prefix)
 
 
@@ -122,6 +139,7 @@ def _check_index(prefix: str, result: Verification) -> np.dtype[Any] | None:
             result.find(path, f"tokens are {dtype}, expected whole numbers")
         if _check_index_size(path, header, result):
             result.documents = header.document_entries - 1
+            result.sequences = header.sequences
             sizes = _check_sequences(path, file, header, dtype, result)
             _check_documents(path, file, header, result)
             result.tokens = sizes
@@ -231,7 +249,10 @@ def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
         result.find(bin_path(prefix), f"{size} bytes, its index says {expected}: {size - expected} bytes are left over")
 
 
-def _check_counts(prefix: str, described: Dataset, dtype: np.dtype[Any], result: Verification) -> None:
+def _check_counts(
+    prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification
+) -> None:
+    """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
     place = manifest.sidecar_path(prefix)
     for name, said, there in (
         ("documents", described.documents, result.documents),
@@ -240,6 +261,13 @@ def _check_counts(prefix: str, described: Dataset, dtype: np.dtype[Any], result:
     ):
         if said is not None and there is not None and said != there:
             result.find(place, f"{name} {said}, the dataset has {there}")
+    counts = record.get("counts") or {}
+    for name, there in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
+        said = counts.get(name)
+        if said is not None and there is not None and said != there:
+            result.find(place, f"counts: {name} {said}, the dataset has {there}")
+    if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
+        result.find(place, "made with --append-eod, but no token that ends documents is named")
     if described.vocab_size is not None:
         expected = indexed_dataset.dtype_for(described.vocab_size)
         if dtype != expected:
@@ -306,4 +334,4 @@ def _check_leftovers(prefix: str, result: Verification) -> None:
         return
     directory, name = os.path.split(prefix)
     for path in sorted(glob.glob(os.path.join(glob.escape(directory), f".{glob.escape(name)}.*"))):
-        result.find(path, "left by a run that is still at work, or was killed: run its command again")
+        result.find(path, "left by a run that is still at work, or was killed: run its command again, or delete it")

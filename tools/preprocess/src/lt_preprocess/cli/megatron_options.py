@@ -129,6 +129,8 @@ def find_tokenizer(tokenizer: str | None, given: dict[str, Any]) -> "tuple[Token
         return tokenizer_files.find(tokenizer), tokenizer
     if not used:
         raise console.UsageError("no tokenizer is named", "--tokenizer PATH; Megatron's options work too, see --help")
+    if given["tokenizer_model"] and (given["vocab_file"] or given["merge_file"]):
+        raise console.UsageError("--tokenizer-model and --vocab-file both name a tokenizer")
     kind, library = given["tokenizer_type"], given["tokenizer_library"]
     if kind in GPT2_TYPES or (kind is None and given["vocab_file"]):
         for name in ("vocab_file", "merge_file"):

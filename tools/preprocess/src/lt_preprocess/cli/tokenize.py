@@ -82,7 +82,7 @@ class _Command(console.Command):
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto: as Slurm numbers its tasks.",
+    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto or auto/N: as Slurm numbers its tasks.",
 )
 @click.option(
     "--max-shard-size",
@@ -119,6 +119,10 @@ def command(
     files, a glob pattern, a URL such as s3://bucket/key, @LIST for a file of names, or - for standard input. A manifest of what
     was made goes to standard output.
     """
+    if files and input:
+        if click.get_current_context().get_parameter_source("input") != click.core.ParameterSource.ENVIRONMENT:
+            raise click.UsageError("FILE... and --input both name the input.")
+        input = ()
     if not files and not input:
         raise click.UsageError("Missing argument 'FILE...'.")
     from lt_preprocess import plan, run, sidecar
