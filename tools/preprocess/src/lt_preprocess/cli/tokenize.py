@@ -82,7 +82,7 @@ class _Command(console.Command):
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto or auto/N: as Slurm numbers its tasks.",
+    help="Tokenize part I (from 0) of N of the input into PREFIX-I-of-N_text_document; auto, auto/N: as Slurm numbers tasks.",
 )
 @click.option(
     "--max-shard-size",
