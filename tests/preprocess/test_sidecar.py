@@ -100,6 +100,27 @@ def test_a_damaged_dataset_is_not_up_to_date(done: Callable[..., Any], tmp_path:
     assert done() is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset": None},
+        {"dataset": {"prefix": "a", "tokenizer": 5}},
+        {"dataset": {"prefix": "a", "tokens": 1, "dtype": "x"}},
+        {"part": {}},
+        {"part": 5},
+        {"options": 5},
+        {"counts": None},
+    ],
+)
+def test_a_malformed_sidecar_is_made_anew(
+    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "out_text_document.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    assert done() is None
+    sidecar.check_tokenizer(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
+
+
 def test_the_origin_is_written_beside_the_dataset(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\nbad\n{"text": ["b", "c"]}\n{"text": ""}\n')
     made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", append_eod=True, on_error="skip")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-from lt_preprocess import verification
+from lt_preprocess import decoding, merge, parts, shuffle, split, statistics, verification
 from lt_preprocess.block_reader import BlockReader
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadData, NoInput
@@ -185,13 +185,13 @@ def test_tokens_against_the_sidecar(prefix: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_ids_are_looked_at_also_when_the_index_is_damaged(prefix: Path) -> None:
-    describe(prefix, vocab_size=9)
+    describe(prefix, {}, vocab_size=9)
     patch(f"{prefix}.idx", ENTRIES_AT, "q", 1)
     assert [finding.partition(":")[0] for finding in findings(prefix)] == ["a.idx", "a.bin"]
 
 
 def test_counts_of_the_sidecar(prefix: Path) -> None:
-    describe(prefix, documents=3, tokens=11, dtype="int32")
+    describe(prefix, {}, documents=3, tokens=11, dtype="int32")
     assert findings(prefix) == [
         "a.json: documents 3, the dataset has 4",
         "a.json: tokens 11, the dataset has 10",
@@ -202,10 +202,64 @@ def test_counts_of_the_sidecar(prefix: Path) -> None:
     assert finding.startswith("a.json: not a dataset description")
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"counts": {"documents": 4, "sequences": 4, "tokens": 10, "bad_lines": 3}}, []),
+        ({"counts": {"documents": 5, "sequences": 4, "tokens": 10}}, ["a.json: counts: documents 5, the dataset has 4"]),
+        ({"counts": {"documents": 4, "sequences": 3, "tokens": 10}}, ["a.json: counts: sequences 3, the dataset has 4"]),
+        ({"counts": {"documents": 4, "sequences": 4, "tokens": 9}}, ["a.json: counts: tokens 9, the dataset has 10"]),
+        ({"options": {"append_eod": True}}, ["a.json: made with --append-eod, but no token that ends documents is named"]),
+        ({"options": {"append_eod": False}}, []),
+        ({"v": 2}, []),
+        ({"v": 3}, ["a.json: version 3, known is 2"]),
+    ],
+)
+def test_the_rest_of_the_sidecar(prefix: Path, change: dict[str, Any], expected: list[str]) -> None:
+    Path(f"{prefix}.json").write_text(json.dumps({"dataset": {"prefix": "a"}} | change))
+    assert findings(prefix) == expected
+
+
+MALFORMED: list[Any] = [
+    5,
+    [],
+    {},
+    *({"dataset": dataset} for dataset in (None, "x", {}, {"prefix": 5})),
+    *({"dataset": {"prefix": "a", "tokenizer": tokenizer}} for tokenizer in (5, "x", [1], {"name": 1, "sha256": 2})),
+    *({"dataset": {"prefix": "a"} | wrong} for wrong in ({"dtype": 5}, {"tokens": "x"}, {"eod": True}, {"weight": "x"})),
+    *({"dataset": {"prefix": "a"}, "options": options} for options in (5, "x", [1], {"json_keys": 5}, {"json_keys": ["a", 1]})),
+    *({"dataset": {"prefix": "a"}, "options": options} for options in ({"json_keys": []}, {"shard": 5}, {"shard": {"index": 0}})),
+    *({"dataset": {"prefix": "a"}, "sources": sources} for sources in ("x", 5, {}, [5], [{}], [{"path": 5}])),
+    *({"dataset": {"prefix": "a"}, "part": part} for part in ("x", [], {}, {"index": "x", "is_last": True})),
+    *({"dataset": {"prefix": "a"}, "counts": counts} for counts in ("x", [], {"documents": "x"})),
+    {"dataset": {"prefix": "a"}, "run": 5},
+]
+
+
+@pytest.mark.parametrize("record", MALFORMED, ids=json.dumps)
+def test_a_malformed_sidecar_is_a_finding_and_refused_elsewhere(prefix: Path, record: Any) -> None:
+    Path(f"{prefix}.json").write_text(json.dumps(record))
+    [finding] = findings(prefix)
+    assert finding.startswith("a.json: not a dataset description")
+    [finding] = map(str, verification.verify(manifest.Dataset(str(prefix), 4, 10)).findings)
+    assert finding.startswith(f"{prefix}.json: not a dataset description")
+    for refuse in (
+        lambda: merge.plan([str(prefix)], f"{prefix}-out"),
+        lambda: shuffle.plan(str(prefix), f"{prefix}-out", 0),
+        lambda: split.plan(str(prefix), f"{prefix}-out", "1,1", "b,c", 0),
+        lambda: statistics.read(*parts.listed([str(prefix)]), None, 1),
+        lambda: list(decoding.records(str(prefix), None, None)),
+    ):
+        with pytest.raises(BadData, match=r"a\.json: not a dataset description"):
+            refuse()
+
+
 def test_what_an_unfinished_run_left(prefix: Path) -> None:
     Path(f"{prefix.parent}/.a.bin.partial").touch()
     Path(f"{prefix.parent}/.ab.bin.partial").touch()
-    assert findings(prefix) == [".a.bin.partial: left by a run that is still at work, or was killed: run its command again, or delete it"]
+    assert findings(prefix) == [
+        ".a.bin.partial: left by a run that is still at work, or was killed: run its command again, or delete it"
+    ]
 
 
 @settings(max_examples=150)

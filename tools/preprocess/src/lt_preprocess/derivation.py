@@ -48,7 +48,7 @@ def read_sidecar(prefix: str) -> dict[str, Any] | None:
     try:
         record = json.loads(storage.read_bytes(path))
     except ValueError as error:
-        raise BadData(f"{path}: not JSON: {error}", "delete it to use the dataset without it") from None
+        raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the dataset without it") from None
     if not isinstance(record, dict):
         raise BadData(f"{path}: not a dataset description", "delete it to use the dataset without it")
     if wrong := [name for name, is_sound in _SHAPES.items() if record.get(name) is not None and not is_sound(record[name])]:
@@ -64,11 +64,15 @@ def _has(record: object, **types: type) -> bool:
     )
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _are_options(record: Any) -> bool:
     if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, shard=dict):
         return False
     keys, shard = record.get("json_keys"), record.get("shard")
-    is_key_known = keys is None or (all(isinstance(key, str) for key in keys) and record.get("json_key", keys[0]) in keys)
+    is_key_known = keys is None or (keys != [] and record.get("json_key", keys[0]) in keys and all(map(_is_text, keys)))
     return is_key_known and (shard is None or (_has(shard, index=int, count=int) and None not in map(shard.get, _SLICE)))
 
 
@@ -78,7 +82,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "sources": lambda files: isinstance(files, list) and all(_has(file, path=str) and file.get("path") for file in files),
     "part": lambda part: _has(part, index=int, is_last=bool) and part.get("is_last") is not None,
     "counts": lambda counts: _has(counts, documents=int, sequences=int, tokens=int, bad_lines=int),
-    "run": lambda run: isinstance(run, str),
+    "run": _is_text,
 }
 """What must hold for the fields that other modules read."""
 
@@ -140,10 +144,10 @@ def _place_of(record: dict[str, Any]) -> _Place | None:
     sources, part, options = record.get("sources"), record.get("part"), record.get("options")
     if not isinstance(sources, list) or not isinstance(part, dict) or not isinstance(options, dict):
         return None
-    if len({file["path"] for file in sources}) < len(sources):
+    if part.get("index") is None or len({file["path"] for file in sources}) < len(sources):
         return None
     shard = options.get("shard") or {"index": 0, "count": 1}
-    return _Place(shard["index"], part.get("index"), part["is_last"], shard["count"])
+    return _Place(shard["index"], part["index"], part["is_last"], shard["count"])
 
 
 def sidecar(

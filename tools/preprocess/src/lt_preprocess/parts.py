@@ -35,7 +35,7 @@ def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
         if source == "-" or source.startswith("@"):
             found = manifest.datasets(manifest.read([source]), "standard input" if source == "-" else source[1:])
         else:
-            found = [manifest.describe(prefix) for prefix in _prefixes(source, output_prefix)]
+            found = [_described(prefix) for prefix in _prefixes(source, output_prefix)]
         is_file_name = len(found) == 1 and found[0].prefix != source
         for part in found:
             place = _place(part.prefix)
@@ -76,8 +76,14 @@ def listed(sources: Sequence[str], lenient: bool = False) -> list[Dataset]:
             found.extend(manifest.datasets(manifest.read([source]), source))
         else:
             prefix = _without_extension(source)
-            found.append(Dataset(prefix) if lenient else manifest.describe(prefix))
+            found.append(Dataset(prefix) if lenient else _described(prefix))
     return found
+
+
+def _described(prefix: str) -> Dataset:
+    """Raises BadData for a sidecar of which any field is malformed."""
+    derivation.read_sidecar(prefix)
+    return manifest.describe(prefix)
 
 
 def single(source: str) -> tuple[Dataset, Shape]:

@@ -77,10 +77,10 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
 def _origin(prefix: str) -> _Origin:
     record = derivation.read_sidecar(prefix) or {}
     sources, options = record.get("sources"), derivation.tokenizing_options(prefix)
-    part = record.get("part", {"index": 0, "is_last": True})
-    if not sources or not {"json_keys", "json_key", "append_eod", "special_tokens"} <= options.keys():
+    part = record.get("part") or {"index": 0, "is_last": True}
+    if not sources or any(options.get(name) is None for name in ("json_keys", "json_key", "append_eod", "special_tokens")):
         raise NoInput(f"{prefix}: nothing says from which files it was made", "--deep is for what lt-preprocess made from files")
-    if options.get("shard") is not None or part["index"] != 0 or not part["is_last"]:
+    if options.get("shard") is not None or part.get("index") != 0 or not part["is_last"]:
         raise NoInput(f"{prefix}: is a part of a larger dataset", "merge the parts and verify the result")
     keys = tuple(options["json_keys"])
     return _Origin(sources, keys, keys.index(options["json_key"]), options["append_eod"], options["special_tokens"])

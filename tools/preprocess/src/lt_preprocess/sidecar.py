@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lt_preprocess import __version__
+from lt_preprocess import __version__, derivation
 from lt_preprocess.journal import State
 from lt_preprocess.plan import REQUESTS_AT_ONCE, Plan
 from lt_shared import indexed_dataset, manifest, storage
@@ -84,14 +84,10 @@ def _versions() -> dict[str, str]:
 
 def read(prefix: str) -> dict[str, Any] | None:
     """What the sidecar of a dataset says, or None when there is none that this version understands."""
-    path = manifest.sidecar_path(prefix)
-    if not storage.exists(path):
-        return None
     try:
-        record = json.loads(storage.read_bytes(path))
-    except ValueError:
+        return derivation.read_sidecar(prefix)
+    except BadData:
         return None
-    return record if isinstance(record, dict) else None
 
 
 def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:

@@ -83,7 +83,9 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
         if not is_there:
             result.find(path, "missing: the dataset is not finished, or the file was lost")
     record = _sidecar(prefix, result)
-    described = dataset if dataset.tokens is not None else _described(prefix, result)
+    described = _described(prefix, result)
+    if dataset.tokens is not None:
+        described = dataset
     dtype = _check_index(prefix, result) if there[0] else None
     if all(there) and dtype is not None:
         _check_counts(prefix, described, record, dtype, result)
@@ -249,9 +251,7 @@ def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
         result.find(bin_path(prefix), f"{size} bytes, its index says {expected}: {size - expected} bytes are left over")
 
 
-def _check_counts(
-    prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification
-) -> None:
+def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
     """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
     place = manifest.sidecar_path(prefix)
     for name, said, there in (
