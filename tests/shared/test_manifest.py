@@ -155,6 +155,10 @@ def test_bad_weights(words: list[str], message: str) -> None:
         ('{"v":1,"kind":"dataset","prefix":"a","weight":"1"}', "malformed dataset line"),
         ('{"v":1,"kind":"dataset","prefix":"a","tokenizer":{"name":"x"}}', "dataset line without 'sha256'"),
         ('{"v":1,"kind":"dataset","prefix":"a","tokenizer":"x"}', "malformed dataset line"),
+        ('{"v":1,"kind":"dataset","prefix":"a","tokenizer":5}', "malformed dataset line: tokenizer is 5"),
+        ('{"v":1,"kind":"dataset","prefix":"a","tokenizer":{"name":1,"sha256":"x"}}', "malformed dataset line: name is 1"),
+        ('{"v":1,"kind":"dataset","prefix":"a","dtype":5}', "malformed dataset line: dtype is 5"),
+        ('{"v":1,"kind":"dataset","prefix":"a","eod":true}', "malformed dataset line: eod is True"),
         ('{"v":1,"kind":"checkpoint","path":"a"}', "checkpoint line without 'format'"),
         ("0.5", "weight 0.5 is not followed"),
     ],
@@ -231,7 +235,7 @@ def test_a_bare_prefix_carries_what_its_sidecar_says(tmp_path: Path) -> None:
     sidecar = Path(manifest.sidecar_path(prefix))
     sidecar.write_text(json.dumps({"dataset": manifest.record_of(entry)}))
     assert manifest.read(["2", prefix]) == [Dataset(prefix, tokens=7, tokenizer=Tokenizer("gpt2", "abc"), weight=2.0)]
-    for broken in ("", "[]", "{}", '{"dataset":{}}', '{"dataset":{"prefix":"x","weight":-1}}'):
+    for broken in ("", "[]", "{}", '{"dataset":null}', '{"dataset":{}}', '{"dataset":{"prefix":"x","weight":-1}}'):
         sidecar.write_text(broken)
         with pytest.raises(BadData, match=str(sidecar)):
             manifest.read([prefix])
