@@ -47,7 +47,7 @@ def lt_preprocess(model: models.Model, file: Path, directory: Path) -> dict[str,
         return clock.timed("assemble", lambda: assembly.assemble(ids, lengths, columns[0].texts_per_document, None, dtype))
 
     def chunks(path: Path) -> "list[Chunk]":
-        return list(inputs.chunks([str(path)], Slice(), Position(), lambda size: None))
+        return list(inputs.chunks([str(path)], Slice(), Position(), lambda size: None, ("text",)))
 
     few_words = directory / "few_words.jsonl"
     few_words.write_text('{"text": "warm up"}\n')
