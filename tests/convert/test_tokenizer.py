@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from lt_convert import conversion, tokenizer
 from lt_convert.conversion import Request
-from lt_shared import checkpoint_layout, huggingface, tokenizer_files
+from lt_shared import checkpoint_layout, huggingface, llama3, tokenizer_files
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
@@ -86,7 +86,7 @@ def test_llama3_file_encodes_as_tiktoken_does(tmp_path: Path, monkeypatch: pytes
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(ranks.items(), key=lambda item: item[1])]
     (tmp_path / "tokenizer.model").write_text("".join(lines))
     monkeypatch.setattr(tokenizer, "LLAMA3_RANKS", len(ranks))
-    names = tokenizer.llama3_special_tokens()
+    names = llama3.special_tokens()
     special = {name: len(ranks) + index for index, name in enumerate(names)}
     stock = tiktoken.Encoding("llama3", pat_str=tokenizer.LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
     ids = tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512)
@@ -116,7 +116,7 @@ def test_tekken_encodes_as_tiktoken_does(tmp_path: Path) -> None:
 
 
 def test_special_tokens_of_llama3_have_their_published_ids() -> None:
-    names = tokenizer.llama3_special_tokens()
+    names = llama3.special_tokens()
     assert len(set(names)) == 256
     published = {0: "begin_of_text", 1: "end_of_text", 2: "reserved_special_token_0", 6: "start_header_id", 9: "eot_id"}
     assert all(names[index] == f"<|{name}|>" for index, name in published.items())

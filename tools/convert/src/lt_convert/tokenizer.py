@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lt_shared import storage, tekken
+from lt_shared import llama3, storage, tekken
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -23,16 +23,6 @@ LLAMA3_RANKS = 128_000
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_LLAMA3_NAMED = {
-    0: "begin_of_text",
-    1: "end_of_text",
-    4: "finetune_right_pad_id",
-    6: "start_header_id",
-    7: "end_header_id",
-    8: "eom_id",
-    9: "eot_id",
-    10: "python_tag",
-}
 
 
 def write(files: TokenizerFiles, directory: Path, maximum_length: int) -> dict[str, int | None]:
@@ -108,7 +98,7 @@ def _llama3(path: Path) -> Any:
     if len(ranks) != LLAMA3_RANKS:
         raise BadData(f"{path}: {len(ranks):,} tokens, only Llama 3's tiktoken file (128,000) is known", "use its tokenizer.json")
     tokenizer = _from_ranks(ranks, LLAMA3_PATTERN, {})
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3_special_tokens()])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3.special_tokens()])
     begin = "<|begin_of_text|>"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -162,19 +152,6 @@ def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) 
     )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def llama3_special_tokens() -> list[str]:
-    """The 256 special tokens after the ranks, by the names of Llama 3.1; Llama 3 called three of them reserved."""
-    names = []
-    reserved = 0
-    for index in range(256):
-        if index in _LLAMA3_NAMED:
-            names.append(f"<|{_LLAMA3_NAMED[index]}|>")
-        else:
-            names.append(f"<|reserved_special_token_{reserved}|>")
-            reserved += 1
-    return names
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

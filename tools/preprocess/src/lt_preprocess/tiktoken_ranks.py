@@ -13,25 +13,9 @@ from typing import NamedTuple
 
 from lt_preprocess import json_files, split_patterns, vocabulary
 from lt_preprocess.vocabulary import AddedToken, Vocabulary
-from lt_shared import tekken
+from lt_shared import llama3, tekken
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
-
-
-def llama3_special_tokens() -> list[str]:
-    """The 256 tokens after the ranks, by the names of Llama 3.1; Llama 3 called three of them reserved."""
-    named = {
-        0: "begin_of_text",
-        1: "end_of_text",
-        4: "finetune_right_pad_id",
-        6: "start_header_id",
-        7: "end_header_id",
-        8: "eom_id",
-        9: "eot_id",
-        10: "python_tag",
-    }
-    reserved = (f"reserved_special_token_{number}" for number in range(256))
-    return [f"<|{named[index] if index in named else next(reserved)}|>" for index in range(256)]
 
 
 def llama4_special_tokens() -> list[str]:
@@ -68,7 +52,7 @@ class _Model(NamedTuple):
 
 
 _MODELS = {
-    128_000: _Model(split_patterns.LLAMA3, llama3_special_tokens, "<|end_of_text|>"),
+    128_000: _Model(split_patterns.LLAMA3, llama3.special_tokens, "<|end_of_text|>"),
     151_643: _Model(split_patterns.QWEN2, qwen_special_tokens, "<|endoftext|>", is_nfc=True),
     200_000: _Model(split_patterns.O200K, llama4_special_tokens, "<|end_of_text|>"),
 }

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def _print_manifest(made: list[Any], plain: bool) -> None:
     writer.end()
 
 
+def _make(plan: Any, build: Callable[[Any], Any], force: bool, plain: bool, dry_run: bool) -> None:
+    """Make the one dataset that a plan describes, unless it is up to date, and print its manifest."""
+    from lt_preprocess import derivation
+
+    if dry_run:
+        console.print_json(plan.to_record())
+        return
+    made = None if force else derivation.finished(plan.result.prefix, plan.derivation)
+    if made is None:
+        made = build(plan)
+    else:
+        console.note(f"{made.prefix}: up to date")
+    _print_manifest([made], plain)
+
+
 @commands.command(examples=MERGE_EXAMPLES)
 @click.argument("parts", nargs=-1, metavar="PART...")
 @click.option("--input", "directory", metavar="DIRECTORY", help="Merge all datasets in a directory, as PART does.")
@@ -91,21 +107,13 @@ def merge(parts: tuple[str, ...], directory: str | None, output_prefix: str, for
     PART is the prefix of a dataset, a glob pattern of prefixes, a directory, @FILE with prefixes or a manifest, or - for a
     manifest on standard input.
     """
-    from lt_preprocess import derivation, merge
+    from lt_preprocess import merge
 
     sources = [*parts, *([directory] if directory else [])]
     if not sources:
         raise console.UsageError("nothing to merge", "name the parts: prefixes, a glob pattern, a directory, @FILE or -")
     plan = merge.plan(sources, output_prefix)
-    if dry_run:
-        console.print_json(plan.to_record())
-        return
-    made = None if force else derivation.finished(plan.result.prefix, plan.derivation)
-    if made is None:
-        made = merge.build(plan)
-    else:
-        console.note(f"{made.prefix}: up to date")
-    _print_manifest([made], plain)
+    _make(plan, merge.build, force, plain, dry_run)
 
 
 @commands.command(examples=SHUFFLE_EXAMPLES)
@@ -120,18 +128,10 @@ def shuffle(source: str, output_prefix: str, seed: int, force: bool, plain: bool
 
     PREFIX is a dataset, or - or @FILE for a manifest of one.
     """
-    from lt_preprocess import derivation, shuffle
+    from lt_preprocess import shuffle
 
     plan = shuffle.plan(source, output_prefix, seed)
-    if dry_run:
-        console.print_json(plan.to_record())
-        return
-    made = None if force else derivation.finished(plan.result.prefix, plan.derivation)
-    if made is None:
-        made = shuffle.build(plan)
-    else:
-        console.note(f"{made.prefix}: up to date")
-    _print_manifest([made], plain)
+    _make(plan, shuffle.build, force, plain, dry_run)
 
 
 @commands.command(examples=SPLIT_EXAMPLES)
