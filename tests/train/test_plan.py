@@ -8,7 +8,8 @@ import pytest
 from running import SMALL, run
 
 from lt_shared.manifest import Dataset
-from lt_train.plan import Plan, split_shares
+from lt_train.plan import Plan, resolve
+from lt_train.settings.data import split_shares
 
 BAD_CONFIGURATIONS = {
     "heads by tensor parallel": (
@@ -120,18 +121,17 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, dataset: Dat
     assert result.code == 0, result.err
     record = json.loads(result.out)
     assert record["architecture"]["vocab_size"] == 2048
-    assert record["datasets"][0]["weight"] == 0.7
+    assert record["data"]["datasets"][0]["weight"] == 0.7
     assert record["parallelism"]["world_size"] == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_plan_travels_to_the_ranks_unchanged(dataset: Dataset) -> None:
-    from lt_train import settings
     from lt_train.cli import command as click_command
 
     context = click_command.make_context("lt-train", [*SMALL, "--model", "llama3.1-8b", "--seq-length", "64", dataset.prefix])
     options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
-    plan = settings.resolve(options, (dataset,))
+    plan = resolve(options, (dataset,))
     assert Plan.from_json(plan.to_json()) == plan
 
 

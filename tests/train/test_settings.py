@@ -20,12 +20,13 @@ def test_order_of_precedence(tmp_path: Path, dataset: Dataset) -> None:
     config = tmp_path / "run.toml"
     config.write_text('model = "tiny"\nseq-length = 96\nlr = 0.5\nmicro_batch_size = 3\n')
     from_file = plan(dataset, "--config", str(config))
-    assert (from_file["seq_length"], from_file["optimization"]["lr"], from_file["micro_batch_size"]) == (96, 0.5, 3)
+    assert (from_file["batches"]["seq_length"], from_file["batches"]["micro_batch_size"]) == (96, 3)
+    assert from_file["optimization"]["lr"] == 0.5
     assert from_file["architecture"]["hidden_size"] == 128
     from_environment = plan(dataset, "--config", str(config), LT_TRAIN_SEQ_LENGTH="64", LT_TRAIN_HIDDEN_SIZE="256")
-    assert (from_environment["seq_length"], from_environment["architecture"]["hidden_size"]) == (64, 256)
+    assert (from_environment["batches"]["seq_length"], from_environment["architecture"]["hidden_size"]) == (64, 256)
     from_flag = plan(dataset, "--config", str(config), "--seq-length", "32", LT_TRAIN_SEQ_LENGTH="64")
-    assert from_flag["seq_length"] == 32
+    assert from_flag["batches"]["seq_length"] == 32
 
 
 def test_unknown_key_in_a_config_file(tmp_path: Path, dataset: Dataset) -> None:
@@ -46,8 +47,8 @@ def test_vocabulary_follows_the_data(dataset: Dataset) -> None:
 
 def test_derived_defaults(dataset: Dataset) -> None:
     record = plan(dataset, "--model", "llama3.1-8b", "--lr", "1e-3", "--train-iters", "500", "--ranks", "4")
-    assert record["seq_length"] == 8192
-    assert record["global_batch_size"] == 4
+    assert record["batches"]["seq_length"] == 8192
+    assert record["batches"]["global_batch_size"] == 4
     assert record["optimization"]["min_lr"] == 1e-4
     assert (record["optimization"]["lr_warmup_iters"], record["optimization"]["lr_decay_iters"]) == (5, 500)
 

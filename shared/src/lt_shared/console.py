@@ -136,6 +136,28 @@ class Command(click.Command):
         _write_examples(formatter, self.examples)
         super().format_help(ctx, formatter)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def section(title: str, *options: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[Any], Any]:
+    """A decorator that adds click `options`, in their order, which `Command` shows under `title` in its help."""
+
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+            function.__click_params__[-1].section = title
+        return function
+
+    return add
+
 
 class Group(click.Group):
     """A click group with the same help as `Command`; its subcommands are `Command`s."""

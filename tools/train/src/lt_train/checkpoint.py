@@ -40,14 +40,15 @@ class TrainingState:
     `unlogged_losses` are those of the steps since the last log line, so that the next line is the same after a resume.
     """
 
-    model: DistributedDataParallel
+    chunks: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     iteration: int = 0
+    consumed_samples: int = 0
     unlogged_losses: list[float] = dataclasses.field(default_factory=list)
 
     def sharded(self, loading: bool) -> dict[str, Any]:
-        model = _sharded_model(unwrapped(self.model))
+        model = _sharded_model(unwrapped(self.chunks[0]))
         optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=CONTENT_METADATA)
         return {"model": model, "optimizer": optimizer}
 
@@ -58,8 +59,8 @@ def _sharded_model(model: GPTModel) -> dict[str, Any]:
 
 def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
     """Write the checkpoint of `state.iteration`; returns its directory, complete and durable, on every rank."""
-    assert plan.save is not None
-    run = Path(plan.save)
+    assert plan.checkpointing.save is not None
+    run = Path(plan.checkpointing.save)
     target = checkpoint_layout.iteration_directory(run, state.iteration)
     partial = run / f".{target.name}.partial"
     if torch.distributed.get_rank() == 0:
@@ -70,6 +71,7 @@ def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
         "args": argparse.Namespace(**arguments(plan)),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
+        "consumed_samples": state.consumed_samples,
         "num_floating_point_operations_so_far": 0,
         "opt_param_scheduler": state.scheduler.state_dict(),
         "unlogged_losses": state.unlogged_losses,
@@ -79,7 +81,7 @@ def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
     except (OSError, RuntimeError, CheckpointException) as error:
         raise _not_saved(partial, target, error) from error
     if torch.distributed.get_rank() == 0:
-        record(plan, state.iteration, loss).write(partial)
+        record(plan, state, loss).write(partial)
         storage.publish_prepared_directory(partial, target)
         checkpoint_layout.write_tracker(run, state.iteration)
     torch.distributed.barrier()
@@ -97,14 +99,14 @@ def _not_saved(partial: Path, target: Path, error: BaseException) -> IoFailure:
     )
 
 
-def record(plan: Plan, iteration: int, loss: float | None) -> RunRecord:
+def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
     return RunRecord(
         architecture=plan.architecture,
         padded_vocab_size=plan.padded_vocab_size,
-        iteration=iteration,
-        consumed_samples=iteration * plan.global_batch_size,
-        tokenizer=plan.tokenizer,
-        dtype="bfloat16" if plan.bf16 else "float32",
+        iteration=state.iteration,
+        consumed_samples=state.consumed_samples,
+        tokenizer=plan.data.tokenizer,
+        dtype=plan.precision.dtype,
         versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
         files={},
         loss=loss,
@@ -118,10 +120,10 @@ def arguments(plan: Plan) -> dict[str, Any]:
     return megatron_arguments.to_arguments(plan.architecture) | {
         "padded_vocab_size": plan.padded_vocab_size,
         "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
-        "seq_length": plan.seq_length,
-        "micro_batch_size": plan.micro_batch_size,
-        "global_batch_size": plan.global_batch_size,
-        "train_iters": plan.train_iters,
+        "seq_length": plan.batches.seq_length,
+        "micro_batch_size": plan.batches.micro_batch_size,
+        "global_batch_size": plan.batches.global_batch_size,
+        "train_iters": plan.batches.train_iters,
         "world_size": parallel.world_size,
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
@@ -139,12 +141,12 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
         "seed": plan.seed,
-        "bf16": plan.bf16,
-        "params_dtype": torch.bfloat16 if plan.bf16 else torch.float32,
-        "split": plan.split,
-        "data_path": [dataset.prefix for dataset in plan.datasets],
-        "save": plan.save,
-        "load": plan.load,
+        "bf16": plan.precision.bf16,
+        "params_dtype": getattr(torch, plan.precision.dtype),
+        "split": plan.data.split,
+        "data_path": [dataset.prefix for dataset in plan.data.datasets],
+        "save": plan.checkpointing.save,
+        "load": plan.checkpointing.load,
     }
 
 
@@ -152,19 +154,20 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
     """Restore `state` in place. A `release` checkpoint has weights only: training starts at iteration 0 with them."""
     iteration = checkpoint_layout.iteration_of(directory)
     if iteration is None:
-        loaded = dist_checkpointing.load({"model": _sharded_model(unwrapped(state.model))}, str(directory))
-        _load_weights(state.model, loaded["model"])
+        loaded = dist_checkpointing.load({"model": _sharded_model(unwrapped(state.chunks[0]))}, str(directory))
+        _load_weights(state.chunks[0], loaded["model"])
         state.optimizer.reload_model_params()
         return
     create_state(state.optimizer)
     loaded = dist_checkpointing.load(state.sharded(loading=True), str(directory))
-    _load_weights(state.model, loaded["model"])
+    _load_weights(state.chunks[0], loaded["model"])
     state.optimizer.load_state_dict(loaded["optimizer"])
     separate_steps(state.optimizer)
     state.iteration = iteration
+    state.consumed_samples = int(loaded.get("consumed_samples", iteration * plan.batches.global_batch_size))
     state.unlogged_losses = list(loaded.get("unlogged_losses", []))
     state.scheduler.num_steps = 0
-    state.scheduler.step(increment=iteration * plan.global_batch_size)
+    state.scheduler.step(increment=state.consumed_samples)
 
 
 def _load_weights(model: DistributedDataParallel, weights: dict[str, Any]) -> None:

@@ -16,22 +16,23 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from lt_shared import manifest
-from lt_train.plan import Plan, split_shares
+from lt_train.plan import Plan
+from lt_train.settings.data import split_shares
 
 Batch = dict[str, torch.Tensor]
 
 
 def build(plan: Plan) -> tuple[GPTDataset, GPTDataset | None]:
     """The training and validation datasets. The sample index is built once, by rank 0, and cached beside the run."""
-    prefixes = [dataset.prefix for dataset in plan.datasets]
-    weights = [dataset.weight for dataset in plan.datasets] if len(prefixes) > 1 else None
-    shares = split_shares(plan.split)
+    prefixes = [dataset.prefix for dataset in plan.data.datasets]
+    weights = [dataset.weight for dataset in plan.data.datasets] if len(prefixes) > 1 else None
+    shares = split_shares(plan.data.split)
     config = GPTDatasetConfig(
         random_seed=plan.seed,
-        sequence_length=plan.seq_length,
+        sequence_length=plan.batches.seq_length,
         blend=(prefixes, weights),
         split=",".join(str(share) for share in shares),
-        path_to_cache=plan.data_cache_path,
+        path_to_cache=plan.data.cache_path,
         tokenizer=_tokenizer(plan),
         reset_position_ids=False,
         reset_attention_mask=False,
@@ -39,17 +40,21 @@ def build(plan: Plan) -> tuple[GPTDataset, GPTDataset | None]:
         create_attention_mask=False,
     )
     # megatron-core asserts on a split that has documents and is asked for no samples.
-    sizes = [plan.train_iters * plan.global_batch_size, max(1, plan.eval_iters * plan.global_batch_size), 1]
+    sizes = [
+        plan.batches.train_iters * plan.batches.global_batch_size,
+        max(1, plan.data.eval_iters * plan.batches.global_batch_size),
+        1,
+    ]
     train, validation, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
     return train, validation
 
 
 def _tokenizer(plan: Plan) -> Any:
     """What GPTDataset asks of a tokenizer: the vocabulary size, the end-of-document id, and a name for its cache key."""
-    identity = plan.tokenizer.sha256 if plan.tokenizer else manifest.absolute(plan.datasets[0].prefix)
+    identity = plan.data.tokenizer.sha256 if plan.data.tokenizer else manifest.absolute(plan.data.datasets[0].prefix)
     return SimpleNamespace(
         vocab_size=plan.architecture.vocab_size,
-        eod=plan.eod,
+        eod=plan.data.eod,
         unique_identifiers={"sha256": identity},
     )
 
@@ -58,7 +63,7 @@ def batches(dataset: GPTDataset, plan: Plan, device: torch.device, first_sample:
     """This rank's micro batches from `first_sample` on: int64 tokens, labels, position_ids, float loss_mask, each [b, s]."""
     rank = parallel_state.get_data_parallel_rank()
     ranks = parallel_state.get_data_parallel_world_size()
-    size = plan.micro_batch_size
+    size = plan.batches.micro_batch_size
     start = first_sample + rank * size
     while start + size <= len(dataset):
         samples = [dataset[start + offset] for offset in range(size)]
@@ -71,6 +76,6 @@ def batches(dataset: GPTDataset, plan: Plan, device: torch.device, first_sample:
 
 def cache_directory(plan: Plan) -> str | None:
     """Where sample indices are kept: as asked, else in the run's directory, else beside the data (megatron-core's default)."""
-    if plan.data_cache_path or not plan.save:
-        return plan.data_cache_path
-    return os.path.join(plan.save, "data-cache")
+    if plan.data.cache_path or not plan.checkpointing.save:
+        return plan.data.cache_path
+    return os.path.join(plan.checkpointing.save, "data-cache")

@@ -1,7 +1,6 @@
 """From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 from collections.abc import Iterator
@@ -11,18 +10,19 @@ from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import CannotCreate, TryAgain, note, warn
 from lt_train import place, processes, rank, resume, trust
 from lt_train.place import Place
-from lt_train.plan import Plan, check_datasets
+from lt_train.plan import Plan
+from lt_train.settings.data import check_datasets
 
 
 def prepare(plan: Plan) -> Plan:
     """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it."""
-    check_datasets(plan)
+    check_datasets(plan.data, plan.architecture.vocab_size)
     origin = resume.source(plan)
     if origin is None:
         return plan
     resume.check_compatible(plan, origin)
     trust.check(origin)
-    return dataclasses.replace(plan, start=str(origin))
+    return plan.starting_at(str(origin))
 
 
 def launch(plan: Plan) -> None:
@@ -43,19 +43,19 @@ def launch(plan: Plan) -> None:
 
 def _describe(plan: Plan) -> None:
     """Tell the user what is about to run."""
-    parallel, architecture = plan.parallelism, plan.architecture
+    parallel, architecture, batches = plan.parallelism, plan.architecture, plan.batches
     note(
-        f"{architecture.name}: {architecture.parameters():,} parameters, {len(plan.datasets)} dataset(s),"
-        f" {plan.train_iters:,} steps of {plan.global_batch_size} x {plan.seq_length} tokens on {parallel.world_size}"
-        f" {plan.device} rank(s): tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
+        f"{architecture.name}: {architecture.parameters():,} parameters, {len(plan.data.datasets)} dataset(s),"
+        f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
+        f" {parallel.device} rank(s): tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
     )
 
 
 def _report_finished(plan: Plan) -> None:
-    origin = Path(str(plan.start))
+    origin = Path(str(plan.checkpointing.start))
     record = checkpoint_layout.RunRecord.read(origin)
     note(f"{origin}: up to date, {record.iteration} iterations are done")
-    reports = manifest.Writer(plan.plain)
+    reports = manifest.Writer(plan.reporting.plain)
     reports.write(manifest.Checkpoint(str(origin.absolute()), "megatron-dist", record.iteration, record.loss))
     reports.end()
 
@@ -75,11 +75,11 @@ def _become(plan: Plan, here: Place) -> None:
 @contextlib.contextmanager
 def _run_directory(plan: Plan) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
-    if plan.save is None:
+    if plan.checkpointing.save is None:
         warn("no --save: the trained model will be lost when the run ends")
         yield
         return
-    run = Path(plan.save)
+    run = Path(plan.checkpointing.save)
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -100,7 +100,7 @@ def _run_directory(plan: Plan) -> Iterator[None]:
 
 def _keep_tokenizer(plan: Plan, run: Path) -> None:
     """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
-    tokenizer = plan.tokenizer
+    tokenizer = plan.data.tokenizer
     target = checkpoint_layout.tokenizer_directory(run)
     if tokenizer is None or tokenizer.path is None or target.exists():
         return

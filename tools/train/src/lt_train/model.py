@@ -22,7 +22,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
     """megatron-core's configuration. Fusions that need apex or TransformerEngine are off."""
     architecture = plan.architecture
     llama = architecture.family == "llama"
-    dtype = torch.bfloat16 if plan.bf16 else torch.float32
+    dtype = getattr(torch, plan.precision.dtype)
     on_cpu = device.type == CPU
     return TransformerConfig(
         num_layers=architecture.num_layers,
@@ -43,7 +43,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         sequence_parallel=plan.parallelism.sequence,
         pipeline_dtype=dtype,
         params_dtype=dtype,
-        bf16=plan.bf16,
+        bf16=plan.precision.bf16,
         use_cpu_initialization=on_cpu,
         # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
         # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
@@ -65,8 +65,12 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def build(plan: Plan, device: torch.device) -> DistributedDataParallel:
-    """The model of this rank, initialised, wrapped for data parallelism."""
+def build(plan: Plan, device: torch.device) -> list[DistributedDataParallel]:
+    """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
+    return [_build_chunk(plan, device)]
+
+
+def _build_chunk(plan: Plan, device: torch.device) -> DistributedDataParallel:
     architecture = plan.architecture
     config = transformer_config(plan, device)
     model = GPTModel(
@@ -86,7 +90,7 @@ def build(plan: Plan, device: torch.device) -> DistributedDataParallel:
         model.output_layer.register_forward_hook(partial(_without_padding, plan))
     initialize(model, architecture, plan.seed)
     model.to(device)
-    wrapped = Float16Module(config, model) if plan.bf16 else model
+    wrapped = Float16Module(config, model) if plan.precision.bf16 else model
     data_parallel = DistributedDataParallelConfig(
         use_distributed_optimizer=plan.parallelism.distributed_optimizer,
         check_for_nan_in_grad=False,

@@ -12,7 +12,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from lt_train.plan import Plan
 
 
-def build(plan: Plan, model: DistributedDataParallel) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+def build(plan: Plan, chunks: list[DistributedDataParallel]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
     settings = plan.optimization
     config = OptimizerConfig(
@@ -24,12 +24,12 @@ def build(plan: Plan, model: DistributedDataParallel) -> tuple[MegatronOptimizer
         adam_beta2=settings.adam_beta2,
         adam_eps=settings.adam_eps,
         clip_grad=settings.clip_grad,
-        bf16=plan.bf16,
-        params_dtype=torch.bfloat16 if plan.bf16 else torch.float32,
+        bf16=plan.precision.bf16,
+        params_dtype=getattr(torch, plan.precision.dtype),
         use_distributed_optimizer=plan.parallelism.distributed_optimizer,
     )
-    optimizer = get_megatron_optimizer(config, [model])
-    batch = plan.global_batch_size
+    optimizer = get_megatron_optimizer(config, chunks)
+    batch = plan.batches.global_batch_size
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -40,7 +40,7 @@ def build(plan: Plan, model: DistributedDataParallel) -> tuple[MegatronOptimizer
         lr_decay_style="cosine",
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,
-        wd_incr_steps=plan.train_iters * batch,
+        wd_incr_steps=plan.batches.train_iters * batch,
         wd_incr_style="constant",
         use_checkpoint_opt_param_scheduler=False,
     )

@@ -6,7 +6,6 @@ code. When lt-train itself is killed, even with SIGKILL, the kernel ends the ran
 
 import contextlib
 import ctypes
-import dataclasses
 import os
 import random
 import signal
@@ -42,8 +41,8 @@ def run(plan: Plan) -> None:
     world = plan.parallelism.world_size
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="lt-train-") as place_of_files:
-        if not (plan.save or plan.data_cache_path):
-            plan = dataclasses.replace(plan, data_cache_path=os.path.join(place_of_files, "data-cache"))
+        if not (plan.checkpointing.save or plan.data.cache_path):
+            plan = plan.with_cache(os.path.join(place_of_files, "data-cache"))
         plan_file = Path(place_of_files) / "plan.json"
         plan_file.write_text(plan.to_json())
         ranks: list[subprocess.Popen[bytes]] = []

@@ -38,7 +38,7 @@ def start(plan: Plan, here: Place) -> None:
     # megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
     warnings.filterwarnings("ignore", module=r"megatron\.")
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    where = device.prepare(plan.device, here)
+    where = device.prepare(plan.parallelism.device, here)
     from lt_train.training import train
 
     train(plan, here, where)

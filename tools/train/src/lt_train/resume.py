@@ -6,7 +6,8 @@ from pathlib import Path
 from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
-from lt_train.plan import Plan, check_same_tokenizer
+from lt_train.plan import Plan
+from lt_train.settings.data import check_same_tokenizer
 
 
 def source(plan: Plan) -> Path | None:
@@ -14,16 +15,20 @@ def source(plan: Plan) -> Path | None:
 
     Warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but no complete one.
     """
-    if plan.save:
-        candidates = checkpoint_layout.checkpoints(Path(plan.save))
+    save, load = plan.checkpointing.save, plan.checkpointing.load
+    if save:
+        candidates = checkpoint_layout.checkpoints(Path(save))
         for candidate in candidates:
             problem = checkpoint_layout.damage(candidate)
             if problem is None:
                 return candidate
             warn(f"passing over an incomplete checkpoint: {problem}")
         if candidates:
-            raise BadData(f"{plan.save}: none of its checkpoints is complete", "move them away to start again from the beginning")
-    return checkpoint_layout.resolve(Path(plan.load)) if plan.load else None
+            raise BadData(
+                f"{save}: none of its checkpoints is complete",
+                "move them away to start again from the beginning",
+            )
+    return checkpoint_layout.resolve(Path(load)) if load else None
 
 
 def check_compatible(plan: Plan, directory: Path) -> None:
@@ -31,7 +36,7 @@ def check_compatible(plan: Plan, directory: Path) -> None:
     if not (directory / checkpoint_layout.RECORD).is_file():
         return
     saved = RunRecord.read(directory)
-    check_same_tokenizer(plan.tokenizer, "the data", saved.tokenizer, str(directory))
+    check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, str(directory))
     theirs_distributed = saved.distributed_optimizer
     if theirs_distributed not in (None, plan.parallelism.distributed_optimizer):
         how = "with" if theirs_distributed else "without"
@@ -48,7 +53,8 @@ def check_compatible(plan: Plan, directory: Path) -> None:
 
 def is_finished(plan: Plan) -> bool:
     """Whether the plan starts from a checkpoint of its own run that has all its iterations."""
-    if plan.save is None or plan.start is None:
+    save, start = plan.checkpointing.save, plan.checkpointing.start
+    if save is None or start is None:
         return False
-    start = Path(plan.start)
-    return start.parent == Path(plan.save) and (checkpoint_layout.iteration_of(start) or 0) >= plan.train_iters
+    iteration = checkpoint_layout.iteration_of(Path(start)) or 0
+    return Path(start).parent == Path(save) and iteration >= plan.batches.train_iters
