@@ -90,6 +90,11 @@ def test_other_lines_are_no_events(line: str) -> None:
     assert run_log.parse(line) is None
 
 
+def test_an_unknown_peak_reads_not_available() -> None:
+    assert " MFU (%): N/A |" in Step(1, 2, mfu=math.nan).format()
+    assert " MFU (%): 41.50 | memory (GiB): 1.500 |" in Step(1, 2, mfu=0.415, memory_bytes=3 * 2**29).format()
+
+
 def test_digits_that_are_no_date_cost_the_time_only() -> None:
     assert run_log.parse("[2026-99-99 10:00:00] iteration 1/ 2 | lm loss: 1.0E+00 |") == Step(1, 2, loss=1.0)
 
@@ -112,6 +117,10 @@ STEPS = st.builds(
     skipped_steps=st.none() | COUNTS,
     nan_steps=st.none() | COUNTS,
     time=st.none() | MICROSECONDS,
+    tokens_per_second_per_gpu=st.none() | st.floats(0, 1e6),
+    mfu=st.none() | st.floats(0, 1) | st.just(math.nan),
+    memory_bytes=st.none() | st.integers(0, 2**40),
+    reserved_memory_bytes=st.none() | st.integers(0, 2**40),
 )
 PATHS = st.text("abcXYZ019/._- ", min_size=1).map(str.strip).filter(bool)
 
@@ -128,8 +137,13 @@ def test_steps_are_read_back_as_precisely_as_they_are_printed(step: Step) -> Non
         ("learning_rate", 1e-6),
         ("loss_scale", 0.06),
         ("grad_norm", 6e-4),
+        ("tokens_per_second_per_gpu", 0.06),
+        ("memory_bytes", 6e-4 * 2**30),
+        ("reserved_memory_bytes", 6e-4 * 2**30),
     ):
         assert getattr(read, name) == (None if getattr(step, name) is None else pytest.approx(getattr(step, name), abs=tolerance))
+    known = step.mfu is not None and math.isfinite(step.mfu)
+    assert read.mfu == (pytest.approx(step.mfu, abs=6e-5) if known else None)
     finite = step.loss is not None and math.isfinite(step.loss)
     assert read.loss == (pytest.approx(step.loss, rel=1e-6) if finite else None)
 

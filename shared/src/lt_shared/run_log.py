@@ -30,11 +30,17 @@ _DOCUMENTS = re.compile(r"\s*Processed (?P<documents>\d+) documents \((?P<rate>\
 ARGUMENTS_BEGIN = re.compile(r"\s*-+ arguments -+\s*")
 ARGUMENTS_END = re.compile(r"\s*-+ end of arguments -+\s*")
 ARGUMENT = re.compile(r"\s*(\w+) \.{2,} (.*?)\s*")
+GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One training step. `tflops_per_gpu` counts as `Architecture.flops_per_token` does when lt-train printed it."""
+    """One training step; what a line does not hold is None.
+
+    `tflops_per_gpu` counts as `Architecture.flops_per_token` does when lt-train printed it, and `mfu` is its share, 0 to 1, of
+    the device's peak: NaN, printed as N/A, where the peak is not known. Memory is that of the rank that needed most since the
+    start: allocated tensors on a GPU with what torch has `reserved` for them, resident memory on a CPU.
+    """
 
     step: int
     total_steps: int
@@ -49,6 +55,10 @@ class Step:
     skipped_steps: int | None = None
     nan_steps: int | None = None
     time: datetime.datetime | None = None
+    tokens_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    reserved_memory_bytes: int | None = None
 
     def format(self) -> str:
         """The line as printed, without a newline."""
@@ -62,6 +72,14 @@ class Step:
             # Four significant digits: a CPU run at 0.01 TFLOP/s would read 0.0 with Megatron's one decimal.
             digits = 1 if self.tflops_per_gpu >= 100 else 4
             parts.append(f" throughput per GPU (TFLOP/s/GPU): {self.tflops_per_gpu:.{digits}f} |")
+        if self.tokens_per_second_per_gpu is not None:
+            parts.append(f" tokens per second per GPU: {self.tokens_per_second_per_gpu:.1f} |")
+        if self.mfu is not None:
+            parts.append(f" MFU (%): {self.mfu * 100:.2f} |" if math.isfinite(self.mfu) else " MFU (%): N/A |")
+        if self.memory_bytes is not None:
+            parts.append(f" memory (GiB): {self.memory_bytes / GIB:.3f} |")
+        if self.reserved_memory_bytes is not None:
+            parts.append(f" reserved memory (GiB): {self.reserved_memory_bytes / GIB:.3f} |")
         if self.learning_rate is not None:
             parts.append(f" learning rate: {self.learning_rate:.6E} |")
         if self.global_batch_size is not None:
@@ -85,12 +103,11 @@ class Step:
         if not match:
             return None
         pairs = dict(_pairs(match["pairs"]))
-        elapsed = _number(pairs.get("elapsed time per iteration (ms)"))
         return cls(
             step=int(match["step"]),
             total_steps=int(match["total"]),
             consumed_samples=_whole(pairs.get("consumed samples")),
-            step_seconds=None if elapsed is None else elapsed / 1000,
+            step_seconds=_divided(pairs.get("elapsed time per iteration (ms)"), 1000),
             tflops_per_gpu=_number(pairs.get("throughput per GPU (TFLOP/s/GPU)")),
             learning_rate=_number(pairs.get("learning rate")),
             global_batch_size=_whole(pairs.get("global batch size")),
@@ -100,6 +117,10 @@ class Step:
             skipped_steps=_whole(pairs.get("number of skipped iterations")),
             nan_steps=_whole(pairs.get("number of nan iterations")),
             time=_time(match["time"]),
+            tokens_per_second_per_gpu=_number(pairs.get("tokens per second per GPU")),
+            mfu=_divided(pairs.get("MFU (%)"), 100),
+            memory_bytes=_bytes(pairs.get("memory (GiB)")),
+            reserved_memory_bytes=_bytes(pairs.get("reserved memory (GiB)")),
         )
 
 
@@ -123,6 +144,16 @@ def _number(text: str | None) -> float | None:
 def _whole(text: str | None) -> int | None:
     value = _number(text)
     return None if value is None or not math.isfinite(value) else int(value)
+
+
+def _divided(text: str | None, divisor: float) -> float | None:
+    value = _number(text)
+    return None if value is None else value / divisor
+
+
+def _bytes(text: str | None) -> int | None:
+    gibibytes = _number(text)
+    return None if gibibytes is None or not math.isfinite(gibibytes) else round(gibibytes * GIB)
 
 
 def _time(text: str | None) -> datetime.datetime | None:

@@ -38,7 +38,11 @@ _NUMBERS = (
     "loss_scale",
     "step_seconds",
     "tokens_per_second",
+    "tokens_per_second_per_gpu",
     "tflops_per_gpu",
+    "mfu",
+    "memory_bytes",
+    "reserved_memory_bytes",
     "documents_per_second",
     "megabytes_per_second",
 )
