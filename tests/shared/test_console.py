@@ -251,6 +251,26 @@ def test_progress_on_a_terminal_is_a_bar(program: list[str]) -> None:
     assert "\u2501" in shown and "4.0/4.0 MB (100%)" in shown
 
 
+def test_lines_beside_a_progress_bar_are_whole(program: list[str]) -> None:
+    line = " [2026-11-21] iteration 1/ 4 |" + " lm loss: 7.6E+00 |" * 10
+    code = f"with console.Progress('train', 4, 'steps') as p: p.advance(1); time.sleep(0.2); p.print({line!r}); time.sleep(0.2)"
+    main, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    subprocess.run([*program, "work", code], stderr=terminal, stdout=subprocess.DEVNULL, env=environment, check=True)
+    os.close(terminal)
+    shown = os.read(main, 100_000).decode()
+    os.close(main)
+    assert line in shown and "1/4 steps (25%)" in shown
+    assert run_code(program, code).stderr.splitlines()[0] == line
+
+
+def test_progress_of_an_earlier_attempt_is_no_speed(program: list[str]) -> None:
+    code = "with console.Progress('train', 10, 'steps', done=8) as p: p.advance(1); time.sleep(0.5)"
+    (line,) = run_code(program, code).stderr.splitlines()
+    assert line.startswith("lt-x: train: 9/10 steps (90%), ")
+    assert float(line.split("%), ")[1].split()[0]) <= 2
+
+
 def test_a_failed_block_prints_no_final_progress(program: list[str]) -> None:
     done = run_code(program, "with console.Progress('read', 2, 'lines'): raise console.BadData('line 1')")
     assert done.stderr == "lt-x: error: line 1\n"

@@ -294,15 +294,15 @@ class Progress:
     """Progress of long work: a bar when stderr is a terminal, otherwise one plain line every `interval_seconds`.
 
     `total` and `advance` count in `unit`; "B" is shown as megabytes. With `total` unknown (None), only the amount and
-    the rate are shown.
+    the rate are shown. `done` is what an earlier attempt has finished: it counts as progress, not as speed.
     """
 
-    def __init__(self, title: str, total: float | None, unit: str, interval_seconds: float = 10.0):
+    def __init__(self, title: str, total: float | None, unit: str, interval_seconds: float = 10.0, done: float = 0.0):
         self.title = title
         self.total = total
         self.unit = unit
         self.interval_seconds = interval_seconds
-        self.done = 0.0
+        self.done = self._done_before = done
         self._bar: Any = None
         self._task: Any = None
 
@@ -315,7 +315,7 @@ class Progress:
             columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()]
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, state="")
+            self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, state="")
         return self
 
     def advance(self, amount: float) -> None:
@@ -327,6 +327,13 @@ class Progress:
             self._last_line = now
             note(f"{self.title}: {self._state(now)}")
 
+    def print(self, text: str) -> None:
+        """Write a line to stderr, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(text, err=True)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -337,7 +344,7 @@ class Progress:
     def _state(self, now: float) -> str:
         scale, unit = (1e6, "MB") if self.unit == "B" else (1.0, self.unit)
         digits = 1 if self.unit == "B" else 0
-        rate = self.done / scale / max(now - self._start, 1e-9)
+        rate = (self.done - self._done_before) / scale / max(now - self._start, 1e-9)
         amount = f"{self.done / scale:,.{digits}f}"
         if self.total:
             amount += f"/{self.total / scale:,.{digits}f} {unit} ({self.done / self.total:.0%})"
