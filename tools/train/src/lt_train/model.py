@@ -13,7 +13,7 @@ from megatron.core.transformer.module import Float16Module
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
 from lt_train.device import CPU
-from lt_train.initialization import initialize
+from lt_train.initialization import initialize, tensors_of
 from lt_train.layers import block_spec, exclude_padding
 from lt_train.plan import Plan
 
@@ -88,8 +88,8 @@ def _build_chunk(plan: Plan, device: torch.device) -> DistributedDataParallel:
     )
     if model.post_process:
         model.output_layer.register_forward_hook(partial(_without_padding, plan))
-    initialize(model, architecture, plan.seed)
     model.to(device)
+    initialize(tensors_of(model), architecture, plan.seed)
     wrapped = Float16Module(config, model) if plan.precision.bf16 else model
     data_parallel = DistributedDataParallelConfig(
         use_distributed_optimizer=plan.parallelism.distributed_optimizer,
