@@ -68,6 +68,7 @@ def refuse(hf: Path, error: type[ToolError] = BadData) -> str:
         ({"model_type": "gpt2"}, "model type 'gpt2'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is set"),
+        ({"model_type": "qwen2"}, "a model of the qwen2 family, only plain llama is known here"),
         ({"hidden_size": "wide"}, "config.json is malformed"),
         ({"num_hidden_layers": 4}, "is missing"),
         ({"num_hidden_layers": 2}, "has no place"),

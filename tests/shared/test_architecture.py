@@ -1,14 +1,16 @@
 """Parameter counts and FLOPs against transformers' own models and against an independent count."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from lt_shared import huggingface
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
 
@@ -16,38 +18,40 @@ LLAMA = Architecture("small", "llama", 3, 64, 96, 8, 2, 500, 32)
 GPT = Architecture("small-gpt", "gpt", 2, 48, 192, 4, 4, 300, 40, tie_embeddings=True)
 
 
-def llama_of_transformers(architecture: Architecture) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=architecture.hidden_size,
-        intermediate_size=architecture.ffn_hidden_size,
-        num_hidden_layers=architecture.num_layers,
-        num_attention_heads=architecture.num_attention_heads,
-        num_key_value_heads=architecture.num_query_groups,
-        head_dim=architecture.kv_channels,
-        vocab_size=architecture.vocab_size,
-        tie_word_embeddings=architecture.tie_embeddings,
-        attn_implementation="eager",
-    )
+def of_transformers(architecture: Architecture) -> PreTrainedModel:
+    config = AutoConfig.for_model(**huggingface.to_config(architecture, "float32"))
     with torch.device("meta"):
-        return LlamaForCausalLM(config)
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
 def count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        LLAMA,
-        dataclasses.replace(LLAMA, tie_embeddings=True),
-        dataclasses.replace(LLAMA, num_query_groups=8),
-        dataclasses.replace(LLAMA, kv_channels=24),
-    ],
-    ids=["grouped queries", "tied", "all heads", "head size of its own"],
-)
-def test_llama_parameters_are_those_of_transformers(architecture: Architecture) -> None:
-    assert architecture.parameters() == count(llama_of_transformers(architecture))
+FEATURES: dict[str, dict[str, Any]] = {
+    "grouped queries": {},
+    "tied": {"tie_embeddings": True},
+    "all heads": {"num_query_groups": 8},
+    "head size of its own": {"kv_channels": 24},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {"add_qkv_bias": True, "tie_embeddings": True},
+    "qwen3": {"qk_layernorm": True, "kv_channels": 24},
+    "mixtral": {"num_experts": 6, "moe_router_topk": 2},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_parameters_are_those_of_transformers(feature: str) -> None:
+    architecture = dataclasses.replace(LLAMA, **FEATURES[feature])
+    assert architecture.parameters() == count(of_transformers(architecture))
+
+
+def test_active_parameters_leave_out_the_other_experts() -> None:
+    experts = dataclasses.replace(LLAMA, num_experts=6, moe_router_topk=2)
+    assert experts.parameters() - experts.active_parameters() == 3 * 4 * 3 * 64 * 96
+    one = dataclasses.replace(LLAMA, num_experts=1, moe_router_topk=1)
+    assert one.parameters() == one.active_parameters() == LLAMA.parameters() + 3 * 64
+    assert LLAMA.active_parameters(512) == LLAMA.parameters(512)
 
 
 @pytest.mark.parametrize(("layers", "hidden", "heads"), [(1, 32, 4), (2, 48, 4), (5, 80, 10)])
@@ -78,13 +82,28 @@ def test_vocabulary_padding_is_megatrons(vocab_size: int, divisible_by: int, ten
 @pytest.mark.parametrize("sequence_length", [8, 32])
 def test_flops_are_those_that_torch_counts(sequence_length: int) -> None:
     """torch counts the whole attention square of the eager implementation; ours is the causal half of it."""
-    model = llama_of_transformers(LLAMA)
+    model = of_transformers(LLAMA)
     tokens = torch.zeros(1, sequence_length, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
         model(tokens).logits.sum().backward()
     products = 2 * LLAMA.num_attention_heads * LLAMA.kv_channels * sequence_length
     causal_saving = LLAMA.num_layers * 3 * products
     assert LLAMA.flops_per_token(sequence_length) == counter.get_total_flops() // sequence_length - causal_saving
+
+
+def test_flops_count_the_experts_of_a_token_and_the_router() -> None:
+    experts = dataclasses.replace(LLAMA, num_experts=6, moe_router_topk=2)
+    assert experts.flops_per_token(8) - LLAMA.flops_per_token(8) == 6 * 3 * (6 * 64 + 3 * 64 * 96)
+
+
+def test_flops_of_a_sliding_window_are_those_of_its_pairs() -> None:
+    """A triangle of queries that see all before them, then a band; as in the causal half, pairs on the diagonal count half."""
+    windowed = dataclasses.replace(LLAMA, sliding_window=10)
+    assert windowed.flops_per_token(10) == LLAMA.flops_per_token(10)
+    pairs = sum(min(query, 10) - 0.5 * (query <= 10) for query in range(1, 33))
+    saved = (32 * 32 / 2 - pairs) / 32
+    per_pair = 12 * LLAMA.num_layers * LLAMA.query_size
+    assert LLAMA.flops_per_token(32) - windowed.flops_per_token(32) == pytest.approx(per_pair * saved, abs=1)
 
 
 def test_flops_of_the_gpt_family_count_two_matrices_in_the_mlp() -> None:
@@ -116,8 +135,12 @@ def test_records_of_another_version_are_refused() -> None:
         ({"hidden_size": 100, "kv_channels": 0}, "hidden size 100 is not divisible by 8 attention heads"),
         ({"num_query_groups": 3}, "8 attention heads do not split into 3 query groups"),
         ({"kv_channels": 7}, "even head size"),
+        ({"kv_channels": 12, "rotary_percent": 0.25}, "even head size, this one is 3"),
+        ({"sliding_window": 0}, "sees nothing"),
+        ({"num_experts": 2, "moe_router_topk": 3}, "3 of 2 experts"),
+        ({"num_experts": 2, "family": "gpt"}, "Llama style only"),
     ],
 )
-def test_sizes_that_contradict_each_other(change: dict[str, int], message: str) -> None:
+def test_sizes_that_contradict_each_other(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         dataclasses.replace(LLAMA, **change)

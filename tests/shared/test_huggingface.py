@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
-from lt_shared.huggingface import from_config, to_config
+from lt_shared.huggingface import from_config, model_type, to_config
 from lt_shared.presets import PRESETS, preset
 
 LLAMAS = [name for name, architecture in PRESETS.items() if architecture.family == "llama"]
+TYPES = {"tiny": "llama", "tiny-mistral": "mistral", "tiny-qwen2": "qwen2", "tiny-qwen3": "qwen3", "tiny-mixtral": "mixtral"}
 SCALED = preset("llama3.2-1b")
 
 
@@ -35,6 +36,8 @@ def test_transformers_reads_the_same_architecture(tmp_path: Path, name: str) -> 
         architecture.num_query_groups,
         architecture.kv_channels,
     )
+    assert getattr(config, "sliding_window", None) == architecture.sliding_window
+    assert getattr(config, "num_local_experts", None) == architecture.num_experts
     assert config.rms_norm_eps == architecture.norm_epsilon
     assert config.tie_word_embeddings == architecture.tie_embeddings
     assert config.rope_parameters["rope_theta"] == architecture.rotary_base
@@ -100,6 +103,33 @@ def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
     assert (architecture.kv_channels, architecture.num_query_groups, architecture.ffn_hidden_size) == (16, 2, 96)
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_every_family_has_its_type_and_its_tensors(tmp_path: Path, name: str) -> None:
+    """The model that transformers makes of it has biases, norms and experts where the architecture has them."""
+    config = saved(to_config(preset(name), "float32"), tmp_path)
+    assert config.model_type == TYPES[name] == model_type(preset(name))
+    with torch.device("meta"):
+        layer = dict(AutoModelForCausalLM.from_config(config).model.layers[0].named_parameters())
+    assert ("self_attn.q_proj.bias" in layer) == preset(name).add_qkv_bias
+    assert ("self_attn.q_norm.weight" in layer) == preset(name).qk_layernorm
+    assert any("expert" in key for key in layer) == bool(preset(name).num_experts)
+    config.save_pretrained(tmp_path)
+    assert from_config(json.loads((tmp_path / "config.json").read_text()), name) == preset(name)
+
+
+def test_a_mistral_without_a_window_is_a_llama() -> None:
+    config = to_config(preset("mistral-7b"), "bfloat16") | {"sliding_window": None}
+    assert model_type(from_config(config, "mistral-7b-v0.2")) == "llama"
+
+
+@pytest.mark.parametrize("change", [{"qk_layernorm": True, "add_qkv_bias": True}, {"rotary_percent": 0.5}])
+def test_features_that_no_type_has_together(change: dict[str, Any]) -> None:
+    architecture = dataclasses.replace(SCALED, **change)
+    assert model_type(architecture) is None
+    with pytest.raises(BadConfig, match="no Hugging Face form"):
+        to_config(architecture, "float32")
+
+
 def test_files_from_before_grouped_queries_are_read() -> None:
     config = to_config(preset("llama2-7b"), "float16")
     for field in ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings"):
@@ -117,7 +147,10 @@ def test_the_older_name_of_the_scaling_type_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen3"}, "model type 'qwen3'"),
+        ({"model_type": "phi3"}, "model type 'phi3'"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window is set"),
+        ({"model_type": "mistral"}, "has no 'sliding_window'"),
+        ({"model_type": "mixtral", "sliding_window": None}, "has no 'num_local_experts'"),
         ({"attention_bias": True}, "attention_bias is set"),
         ({"mlp_bias": True}, "mlp_bias is set"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

@@ -19,13 +19,13 @@ def test_round_trip(name: str) -> None:
     assert from_arguments(to_arguments(preset(name)), name) == preset(name)
 
 
-@pytest.mark.parametrize("name", ["llama3.2-1b", "gpt3-1.7b"])
+@pytest.mark.parametrize("name", ["llama3.2-1b", "gpt3-1.7b", "mistral-7b", "qwen2-7b", "qwen3-8b", "mixtral-8x7b"])
 def test_names_are_megatrons(name: str) -> None:
     """Those that megatron-core's configuration has under the same name mean the same there."""
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     same = {key: value for key, value in to_arguments(preset(name)).items() if key in fields}
     assert {"num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"} <= set(same)
-    config = TransformerConfig(**same)
+    config = TransformerConfig(**same, num_moe_experts=preset(name).num_experts)
     assert {key: getattr(config, key) for key in same} == same
 
 
@@ -53,10 +53,9 @@ def test_megatrons_defaults_are_read() -> None:
         ({"normalization": "LayerNorm"}, "normalization is 'LayerNorm' with rope positions, expected 'RMSNorm'"),
         ({"swiglu": False}, "swiglu is False"),
         ({"add_bias_linear": True}, "add_bias_linear is True"),
-        ({"add_qkv_bias": True}, "add_qkv_bias is True"),
-        ({"qk_layernorm": True}, "qk_layernorm is True"),
-        ({"rotary_percent": 0.5}, "rotary_percent is 0.5"),
-        ({"num_experts": 8}, "num_experts is 8"),
+        ({"multi_latent_attention": True}, "multi_latent_attention is True"),
+        ({"num_experts": 8, "moe_router_pre_softmax": True}, "moe_router_pre_softmax is True"),
+        ({"window_size": (128, 128)}, "128 tokens to the left and 128 to the right"),
         ({"vocab_size": None}, "malformed"),
     ],
 )
@@ -72,7 +71,18 @@ def test_a_missing_size_is_named() -> None:
         from_arguments(arguments, "run")
 
 
-def test_a_scaling_that_megatron_lacks_is_refused() -> None:
+def test_a_scaling_that_megatron_lacks_survives() -> None:
     other = dataclasses.replace(LLAMA, rope_scaling=RopeScaling(32.0, original_max_position_embeddings=4096))
-    with pytest.raises(BadConfig, match="only the factor"):
-        to_arguments(other)
+    arguments = to_arguments(other)
+    assert (arguments["use_rope_scaling"], arguments["rope_scaling_factor"]) == (True, 32.0)
+    assert from_arguments(arguments, LLAMA.name) == other
+    assert not any(name.startswith("lt_") for name in to_arguments(LLAMA))
+
+
+def test_features_of_a_family() -> None:
+    assert to_arguments(preset("mistral-7b"))["window_size"] == (4095, 0)
+    assert to_arguments(preset("qwen2.5-7b"))["add_qkv_bias"] is True
+    assert to_arguments(preset("qwen3-8b"))["qk_layernorm"] is True
+    experts = to_arguments(preset("mixtral-8x7b"))
+    assert (experts["num_experts"], experts["moe_ffn_hidden_size"], experts["moe_aux_loss_coeff"]) == (8, 14336, 0.02)
+    assert from_arguments(experts | {"ffn_hidden_size": 1}, "mixtral-8x7b") == preset("mixtral-8x7b")

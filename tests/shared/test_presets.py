@@ -5,7 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
+from lt_shared import huggingface
 from lt_shared.console import UsageError
 from lt_shared.presets import PRESETS, preset
 
@@ -21,18 +24,56 @@ PUBLISHED = {
     "llama3.1-405b": 405_853_388_800,
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
 }
+TINY = ["tiny", "tiny-gpt3", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-mixtral"]
 GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer/vocab.json"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_llama_parameters(name: str) -> None:
+def test_published_parameters(name: str) -> None:
     assert preset(name).parameters() == PUBLISHED[name]
 
 
+@pytest.mark.parametrize("name", [*PUBLISHED, *TINY])
+def test_transformers_makes_the_same_model(name: str) -> None:
+    if preset(name).family == "gpt":
+        config = GPT2Config(vocab_size=2048, n_positions=1024, n_embd=128, n_layer=4, n_head=4)
+    else:
+        config = AutoConfig.for_model(**huggingface.to_config(preset(name), "bfloat16"))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2)])
+def test_active_parameters(name: str, billions: float) -> None:
+    assert preset(name).active_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
+
+
 def test_every_preset_is_checked() -> None:
-    assert set(PRESETS) == {*PUBLISHED, *GPT3, "tiny"}
+    assert set(PRESETS) == {*PUBLISHED, *GPT3, *TINY}
     assert len(GPT3) == 8
     assert all(architecture.name == name for name, architecture in PRESETS.items())
 
@@ -57,8 +98,9 @@ def test_llama3_rope(name: str) -> None:
     assert (model.rope_scaling and dataclasses.astuple(model.rope_scaling)) == (factor and (factor, 1.0, 4.0, 8192))
 
 
-def test_the_tiny_preset_fits_the_demo_tokenizer() -> None:
-    assert preset("tiny").vocab_size == len(json.loads(TOKENIZER.read_text()))
+@pytest.mark.parametrize("name", TINY)
+def test_the_tiny_presets_fit_the_demo_tokenizer(name: str) -> None:
+    assert preset(name).vocab_size == len(json.loads(TOKENIZER.read_text()))
 
 
 def test_an_unknown_name_lists_the_presets() -> None:

@@ -1,8 +1,9 @@
 """The shape of a decoder-only transformer: one dataclass, exact parameter count, FLOPs per token.
 
-Two families share it: GPT-3 style (learned positions, LayerNorm, GELU, biases) and Llama style (RoPE, RMSNorm, SwiGLU, grouped
-queries). Field names are Megatron's where Megatron has one. `presets` holds the named shapes; `huggingface` and
-`megatron_arguments` translate to the configurations of others.
+Two styles share it: GPT-3 style (learned positions, LayerNorm, GELU, biases) and Llama style (RoPE, RMSNorm, SwiGLU, grouped
+queries). Mistral, Qwen and Mixtral are Llama style with one feature each: a sliding window, biases of queries, keys and values,
+norms of queries and keys, experts. Field names are Megatron's where Megatron has one. `presets` holds the named shapes;
+`huggingface` and `megatron_arguments` translate to the configurations of others.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ Family = Literal["gpt", "llama"]
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's frequency-dependent RoPE scaling (the `llama3` type of Hugging Face)."""
+    """Llama 3.1's frequency-dependent RoPE scaling (the `llama3` type of Hugging Face); the defaults are Megatron's constants."""
 
     factor: float
     low_freq_factor: float = 1.0
@@ -27,7 +28,9 @@ class RopeScaling:
 class Architecture:
     """One decoder. Sizes are in elements; `vocab_size` is the tokenizer's, before any padding.
 
-    Raises BadConfig on construction when the sizes contradict each other.
+    `sliding_window` counts the keys that a query sees, its own included; None is all. With experts, every layer has
+    `num_experts` of size `ffn_hidden_size`, and a token goes to `moe_router_topk` of them. `init_std` and `moe_aux_loss_coeff`
+    matter for training only. Raises BadConfig on construction when the sizes contradict each other.
     """
 
     name: str
@@ -45,6 +48,13 @@ class Architecture:
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
     init_std: float = 0.02
+    rotary_percent: float = 1.0
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    sliding_window: int | None = None
+    num_experts: int | None = None
+    moe_router_topk: int = 2
+    moe_aux_loss_coeff: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
@@ -60,8 +70,24 @@ class Architecture:
             object.__setattr__(self, "kv_channels", self.hidden_size // self.num_attention_heads)
         if self.num_attention_heads % self.num_query_groups:
             raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
-        if self.family == "llama" and self.kv_channels % 2:
-            raise BadConfig(f"rotary embeddings need an even head size, this one is {self.kv_channels}")
+        if self.family == "llama" and self.rotary_channels % 2:
+            raise BadConfig(f"rotary embeddings need an even head size, this one is {self.rotary_channels}")
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise BadConfig(f"a sliding window of {self.sliding_window} tokens sees nothing", "leave it out for full attention")
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.num_experts is None:
+            return
+        if self.family != "llama":
+            raise BadConfig("experts are known in the Llama style only", "use RoPE, RMSNorm, SwiGLU and no biases")
+        if not 1 <= self.moe_router_topk <= self.num_experts:
+            raise BadConfig(f"a token cannot go to {self.moe_router_topk} of {self.num_experts} experts")
+
+    @property
+    def rotary_channels(self) -> int:
+        """The channels of a head that are rotated."""
+        return int(self.kv_channels * self.rotary_percent)
 
     @property
     def query_size(self) -> int:
@@ -79,31 +105,46 @@ class Architecture:
     def _attention_weights(self) -> int:
         return self.hidden_size * (self.query_size + 2 * self.kv_size) + self.query_size * self.hidden_size
 
-    def _mlp_weights(self) -> int:
-        return (3 if self.family == "llama" else 2) * self.hidden_size * self.ffn_hidden_size
+    def _mlp_weights(self, experts: int) -> int:
+        """Weights of a layer's feed-forward part, with `experts` experts where there are any."""
+        weights = (3 if self.family == "llama" else 2) * self.hidden_size * self.ffn_hidden_size
+        return weights if self.num_experts is None else self.num_experts * self.hidden_size + experts * weights
+
+    def _vectors(self) -> int:
+        """A layer's biases and norms."""
+        if self.family == "llama":
+            biases = self.query_size + 2 * self.kv_size if self.add_qkv_bias else 0
+            return biases + 2 * self.hidden_size + (2 * self.kv_channels if self.qk_layernorm else 0)
+        biases = self.query_size + 2 * self.kv_size + self.hidden_size + self.ffn_hidden_size + self.hidden_size
+        return biases + 4 * self.hidden_size + (4 * self.kv_channels if self.qk_layernorm else 0)
 
     def parameters(self, vocab_size: int | None = None) -> int:
         """Exact number of parameters, with `vocab_size` rows in the embedding (default: unpadded)."""
-        vocabulary = (vocab_size or self.vocab_size) * self.hidden_size
-        layer = self._attention_weights() + self._mlp_weights()
-        if self.family == "llama":
-            layer += 2 * self.hidden_size
-            other = self.hidden_size
-        else:
-            biases = self.query_size + 2 * self.kv_size + self.hidden_size + self.ffn_hidden_size + self.hidden_size
-            layer += biases + 4 * self.hidden_size
-            other = 2 * self.hidden_size + self.max_position_embeddings * self.hidden_size
-        return self.num_layers * layer + other + vocabulary * (1 if self.tie_embeddings else 2)
+        return self._parameters(vocab_size or self.vocab_size, self.num_experts or 0)
+
+    def active_parameters(self, vocab_size: int | None = None) -> int:
+        """Exact number of parameters that take part in one token: of the experts only those that it is sent to."""
+        return self._parameters(vocab_size or self.vocab_size, self.moe_router_topk)
+
+    def _parameters(self, vocab_size: int, experts: int) -> int:
+        layer = self._attention_weights() + self._mlp_weights(experts) + self._vectors()
+        final_norm = self.hidden_size if self.family == "llama" else 2 * self.hidden_size
+        positions = 0 if self.family == "llama" else self.max_position_embeddings * self.hidden_size
+        vocabulary = vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        return self.num_layers * layer + final_norm + positions + vocabulary
 
     def flops_per_token(self, sequence_length: int) -> int:
         """Floating-point operations of one training step per token, forward and backward, no recomputation.
 
         Six per weight of a matrix product (the input embedding is a look-up and has none), plus attention scores and values
-        over the causal half of the sequence. Megatron and TorchTitan print figures that count the whole square.
+        over the causal half of the sequence, or the part of it that lies in the sliding window. Megatron and TorchTitan print
+        figures that count the whole square.
         """
-        weights = self.num_layers * (self._attention_weights() + self._mlp_weights()) + self.vocab_size * self.hidden_size
-        attention = 6 * self.num_layers * self.query_size * sequence_length
-        return 6 * weights + attention
+        layer = self._attention_weights() + self._mlp_weights(self.moe_router_topk)
+        weights = self.num_layers * layer + self.vocab_size * self.hidden_size
+        window = min(self.sliding_window or sequence_length, sequence_length)
+        pairs = window * (2 * sequence_length - window)
+        return 6 * weights + 6 * self.num_layers * self.query_size * pairs // sequence_length
 
     def to_record(self) -> dict[str, Any]:
         """A JSON object that `from_record` reads back."""

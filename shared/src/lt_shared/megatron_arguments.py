@@ -1,32 +1,35 @@
 """An `Architecture` as Megatron-LM's command-line arguments (the names in its `args` namespace), and back.
 
 lt-train's own flags carry the same names, its log prints them the way Megatron does, and checkpoints store them, so a run can be
-described from any of the three. RoPE scaling is Megatron's `--use-rope-scaling`; only the factor is an argument there, the other
-three numbers are constants in megatron-core.
+described from any of the three. RoPE scaling is Megatron's `--use-rope-scaling`; only the factor is an argument there, and the
+other three numbers are constants in megatron-core: where a model has others, they are kept under names that Megatron does not
+read. A sliding window of n tokens is `--window-size n-1,0` there: the keys to the left and to the right of a query.
 """
 
+import dataclasses
 from typing import Any
 
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
 
+_SCALING_PREFIX = "lt_rope_"
+# Arguments that would make another model, with the value that leaves them without effect.
 _ABSENT_HERE = {
-    "rotary_percent": 1.0,
-    "add_qkv_bias": False,
-    "qk_layernorm": False,
     "multi_latent_attention": False,
-    "num_experts": None,
+    "window_attn_skip_freq": None,
+    "moe_layer_freq": 1,
+    "moe_shared_expert_intermediate_size": None,
+    "moe_router_pre_softmax": False,
+    "moe_router_score_function": "softmax",
+    "moe_router_topk_scaling_factor": None,
+    "moe_router_enable_expert_bias": False,
 }
 
 
 def to_arguments(architecture: Architecture) -> dict[str, Any]:
-    """The arguments of `architecture`. Raises BadConfig when its RoPE scaling is not one that Megatron has."""
+    """The arguments of `architecture`."""
     llama = architecture.family == "llama"
     scaling = architecture.rope_scaling
-    if scaling is not None and scaling != RopeScaling(scaling.factor):
-        raise BadConfig(
-            f"{architecture.name}: Megatron knows only the factor of a RoPE scaling, the rest must be {RopeScaling(8.0)}"
-        )
     return {
         "num_layers": architecture.num_layers,
         "hidden_size": architecture.hidden_size,
@@ -41,12 +44,45 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "rotary_base": int(architecture.rotary_base),
         "use_rope_scaling": scaling is not None,
         "rope_scaling_factor": scaling.factor if scaling else 8.0,
+        **({} if scaling is None or is_megatrons(scaling) else _other_numbers(scaling)),
         "normalization": "RMSNorm" if llama else "LayerNorm",
         "norm_epsilon": architecture.norm_epsilon,
         "swiglu": llama,
         "add_bias_linear": not llama,
         "untie_embeddings_and_output_weights": not architecture.tie_embeddings,
         "init_method_std": architecture.init_std,
+        "rotary_percent": architecture.rotary_percent,
+        "add_qkv_bias": architecture.add_qkv_bias,
+        "qk_layernorm": architecture.qk_layernorm,
+        "window_size": (architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
+        "num_experts": architecture.num_experts,
+        **(_experts(architecture) if architecture.num_experts else {}),
+    }
+
+
+def is_megatrons(scaling: RopeScaling) -> bool:
+    """Whether megatron-core can compute it: all numbers but the factor are its constants."""
+    return scaling == RopeScaling(scaling.factor)
+
+
+def _other_numbers(scaling: RopeScaling) -> dict[str, float]:
+    return {_SCALING_PREFIX + name: value for name, value in dataclasses.asdict(scaling).items() if name != "factor"}
+
+
+def _scaling(arguments: dict[str, Any]) -> RopeScaling | None:
+    if not arguments.get("use_rope_scaling"):
+        return None
+    names = (field.name for field in dataclasses.fields(RopeScaling))
+    others = {name: arguments[_SCALING_PREFIX + name] for name in names if _SCALING_PREFIX + name in arguments}
+    return RopeScaling(arguments.get("rope_scaling_factor", 8.0), **others)
+
+
+def _experts(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "moe_ffn_hidden_size": architecture.ffn_hidden_size,
+        "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
     }
 
 
@@ -62,12 +98,13 @@ def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
             if arguments.get(field, value) != value:
                 raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
         heads = arguments["num_attention_heads"]
+        experts = arguments.get("num_experts")
         return Architecture(
             name=name,
             family="llama" if llama else "gpt",
             num_layers=arguments["num_layers"],
             hidden_size=arguments["hidden_size"],
-            ffn_hidden_size=arguments["ffn_hidden_size"],
+            ffn_hidden_size=(arguments.get("moe_ffn_hidden_size") if experts else None) or arguments["ffn_hidden_size"],
             num_attention_heads=heads,
             num_query_groups=arguments["num_query_groups"] if arguments.get("group_query_attention") else heads,
             vocab_size=arguments["vocab_size"],
@@ -75,14 +112,30 @@ def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
             kv_channels=arguments.get("kv_channels") or 0,
             norm_epsilon=arguments.get("norm_epsilon", 1e-5),
             rotary_base=float(arguments.get("rotary_base", 10000)),
-            rope_scaling=RopeScaling(arguments.get("rope_scaling_factor", 8.0)) if arguments.get("use_rope_scaling") else None,
+            rope_scaling=_scaling(arguments),
             tie_embeddings=not arguments["untie_embeddings_and_output_weights"],
             init_std=arguments.get("init_method_std", 0.02),
+            rotary_percent=arguments.get("rotary_percent", 1.0),
+            add_qkv_bias=llama and arguments.get("add_qkv_bias", False),
+            qk_layernorm=arguments.get("qk_layernorm", False),
+            sliding_window=_sliding_window(arguments.get("window_size"), name),
+            num_experts=experts,
+            moe_router_topk=arguments.get("moe_router_topk", 2) if experts else 2,
+            moe_aux_loss_coeff=arguments.get("moe_aux_loss_coeff", 0.0) if experts else 0.0,
         )
     except KeyError as error:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
     except TypeError as error:
         raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
+
+
+def _sliding_window(window_size: Any, name: str) -> int | None:
+    if window_size is None:
+        return None
+    left, right = window_size
+    if right != 0 or left < 0:
+        raise BadConfig(f"{name}: a window of {left} tokens to the left and {right} to the right is not a causal sliding window")
+    return int(left) + 1
 
 
 def arguments_of_family(llama: bool) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _open_hf(directory: Path, files: OpenFiles) -> Source:
     path = directory / CONFIG
     try:
         config = dict(json.loads(path.read_bytes()))
-        architecture = huggingface.from_config(config, str(directory))
+        architecture = _llama(huggingface.from_config(config, str(directory)), directory)
     except (ValueError, TypeError) as error:
         raise BadData(f"{path}: not a model configuration: {error}") from None
     activation = config.get("hidden_act", "silu")
@@ -129,9 +129,7 @@ def _open_megatron(directory: Path, files: OpenFiles) -> Source:
         architecture, loss = saved.architecture, saved.loss
     else:
         architecture, loss = _from_common(directory, run), None
-    if architecture.family != "llama":
-        raise BadData(f"{directory}: a model of the {architecture.family} family, only llama is known here")
-    model = Model(architecture, _padded_rows(contents, directory))
+    model = Model(_llama(architecture, directory), _padded_rows(contents, directory))
     tensors = LLAMA.from_megatron(model, contents.tensors, str(directory))
     return Source(
         directory,
@@ -143,6 +141,14 @@ def _open_megatron(directory: Path, files: OpenFiles) -> Source:
         loss,
         tuple(contents.left_out),
     )
+
+
+def _llama(architecture: Architecture, directory: Path) -> Architecture:
+    """`architecture`, when it is one that the table of tensors is made for."""
+    kind = huggingface.model_type(architecture)
+    if kind != "llama":
+        raise BadData(f"{directory}: a model of the {kind or architecture.family} family, only plain llama is known here")
+    return architecture
 
 
 def _padded_rows(contents: torch_dist.Contents, directory: Path) -> int:
