@@ -172,11 +172,15 @@ class Evaluation:
     loss: float
     split: str = "validation"
 
+    @property
+    def perplexity(self) -> float:
+        """As Megatron counts it: at most exp(20)."""
+        return math.exp(min(self.loss, 20.0))
+
     def format(self) -> str:
-        perplexity = math.exp(min(self.loss, 20.0))
         return (
             f" validation loss at iteration {self.step} on {self.split} set | lm loss value: {self.loss:.6E} |"
-            f" lm loss PPL: {perplexity:.6E} | "
+            f" lm loss PPL: {self.perplexity:.6E} | "
         )
 
     @classmethod

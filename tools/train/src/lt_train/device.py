@@ -5,6 +5,7 @@ it.
 """
 
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,37 @@ def synchronize(device: "torch.device") -> None:
 
     if device.type == CUDA:
         torch.cuda.synchronize(device)
+
+
+def name(device: "torch.device") -> str:
+    """The device as its vendor calls it, for example "NVIDIA H100 80GB HBM3"; "cpu" for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == CUDA else CPU
+
+
+def peak_memory(device: "torch.device") -> tuple[int, int | None]:
+    """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU."""
+    import torch
+
+    if device.type == CUDA:
+        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None
+
+
+def record_memory_history() -> None:
+    """Remember from here on where each piece of GPU memory is taken and given back."""
+    import torch
+
+    torch.cuda.memory._record_memory_history()
+
+
+def dump_memory_history(path: str) -> None:
+    """Write what was remembered as a pickle for torch's memory viewer, and stop remembering."""
+    import torch
+
+    torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def release(device: "torch.device") -> None:

@@ -1,64 +1,101 @@
-"""What a run reports: Megatron's log lines on stderr and in SAVE/train.log, and SAVE/metrics.jsonl for programs.
+"""What a run reports: Megatron's log lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, and curves.
 
 Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
-twice, the later one counts.
+twice, the later one counts. On a terminal a progress bar with the time left stands below the lines.
 """
 
+import contextlib
+import dataclasses
 import datetime
 import json
 import math
 import sys
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from lt_shared import run_log
+from lt_shared.console import Progress
 from lt_shared.run_log import Evaluation, Step
+from lt_train import tracking
+from lt_train.clock import Lap
+from lt_train.plan import Plan
+from lt_train.tracking import Tracker
 
 TRAIN_LOG = "train.log"
 METRICS = "metrics.jsonl"
 
 
 class Log:
-    """Opened by rank 0; on other ranks every method does nothing. `directory` None writes to stderr alone."""
+    """A context, opened by rank 0; on other ranks every method does nothing. Without SAVE there are no files."""
 
-    def __init__(self, directory: str | None, active: bool):
+    def __init__(self, plan: Plan, active: bool):
         self.active = active
+        self._plan = plan
+        self._resources = contextlib.ExitStack()
         self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
-        if active:
-            self._files.append(sys.stderr)
-            if directory:
-                self._files.append((Path(directory) / TRAIN_LOG).open("a", buffering=1))
-                self._metrics = (Path(directory) / METRICS).open("a", buffering=1)
+        self._trackers: list[Tracker] = []
+        self._progress: Progress | None = None
+        if active and plan.checkpointing.save:
+            self._files.append(self._open(Path(plan.checkpointing.save) / TRAIN_LOG))
+            self._metrics = self._open(Path(plan.checkpointing.save) / METRICS)
+
+    def _open(self, path: Path) -> IO[str]:
+        return self._resources.enter_context(path.open("a", buffering=1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._resources.__exit__(kind, error, trace)
+
+    def begin(self, iteration: int, arguments: dict[str, Any]) -> None:
+        """Training goes on after `iteration` steps: from here there are curves and a progress bar."""
+        if not self.active:
+            return
+        self._trackers = tracking.open_trackers(self._plan, iteration + 1, arguments)
+        for tracker in self._trackers:
+            self._resources.callback(tracker.close)
+        if sys.stderr.isatty():
+            bar = Progress("training", self._plan.batches.train_iters, "steps", done=iteration)
+            self._progress = self._resources.enter_context(bar)
 
     def line(self, text: str) -> None:
+        if not self.active:
+            return
         for file in self._files:
             file.write(text + "\n")
-            file.flush()
+        if self._progress:
+            self._progress.print(text)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
 
     def arguments(self, arguments: dict[str, Any]) -> None:
         for line in run_log.format_arguments(arguments):
             self.line(line)
 
-    def step(self, step: Step, tokens_per_second: float) -> None:
+    def advance(self) -> None:
+        """A step is done."""
+        if self._progress:
+            self._progress.advance(1)
+
+    def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
         self.line(step.format())
-        self._metric(
-            {
-                "kind": "step",
-                "step": step.step,
-                "loss": step.loss,
-                "grad_norm": step.grad_norm,
-                "learning_rate": step.learning_rate,
-                "step_seconds": step.step_seconds,
-                "tokens_per_second": tokens_per_second,
-                "tflops_per_gpu": step.tflops_per_gpu,
-                "consumed_samples": step.consumed_samples,
-            }
-        )
+        numbers = {name: value for name, value in dataclasses.asdict(step).items() if name != "time" and value is not None}
+        more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
+        self._metric({"kind": "step", **numbers, **more})
+        self._track(step.step, tracking.step_values(step))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         self.line(evaluation.format())
-        self._metric({"kind": "eval", "step": evaluation.step, "loss": evaluation.loss})
+        self._metric({"kind": "eval", **dataclasses.asdict(evaluation), "perplexity": evaluation.perplexity})
+        self._track(evaluation.step, tracking.evaluation_values(evaluation))
+
+    def _track(self, step: int, values: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.write(step, values)
 
     def _metric(self, record: dict[str, Any]) -> None:
         if self._metrics:

@@ -38,10 +38,9 @@ class Plan:
     reporting: Reporting
     seed: int
 
-    @property
-    def micro_batches(self) -> int:
-        """Micro batches that each data-parallel rank runs per step."""
-        return self.batches.global_batch_size // (self.batches.micro_batch_size * self.parallelism.data)
+    def micro_batches(self, samples: int) -> int:
+        """Micro batches that each data-parallel rank runs in a step of `samples` samples."""
+        return samples // (self.batches.micro_batch_size * self.parallelism.data)
 
     @property
     def padded_vocab_size(self) -> int:
@@ -73,7 +72,7 @@ class Plan:
             "data": fields["data"] | {"datasets": datasets},
             "parameters": self.architecture.parameters(),
             "padded_vocab_size": self.padded_vocab_size,
-            "tokens": self.batches.train_iters * self.batches.step_tokens,
+            "tokens": self.batches.train_samples * self.batches.seq_length,
         }
 
 
@@ -81,7 +80,7 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
     """The checked plan. Raises UsageError or BadConfig for what cannot run."""
     architecture = model.resolve(options, datasets)
     data.check_vocabulary(datasets, architecture.vocab_size)
-    layout = parallelism.resolve(options)
+    layout = parallelism.resolve(options, architecture)
     sizes = batches.resolve(options, architecture, layout)
     plan = Plan(
         architecture=architecture,
@@ -91,7 +90,7 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
         parallelism=layout,
         data=data.resolve(options, datasets),
         checkpointing=checkpointing.resolve(options),
-        reporting=reporting.resolve(options),
+        reporting=reporting.resolve(options, layout),
         seed=options["seed"],
     )
     check(plan)
@@ -102,5 +101,9 @@ def check(plan: Plan) -> None:
     """Refuse what cannot run. Raises BadConfig with the reason."""
     parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
     batches.check(plan.batches, plan.architecture, plan.parallelism)
-    optimization.check(plan.optimization)
+    for size in plan.batches.sizes:
+        parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
+    precision.check(plan.precision, plan.parallelism.device)
+    optimization.check(plan.optimization, plan.precision.dtype)
     data.check(plan.data)
+    reporting.check(plan.reporting, plan.parallelism.device)

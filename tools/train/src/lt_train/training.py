@@ -5,7 +5,6 @@ checkpoints.
 """
 
 import datetime
-import time
 from pathlib import Path
 
 import torch
@@ -14,30 +13,41 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import manifest
 from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
-from lt_train import checkpoint, data, device, model, optimizer
-from lt_train.checkpoint import TrainingState
+from lt_train import checkpoint, data, device, model, optimizer, timers
+from lt_train.anomalies import Anomalies
+from lt_train.checkpoint import TrainingState, Unlogged
+from lt_train.clock import Clock
 from lt_train.log import Log
 from lt_train.place import Place
 from lt_train.plan import Plan
+from lt_train.profiling import Profiler
 from lt_train.step import Stepper, StepResult
+from lt_train.throughput import Speedometer
 
 
 def train(plan: Plan, place: Place, where: torch.device) -> None:
     """Run `plan` to its last iteration as the rank at `place`. Manifest lines of checkpoints go to stdout of rank 0."""
     _join(place, where)
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=plan.parallelism.tensor, pipeline_model_parallel_size=plan.parallelism.pipeline
+        tensor_model_parallel_size=plan.parallelism.tensor,
+        pipeline_model_parallel_size=plan.parallelism.pipeline,
+        virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
+        context_parallel_size=plan.parallelism.context,
     )
     model_parallel_cuda_manual_seed(plan.seed)
-    log = Log(plan.checkpointing.save, active=place.rank == 0)
-    log.arguments(checkpoint.arguments(plan))
-    chunks = model.build(plan, where)
-    state = TrainingState(chunks, *optimizer.build(plan, chunks))
-    start = _from_rank_zero(plan.checkpointing.start)
-    if start is not None:
-        checkpoint.load(Path(start), plan, state)
-        log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
-    Loop(plan.with_cache(data.cache_directory(plan)), state, log, where).run()
+    with Log(plan, active=place.rank == 0) as log:
+        arguments = checkpoint.arguments(plan)
+        log.arguments(arguments)
+        chunks = model.build(plan, where)
+        state = TrainingState(chunks, *optimizer.build(plan, chunks))
+        start = _from_rank_zero(plan.checkpointing.start)
+        if start is not None:
+            checkpoint.load(Path(start), plan, state)
+            log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
+        loop = Loop(plan.with_cache(data.cache_directory(plan)), state, log, where)
+        log.begin(state.iteration, arguments)
+        with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
+            loop.run(profiler)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -75,50 +85,75 @@ class Loop:
         self.reports = manifest.Writer(plan.reporting.plain)
         self.stepper = Stepper(plan, state, where)
         self.train_data, self.validation_data = data.build(plan)
-        self.step_flops = plan.architecture.flops_per_token(plan.batches.seq_length) * plan.batches.step_tokens
-        self.nan_steps = 0
+        self.speedometer = Speedometer(plan, device.name(where))
+        self.clock = Clock()
+        self.timers = timers.attach(plan, state)
+        self.logged_samples = state.consumed_samples
+        self.anomalies = Anomalies(plan.optimization.max_nan_steps)
 
-    def run(self) -> None:
-        plan, state = self.plan, self.state
-        batches = data.batches(self.train_data, plan, self.where, state.consumed_samples)
-        started, since = time.monotonic(), state.iteration
+    def run(self, profiler: Profiler) -> None:
+        plan, state, clock = self.plan, self.state, self.clock
+        batches = clock.reading(data.batches(self.train_data, plan, self.where, state.consumed_samples))
+        clock.start()
         while state.iteration < plan.batches.train_iters:
-            result = self.stepper.train(batches)
-            state.unlogged_losses.append(result.loss)
-            self.nan_steps += result.loss != result.loss
+            with clock.step():
+                result = self.stepper.train(batches)
+            profiler.step()
+            self.log.advance()
+            state.unlogged.add(result.loss, result.updated)
+            spike = self.anomalies.observe(state.iteration, result)
+            if spike:
+                self.log.line(spike)
             last = state.iteration == plan.batches.train_iters
             if last or state.iteration % plan.reporting.log_interval == 0:
-                device.synchronize(self.where)
-                self._report(result, (time.monotonic() - started) / (state.iteration - since))
-                started, since = time.monotonic(), state.iteration
-            pause = time.monotonic()
-            if plan.data.eval_iters and (last or state.iteration % plan.data.eval_interval == 0):
-                self._evaluate()
-            if plan.checkpointing.save and (last or state.iteration % plan.checkpointing.save_interval == 0):
-                self._save(result.loss)
-            started += time.monotonic() - pause
+                self._report(result)
+            with clock.pause():
+                if plan.data.eval_iters and (last or state.iteration % plan.data.eval_interval == 0):
+                    self._evaluate()
+                if plan.checkpointing.save and (last or state.iteration % plan.checkpointing.save_interval == 0):
+                    self._save(result.loss)
         if self.log.active:
             self.reports.end()
 
-    def _report(self, result: StepResult, step_seconds: float) -> None:
+    def _report(self, result: StepResult) -> None:
+        """A log line about the steps since the last one; all ranks call it."""
         plan, state = self.plan, self.state
+        device.synchronize(self.where)
+        lap = self.clock.lap()
+        speed = self.speedometer.speed(state.consumed_samples - self.logged_samples, lap.step_seconds * lap.steps)
+        memory, reserved_memory = self._peak_memory()
         step = Step(
             step=state.iteration,
             total_steps=plan.batches.train_iters,
             consumed_samples=state.consumed_samples,
-            step_seconds=step_seconds,
-            tflops_per_gpu=self.step_flops / step_seconds / plan.parallelism.world_size / 1e12,
+            step_seconds=lap.step_seconds,
+            tflops_per_gpu=speed.tflops_per_gpu,
             learning_rate=state.optimizer.param_groups[0]["lr"],
             global_batch_size=plan.batches.global_batch_size,
-            loss=sum(state.unlogged_losses) / len(state.unlogged_losses),
-            loss_scale=1.0,
+            loss=state.unlogged.mean_loss,
+            loss_scale=result.loss_scale,
             grad_norm=result.grad_norm,
-            skipped_steps=0,
-            nan_steps=self.nan_steps,
+            skipped_steps=state.unlogged.skipped_steps,
+            nan_steps=state.unlogged.nan_steps,
             time=_now(),
+            tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
+            mfu=speed.mfu,
+            memory_bytes=memory,
+            reserved_memory_bytes=reserved_memory,
         )
-        self.log.step(step, tokens_per_second=plan.batches.step_tokens / step_seconds)
-        state.unlogged_losses, self.nan_steps = [], 0
+        self.log.step(step, speed.tokens_per_second, lap)
+        if self.timers:
+            for line in timers.report(self.timers, lap.steps):
+                self.log.line(line)
+        state.unlogged, self.logged_samples = Unlogged(), state.consumed_samples
+
+    def _peak_memory(self) -> tuple[int, int | None]:
+        """That of the rank that needed most, known to every rank."""
+        allocated, reserved = device.peak_memory(self.where)
+        most = torch.tensor([allocated, reserved or 0], dtype=torch.int64, device=self.where)
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+        allocated, most_reserved = most.tolist()
+        return allocated, most_reserved if reserved is not None else None
 
     def _evaluate(self) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""

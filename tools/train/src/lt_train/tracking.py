@@ -1,0 +1,113 @@
+"""Curves for TensorBoard and Weights & Biases, under the names that Megatron-LM gives them.
+
+Both are optional packages, imported only when asked for. A wandb run goes on as the same run after a restart: its id is kept in
+SAVE. There the steps are a metric of their own, `iteration`, because wandb drops what is logged for a step that it has seen, and
+a run that continues from its last checkpoint trains some steps again. TensorBoard is told to forget those.
+"""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Protocol
+
+from lt_shared.console import Unavailable
+from lt_shared.run_log import Evaluation, Step
+from lt_train.plan import Plan
+from lt_train.settings.reporting import Wandb
+
+WANDB_ID = "wandb-run-id"
+
+
+class Tracker(Protocol):
+    def write(self, step: int, values: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_trackers(plan: Plan, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
+    """Those that the plan asks for. `first_step` is the first that this attempt trains."""
+    trackers: list[Tracker] = []
+    if plan.reporting.tensorboard_dir:
+        trackers.append(TensorBoardTracker(plan.reporting.tensorboard_dir, first_step))
+    if plan.reporting.wandb:
+        trackers.append(WandbTracker(plan.reporting.wandb, plan.checkpointing.save, arguments))
+    return trackers
+
+
+def step_values(step: Step) -> dict[str, float]:
+    """The curves of a training step by Megatron's names; those that Megatron lacks have names in its style."""
+    values = {
+        "lm loss": step.loss,
+        "learning-rate": step.learning_rate,
+        "grad-norm": step.grad_norm,
+        "loss-scale": step.loss_scale,
+        "batch-size": step.global_batch_size,
+        "samples": step.consumed_samples,
+        "iteration-time": step.step_seconds,
+        "throughput": step.tflops_per_gpu,
+        "tokens-per-second-per-gpu": step.tokens_per_second_per_gpu,
+        "mfu": step.mfu,
+        "mem-max-allocated-bytes": step.memory_bytes,
+        "mem-reserved-bytes": step.reserved_memory_bytes,
+        "skipped-iterations": step.skipped_steps,
+        "nan-iterations": step.nan_steps,
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def evaluation_values(evaluation: Evaluation) -> dict[str, float]:
+    name = f"lm loss {evaluation.split}"
+    return {name: evaluation.loss, f"{name} ppl": evaluation.perplexity}
+
+
+class TensorBoardTracker:
+    """Event files in a directory; events of an earlier attempt from `first_step` on are hidden."""
+
+    def __init__(self, directory: str, first_step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(directory, purge_step=first_step)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    """One run of a project, whose id is kept in the directory `run` across restarts. WANDB_MODE=offline needs no network."""
+
+    def __init__(self, settings: Wandb, run: str | None, arguments: dict[str, Any]):
+        import wandb
+
+        os.makedirs(settings.directory or ".", exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=settings.project,
+                name=settings.name,
+                dir=settings.directory,
+                id=_run_id(run),
+                resume="allow",
+                config={name: value if isinstance(value, int | float | list) else str(value) for name, value in arguments.items()},
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            raise Unavailable(f"wandb: {error}", "set WANDB_API_KEY, or WANDB_MODE=offline") from None
+        self._run.define_metric("*", step_metric="iteration")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self._run.log({"iteration": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _run_id(run: str | None) -> str | None:
+    """The id that the environment names, or the one of the attempts before, or a new one."""
+    if "WANDB_RUN_ID" in os.environ or run is None:
+        return os.environ.get("WANDB_RUN_ID")
+    file = Path(run) / WANDB_ID
+    if not file.exists():
+        file.write_text(secrets.token_hex(4) + "\n")
+    return file.read_text().strip()
