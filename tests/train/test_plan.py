@@ -26,7 +26,7 @@ BAD_CONFIGURATIONS = {
     "split without training": (("--split", "0,1,0"), "leaves no training data"),
     "split without validation": (("--split", "1,0,0"), "leaves no validation data"),
     "split of words": (("--split", "most,some"), "not three shares"),
-    "warm-up": (("--train-iters", "5", "--lr-warmup-iters", "5"), "warm-up of 5 iterations"),
+    "warm-up": (("--train-iters", "5", "--lr-warmup-iters", "5"), "warm-up over 40 samples"),
     "learning rates": (("--lr", "1e-4", "--min-lr", "1e-3"), "minimum learning rate"),
     "mixed families": (("--position-embedding-type", "learned_absolute"), "does not go with the llama family"),
     "small vocabulary": (("--vocab-size", "1000"), "vocabulary of 2048, the model's has 1000"),

@@ -50,7 +50,7 @@ def test_derived_defaults(dataset: Dataset) -> None:
     assert record["batches"]["seq_length"] == 8192
     assert record["batches"]["global_batch_size"] == 4
     assert record["optimization"]["min_lr"] == 1e-4
-    assert (record["optimization"]["lr_warmup_iters"], record["optimization"]["lr_decay_iters"]) == (5, 500)
+    assert (record["optimization"]["lr_warmup_samples"], record["optimization"]["lr_decay_samples"]) == (20, 2000)
 
 
 def test_model_from_megatron_flags_alone(dataset: Dataset) -> None:

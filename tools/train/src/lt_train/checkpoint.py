@@ -7,6 +7,7 @@ so a run may resume with other tensor, pipeline and data parallel sizes.
 
 import argparse
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import megatron.core
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,10 +34,29 @@ CONTENT_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 @dataclasses.dataclass
+class Unlogged:
+    """The steps since the last log line: the losses of those that updated the weights, and how many did not."""
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    skipped_steps: int = 0
+    nan_steps: int = 0
+
+    def add(self, loss: float, updated: bool) -> None:
+        if updated:
+            self.losses.append(loss)
+        self.skipped_steps += not updated
+        self.nan_steps += not math.isfinite(loss)
+
+    @property
+    def mean_loss(self) -> float | None:
+        return sum(self.losses) / len(self.losses) if self.losses else None
+
+
+@dataclasses.dataclass
 class TrainingState:
     """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data.
 
-    `unlogged_losses` are those of the steps since the last log line, so that the next line is the same after a resume.
+    `unlogged` are the steps since the last log line, so that the next line is the same after a resume.
     """
 
     chunks: list[DistributedDataParallel]
@@ -45,16 +64,23 @@ class TrainingState:
     scheduler: OptimizerParamScheduler
     iteration: int = 0
     consumed_samples: int = 0
-    unlogged_losses: list[float] = dataclasses.field(default_factory=list)
+    unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
 
     def sharded(self, loading: bool) -> dict[str, Any]:
-        model = _sharded_model(unwrapped(self.chunks[0]))
+        model = self.sharded_model()
         optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=CONTENT_METADATA)
-        return {"model": model, "optimizer": optimizer}
+        return model | {"optimizer": optimizer}
 
+    def sharded_model(self) -> dict[str, Any]:
+        """The weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
+        return {
+            name: dict(unwrapped(chunk).sharded_state_dict(metadata=CONTENT_METADATA)) for name, chunk in self.named_chunks()
+        }
 
-def _sharded_model(model: GPTModel) -> dict[str, Any]:
-    return dict(model.sharded_state_dict(metadata=CONTENT_METADATA))
+    def named_chunks(self) -> list[tuple[str, DistributedDataParallel]]:
+        if len(self.chunks) == 1:
+            return [("model", self.chunks[0])]
+        return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
 
 
 def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
@@ -74,7 +100,7 @@ def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
         "consumed_samples": state.consumed_samples,
         "num_floating_point_operations_so_far": 0,
         "opt_param_scheduler": state.scheduler.state_dict(),
-        "unlogged_losses": state.unlogged_losses,
+        "unlogged": dataclasses.asdict(state.unlogged),
     }
     try:
         dist_checkpointing.save(content, str(partial), content_metadata=dict(CONTENT_METADATA))
@@ -116,7 +142,7 @@ def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
 
 def arguments(plan: Plan) -> dict[str, Any]:
     """The run's settings under Megatron's argument names."""
-    optimization, parallel = plan.optimization, plan.parallelism
+    optimization, parallel, precision = plan.optimization, plan.parallelism, plan.precision
     return megatron_arguments.to_arguments(plan.architecture) | {
         "padded_vocab_size": plan.padded_vocab_size,
         "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
@@ -127,21 +153,42 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "world_size": parallel.world_size,
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.interleaving,
+        "num_virtual_stages_per_pipeline_rank": parallel.interleaving,
+        "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
+        "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
+        "context_parallel_size": parallel.context,
         "data_parallel_size": parallel.data,
         "sequence_parallel": parallel.sequence,
         "use_distributed_optimizer": parallel.distributed_optimizer,
         "lr": optimization.lr,
         "min_lr": optimization.min_lr,
-        "lr_decay_style": "cosine",
-        "lr_warmup_iters": optimization.lr_warmup_iters,
-        "lr_decay_iters": optimization.lr_decay_iters,
-        "weight_decay": optimization.weight_decay,
+        "optimizer": optimization.optimizer,
+        "lr_decay_style": optimization.lr_decay_style,
+        "lr_warmup_samples": optimization.lr_warmup_samples,
+        "lr_warmup_init": optimization.lr_warmup_init,
+        "lr_decay_samples": optimization.lr_decay_samples,
+        "lr_wsd_decay_style": optimization.wsd_decay_style,
+        "lr_wsd_decay_samples": optimization.wsd_decay_samples,
+        "weight_decay": optimization.end_weight_decay,
+        "start_weight_decay": optimization.start_weight_decay,
+        "end_weight_decay": optimization.end_weight_decay,
+        "weight_decay_incr_style": optimization.weight_decay_style,
         "adam_beta1": optimization.adam_beta1,
         "adam_beta2": optimization.adam_beta2,
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
         "seed": plan.seed,
-        "bf16": plan.precision.bf16,
+        "bf16": precision.bf16,
+        "fp16": precision.fp16,
+        "loss_scale": precision.loss_scale,
+        "initial_loss_scale": precision.initial_loss_scale,
+        "min_loss_scale": precision.min_loss_scale,
+        "loss_scale_window": precision.loss_scale_window,
+        "hysteresis": precision.hysteresis,
+        "fp8": precision.fp8_format,
+        "fp8_recipe": precision.fp8_recipe,
+        "deterministic_mode": precision.deterministic,
         "params_dtype": getattr(torch, plan.precision.dtype),
         "split": plan.data.split,
         "data_path": [dataset.prefix for dataset in plan.data.datasets],
@@ -154,25 +201,27 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
     """Restore `state` in place. A `release` checkpoint has weights only: training starts at iteration 0 with them."""
     iteration = checkpoint_layout.iteration_of(directory)
     if iteration is None:
-        loaded = dist_checkpointing.load({"model": _sharded_model(unwrapped(state.chunks[0]))}, str(directory))
-        _load_weights(state.chunks[0], loaded["model"])
+        _load_weights(state, dist_checkpointing.load(state.sharded_model(), str(directory)))
         state.optimizer.reload_model_params()
         return
     create_state(state.optimizer)
     loaded = dist_checkpointing.load(state.sharded(loading=True), str(directory))
-    _load_weights(state.chunks[0], loaded["model"])
+    _load_weights(state, loaded)
     state.optimizer.load_state_dict(loaded["optimizer"])
     separate_steps(state.optimizer)
     state.iteration = iteration
     state.consumed_samples = int(loaded.get("consumed_samples", iteration * plan.batches.global_batch_size))
-    state.unlogged_losses = list(loaded.get("unlogged_losses", []))
+    state.unlogged = Unlogged(**loaded.get("unlogged", {}))
+    # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
-    state.scheduler.step(increment=state.consumed_samples)
+    state.scheduler.step(increment=loaded["opt_param_scheduler"]["num_steps"])
 
 
-def _load_weights(model: DistributedDataParallel, weights: dict[str, Any]) -> None:
+def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
-    missing, unexpected = unwrapped(model).load_state_dict(weights, strict=False)
-    problems = [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
+    problems = []
+    for name, chunk in state.named_chunks():
+        missing, unexpected = unwrapped(chunk).load_state_dict(loaded[name], strict=False)
+        problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

@@ -1,7 +1,6 @@
-"""The two layers that megatron-core lacks without TransformerEngine: fused causal attention, and a norm for sequence parallelism.
+"""What megatron-core's local layers lack without TransformerEngine: `attention`, and here a norm for sequence parallelism.
 
-megatron-core's own local attention builds the full score matrix; PyTorch's scaled_dot_product_attention does not. Its norm
-wrapper refuses sequence parallelism, although only one attribute on the weight is needed for it.
+Its own norm wrapper refuses sequence parallelism, although only one attribute on the weight is needed for it.
 """
 
 from typing import Any
@@ -13,26 +12,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
 
-
-class CausalAttention(torch.nn.Module):
-    """Causal self-attention over [sequence, batch, heads, head size]; grouped queries share their key and value heads."""
-
-    def __init__(self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **kwargs: Any):
-        super().__init__()
-        self.softmax_scale = softmax_scale
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """query [s, b, heads, d], key and value [s, b, groups, d]; returns [s, b, heads * d]."""
-        sequence, batch, heads, size = query.shape
-        mixed = torch.nn.functional.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
-            is_causal=True,
-            scale=self.softmax_scale,
-            enable_gqa=heads != key.shape[2],
-        )
-        return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, heads * size)
+from lt_train.attention import CausalAttention
 
 
 class Norm:
@@ -61,10 +41,10 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
     return logits
 
 
-def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """This pipeline stage's layers, from megatron-core's local layers with the two above in their places."""
+def block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
+    """The layers of a pipeline stage of this rank, from megatron-core's local layers with ours in their places."""
     layer: ModuleSpec = get_gpt_layer_local_spec(normalization=config.normalization)
     layer.submodules.input_layernorm = Norm
     layer.submodules.pre_mlp_layernorm = Norm
     layer.submodules.self_attention.submodules.core_attention = CausalAttention
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=Norm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=Norm)

@@ -1,50 +1,98 @@
-"""megatron-core's AdamW and its schedule: linear warm-up, cosine decay, no weight decay on norms and biases."""
+"""megatron-core's optimizers, the schedule of their learning rate and weight decay, and one careful step with them.
 
+Norms and biases have no weight decay: megatron-core puts them in groups with `wd_mult` 0, which its schedule applies at every step.
+"""
+
+import math
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from lt_train.device import CPU
 from lt_train.plan import Plan
 
 
 def build(plan: Plan, chunks: list[DistributedDataParallel]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
-    settings = plan.optimization
+    settings, precision = plan.optimization, plan.precision
     config = OptimizerConfig(
-        optimizer="adam",
+        optimizer=settings.optimizer,
         lr=settings.lr,
         min_lr=settings.min_lr,
-        weight_decay=settings.weight_decay,
+        weight_decay=settings.start_weight_decay,
         adam_beta1=settings.adam_beta1,
         adam_beta2=settings.adam_beta2,
         adam_eps=settings.adam_eps,
         clip_grad=settings.clip_grad,
-        bf16=plan.precision.bf16,
-        params_dtype=getattr(torch, plan.precision.dtype),
+        bf16=precision.bf16,
+        fp16=precision.fp16,
+        loss_scale=precision.loss_scale,
+        initial_loss_scale=precision.initial_loss_scale,
+        min_loss_scale=precision.min_loss_scale,
+        loss_scale_window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+        params_dtype=getattr(torch, precision.dtype),
         use_distributed_optimizer=plan.parallelism.distributed_optimizer,
     )
     optimizer = get_megatron_optimizer(config, chunks)
-    batch = plan.batches.global_batch_size
-    scheduler = OptimizerParamScheduler(
+    _fuse(optimizer)
+    return optimizer, _schedule(plan, optimizer)
+
+
+def _schedule(plan: Plan, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    settings = plan.optimization
+    return OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=settings.lr_warmup_init,
         max_lr=settings.lr,
         min_lr=settings.min_lr,
-        lr_warmup_steps=settings.lr_warmup_iters * batch,
-        lr_decay_steps=settings.lr_decay_iters * batch,
-        lr_decay_style="cosine",
-        start_wd=settings.weight_decay,
-        end_wd=settings.weight_decay,
-        wd_incr_steps=plan.batches.train_iters * batch,
-        wd_incr_style="constant",
+        lr_warmup_steps=settings.lr_warmup_samples,
+        lr_decay_steps=settings.lr_decay_samples,
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.start_weight_decay,
+        end_wd=settings.end_weight_decay,
+        wd_incr_steps=plan.batches.train_samples,
+        wd_incr_style=settings.weight_decay_style,
         use_checkpoint_opt_param_scheduler=False,
+        wsd_decay_steps=settings.wsd_decay_samples,
+        lr_wsd_decay_style=settings.wsd_decay_style,
     )
-    return optimizer, scheduler
+
+
+def _fuse(optimizer: MegatronOptimizer) -> None:
+    """Let torch's AdamW update all parameters on a GPU in one kernel; megatron-core leaves it at one per operation."""
+    for inner in torch_optimizers(optimizer):
+        if isinstance(inner, torch.optim.AdamW):
+            for group in inner.param_groups:
+                group["fused"] = all(parameter.is_cuda for parameter in group["params"]) and bool(group["params"])
+
+
+@torch.no_grad()
+def step(optimizer: MegatronOptimizer, clip_grad: float) -> tuple[bool, float]:
+    """Clip and apply the gradients; returns whether it did, and their norm before clipping.
+
+    Gradients with an infinity or a NaN are not applied. megatron-core looks for them only when it scales the loss (fp16) and would
+    write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
+    """
+    overflow = optimizer.prepare_grads()
+    norm = math.inf if overflow else float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        return False, norm
+    if clip_grad:
+        for inner in _inner(optimizer):
+            clip_grad_by_total_norm_fp32(inner.get_parameters(), clip_grad, norm)
+    return bool(optimizer.step_with_ready_grads()), norm
+
+
+def loss_scale(optimizer: MegatronOptimizer) -> float:
+    """What losses are multiplied with in the next step; 1 when they are not scaled."""
+    return float(optimizer.get_loss_scale())
 
 
 def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
@@ -53,26 +101,37 @@ def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
 
 def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
     """The torch optimizers inside, which hold the state tensors."""
-    return [inner.optimizer for inner in _inner(optimizer)]
+    return [inner.optimizer for inner in _inner(optimizer) if inner.optimizer is not None]
 
 
 def create_state(optimizer: MegatronOptimizer) -> None:
-    """Make the empty AdamW state that megatron-core expects to be there before it loads a checkpoint into it.
+    """Make the empty state that megatron-core expects to be there before it loads a checkpoint into it.
 
     The distributed optimizer also expects torch's step counter among the tensors of a checkpoint, which it never saves there: a
     parameter's present state stands in for what the checkpoint does not hold.
     """
-    for inner in torch_optimizers(optimizer):
-        for group in inner.param_groups:
-            for parameter in group["params"]:
-                state: dict[str, Any] = inner.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
     for outer in _inner(optimizer):
+        if isinstance(outer.optimizer, torch.optim.AdamW):
+            _create_adam_state(outer.optimizer)
+        elif outer.optimizer is not None:
+            outer.init_state_fn(outer.optimizer, outer.config)
         if isinstance(outer, DistributedOptimizer):
             _keep_absent_state(outer)
+
+
+def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state: dict[str, Any] = optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), device=_step_device(group, parameter))
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+
+
+def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
+    """Where torch's AdamW keeps its step counter."""
+    return parameter.device if group.get("fused") else torch.device(CPU)
 
 
 def _keep_absent_state(optimizer: DistributedOptimizer) -> None:
@@ -85,12 +144,16 @@ def _keep_absent_state(optimizer: DistributedOptimizer) -> None:
 
 
 def separate_steps(optimizer: MegatronOptimizer) -> None:
-    """Give every parameter its own step counter.
+    """Give every parameter its own step counter, where the fused AdamW wants it.
 
     megatron-core restores one tensor object for all of them; torch's AdamW then counts it up once per parameter, so bias
-    correction drifts and the losses after a resume differ without any message.
+    correction drifts and the losses after a resume differ without any message. It also restores the saved groups' settings, those
+    of a run on another device among them.
     """
+    _fuse(optimizer)
     for inner in torch_optimizers(optimizer):
-        for state in inner.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                state = inner.state.get(parameter, {})
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"] = state["step"].clone().to(_step_device(group, parameter))

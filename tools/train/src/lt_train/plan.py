@@ -11,16 +11,18 @@ from typing import Any, Self
 
 from lt_shared.architecture import Architecture
 from lt_shared.manifest import Dataset, record_of
-from lt_train.settings import batches, checkpointing, data, model, optimization, parallelism, precision, reporting
+from lt_train.settings import batches, checkpointing, data, layers, memory, model, optimization, parallelism, precision, reporting
 from lt_train.settings.batches import Batches
 from lt_train.settings.checkpointing import Checkpointing
 from lt_train.settings.data import Data
+from lt_train.settings.layers import Layers
+from lt_train.settings.memory import Memory
 from lt_train.settings.optimization import Optimization
 from lt_train.settings.parallelism import Parallelism
 from lt_train.settings.precision import Precision
 from lt_train.settings.reporting import Reporting
 
-SUBJECTS = (model, batches, precision, optimization, parallelism, data, checkpointing, reporting)
+SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory, data, checkpointing, reporting)
 VOCABULARY_MULTIPLE = 128
 
 
@@ -29,10 +31,12 @@ class Plan:
     """One run, a part per subject. `seed` is that of the weights and of the order of the data."""
 
     architecture: Architecture
+    layers: Layers
     batches: Batches
     precision: Precision
     optimization: Optimization
     parallelism: Parallelism
+    memory: Memory
     data: Data
     checkpointing: Checkpointing
     reporting: Reporting
@@ -64,13 +68,15 @@ class Plan:
     def as_record(self) -> dict[str, Any]:
         """The plan as printed by --dry-run."""
         fields = dataclasses.asdict(self)
-        datasets = [record_of(dataset) for dataset in self.data.datasets]
+        lists = ("datasets", "validation_datasets", "test_datasets")
+        datasets = {name: [record_of(dataset) for dataset in getattr(self.data, name)] for name in lists}
         return {
             "v": 1,
             "kind": "plan",
             **fields,
-            "data": fields["data"] | {"datasets": datasets},
+            "data": fields["data"] | datasets,
             "parameters": self.architecture.parameters(),
+            "active_parameters": self.architecture.active_parameters(),
             "padded_vocab_size": self.padded_vocab_size,
             "tokens": self.batches.train_samples * self.batches.seq_length,
         }
@@ -79,15 +85,16 @@ class Plan:
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
     """The checked plan. Raises UsageError or BadConfig for what cannot run."""
     architecture = model.resolve(options, datasets)
-    data.check_vocabulary(datasets, architecture.vocab_size)
     layout = parallelism.resolve(options, architecture)
     sizes = batches.resolve(options, architecture, layout)
     plan = Plan(
         architecture=architecture,
+        layers=layers.resolve(options, layout.device),
         batches=sizes,
         precision=precision.resolve(options),
         optimization=optimization.resolve(options, sizes),
         parallelism=layout,
+        memory=memory.resolve(options),
         data=data.resolve(options, datasets),
         checkpointing=checkpointing.resolve(options),
         reporting=reporting.resolve(options, layout),
@@ -100,10 +107,12 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
 def check(plan: Plan) -> None:
     """Refuse what cannot run. Raises BadConfig with the reason."""
     parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
+    layers.check(plan.layers, plan.architecture, plan.parallelism, plan.batches.seq_length)
     batches.check(plan.batches, plan.architecture, plan.parallelism)
     for size in plan.batches.sizes:
         parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
     precision.check(plan.precision, plan.parallelism.device)
     optimization.check(plan.optimization, plan.precision.dtype)
-    data.check(plan.data)
+    memory.check(plan.memory, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
+    data.check(plan.data, plan.architecture.vocab_size)
     reporting.check(plan.reporting, plan.parallelism.device)

@@ -1,6 +1,7 @@
 """One training step of a rank: all its micro batches through megatron-core's pipeline schedule, then the optimizer."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,8 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from lt_train import model
+from lt_train import model, optimizer
+from lt_train.attention import sequence_share
 from lt_train.checkpoint import TrainingState
 from lt_train.data import Batch
 from lt_train.plan import Plan
@@ -18,11 +20,16 @@ from lt_train.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """`loss` is the mean over the global batch in nats per token, the same on every rank; a skipped step has not `updated`."""
+    """The same on every rank. `loss` is the mean over the global batch in nats per token; a skipped step has not `updated`.
+
+    `loss_scale` is that of the next step, 1 without scaling; `scale_falls` says that a skipped step can still lower it.
+    """
 
     loss: float
-    grad_norm: float | None
+    grad_norm: float
     updated: bool
+    loss_scale: float = 1.0
+    scale_falls: bool = False
 
 
 class Stepper:
@@ -40,7 +47,8 @@ class Stepper:
         chunks = self.state.chunks
         config = model.unwrapped(chunks[0]).config
         config.grad_scale_func = self.state.optimizer.scale_loss
-        config.no_sync_func = chunks[0].no_sync
+        without_sync = [chunk.no_sync for chunk in chunks]
+        config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
         config.finalize_model_grads_func = finalize_model_grads
 
     def train(self, batches: Iterator[Batch]) -> StepResult:
@@ -49,33 +57,38 @@ class Stepper:
         for chunk in state.chunks:
             chunk.zero_grad_buffer()
         state.optimizer.zero_grad()
-        losses = self._pass(batches, forward_only=False)
-        updated, grad_norm, _ = state.optimizer.step()
-        samples = self.plan.batches.global_batch_size
+        samples = self.plan.batches.size_at(state.consumed_samples)
+        losses = self._pass(batches, samples, forward_only=False)
+        updated, grad_norm = optimizer.step(state.optimizer, self.plan.optimization.clip_grad)
         if updated:
             state.scheduler.step(increment=samples)
         state.iteration += 1
         state.consumed_samples += samples
-        return StepResult(self._mean(losses), grad_norm, updated)
+        scale = optimizer.loss_scale(state.optimizer)
+        return StepResult(self._mean(losses), grad_norm, updated, scale, self.plan.precision.scale_falls(scale))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
         """The mean loss over `global_batches`."""
         for chunk in self.state.chunks:
             chunk.eval()
-        losses = [self._mean(self._pass(batches, forward_only=True)) for _ in range(global_batches)]
+        size = self.plan.batches.global_batch_size
+        losses = [self._mean(self._pass(batches, size, forward_only=True)) for _ in range(global_batches)]
         for chunk in self.state.chunks:
             chunk.train()
         return sum(losses) / len(losses)
 
-    def _pass(self, batches: Iterator[Batch], forward_only: bool) -> list[dict[str, torch.Tensor]]:
-        """All micro batches of one step through the pipeline; the last stage gets the losses."""
-        plan = self.plan
+    def _pass(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> list[dict[str, torch.Tensor]]:
+        """A global batch of `samples` through the pipeline, in micro batches; the last stage gets the losses."""
+        plan, chunks = self.plan, self.state.chunks
+        count = plan.micro_batches(samples)
+        # Every stage of an interleaved pipeline reads each micro batch again.
+        readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
         losses: list[dict[str, torch.Tensor]] = self.run_schedule(
             forward_step_func=forward_step,
-            data_iterator=batches,
-            model=self.state.chunks,
-            num_microbatches=plan.micro_batches,
+            data_iterator=readers if len(chunks) > 1 else readers[0],
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=count,
             seq_length=plan.batches.seq_length,
             micro_batch_size=plan.batches.micro_batch_size,
             forward_only=forward_only,
@@ -85,7 +98,8 @@ class Stepper:
     def _mean(self, losses: list[dict[str, torch.Tensor]]) -> float:
         """The mean of the micro batches' losses over all data-parallel ranks, known to every rank afterwards."""
         total = torch.zeros(1, dtype=torch.float64, device=self.where)
-        if losses and parallel_state.get_tensor_model_parallel_rank() == 0:
+        # Tensor- and context-parallel ranks all have the loss of their micro batches.
+        if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
             total += torch.stack([entry["lm loss"] for entry in losses]).double().mean() / self.plan.parallelism.data
         torch.distributed.all_reduce(total)
         return float(total.item())
@@ -94,12 +108,27 @@ class Stepper:
 def forward_step(batches: Iterator[Batch], chunk: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
     """megatron-core's callback: one micro batch through this stage, and the function that turns the output into a loss."""
     batch = next(batches)
-    output = chunk(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
-    return output, partial(mean_loss, batch["loss_mask"])
+    documents = batch.get("documents")
+    tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
+    output = chunk(tokens, positions, documents, labels=labels)
+    return output, partial(mean_loss, mask)
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tokens of this context-parallel rank, of all samples [b, s]."""
+    ranks = parallel_state.get_context_parallel_world_size()
+    return tensor if ranks == 1 else sequence_share(tensor, 1, parallel_state.get_context_parallel_rank(), ranks)
 
 
 def mean_loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The mean over the tokens that count; `mask` and `losses` are [b, s]."""
-    loss = (losses.float() * mask).sum() / mask.sum().clamp(min=1)
-    # The schedule divides `loss` in place by the number of micro batches: the report needs its own copy.
-    return loss, {"lm loss": loss.detach().clone()}
+    """The mean over the tokens that count; `mask` and `losses` are [b, s].
+
+    With context parallelism the mean is over all its ranks. What is returned for the backward pass is then this rank's share of
+    it; the schedule multiplies it by the number of these ranks, because gradients are averaged over them.
+    """
+    total, count = (losses.float() * mask).sum(), mask.sum()
+    reported = torch.stack((total.detach(), count))
+    if parallel_state.get_context_parallel_world_size() > 1:
+        torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
+    whole_total, whole_count = reported[0], reported[1].clamp(min=1)
+    return total / whole_count, {"lm loss": whole_total / whole_count}

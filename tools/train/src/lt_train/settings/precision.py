@@ -1,4 +1,4 @@
-"""The number formats of weights, activations and gradients."""
+"""The number formats of weights, activations and matrix products, the scaling of the loss in fp16, and determinism."""
 
 import dataclasses
 from typing import Any
@@ -6,23 +6,85 @@ from typing import Any
 import click
 
 from lt_shared import console
+from lt_shared.console import BadConfig, UsageError
+
+FP8_FORMATS = ("e4m3", "hybrid")
+FP8_RECIPES = ("tensorwise", "delayed", "rowwise")
 
 OPTIONS = console.section(
     "Precision",
     click.option("--bf16", is_flag=True, help="Train in bfloat16 with fp32 master weights."),
+    click.option("--fp16", is_flag=True, help="Train in float16 with fp32 master weights and a scaled loss."),
+    click.option("--loss-scale", type=click.FloatRange(min=0, min_open=True), help="Fixed loss scale for fp16."),
+    click.option("--initial-loss-scale", type=click.FloatRange(min=1), default=2.0**32, help="First dynamic loss scale."),
+    click.option("--min-loss-scale", type=click.FloatRange(min=1), default=1.0, help="Smallest dynamic loss scale."),
+    click.option("--loss-scale-window", type=click.IntRange(min=1), default=1000, help="Good steps before it is doubled."),
+    click.option("--hysteresis", type=click.IntRange(min=1), default=2, help="Bad steps before it is halved."),
+    click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="Multiply in fp8; hybrid has e5m2 gradients."),
+    click.option("--fp8-recipe", type=click.Choice(FP8_RECIPES), default="tensorwise", help="How fp8 values are scaled."),
+    click.option(
+        "--deterministic", "--deterministic-mode", "deterministic", is_flag=True, help="The same results every time on GPUs too."
+    ),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """`dtype` is torch's name of the type of weights and activations; the optimizer's own weights are float32."""
+    """`dtype` is torch's name of the type of weights and activations; the optimizer's own weights are float32.
+
+    A `loss_scale` of None is the dynamic one, for float16 only. `fp8_format` None is without fp8.
+    """
 
     dtype: str
+    loss_scale: float | None
+    initial_loss_scale: float
+    min_loss_scale: float
+    loss_scale_window: int
+    hysteresis: int
+    fp8_format: str | None
+    fp8_recipe: str
+    deterministic: bool
 
     @property
     def bf16(self) -> bool:
         return self.dtype == "bfloat16"
 
+    @property
+    def fp16(self) -> bool:
+        return self.dtype == "float16"
+
+    @property
+    def half(self) -> bool:
+        """Whether weights have 16 bits, and the optimizer a copy of them with 32."""
+        return self.dtype != "float32"
+
+    def scale_falls(self, loss_scale: float) -> bool:
+        """Whether a step with infinite gradients can still lower the loss scale from what it is."""
+        return self.fp16 and self.loss_scale is None and loss_scale > self.min_loss_scale
+
 
 def resolve(options: dict[str, Any]) -> Precision:
-    return Precision("bfloat16" if options["bf16"] else "float32")
+    if options["bf16"] and options["fp16"]:
+        raise UsageError("both --bf16 and --fp16", "give one of them")
+    return Precision(
+        dtype="bfloat16" if options["bf16"] else "float16" if options["fp16"] else "float32",
+        loss_scale=options["loss_scale"],
+        initial_loss_scale=options["initial_loss_scale"],
+        min_loss_scale=options["min_loss_scale"],
+        loss_scale_window=options["loss_scale_window"],
+        hysteresis=options["hysteresis"],
+        fp8_format=options["fp8_format"],
+        fp8_recipe=options["fp8_recipe"],
+        deterministic=options["deterministic"],
+    )
+
+
+def check(precision: Precision, device: str) -> None:
+    """Raises BadConfig for numbers that contradict each other, and for fp8 where `check_fp8` finds no hardware for it."""
+    if precision.loss_scale and not precision.fp16:
+        raise BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
+    if precision.min_loss_scale > precision.initial_loss_scale:
+        raise BadConfig(
+            f"smallest loss scale {precision.min_loss_scale} above the first one {precision.initial_loss_scale}",
+            "lower --min-loss-scale",
+        )
