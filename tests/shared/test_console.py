@@ -253,13 +253,14 @@ def test_progress_on_a_terminal_is_a_bar(program: list[str]) -> None:
 
 def test_lines_beside_a_progress_bar_are_whole(program: list[str]) -> None:
     line = " [2026-11-21] iteration 1/ 4 |" + " lm loss: 7.6E+00 |" * 10
-    code = f"with console.Progress('train', 4, 'steps') as p: p.advance(1); time.sleep(0.2); p.print({line!r}); time.sleep(0.2)"
+    code = f"with console.Progress('train', 4, 'steps') as p: p.advance(1); time.sleep(0.2); p.print({line!r}); print('data'); time.sleep(0.2)"
     main, terminal = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    subprocess.run([*program, "work", code], stderr=terminal, stdout=subprocess.DEVNULL, env=environment, check=True)
+    done = subprocess.run([*program, "work", code], stderr=terminal, stdout=subprocess.PIPE, env=environment, check=True)
     os.close(terminal)
     shown = os.read(main, 100_000).decode()
     os.close(main)
+    assert done.stdout == b"data\n"
     assert line in shown and "1/4 steps (25%)" in shown
     assert run_code(program, code).stderr.splitlines()[0] == line
 
