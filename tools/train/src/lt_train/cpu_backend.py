@@ -1,13 +1,15 @@
 """What megatron-core 0.16 and 0.19 need to run without CUDA; installed only when a rank trains on a CPU.
 
-megatron-core names CUDA in four ways, and each has one remedy here:
+megatron-core names CUDA in five ways, and each has one remedy here:
 
 1. functions such as torch.cuda.current_device() and synchronize(), called without a check: replaced in `torch.cuda`;
 2. tensors made with device="cuda" (the schedules' token counter, gradient clipping, the optimizer's buffers) and `.cuda()`: the
    factory functions of torch send that device to the CPU. A TorchFunctionMode would catch the same, but runs Python for every
    operation of every step; wrapping factories costs nothing elsewhere;
 3. the random state tracker reads and sets the CUDA generator: it gets the CPU's;
-4. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name.
+4. experts on other ranks: the dispatcher copies the numbers of tokens to the host on a stream of its own; on a CPU they only have
+   to become arrays, which is what the copy also does;
+5. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name.
 
 torch.compile is replaced by nothing: megatron-core wraps small functions in it at import; on a CPU that costs tens of seconds and
 needs a C++ compiler.
@@ -32,6 +34,7 @@ def install() -> None:
     setattr(torch.Tensor, "type", _type_under_cuda_name(torch.Tensor.type))  # noqa: B010
     setattr(torch, "compile", _uncompiled)  # noqa: B010
     _use_cpu_random_state()
+    _keep_token_counts()
 
 
 def _uncompiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -55,6 +58,8 @@ def _replace_cuda_functions() -> None:
 
 
 def _redirect_factories() -> None:
+    with torch.device("meta"):
+        torch.empty(0)  # torch's device context remembers at its first use which functions it is for: these, not the new ones
     for name in FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
 
@@ -84,3 +89,17 @@ def _use_cpu_random_state() -> None:
 
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+
+
+def _keep_token_counts() -> None:
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher as Dispatcher
+
+    def as_arrays(dispatcher: Any, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+        for name in ("input_splits", "output_splits"):
+            splits = getattr(dispatcher, name)
+            if isinstance(splits, torch.Tensor):
+                setattr(dispatcher, name, splits.numpy())
+        return tokens_per_expert
+
+    Dispatcher.cuda_dtoh_stream = "none"
+    Dispatcher._maybe_dtoh_and_synchronize = as_arrays

@@ -6,13 +6,19 @@ Its own norm wrapper refuses sequence parallelism, although only one attribute o
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
 
+from lt_shared.console import BadConfig
 from lt_train.attention import CausalAttention
+from lt_train.settings.layers import Layers
 
 
 class Norm:
@@ -41,10 +47,46 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
     return logits
 
 
-def block_spec(config: TransformerConfig, virtual_stage: int | None) -> TransformerBlockSubmodules:
-    """The layers of a pipeline stage of this rank, from megatron-core's local layers with ours in their places."""
-    layer: ModuleSpec = get_gpt_layer_local_spec(normalization=config.normalization)
-    layer.submodules.input_layernorm = Norm
-    layer.submodules.pre_mlp_layernorm = Norm
-    layer.submodules.self_attention.submodules.core_attention = CausalAttention
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=Norm)
+def block_spec(config: TransformerConfig, virtual_stage: int | None, layers: Layers) -> TransformerBlockSubmodules:
+    """The layers of a pipeline stage of this rank, as `layers` wants them computed."""
+    layer, norm = _transformer_engine_layer(config) if layers.transformer_engine else _torch_layer(config)
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=norm)
+
+
+def _transformer_engine_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
+    try:
+        import transformer_engine.pytorch  # noqa: F401
+    except ImportError as error:
+        raise BadConfig(f"TransformerEngine cannot be imported: {error}", "mend it, or use --transformer-impl torch") from error
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    layer = get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm
+    )
+    return layer, TENorm
+
+
+def _torch_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
+    """megatron-core's local layer with our attention and norm in it."""
+    layer: ModuleSpec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+    )
+    parts = layer.submodules
+    parts.input_layernorm = Norm
+    parts.pre_mlp_layernorm = Norm
+    attention = parts.self_attention.submodules
+    attention.core_attention = CausalAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    if config.num_moe_experts:
+        # TransformerEngine's layer keeps this norm apart when experts follow; the local one would store it as part of a matrix
+        # that is not there, and a checkpoint of the one would not load into the other.
+        parts.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.")
+        _define_absent_names()
+    return layer, Norm
+
+
+def _define_absent_names() -> None:
+    """megatron-core 0.16's router asks whether `te_general_gemm` is None, and has no such name without TransformerEngine."""
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

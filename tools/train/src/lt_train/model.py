@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-from lt_shared.architecture import Architecture, RopeScaling
-from lt_shared.console import BadConfig
+from lt_train import rope
+from lt_train.data_parallel import Chunk, building, wrap
 from lt_train.device import CPU
-from lt_train.initialization import initialize, tensors_of
+from lt_train.fp8 import use_fp8
+from lt_train.fsdp import FullySharded
 from lt_train.layers import block_spec, exclude_padding
 from lt_train.plan import Plan
 from lt_train.z_loss import add_z_loss
@@ -37,8 +37,12 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         gated_linear_unit=llama,
         activation_func=torch.nn.functional.silu if llama else torch.nn.functional.gelu,
         add_bias_linear=not llama,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        add_qkv_bias=architecture.add_qkv_bias,
+        qk_layernorm=architecture.qk_layernorm,
+        window_size=_window(plan),
+        hidden_dropout=plan.layers.hidden_dropout,
+        attention_dropout=plan.layers.attention_dropout,
+        **_experts(plan),
         tensor_model_parallel_size=plan.parallelism.tensor,
         pipeline_model_parallel_size=plan.parallelism.pipeline,
         virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
@@ -52,7 +56,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         batch_p2p_comm=plan.parallelism.interleaving is None,
         sequence_parallel=plan.parallelism.sequence,
         pipeline_dtype=dtype,
-        params_dtype=dtype,
+        params_dtype=torch.float32 if plan.memory.fully_sharded else dtype,
         bf16=plan.precision.bf16,
         fp16=plan.precision.fp16,
         deterministic_mode=plan.precision.deterministic,
@@ -65,11 +69,55 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         gradient_accumulation_fusion=False,
         bias_activation_fusion=not on_cpu,
         bias_dropout_fusion=not on_cpu,
+        apply_rope_fusion=plan.layers.transformer_engine,
         masked_softmax_fusion=False,
         cross_entropy_loss_fusion=False,
         persist_layer_norm=False,
         deallocate_pipeline_outputs=True,
+        **_saved_activations(plan),
+        **_fp8(plan),
     )
+
+
+def _window(plan: Plan) -> tuple[int, int] | None:
+    """How far a query sees to the left and to the right, its own token aside; None where a sample is no longer than the window."""
+    window = plan.architecture.sliding_window
+    return None if window is None or window >= plan.batches.seq_length else (window - 1, 0)
+
+
+def _experts(plan: Plan) -> dict[str, Any]:
+    architecture = plan.architecture
+    if architecture.num_experts is None:
+        return {}
+    return {
+        "num_moe_experts": architecture.num_experts,
+        "moe_ffn_hidden_size": architecture.ffn_hidden_size,
+        "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
+        "moe_token_dispatcher_type": plan.layers.token_dispatcher,
+        "moe_grouped_gemm": plan.layers.grouped_experts,
+        "expert_model_parallel_size": plan.parallelism.expert,
+    }
+
+
+def _saved_activations(plan: Plan) -> dict[str, Any]:
+    """What is kept of the forward pass for the backward pass, and where."""
+    recompute, offloaded = plan.memory.recompute, plan.memory.offloaded_layers
+    settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
+    if recompute is not None:
+        settings["recompute_granularity"] = recompute.granularity
+        settings["recompute_method"] = recompute.method
+        settings["recompute_num_layers"] = recompute.layers
+        settings["recompute_modules"] = list(recompute.modules) or None
+    return settings
+
+
+def _fp8(plan: Plan) -> dict[str, Any]:
+    """TransformerEngine's fp8; that of the torch layers is put in later."""
+    if not plan.precision.fp8_format or not plan.layers.transformer_engine:
+        return {}
+    return {"fp8": plan.precision.fp8_format, "fp8_recipe": plan.precision.fp8_recipe}
 
 
 def _leave(weight: torch.Tensor) -> torch.Tensor:
@@ -77,7 +125,7 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def build(plan: Plan, device: torch.device) -> list[DistributedDataParallel]:
+def build(plan: Plan, device: torch.device) -> list[Chunk]:
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
     config = transformer_config(plan, device)
     if plan.parallelism.interleaving is None:
@@ -87,35 +135,31 @@ def build(plan: Plan, device: torch.device) -> list[DistributedDataParallel]:
 
 def _build_chunk(
     plan: Plan, config: TransformerConfig, device: torch.device, virtual_stage: int | None
-) -> DistributedDataParallel:
+) -> Chunk:
     architecture = plan.architecture
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=block_spec(config, virtual_stage),
-        vocab_size=plan.padded_vocab_size,
-        max_sequence_length=architecture.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
-        share_embeddings_and_output_weights=architecture.tie_embeddings,
-        position_embedding_type="rope" if architecture.family == "llama" else "learned_absolute",
-        rotary_base=int(architecture.rotary_base),
-        rope_scaling=architecture.rope_scaling is not None,
-        rope_scaling_factor=_rope_factor(architecture),
-        vp_stage=virtual_stage,
-    )
+    with building(plan):
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=block_spec(config, virtual_stage, plan.layers),
+            vocab_size=plan.padded_vocab_size,
+            max_sequence_length=architecture.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
+            share_embeddings_and_output_weights=architecture.tie_embeddings,
+            position_embedding_type="rope" if architecture.family == "llama" else "learned_absolute",
+            rotary_base=int(architecture.rotary_base),
+            rotary_percent=architecture.rotary_percent,
+            vp_stage=virtual_stage,
+        )
+    if architecture.family == "llama":
+        model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
     if model.post_process:
         model.output_layer.register_forward_hook(partial(_without_padding, plan))
         if plan.optimization.z_loss_coeff:
             add_z_loss(model, plan.optimization.z_loss_coeff)
-    model.to(device)
-    initialize(tensors_of(model), architecture, plan.seed)
-    wrapped = Float16Module(config, model) if plan.precision.half else model
-    data_parallel = DistributedDataParallelConfig(
-        use_distributed_optimizer=plan.parallelism.distributed_optimizer,
-        check_for_nan_in_grad=False,
-        overlap_grad_reduce=False,
-    )
-    return DistributedDataParallel(config=config, ddp_config=data_parallel, module=wrapped)
+    if plan.precision.fp8_format and not plan.layers.transformer_engine:
+        use_fp8(model, plan.precision)
+    return wrap(plan, config, model, device)
 
 
 def _without_padding(
@@ -126,17 +170,12 @@ def _without_padding(
     return exclude_padding(logits, first, plan.architecture.vocab_size), bias
 
 
-def unwrapped(model: DistributedDataParallel) -> GPTModel:
+def unwrapped(model: Chunk) -> GPTModel:
     """The GPTModel inside its wrappers."""
     inner = model.module
     return inner.module if isinstance(inner, Float16Module) else inner
 
 
-def _rope_factor(architecture: Architecture) -> float:
-    """The factor for megatron-core, whose other three scaling numbers are constants. Raises BadConfig when they differ."""
-    scaling = architecture.rope_scaling
-    if scaling is None:
-        return 1.0
-    if scaling != RopeScaling(factor=scaling.factor):
-        raise BadConfig(f"{architecture.name}: megatron-core has no setting for this rope scaling: {scaling}")
-    return scaling.factor
+def checkpointed(model: Chunk) -> GPTModel | FullySharded:
+    """What has the weights of this rank for a checkpoint, and takes them from one."""
+    return model if isinstance(model, FullySharded) else unwrapped(model)

@@ -47,6 +47,11 @@ class Plan:
         return samples // (self.batches.micro_batch_size * self.parallelism.data)
 
     @property
+    def shards_optimizer(self) -> bool:
+        """Whether data-parallel ranks split the optimizer's state; its checkpoints then have one form, FSDP or not."""
+        return self.parallelism.distributed_optimizer or self.memory.fully_sharded
+
+    @property
     def padded_vocab_size(self) -> int:
         return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
 
@@ -111,8 +116,10 @@ def check(plan: Plan) -> None:
     batches.check(plan.batches, plan.architecture, plan.parallelism)
     for size in plan.batches.sizes:
         parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
-    precision.check(plan.precision, plan.parallelism.device)
+    micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
+    precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
     optimization.check(plan.optimization, plan.precision.dtype)
     memory.check(plan.memory, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
     data.check(plan.data, plan.architecture.vocab_size)
+    checkpointing.check(plan.checkpointing)
     reporting.check(plan.reporting, plan.parallelism.device)

@@ -12,8 +12,9 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import manifest
+from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
-from lt_train import checkpoint, data, device, model, optimizer, timers
+from lt_train import agreement, checkpoint, data, device, model, optimizer, timers
 from lt_train.anomalies import Anomalies
 from lt_train.checkpoint import TrainingState, Unlogged
 from lt_train.clock import Clock
@@ -21,18 +22,25 @@ from lt_train.log import Log
 from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.profiling import Profiler
+from lt_train.samples import Samples
 from lt_train.step import Stepper, StepResult
+from lt_train.stopping import Limits, Reason
 from lt_train.throughput import Speedometer
 
 
-def train(plan: Plan, place: Place, where: torch.device) -> None:
-    """Run `plan` to its last iteration as the rank at `place`. Manifest lines of checkpoints go to stdout of rank 0."""
+def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
+    """Run `plan` as the rank at `place`: TRY_AGAIN when it was ended before its last iteration, and saved.
+
+    Manifest lines of checkpoints go to stdout of rank 0.
+    """
     _join(place, where)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=plan.parallelism.tensor,
         pipeline_model_parallel_size=plan.parallelism.pipeline,
         virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
         context_parallel_size=plan.parallelism.context,
+        expert_model_parallel_size=plan.parallelism.expert,
+        num_distributed_optimizer_instances=plan.memory.instances,
     )
     model_parallel_cuda_manual_seed(plan.seed)
     with Log(plan, active=place.rank == 0) as log:
@@ -44,12 +52,13 @@ def train(plan: Plan, place: Place, where: torch.device) -> None:
         if start is not None:
             checkpoint.load(Path(start), plan, state)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
-        loop = Loop(plan.with_cache(data.cache_directory(plan)), state, log, where)
+        loop = Loop(plan, state, log, where)
         log.begin(state.iteration, arguments)
         with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
-            loop.run(profiler)
+            stopped = loop.run(profiler)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
 
 
 def _join(place: Place, where: torch.device) -> None:
@@ -82,20 +91,24 @@ class Loop:
         self.state = state
         self.log = log
         self.where = where
-        self.reports = manifest.Writer(plan.reporting.plain)
         self.stepper = Stepper(plan, state, where)
-        self.train_data, self.validation_data = data.build(plan)
+        settings = plan.checkpointing
+        self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
+        self.train_data, self.validation_data, self.test_data = data.build(plan)
         self.speedometer = Speedometer(plan, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(plan, state)
         self.logged_samples = state.consumed_samples
         self.anomalies = Anomalies(plan.optimization.max_nan_steps)
 
-    def run(self, profiler: Profiler) -> None:
+    def run(self, profiler: Profiler) -> Reason:
+        """Train to the last step, or to the first after which the run has a reason to end."""
         plan, state, clock = self.plan, self.state, self.clock
+        stop = self._agreed(Limits.received())
+        assert self.train_data
         batches = clock.reading(data.batches(self.train_data, plan, self.where, state.consumed_samples))
         clock.start()
-        while state.iteration < plan.batches.train_iters:
+        while state.iteration < plan.batches.train_iters and not stop:
             with clock.step():
                 result = self.stepper.train(batches)
             profiler.step()
@@ -105,15 +118,24 @@ class Loop:
             if spike:
                 self.log.line(spike)
             last = state.iteration == plan.batches.train_iters
+            stop = Reason.NONE if last else self._agreed(self.limits.reached(state.iteration))
             if last or state.iteration % plan.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause():
-                if plan.data.eval_iters and (last or state.iteration % plan.data.eval_interval == 0):
-                    self._evaluate()
-                if plan.checkpointing.save and (last or state.iteration % plan.checkpointing.save_interval == 0):
+                if self.validation_data and (last or state.iteration % plan.data.eval_interval == 0):
+                    self._evaluate("validation", self.validation_data)
+                if self.test_data and last:
+                    self._evaluate("test", self.test_data)
+                if plan.checkpointing.save and (last or stop or state.iteration % plan.checkpointing.save_interval == 0):
                     self._save(result.loss)
-        if self.log.active:
-            self.reports.end()
+        if stop:
+            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; the same command continues")
+        else:
+            self.log.end()
+        return stop
+
+    def _agreed(self, reason: Reason) -> Reason:
+        return Reason(agreement.largest(reason, self.where))
 
     def _report(self, result: StepResult) -> None:
         """A log line about the steps since the last one; all ranks call it."""
@@ -129,7 +151,7 @@ class Loop:
             step_seconds=lap.step_seconds,
             tflops_per_gpu=speed.tflops_per_gpu,
             learning_rate=state.optimizer.param_groups[0]["lr"],
-            global_batch_size=plan.batches.global_batch_size,
+            global_batch_size=result.samples,
             loss=state.unlogged.mean_loss,
             loss_scale=result.loss_scale,
             grad_norm=result.grad_norm,
@@ -155,12 +177,11 @@ class Loop:
         allocated, most_reserved = most.tolist()
         return allocated, most_reserved if reserved is not None else None
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, split: str, samples: Samples) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
-        assert self.validation_data is not None
-        batches = data.batches(self.validation_data, self.plan, self.where, 0)
+        batches = data.batches(samples, self.plan, self.where, 0)
         loss = self.stepper.evaluate(batches, self.plan.data.eval_iters)
-        self.log.evaluation(Evaluation(self.state.iteration, loss))
+        self.log.evaluation(Evaluation(self.state.iteration, loss, split))
 
     def _save(self, loss: float) -> None:
         device.release(self.where)

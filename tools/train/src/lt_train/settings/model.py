@@ -1,20 +1,23 @@
-"""The architecture: a preset, single sizes changed by Megatron's flags, or flags alone."""
+"""The architecture: a preset or a Hugging Face config.json, single sizes changed by Megatron's flags, or flags alone."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import click
 
-from lt_shared import console, megatron_arguments, presets
-from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, UsageError, note
+from lt_shared import console, huggingface, megatron_arguments, presets
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadConfig, BadData, UsageError, note
 from lt_shared.manifest import Dataset
 
 POSITIVE = click.IntRange(min=1)
+NO_WINDOW = "none"
 
 OPTIONS = console.section(
     "Model",
-    click.option("--model", help="A named architecture; single sizes can be changed with the options below."),
+    click.option("--model", help="A named architecture, or a config.json; the options below change single sizes of it."),
     click.option("--num-layers", type=POSITIVE, help="Transformer layers."),
     click.option("--hidden-size", type=POSITIVE, help="Width of the residual stream."),
     click.option("--ffn-hidden-size", type=POSITIVE, help="Width of the feed-forward layer."),
@@ -26,11 +29,21 @@ OPTIONS = console.section(
     click.option("--position-embedding-type", type=click.Choice(["rope", "learned_absolute"]), help="How positions are encoded."),
     click.option("--normalization", type=click.Choice(["RMSNorm", "LayerNorm"]), help="Kind of norm."),
     click.option("--norm-epsilon", type=click.FloatRange(min=0, min_open=True), help="Epsilon of the norms."),
-    click.option("--rotary-base", type=click.IntRange(min=1), help="Base of the rotary embeddings."),
+    click.option("--rotary-base", type=POSITIVE, help="Base of the rotary embeddings."),
+    click.option("--rotary-percent", type=click.FloatRange(0, 1, min_open=True), help="Part of each head that is rotated."),
+    click.option("--use-rope-scaling", is_flag=True, help="Llama 3.1's scaling of the rotary embeddings."),
+    click.option("--rope-scaling-factor", type=click.FloatRange(min=1), help="Its factor; by default the preset's, or 8."),
     click.option("--swiglu", is_flag=True, default=None, help="Gated feed-forward layers with SiLU."),
     click.option("--disable-bias-linear", is_flag=True, default=None, help="No biases in linear layers."),
+    click.option("--add-qkv-bias", is_flag=True, default=None, help="Biases of queries, keys and values alone (Qwen2)."),
+    click.option("--qk-layernorm", is_flag=True, default=None, help="Norms of queries and keys (Qwen3)."),
+    click.option("--window-size", metavar="LEFT,0|none", help="Tokens before its own that a query sees (Mistral)."),
     click.option("--untie-embeddings-and-output-weights", is_flag=True, default=None, help="Separate output matrix."),
     click.option("--init-method-std", type=click.FloatRange(min=0), help="Standard deviation of the initial weights."),
+    click.option("--num-experts", type=POSITIVE, help="Experts of each layer (Mixtral)."),
+    click.option("--moe-router-topk", type=POSITIVE, help="Experts that a token goes to."),
+    click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Width of an expert; by default the feed-forward layer's."),
+    click.option("--moe-aux-loss-coeff", type=click.FloatRange(min=0), help="Weight of the loss that balances the experts."),
 )
 
 SIZES = {
@@ -43,12 +56,20 @@ SIZES = {
     "max_position_embeddings": "max_position_embeddings",
     "norm_epsilon": "norm_epsilon",
     "rotary_base": "rotary_base",
+    "rotary_percent": "rotary_percent",
     "init_method_std": "init_std",
+    "add_qkv_bias": "add_qkv_bias",
+    "qk_layernorm": "qk_layernorm",
+    "num_experts": "num_experts",
+    "moe_router_topk": "moe_router_topk",
+    "moe_ffn_hidden_size": "ffn_hidden_size",
+    "moe_aux_loss_coeff": "moe_aux_loss_coeff",
 }
 
 
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architecture:
-    base = presets.preset(options["model"]) if options["model"] else _from_sizes(options)
+    """Raises UsageError for a model that is not known, BadConfig for sizes and flags that contradict each other."""
+    base = _named(options["model"]) if options["model"] else _from_sizes(options)
     changes = {field: options[option] for option, field in SIZES.items() if options[option] is not None}
     if "hidden_size" in changes or "num_attention_heads" in changes:
         changes.setdefault("kv_channels", 0)
@@ -56,16 +77,75 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architect
         changes["num_query_groups"] = options["num_attention_heads"]
     if options["untie_embeddings_and_output_weights"]:
         changes["tie_embeddings"] = False
+    if options["window_size"]:
+        changes["sliding_window"] = _window(options["window_size"])
+    changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:
         note(f"vocabulary of {changes['vocab_size']} from the data ({base.name} has {base.vocab_size})")
     architecture = dataclasses.replace(base, **changes)
     _check_family(options, architecture)
+    _check_expert_options(options, architecture)
     return architecture
+
+
+def describe(architecture: Architecture) -> list[str]:
+    """What will be trained, for the log: the sizes, and the exact numbers of parameters."""
+    model = architecture
+    llama = model.family == "llama"
+    parts = [
+        f"{model.num_layers} layers of width {model.hidden_size}",
+        f"{model.num_experts} experts of {model.ffn_hidden_size}, {model.moe_router_topk} per token"
+        if model.num_experts
+        else f"feed-forward {model.ffn_hidden_size}",
+        f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups",
+        f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
+        f"scaled by {model.rope_scaling.factor:g}" if model.rope_scaling else "",
+        f"window of {model.sliding_window}" if model.sliding_window else "",
+        "RMSNorm, SwiGLU" if llama else "LayerNorm, GELU",
+        "biases of queries, keys and values" if model.add_qkv_bias else "",
+        "norms of queries and keys" if model.qk_layernorm else "",
+        f"vocabulary {model.vocab_size}" + (", tied" if model.tie_embeddings else ""),
+    ]
+    count = f"{model.parameters():,} parameters"
+    if model.num_experts:
+        count += f", {model.active_parameters():,} of them active per token"
+    return [f"model {model.name}: {', '.join(part for part in parts if part)}", f"model {model.name}: {count}"]
+
+
+def _named(model: str) -> Architecture:
+    """The preset, or the architecture of a config.json or of the directory that has one."""
+    path = Path(model)
+    if model in presets.PRESETS or not path.exists():
+        return presets.preset(model)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        return huggingface.from_config(dict(json.loads(file.read_bytes())), file.absolute().parent.name)
+    except (OSError, ValueError, TypeError) as error:
+        raise BadData(f"{file}: not a model configuration: {error}") from None
 
 
 def _data_vocabulary(datasets: tuple[Dataset, ...]) -> int | None:
     return max((dataset.vocab_size for dataset in datasets if dataset.vocab_size), default=None)
+
+
+def _window(text: str) -> int | None:
+    """Megatron's "LEFT,RIGHT" as the number of tokens that a query sees, its own included."""
+    if text == NO_WINDOW:
+        return None
+    left, _, right = text.partition(",")
+    if not left.strip().isdigit() or right.strip() not in ("0", ""):
+        raise BadConfig(f"window size {text!r} is not a number of tokens to the left and 0, like 4095,0")
+    return int(left) + 1
+
+
+def _rope_scaling(options: dict[str, Any], base: Architecture) -> RopeScaling | None:
+    factor = options["rope_scaling_factor"]
+    if base.rope_scaling:
+        return dataclasses.replace(base.rope_scaling, factor=factor) if factor else base.rope_scaling
+    if factor and not options["use_rope_scaling"]:
+        raise BadConfig(f"a rope scaling factor, but {base.name} has no rope scaling", "add --use-rope-scaling")
+    return RopeScaling(factor or 8.0) if options["use_rope_scaling"] else None
 
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
@@ -105,3 +185,11 @@ def _check_family(options: dict[str, Any], architecture: Architecture) -> None:
                 f"{name} {value} does not go with the {architecture.family} family, which has {expected[name]}",
                 "Llama style is --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear",
             )
+    if architecture.family == "gpt" and options["no_position_embedding"]:
+        raise BadConfig("--no-position-embedding for a model with learned positions", "add --position-embedding-type rope")
+
+
+def _check_expert_options(options: dict[str, Any], architecture: Architecture) -> None:
+    for name in ("moe_router_topk", "moe_ffn_hidden_size", "moe_aux_loss_coeff"):
+        if options[name] is not None and not architecture.num_experts:
+            raise BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")

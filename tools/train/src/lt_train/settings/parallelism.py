@@ -16,6 +16,12 @@ OPTIONS = console.section(
     "Parallelism",
     click.option("--tensor-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share each layer."),
     click.option("--pipeline-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share the layers among them."),
+    click.option("--context-parallel-size", type=POSITIVE, default=1, help="Ranks that share each sample's tokens."),
+    click.option("--expert-model-parallel-size", type=POSITIVE, default=1, help="Data-parallel ranks that share the experts."),
+    click.option("--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Layers of a stage of an interleaved pipeline."),
+    click.option("--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="The same, by the number of stages."),
+    click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
+    click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
     click.option("--sequence-parallel", is_flag=True, help="Split norms along the sequence among tensor-parallel ranks."),
     click.option("--use-distributed-optimizer", is_flag=True, help="Split the optimizer state among data-parallel ranks."),
     click.option("--ranks", type=POSITIVE, help="Ranks to start here; by default one per GPU, or what model parallelism needs."),
@@ -30,7 +36,12 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """Sizes in ranks. The data-parallel size is what remains of the world. `device` is one of `lt_train.device`."""
+    """Sizes in ranks. The data-parallel size is what remains of the world. `device` is one of `lt_train.device`.
+
+    `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
+    `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.
+    `expert` ranks are data-parallel ranks that have different experts and the same of everything else.
+    """
 
     device: str
     world_size: int
@@ -38,41 +49,128 @@ class Parallelism:
     pipeline: int
     sequence: bool
     distributed_optimizer: bool
+    context: int = 1
+    interleaving: int | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    expert: int = 1
+
+    @property
+    def model(self) -> int:
+        """Ranks that train one replica of the model."""
+        return self.tensor * self.pipeline * self.context
 
     @property
     def data(self) -> int:
-        return self.world_size // (self.tensor * self.pipeline)
+        return self.world_size // self.model
 
 
-def resolve(options: dict[str, Any]) -> Parallelism:
+def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
     where = device.resolve(options["device"])
     tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
+    context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]
     here = place.find()
     if here is not None and options["ranks"] and options["ranks"] != here.world_size:
         raise UsageError(f"--ranks {options['ranks']}, but {here.found} started {here.world_size}", "drop --ranks")
-    ranks = here.world_size if here else options["ranks"] or device.default_ranks(where, tensor * pipeline)
-    return Parallelism(where, ranks, tensor, pipeline, options["sequence_parallel"], options["use_distributed_optimizer"])
+    ranks = here.world_size if here else options["ranks"] or device.default_ranks(where, tensor * pipeline * context * expert)
+    return Parallelism(
+        device=where,
+        world_size=ranks,
+        tensor=tensor,
+        pipeline=pipeline,
+        sequence=options["sequence_parallel"],
+        distributed_optimizer=options["use_distributed_optimizer"],
+        context=context,
+        interleaving=_interleaving(options, model.num_layers, pipeline),
+        first_stage_layers=options["decoder_first_pipeline_num_layers"],
+        last_stage_layers=options["decoder_last_pipeline_num_layers"],
+        expert=expert,
+    )
+
+
+def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
+    """Stages per pipeline rank, from either of Megatron's two options. Raises UsageError or BadConfig."""
+    stage_layers, stages = options["num_layers_per_virtual_pipeline_stage"], options["num_virtual_stages_per_pipeline_rank"]
+    if stage_layers and stages:
+        raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank", "pass one")
+    if stage_layers:
+        if options["decoder_first_pipeline_num_layers"] or options["decoder_last_pipeline_num_layers"]:
+            raise UsageError(
+                "layers per virtual stage are the same on all ranks, but the first or last pipeline rank has its own number",
+                "pass --num-virtual-stages-per-pipeline-rank",
+            )
+        if layers % (pipeline * stage_layers):
+            raise BadConfig(f"{layers} layers do not divide into stages of {stage_layers} on {pipeline} pipeline ranks")
+        stages = layers // (pipeline * stage_layers)
+    return stages if stages and stages > 1 else None
 
 
 def check(parallel: Parallelism, model: Architecture, seq_length: int) -> None:
     """Raises BadConfig when the sizes do not divide the model or the ranks."""
-    ranks = parallel.tensor * parallel.pipeline
-    if parallel.world_size % ranks:
+    if parallel.world_size % parallel.model:
         raise BadConfig(
             f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor}"
-            f" x pipeline parallel {parallel.pipeline}",
-            f"start a multiple of {ranks} ranks",
+            f" x pipeline parallel {parallel.pipeline} x context parallel {parallel.context}",
+            f"start a multiple of {parallel.model} ranks",
         )
     divisible = (
-        ("attention heads", model.num_attention_heads, "tensor", parallel.tensor),
-        ("query groups", model.num_query_groups, "tensor", parallel.tensor),
-        ("feed-forward size", model.ffn_hidden_size, "tensor", parallel.tensor),
-        ("layers", model.num_layers, "pipeline", parallel.pipeline),
+        ("attention heads", model.num_attention_heads),
+        ("query groups", model.num_query_groups),
+        ("feed-forward size", model.ffn_hidden_size),
     )
-    for what, size, name, ways in divisible:
-        if size % ways:
-            raise BadConfig(f"{what} {size} not divisible by {name} parallel size {ways}", f"choose another {name} parallel size")
-    if parallel.sequence and seq_length % parallel.tensor:
-        raise BadConfig(f"sequence length {seq_length} not divisible by tensor parallel size {parallel.tensor}")
+    for what, size in divisible:
+        if size % parallel.tensor:
+            raise BadConfig(
+                f"{what} {size} not divisible by tensor parallel size {parallel.tensor}", "choose another tensor parallel size"
+            )
     if parallel.sequence and parallel.tensor == 1:
         raise BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
+    _check_stages(parallel, model.num_layers)
+    _check_sequence(parallel, seq_length)
+
+
+def _check_stages(parallel: Parallelism, layers: int) -> None:
+    """Every pipeline rank has layers, and each of its stages the same number."""
+    if parallel.interleaving and parallel.pipeline == 1:
+        raise BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
+    stages = parallel.interleaving or 1
+    own = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
+    rest, ranks = layers - sum(own), parallel.pipeline - len(own)
+    if rest < 0 or ranks < 0 or bool(rest) != bool(ranks):
+        raise BadConfig(
+            f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks, the first or last with {own} of its own"
+        )
+    for size in own:
+        if size % stages:
+            raise BadConfig(f"{size} layers of the first or last pipeline rank do not divide into {stages} virtual stages")
+    if ranks and rest % (ranks * stages):
+        raise BadConfig(
+            f"layers {rest} not divisible by pipeline parallel size {ranks}"
+            + (f" x {stages} virtual stages" if parallel.interleaving else ""),
+            "choose another pipeline parallel size",
+        )
+
+
+def _check_sequence(parallel: Parallelism, seq_length: int) -> None:
+    """Context-parallel ranks have two chunks each; sequence parallelism splits these again."""
+    pieces = 2 * parallel.context if parallel.context > 1 else 1
+    if seq_length % pieces:
+        raise BadConfig(
+            f"sequence length {seq_length} not divisible by 2 x context parallel size {parallel.context}",
+            "each rank has two chunks of the sequence",
+        )
+    if parallel.sequence and seq_length // parallel.context % parallel.tensor:
+        raise BadConfig(
+            f"sequence length {seq_length // parallel.context} of a context-parallel rank not divisible by tensor parallel size"
+            f" {parallel.tensor}"
+        )
+
+
+def check_micro_batches(parallel: Parallelism, micro_batches: int) -> None:
+    """An interleaved pipeline runs as many micro batches in turn as it has ranks. Raises BadConfig when some would be left."""
+    if parallel.interleaving and micro_batches % parallel.pipeline:
+        raise BadConfig(
+            f"{micro_batches} micro batches a step do not divide into groups of {parallel.pipeline} pipeline ranks, which"
+            " interleaved stages need",
+            f"make the global batch size a multiple of micro batch size x data parallel size x {parallel.pipeline}",
+        )

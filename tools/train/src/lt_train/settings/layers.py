@@ -1,0 +1,126 @@
+"""How the layers are computed: by TransformerEngine or by PyTorch, with what dropout, and how tokens reach their experts.
+
+The checkpoints of both implementations have the same tensors: a run may change from one to the other.
+"""
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, note
+from lt_train import device
+from lt_train.settings.parallelism import Parallelism
+
+TRANSFORMER_ENGINE = "te"
+TORCH = "torch"
+# Megatron's names of the same two.
+ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
+WITHOUT_EFFECT = {
+    "use_mcore_models": "models are megatron-core's in any case",
+    "use_flash_attn": "attention is a fused kernel in any case",
+    "no_masked_softmax_fusion": "attention has no separate softmax",
+    "no_rope_fusion": "it would change no result",
+    "group_query_attention": "--num-query-groups says it",
+    "no_position_embedding": "rotary positions need no table",
+}
+
+OPTIONS = console.section(
+    "Layers",
+    click.option(
+        "--transformer-impl",
+        type=click.Choice(["auto", TRANSFORMER_ENGINE, TORCH, *ALIASES]),
+        default="auto",
+        help="TransformerEngine or PyTorch; auto takes TransformerEngine on GPUs where it is installed.",
+    ),
+    click.option("--hidden-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."),
+    click.option("--attention-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
+    click.option(
+        "--moe-token-dispatcher-type",
+        type=click.Choice(["alltoall", "allgather"]),
+        default="alltoall",
+        help="How tokens reach experts on other ranks.",
+    ),
+    click.option("--moe-grouped-gemm", is_flag=True, help="All experts in one product; needs TransformerEngine."),
+    *(
+        click.option(f"--{name.replace('_', '-')}", is_flag=True, help=f"No effect: {reason}.")
+        for name, reason in WITHOUT_EFFECT.items()
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """`implementation` is "te" or "torch"; dropouts are probabilities."""
+
+    implementation: str
+    hidden_dropout: float
+    attention_dropout: float
+    token_dispatcher: str
+    grouped_experts: bool
+
+    @property
+    def transformer_engine(self) -> bool:
+        return self.implementation == TRANSFORMER_ENGINE
+
+    @property
+    def dropout(self) -> bool:
+        return self.hidden_dropout > 0 or self.attention_dropout > 0
+
+
+def resolve(options: dict[str, Any], where: str) -> Layers:
+    """`where` is a resolved device. Says which of Megatron's flags change nothing."""
+    idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
+    if idle:
+        note(f"without effect here: {', '.join(idle)}")
+    asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
+    if asked == "auto":
+        asked = TRANSFORMER_ENGINE if where == device.CUDA and _has_transformer_engine() else TORCH
+    return Layers(
+        implementation=asked,
+        hidden_dropout=options["hidden_dropout"],
+        attention_dropout=options["attention_dropout"],
+        token_dispatcher=options["moe_token_dispatcher_type"],
+        grouped_experts=options["moe_grouped_gemm"],
+    )
+
+
+def _has_transformer_engine() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def check(layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int) -> None:
+    """Raises BadConfig for an implementation that is not there, and for what the chosen one cannot compute."""
+    if layers.transformer_engine:
+        if parallelism.device != device.CUDA:
+            raise BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
+        if not _has_transformer_engine():
+            raise BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
+    elif layers.grouped_experts:
+        raise BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
+    windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
+    if layers.attention_dropout and windowed and parallelism.device == device.CUDA:
+        raise BadConfig("attention dropout does not work within a sliding window", "drop --attention-dropout")
+    if architecture.num_experts:
+        _check_experts(architecture.num_experts, parallelism)
+    elif parallelism.expert > 1:
+        raise BadConfig(f"expert parallel size {parallelism.expert} for a model without experts", "give --num-experts")
+
+
+def _check_experts(experts: int, parallelism: Parallelism) -> None:
+    if experts % parallelism.expert:
+        raise BadConfig(f"{experts} experts not divisible by expert parallel size {parallelism.expert}")
+    ranks = parallelism.data * parallelism.context
+    if ranks % parallelism.expert:
+        raise BadConfig(
+            f"expert parallel size {parallelism.expert} does not divide the {ranks} ranks that read different tokens",
+            "start more ranks, or lower --expert-model-parallel-size",
+        )
+    if parallelism.tensor > 1 and not parallelism.sequence:
+        raise BadConfig(
+            "experts with tensor parallelism need sequence parallelism: without it every rank would send the same tokens",
+            "add --sequence-parallel",
+        )
