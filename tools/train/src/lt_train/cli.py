@@ -1,13 +1,20 @@
-"""The command line of lt-train: parses, resolves the plan, and runs it."""
+"""The command line of lt-train: parses, resolves the plan, and runs it.
 
+Training has no name of its own: `lt-train DATA...` trains, `lt-train bench` measures. A dataset that is called like a command is
+given as `./bench`.
+"""
+
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from lt_shared import console
 from lt_train import __version__
-from lt_train.plan import SUBJECTS
+from lt_train.plan import MEASURED_SUBJECTS, SUBJECTS
+from lt_train.settings import benchmark
+from lt_train.settings import data as data_settings
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
@@ -17,17 +24,40 @@ torchrun --nproc-per-node 2 -m lt_train --model tiny --train-iters 20 --save run
 """
 
 
-def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+BENCH_EXAMPLES = """
+lt-train bench --model llama3-8b --layers 8 --seq-length 8192 --micro-batch-size 4 --bf16
+lt-train bench --model tiny --device cpu --steps 3 --warmup-steps 1 --json
+"""
+Function = Callable[..., Any]
+
+
+def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
     """The options of all subjects, in their order."""
-    for subject in reversed(SUBJECTS):
-        function = subject.OPTIONS(function)
-    return function
+
+    def add(function: Any) -> Any:
+        for subject in reversed(subjects):
+            function = subject.OPTIONS(function)
+        function.__click_params__ = [option for option in function.__click_params__ if option.name not in without]
+        return function
+
+    return add
 
 
-@click.command(cls=console.Command, examples=EXAMPLES)
+class Command(console.Command):
+    """Takes Megatron's lists of datasets, which click cannot. Its help is that of the tool and lists the named commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, data_settings.spread(args))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
+
+
+@click.command(cls=Command, examples=EXAMPLES)
 @click.version_option(__version__, "--version", prog_name="lt-train", message="%(prog)s %(version)s")
-@click.argument("data", nargs=-1, required=True)
-@settings_options
+@click.argument("data", nargs=-1)
+@settings_options(*SUBJECTS)
 @click.option(
     "--config",
     type=click.Path(dir_okay=False),
@@ -37,24 +67,22 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="TOML file with any of these options, for example `seq-length = 4096`.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")
-def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> None:
+def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Pretrain a decoder language model on DATA with megatron-core.
 
     DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by
-    its weight. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard error, one JSON line per
-    checkpoint to standard output. The same command continues an interrupted run.
+    its weight; --mock-data stands in for it. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
+    error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
     """
-    from lt_shared import manifest
     from lt_train import launch, resume
     from lt_train.plan import resolve
 
-    datasets = manifest.datasets(manifest.read(data), " ".join(data))
-    plan = resolve(options, tuple(datasets))
+    plan = resolve(options, data_settings.training_datasets(data, options))
     if dry_run:
         plan = launch.prepare(plan)
         console.print_json(plan.as_record() | {"up_to_date": resume.is_finished(plan)})
-        return
-    launch.launch(plan)
+        return 0
+    return launch.launch(plan)
 
 
 def read_config(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
@@ -63,8 +91,37 @@ def read_config(context: click.Context, parameter: click.Parameter, path: str | 
         return
     from lt_train import config_file
 
-    context.default_map = config_file.from_toml(path, {option.name for option in context.command.params if option.name})
+    parameters = {parameter.name: parameter for parameter in context.command.params if parameter.name}
+    lists = {name for name, parameter in parameters.items() if parameter.multiple or parameter.nargs == -1}
+    context.default_map = config_file.from_toml(path, parameters.keys(), lists)
 
 
-def main() -> None:
-    console.run(command, "lt-train")
+@click.group(cls=console.Group)
+def commands() -> None:
+    """Pretrain language models."""
+
+
+@commands.command(cls=console.Command, examples=BENCH_EXAMPLES)
+@click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")
+@settings_options(benchmark, *MEASURED_SUBJECTS, without=benchmark.SETTLED)
+def bench(dry_run: bool, **options: Any) -> int:
+    """Measure how fast a model trains here: no data, no saving.
+
+    Trains on made-up tokens for some steps and shows their median time, throughput, MFU and memory, how long a step waits for
+    data, and what the training loop's own Python takes.
+    """
+    from lt_train import launch
+    from lt_train.plan import resolve
+
+    hidden = [parameter for parameter in command.params if parameter.name not in options and parameter.expose_value]
+    defaults = click.Command("defaults", params=hidden).make_context("defaults", []).params
+    plan = resolve(defaults | options | benchmark.training_options(options), ())
+    if dry_run:
+        console.print_json(plan.as_record())
+        return 0
+    return launch.launch(plan)
+
+
+def main() -> NoReturn:
+    is_named = len(sys.argv) > 1 and sys.argv[1] in commands.commands
+    console.run(commands if is_named else command, "lt-train")

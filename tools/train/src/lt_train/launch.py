@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
-from lt_shared.console import CannotCreate, TryAgain, note, warn
+from lt_shared.console import CannotCreate, ExitCode, TryAgain, note, warn
 from lt_train import place, processes, rank, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
@@ -25,20 +25,19 @@ def prepare(plan: Plan) -> Plan:
     return plan.starting_at(str(origin))
 
 
-def launch(plan: Plan) -> None:
-    """Run `plan` to its end, or report that it is up to date."""
+def launch(plan: Plan) -> int:
+    """Run `plan` to its end, or report that it is up to date; returns the exit code."""
     here = place.find()
     plan = prepare(plan)
     if resume.is_finished(plan):
         if here is None or here.rank == 0:
             _report_finished(plan)
-        return
+        return ExitCode.OK
     if here is not None:
-        _become(plan, here)
-        return
+        return _become(plan, here)
     _describe(plan)
     with _run_directory(plan):
-        processes.run(plan)
+        return processes.run(plan)
 
 
 def _describe(plan: Plan) -> None:
@@ -60,23 +59,23 @@ def _report_finished(plan: Plan) -> None:
     reports.end()
 
 
-def _become(plan: Plan, here: Place) -> None:
+def _become(plan: Plan, here: Place) -> int:
     """Continue as the rank that torchrun or srun started."""
     os.environ.update(here.environment())
     if here.rank:
-        rank.start(plan, here)
-        return
+        return rank.start(plan, here)
     note(f"{here.world_size} ranks found in the environment of {here.found}")
     _describe(plan)
     with _run_directory(plan):
-        rank.start(plan, here)
+        return rank.start(plan, here)
 
 
 @contextlib.contextmanager
 def _run_directory(plan: Plan) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
     if plan.checkpointing.save is None:
-        warn("no --save: the trained model will be lost when the run ends")
+        if plan.benchmark is None:
+            warn("no --save: the trained model will be lost when the run ends")
         yield
         return
     run = Path(plan.checkpointing.save)

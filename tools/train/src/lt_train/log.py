@@ -1,4 +1,5 @@
-"""What a run reports: Megatron's log lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, and curves.
+"""What a run reports: Megatron's log lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
+the manifest of its checkpoints.
 
 Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
 twice, the later one counts. On a terminal a progress bar with the time left stands below the lines.
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from lt_shared import run_log
+from lt_shared import manifest, run_log
 from lt_shared.console import Progress
 from lt_shared.run_log import Evaluation, Step
 from lt_train import tracking
@@ -37,6 +38,7 @@ class Log:
         self._metrics: IO[str] | None = None
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
+        self._manifest = manifest.Writer(plan.reporting.plain)
         if active and plan.checkpointing.save:
             self._files.append(self._open(Path(plan.checkpointing.save) / TRAIN_LOG))
             self._metrics = self._open(Path(plan.checkpointing.save) / METRICS)
@@ -92,6 +94,16 @@ class Log:
         self.line(evaluation.format())
         self._metric({"kind": "eval", **dataclasses.asdict(evaluation), "perplexity": evaluation.perplexity})
         self._track(evaluation.step, tracking.evaluation_values(evaluation))
+
+    def checkpoint(self, entry: manifest.Checkpoint) -> None:
+        """A checkpoint is complete on disk."""
+        if self.active:
+            self._manifest.write(entry)
+
+    def end(self) -> None:
+        """The run has done all its steps."""
+        if self.active:
+            self._manifest.end()
 
     def _track(self, step: int, values: dict[str, float]) -> None:
         for tracker in self._trackers:

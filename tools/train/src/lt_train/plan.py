@@ -11,8 +11,21 @@ from typing import Any, Self
 
 from lt_shared.architecture import Architecture
 from lt_shared.manifest import Dataset, record_of
-from lt_train.settings import batches, checkpointing, data, layers, memory, model, optimization, parallelism, precision, reporting
+from lt_train.settings import (
+    batches,
+    benchmark,
+    checkpointing,
+    data,
+    layers,
+    memory,
+    model,
+    optimization,
+    parallelism,
+    precision,
+    reporting,
+)
 from lt_train.settings.batches import Batches
+from lt_train.settings.benchmark import Benchmark
 from lt_train.settings.checkpointing import Checkpointing
 from lt_train.settings.data import Data
 from lt_train.settings.layers import Layers
@@ -23,6 +36,8 @@ from lt_train.settings.precision import Precision
 from lt_train.settings.reporting import Reporting
 
 SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory, data, checkpointing, reporting)
+# The subjects that `lt-train bench` has options for; `benchmark` settles the others.
+MEASURED_SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory)
 VOCABULARY_MULTIPLE = 128
 
 
@@ -41,6 +56,7 @@ class Plan:
     checkpointing: Checkpointing
     reporting: Reporting
     seed: int
+    benchmark: Benchmark | None = None
 
     def micro_batches(self, samples: int) -> int:
         """Micro batches that each data-parallel rank runs in a step of `samples` samples."""
@@ -104,6 +120,7 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
         checkpointing=checkpointing.resolve(options),
         reporting=reporting.resolve(options, layout),
         seed=options["seed"],
+        benchmark=benchmark.resolve(options),
     )
     check(plan)
     return plan

@@ -16,6 +16,7 @@ from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
 from lt_train import agreement, checkpoint, data, device, model, optimizer, timers
 from lt_train.anomalies import Anomalies
+from lt_train.bench import Measurement
 from lt_train.checkpoint import TrainingState, Unlogged
 from lt_train.clock import Clock
 from lt_train.log import Log
@@ -23,6 +24,7 @@ from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.profiling import Profiler
 from lt_train.samples import Samples
+from lt_train.settings.model import describe
 from lt_train.step import Stepper, StepResult
 from lt_train.stopping import Limits, Reason
 from lt_train.throughput import Speedometer
@@ -43,9 +45,12 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
         num_distributed_optimizer_instances=plan.memory.instances,
     )
     model_parallel_cuda_manual_seed(plan.seed)
-    with Log(plan, active=place.rank == 0) as log:
+    is_first = place.rank == 0
+    with Measurement(plan, is_first, device.name(where)) if plan.benchmark else Log(plan, is_first) as log:
         arguments = checkpoint.arguments(plan)
         log.arguments(arguments)
+        for line in describe(plan.architecture):
+            log.line(line)
         chunks = model.build(plan, where)
         state = TrainingState(chunks, *optimizer.build(plan, chunks))
         start = _from_rank_zero(plan.checkpointing.start)
@@ -111,7 +116,8 @@ class Loop:
         while state.iteration < plan.batches.train_iters and not stop:
             with clock.step():
                 result = self.stepper.train(batches)
-            profiler.step()
+            with clock.pause():
+                profiler.step()
             self.log.advance()
             state.unlogged.add(result.loss, result.updated)
             spike = self.anomalies.observe(state.iteration, result)
@@ -186,6 +192,5 @@ class Loop:
     def _save(self, loss: float) -> None:
         device.release(self.where)
         directory = checkpoint.save(self.plan, self.state, loss)
-        if self.log.active:
-            self.log.line(CheckpointSaved(self.state.iteration, str(directory.parent), _now()).format())
-            self.reports.write(manifest.Checkpoint(str(directory.absolute()), "megatron-dist", self.state.iteration, loss))
+        self.log.line(CheckpointSaved(self.state.iteration, str(directory.parent), _now()).format())
+        self.log.checkpoint(manifest.Checkpoint(str(directory.absolute()), "megatron-dist", self.state.iteration, loss))

@@ -18,7 +18,7 @@ NO_WINDOW = "none"
 OPTIONS = console.section(
     "Model",
     click.option("--model", help="A named architecture, or a config.json; the options below change single sizes of it."),
-    click.option("--num-layers", type=POSITIVE, help="Transformer layers."),
+    click.option("--num-layers", "--layers", type=POSITIVE, help="Transformer layers."),
     click.option("--hidden-size", type=POSITIVE, help="Width of the residual stream."),
     click.option("--ffn-hidden-size", type=POSITIVE, help="Width of the feed-forward layer."),
     click.option("--num-attention-heads", type=POSITIVE, help="Query heads."),

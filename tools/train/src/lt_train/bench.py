@@ -1,0 +1,120 @@
+"""`lt-train bench`: how fast a model of this size trains here, without data, checkpoints and log files.
+
+The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown are
+medians, because single steps are slowed by whatever else the machine does.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.manifest import Checkpoint
+from lt_shared.run_log import GIB, Step
+from lt_train.clock import Lap
+from lt_train.log import Log
+from lt_train.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    step: Step
+    lap: Lap
+
+
+class Measurement(Log):
+    """A log that keeps the steps instead of printing them, and prints the result at the end."""
+
+    def __init__(self, plan: Plan, active: bool, device_name: str):
+        super().__init__(plan, active)
+        self.device_name = device_name
+        self.measured: list[Measured] = []
+
+    def line(self, text: str) -> None:
+        pass
+
+    def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
+        self.measured.append(Measured(step, lap))
+
+    def checkpoint(self, entry: Checkpoint) -> None:
+        raise AssertionError("a measurement saves nothing")
+
+    def end(self) -> None:
+        if not self.active:
+            return
+        result = summary(self._plan, self.device_name, self.measured)
+        if self._plan.benchmark and self._plan.benchmark.as_json:
+            console.print_json(result)
+        else:
+            click.echo(table(result))
+
+
+def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, Any]:
+    """The JSON object of a measurement; times in seconds, `mfu` null where the device's peak is not known."""
+    assert plan.benchmark
+    measured = steps[plan.benchmark.warmup_steps :]
+
+    def of(value: Callable[[Measured], float | int | None]) -> list[float]:
+        return [number for entry in measured if (number := value(entry)) is not None]
+
+    step_seconds = of(lambda entry: entry.lap.step_seconds)
+    mfu = statistics.median(of(lambda entry: entry.step.mfu))
+    reserved = of(lambda entry: entry.step.reserved_memory_bytes)
+    parallel = plan.parallelism
+    return {
+        "v": 1,
+        "kind": "bench",
+        "model": plan.architecture.name,
+        "layers": plan.architecture.num_layers,
+        "parameters": plan.architecture.parameters(),
+        "flops_per_token": plan.architecture.flops_per_token(plan.batches.seq_length),
+        "seq_length": plan.batches.seq_length,
+        "micro_batch_size": plan.batches.micro_batch_size,
+        "global_batch_size": plan.batches.global_batch_size,
+        "dtype": plan.precision.dtype,
+        "fp8_format": plan.precision.fp8_format,
+        "device": device_name,
+        "ranks": parallel.world_size,
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+        "context": parallel.context,
+        "data": parallel.data,
+        "warmup_steps": plan.benchmark.warmup_steps,
+        "steps": len(measured),
+        "step_seconds": statistics.median(step_seconds),
+        "fastest_step_seconds": min(step_seconds),
+        "slowest_step_seconds": max(step_seconds),
+        "tokens_per_second_per_gpu": statistics.median(of(lambda entry: entry.step.tokens_per_second_per_gpu)),
+        "tflops_per_gpu": statistics.median(of(lambda entry: entry.step.tflops_per_gpu)),
+        "mfu": mfu if math.isfinite(mfu) else None,
+        "memory_bytes": max(of(lambda entry: entry.step.memory_bytes)),
+        "reserved_memory_bytes": max(reserved) if reserved else None,
+        "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
+        "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The same for people."""
+    reserved = result["reserved_memory_bytes"]
+    dtype = f"fp8 {result['fp8_format']}" if result["fp8_format"] else result["dtype"]
+    rows = {
+        "model": f"{result['model']}, {result['layers']} layers, {result['parameters']:,} parameters",
+        "batch": f"{result['global_batch_size']} x {result['seq_length']} tokens, micro batch {result['micro_batch_size']}, {dtype}",
+        "ranks": f"{result['ranks']} x {result['device']}: tensor {result['tensor']} x pipeline {result['pipeline']}"
+        f" x context {result['context']} x data {result['data']}",
+        "step": f"{result['step_seconds'] * 1e3:,.1f} ms, the median of {result['steps']}"
+        f" ({result['fastest_step_seconds'] * 1e3:,.1f} to {result['slowest_step_seconds'] * 1e3:,.1f})",
+        "tokens/s/GPU": f"{result['tokens_per_second_per_gpu']:,.0f}",
+        "TFLOP/s/GPU": f"{result['tflops_per_gpu']:,.4g}",
+        "MFU": "N/A" if result["mfu"] is None else f"{result['mfu']:.1%}",
+        "memory": f"{result['memory_bytes'] / GIB:.2f} GiB" + (f", {reserved / GIB:.2f} reserved" if reserved else ""),
+        "waiting for data": f"{result['data_share']:.2%} of a step",
+        "loop": f"{result['loop_share']:.2%} of a step in its own Python",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
