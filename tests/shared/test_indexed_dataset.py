@@ -197,16 +197,17 @@ def test_remote_prefix_is_refused() -> None:
         Reader("memory://data")
 
 
-def test_every_truncation_is_noticed(prefix: Path) -> None:
+@pytest.mark.parametrize("thorough", [True, False])
+def test_every_truncation_is_noticed(prefix: Path, thorough: bool) -> None:
     for suffix in (".idx", ".bin"):
         path = prefix.with_suffix(suffix)
         whole = path.read_bytes()
         for size in range(len(whole)):
             path.write_bytes(whole[:size])
             with pytest.raises(BadData, match=str(path)):
-                Reader(str(prefix))
+                Reader(str(prefix), thorough)
         path.write_bytes(whole)
-    Reader(str(prefix))
+    Reader(str(prefix), thorough)
 
 
 def test_trailing_bytes_are_noticed(prefix: Path) -> None:

@@ -1,81 +1,106 @@
-"""Training and validation samples through megatron-core's GPTDataset, in an order that depends only on the seed.
+"""The micro batches of this rank, read ahead by threads.
 
-Sample `i` of the run goes to step `i // global_batch_size`; within a micro batch across the data-parallel ranks each rank takes a
-contiguous part, as Megatron's sampler does. A step's samples so are the same for every data-parallel size, and resuming at any
-step needs no more than the step's number.
+Sample `i` of the run goes to the step that begins at or before it; within a micro batch across the data-parallel ranks each rank
+takes a contiguous part, as Megatron's sampler does. A step's samples so are the same for every data-parallel size, and resuming
+needs no more than the number of consumed samples.
 """
 
+import collections
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from torch import Tensor
 
-from lt_shared import manifest
+from lt_shared import storage
+from lt_train import blends, device
 from lt_train.plan import Plan
-from lt_train.settings.data import split_shares
+from lt_train.samples import Samples
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, Tensor]
 
-
-def build(plan: Plan) -> tuple[GPTDataset, GPTDataset | None]:
-    """The training and validation datasets. The sample index is built once, by rank 0, and cached beside the run."""
-    prefixes = [dataset.prefix for dataset in plan.data.datasets]
-    weights = [dataset.weight for dataset in plan.data.datasets] if len(prefixes) > 1 else None
-    shares = split_shares(plan.data.split)
-    config = GPTDatasetConfig(
-        random_seed=plan.seed,
-        sequence_length=plan.batches.seq_length,
-        blend=(prefixes, weights),
-        split=",".join(str(share) for share in shares),
-        path_to_cache=plan.data.cache_path,
-        tokenizer=_tokenizer(plan),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-    )
-    # megatron-core asserts on a split that has documents and is asked for no samples.
-    sizes = [
-        plan.batches.train_iters * plan.batches.global_batch_size,
-        max(1, plan.data.eval_iters * plan.batches.global_batch_size),
-        1,
-    ]
-    train, validation, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-    return train, validation
+# Micro batches that each thread may be ahead of the training step.
+AHEAD = 4
 
 
-def _tokenizer(plan: Plan) -> Any:
-    """What GPTDataset asks of a tokenizer: the vocabulary size, the end-of-document id, and a name for its cache key."""
-    identity = plan.data.tokenizer.sha256 if plan.data.tokenizer else manifest.absolute(plan.data.datasets[0].prefix)
-    return SimpleNamespace(
-        vocab_size=plan.architecture.vocab_size,
-        eod=plan.data.eod,
-        unique_identifiers={"sha256": identity},
-    )
-
-
-def batches(dataset: GPTDataset, plan: Plan, device: torch.device, first_sample: int) -> Iterator[Batch]:
-    """This rank's micro batches from `first_sample` on: int64 tokens, labels, position_ids, float loss_mask, each [b, s]."""
-    rank = parallel_state.get_data_parallel_rank()
-    ranks = parallel_state.get_data_parallel_world_size()
-    size = plan.batches.micro_batch_size
-    start = first_sample + rank * size
-    while start + size <= len(dataset):
-        samples = [dataset[start + offset] for offset in range(size)]
-        yield {
-            key: torch.stack([torch.as_tensor(sample[key]) for sample in samples]).to(device)
-            for key in ("tokens", "labels", "position_ids", "loss_mask")
-        }
-        start += size * ranks
+def build(plan: Plan) -> list[Samples | None]:
+    """Training, validation and test samples, as `blends.build`."""
+    return blends.build(plan, cache_directory(plan))
 
 
 def cache_directory(plan: Plan) -> str | None:
-    """Where sample indices are kept: as asked, else in the run's directory, else beside the data (megatron-core's default)."""
-    if plan.data.cache_path or not plan.checkpointing.save:
+    """Where sample indices are kept: as asked, else in the run's directory if it is mounted."""
+    save = plan.checkpointing.save
+    if plan.data.cache_path or save is None or storage.is_remote(save):
         return plan.data.cache_path
-    return os.path.join(plan.checkpointing.save, "data-cache")
+    return os.path.join(save, "data-cache")
+
+
+def batches(samples: Samples, plan: Plan, where: torch.device, first_sample: int) -> Iterator[Batch]:
+    """This rank's micro batches on the device `where`, from the run's `first_sample` on.
+
+    int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
+    `documents` [b, s], which counts the documents of each sample.
+    """
+    size = plan.batches.micro_batch_size
+    start = first_sample + parallel_state.get_data_parallel_rank() * size
+    starts = range(start, len(samples) - size + 1, size * parallel_state.get_data_parallel_world_size())
+    eod = plan.architecture.vocab_size - 1 if plan.data.mock else plan.data.eod
+    shape = (size, plan.batches.seq_length)
+    positions = torch.arange(shape[1], device=where).expand(shape)
+    counted = torch.ones(shape, device=where)
+    for text in _read_ahead(samples, starts, size, plan.data.num_workers, where):
+        on_device = text.to(where, non_blocking=True)
+        tokens = on_device[:, :-1].contiguous()
+        batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
+        if plan.data.minds_documents:
+            assert eod is not None
+            ends = tokens.eq(eod)
+            if plan.data.reset_attention_mask:
+                batch["documents"] = document_numbers(ends)
+            if plan.data.reset_position_ids:
+                batch["position_ids"] = positions_in_documents(ends)
+            if plan.data.eod_mask_loss:
+                batch["loss_mask"] = (~ends).float()
+        yield batch
+
+
+def document_numbers(ends: Tensor) -> Tensor:
+    """The number of each token's document within its sample, int32 like `ends` [b, s], which marks the last token of each."""
+    return (ends.cumsum(1) - ends.long()).int()
+
+
+def positions_in_documents(ends: Tensor) -> Tensor:
+    """Each token's place in its document, or in the part of it that the sample has; int64 like `ends` [b, s]."""
+    places = torch.arange(ends.shape[1], device=ends.device).expand(ends.shape)
+    begins = torch.zeros_like(places)
+    begins[:, 1:] = torch.where(ends[:, :-1], places[:, 1:], 0)
+    return places - begins.cummax(1).values
+
+
+def _read_ahead(samples: Samples, starts: range, size: int, threads: int, where: torch.device) -> Iterator[Tensor]:
+    """int64 [size, s + 1] for every start, in their order, read by `threads` threads or, with none, when each is due."""
+
+    def read(start: int) -> Tensor:
+        rows = [samples[number] for number in range(start, start + size)]
+        text = torch.empty((size, len(rows[0])), dtype=torch.int64, pin_memory=where.type == device.CUDA)
+        for target, row in zip(text.numpy(), rows, strict=True):
+            target[:] = row
+        return text
+
+    if not threads:
+        yield from map(read, starts)
+        return
+    pool = ThreadPoolExecutor(threads, "samples", initializer=device.use, initargs=(where,))
+    pending: collections.deque[Future[Tensor]] = collections.deque()
+    try:
+        for start in starts:
+            pending.append(pool.submit(read, start))
+            if len(pending) > threads * AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

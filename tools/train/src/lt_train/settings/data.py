@@ -2,60 +2,168 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from lt_shared import console
-from lt_shared.console import BadConfig, BadData
+from lt_shared import console, manifest, storage
+from lt_shared.console import BadConfig, BadData, UsageError
 from lt_shared.manifest import Dataset, Tokenizer
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
 CHECKED_TOKENS = 1_000_000
+DEFAULT_SPLIT = "99,1,0"
+# Options that take all words up to the next option, as in Megatron.
+LISTS = ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
 
 OPTIONS = console.section(
     "Data",
-    click.option("--split", default="99,1,0", help="Shares of training, validation and test documents."),
+    click.option("--data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="The same as DATA."),
+    click.option("--train-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Training data alone, not split."),
+    click.option("--valid-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Validation data of its own."),
+    click.option("--test-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Test data of its own."),
+    click.option("--mock-data", is_flag=True, help="Train on made-up tokens: Megatron's, which count up."),
+    click.option("--split", help=f"Shares of training, validation and test documents; by default {DEFAULT_SPLIT}."),
     click.option("--eval-interval", type=POSITIVE, default=1000, help="Steps between evaluations; the last step always has one."),
     click.option("--eval-iters", type=click.IntRange(min=0), default=10, help="Global batches per evaluation; 0 for none."),
+    click.option("--reset-position-ids", is_flag=True, help="Count positions from 0 after each end of a document."),
+    click.option("--reset-attention-mask", is_flag=True, help="Let no token attend to an earlier document."),
+    click.option("--eod-mask-loss", is_flag=True, help="Leave the prediction that follows a document's end out of the loss."),
+    click.option("--num-workers", type=click.IntRange(min=0), default=2, help="Threads per rank that read samples ahead."),
     click.option(
         "--data-cache-path", type=click.Path(file_okay=False), help="Where sample indices are kept; by default in SAVE."
+    ),
+    click.option(
+        "--object-storage-cache-path",
+        type=click.Path(file_okay=False),
+        help="Where each node keeps its copy of datasets from s3://; needed for them.",
     ),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """`split` is Megatron's three shares; `eval_iters` counts global batches; `cache_path` is a directory."""
+    """`split` is Megatron's three shares of `datasets`; None when the other two are validation and test data of their own.
+
+    Without `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
+    directories.
+    """
 
     datasets: tuple[Dataset, ...]
-    split: str
+    validation_datasets: tuple[Dataset, ...]
+    test_datasets: tuple[Dataset, ...]
+    split: str | None
     eval_iters: int
     eval_interval: int
+    reset_position_ids: bool
+    reset_attention_mask: bool
+    eod_mask_loss: bool
+    num_workers: int
     cache_path: str | None
+    object_cache_path: str | None
+
+    @property
+    def mock(self) -> bool:
+        return not self.datasets
+
+    @property
+    def all_datasets(self) -> tuple[Dataset, ...]:
+        return self.datasets + self.validation_datasets + self.test_datasets
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the data; `check_datasets` has made sure that there is at most one."""
-        return next((dataset.tokenizer for dataset in self.datasets if dataset.tokenizer), None)
+        return next((dataset.tokenizer for dataset in self.all_datasets if dataset.tokenizer), None)
 
     @property
     def eod(self) -> int | None:
-        return next((dataset.eod for dataset in self.datasets if dataset.eod is not None), None)
+        return next((dataset.eod for dataset in self.all_datasets if dataset.eod is not None), None)
+
+    @property
+    def minds_documents(self) -> bool:
+        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """The command line with its option before every word of Megatron's lists: --data-path=1 --data-path=a for --data-path 1 a."""
+    words: list[str] = []
+    option = None
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name in LISTS:
+            option = name
+            words.extend([argument] if value else [])
+        elif option and (argument == "-" or not argument.startswith("-")):
+            words.append(f"{option}={argument}")
+        else:
+            option = None
+            words.append(argument)
+    return words
+
+
+def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[Dataset, ...]:
+    """The datasets that DATA or one of its options names, none for mock data. Raises UsageError, and as `manifest.read`."""
+    given = {"DATA": words, "--data-path": options["data_path"], "--train-data-path": options["train_data_path"]}
+    named = {name: tuple(value) for name, value in given.items() if value}
+    if options["mock_data"]:
+        if named or options["valid_data_path"] or options["test_data_path"]:
+            raise UsageError("--mock-data and other data", "choose one")
+        return ()
+    if len(named) != 1:
+        raise UsageError(
+            f"data named by {' and '.join(named)}" if named else "no DATA",
+            "pass - (a manifest on standard input), @FILE, or prefixes with their weights; or --mock-data",
+        )
+    return _read(*named.values())
+
+
+def _read(words: tuple[str, ...]) -> tuple[Dataset, ...]:
+    return tuple(manifest.datasets(manifest.read(words), " ".join(words))) if words else ()
 
 
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
-    return Data(datasets, options["split"], options["eval_iters"], options["eval_interval"], options["data_cache_path"])
+    """`datasets` as from `training_datasets`."""
+    separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
+    if separate and options["split"]:
+        raise UsageError("--split, but training, validation and test data are named separately", "drop --split")
+    return Data(
+        datasets=datasets,
+        validation_datasets=_read(tuple(options["valid_data_path"])),
+        test_datasets=_read(tuple(options["test_data_path"])),
+        split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or DEFAULT_SPLIT,
+        eval_iters=options["eval_iters"],
+        eval_interval=options["eval_interval"],
+        reset_position_ids=options["reset_position_ids"],
+        reset_attention_mask=options["reset_attention_mask"],
+        eod_mask_loss=options["eod_mask_loss"],
+        num_workers=options["num_workers"],
+        cache_path=options["data_cache_path"],
+        object_cache_path=options["object_storage_cache_path"],
+    )
 
 
-def check(data: Data) -> None:
-    """Raises BadConfig when a part that is needed gets no share of the documents."""
-    shares = split_shares(data.split)
-    if shares[0] == 0:
-        raise BadConfig(f"split {data.split} leaves no training data")
-    if data.eval_iters and shares[1] == 0:
-        raise BadConfig(f"split {data.split} leaves no validation data", "pass --eval-iters 0 or give validation a share")
+def check(data: Data, vocab_size: int) -> None:
+    """Raises BadConfig when a part that is needed has no documents, or when the data does not fit the other settings."""
+    if data.split is None:
+        if data.eval_iters and not data.validation_datasets:
+            raise BadConfig("no validation data", "pass --eval-iters 0 or --valid-data-path")
+    else:
+        shares = split_shares(data.split)
+        if shares[0] == 0:
+            raise BadConfig(f"split {data.split} leaves no training data")
+        if data.eval_iters and shares[1] == 0:
+            raise BadConfig(f"split {data.split} leaves no validation data", "pass --eval-iters 0 or give validation a share")
+    if data.minds_documents and data.eod is None and not data.mock:
+        raise BadConfig(
+            "where documents end is not known: the data does not say which token ends them",
+            "tokenize with lt-preprocess --append-eod, which writes it into the manifest",
+        )
+    remote = [dataset.prefix for dataset in data.all_datasets if storage.is_remote(dataset.prefix)]
+    if remote and data.object_cache_path is None:
+        raise BadConfig(f"{remote[0]}: nowhere to keep a copy", "pass --object-storage-cache-path, a directory on a local disk")
+    check_vocabulary(data.all_datasets, vocab_size)
 
 
 def split_shares(split: str) -> tuple[float, float, float]:
@@ -71,21 +179,31 @@ def split_shares(split: str) -> tuple[float, float, float]:
     return padded[0] / total, padded[1] / total, padded[2] / total
 
 
+def split_ranges(split: str, sequences: int) -> list[range]:
+    """The sequences that belong to training, validation and test, rounded as in Megatron."""
+    training, validation, test = split_shares(split)
+    edges = [0.0, training, training + validation, training + validation + test]
+    places = [round(edge * sequences) for edge in edges]
+    shares = (training, validation, test)
+    return [range(first, last if share else first) for first, last, share in zip(places, places[1:], shares, strict=False)]
+
+
 def check_datasets(data: Data, vocab_size: int) -> None:
-    """All files whole, enough in them for every split, all made by one tokenizer. Raises NoInput, BadData or BadConfig."""
+    """All files whole, enough in them for every split, all made by one tokenizer. Raises NoInput, BadData or BadConfig.
+
+    Datasets on a remote store are looked at when they have been copied.
+    """
     from lt_shared import indexed_dataset
 
     described: Dataset | None = None
-    for dataset in data.datasets:
-        reader = indexed_dataset.Reader(dataset.prefix)
-        if not len(reader.tokens):
-            raise BadData(f"{dataset.prefix}: the dataset has no tokens")
-        if dataset.tokens is not None and dataset.tokens != len(reader.tokens):
-            raise BadData(f"{dataset.prefix}: {len(reader.tokens)} tokens on disk, its manifest says {dataset.tokens}")
-        largest = int(reader.tokens[:CHECKED_TOKENS].max())
-        if largest >= vocab_size:
-            raise BadConfig(f"{dataset.prefix}: holds token {largest}, the model's vocabulary ends at {vocab_size}")
-        _check_splits(data.split, dataset.prefix, len(reader.sequence_lengths))
+    for dataset in data.all_datasets:
+        if not storage.is_remote(dataset.prefix):
+            reader = indexed_dataset.Reader(dataset.prefix)
+            _check_tokens(dataset, reader.tokens, vocab_size)
+            if data.split is not None:
+                _check_splits(data, dataset.prefix, len(reader.sequence_lengths))
+        if data.minds_documents and dataset.eod != data.eod:
+            raise BadConfig(f"{dataset.prefix}: documents end with token {dataset.eod}, others with {data.eod}")
         if dataset.tokenizer is None:
             continue
         if described is None:
@@ -93,17 +211,28 @@ def check_datasets(data: Data, vocab_size: int) -> None:
         check_same_tokenizer(described.tokenizer, described.prefix, dataset.tokenizer, dataset.prefix)
 
 
-def _check_splits(split: str, prefix: str, sequences: int) -> None:
-    """megatron-core gives each split whole sequences and stops half-way on one that it needs and that gets none."""
-    training, validation, _ = split_shares(split)
-    end_of_training = round(training * sequences)
-    if end_of_training == 0:
-        raise BadData(f"{prefix}: {sequences} documents, none of them for training at split {split}")
-    if validation and round((training + validation) * sequences) == end_of_training:
-        raise BadData(
-            f"{prefix}: {sequences} documents, none of them for validation at split {split}",
-            "without validation: --split 1,0,0 --eval-iters 0; or give it a larger share, for example --split 9,1,0",
-        )
+def _check_tokens(dataset: Dataset, tokens: Any, vocab_size: int) -> None:
+    if not len(tokens):
+        raise BadData(f"{dataset.prefix}: the dataset has no tokens")
+    if dataset.tokens is not None and dataset.tokens != len(tokens):
+        raise BadData(f"{dataset.prefix}: {len(tokens)} tokens on disk, its manifest says {dataset.tokens}")
+    largest = int(tokens[:CHECKED_TOKENS].max())
+    if largest >= vocab_size:
+        raise BadConfig(f"{dataset.prefix}: holds token {largest}, the model's vocabulary ends at {vocab_size}")
+
+
+def _check_splits(data: Data, prefix: str, sequences: int) -> None:
+    """Each part gets whole sequences, and one that is needed must get some."""
+    assert data.split is not None
+    shares = split_shares(data.split)
+    needed = (True, bool(data.eval_iters and shares[1]), bool(data.eval_iters and shares[2]))
+    names = ("training", "validation", "test")
+    for name, is_needed, documents in zip(names, needed, split_ranges(data.split, sequences), strict=True):
+        if is_needed and not documents:
+            raise BadData(
+                f"{prefix}: {sequences} documents, none of them for {name} at split {data.split}",
+                "without validation: --split 1,0,0 --eval-iters 0; or give it a larger share, for example --split 9,1,0",
+            )
 
 
 def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Tokenizer | None, second_place: str) -> None:
