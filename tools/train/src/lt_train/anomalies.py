@@ -8,9 +8,12 @@ allocation without learning anything. Every rank sees the same numbers and decid
 import collections
 import math
 import statistics
+from typing import TYPE_CHECKING
 
 from lt_shared.console import BadConfig
-from lt_train.step import StepResult
+
+if TYPE_CHECKING:
+    from lt_train.step import StepResult
 
 WINDOW_STEPS = 50
 FEWEST_STEPS = 20
@@ -27,7 +30,7 @@ class Anomalies:
         self.bad_steps = 0
         self.recent: collections.deque[float] = collections.deque(maxlen=WINDOW_STEPS)
 
-    def observe(self, iteration: int, result: StepResult) -> str | None:
+    def observe(self, iteration: int, result: "StepResult") -> str | None:
         """A note for the log when the loss jumped. Raises BadConfig when too many steps in a row were useless."""
         if not result.updated:
             self._count(iteration, result)
@@ -37,7 +40,7 @@ class Anomalies:
         self.recent.append(result.loss)
         return note
 
-    def _count(self, iteration: int, result: StepResult) -> None:
+    def _count(self, iteration: int, result: "StepResult") -> None:
         if math.isfinite(result.loss) and result.scale_falls:
             return
         self.bad_steps += 1

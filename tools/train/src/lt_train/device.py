@@ -4,6 +4,7 @@
 it.
 """
 
+import ctypes
 import os
 import resource
 import socket
@@ -20,6 +21,10 @@ CPU = "cpu"
 CUDA = "cuda"
 DEVICES = ("auto", CPU, CUDA)
 BACKENDS = {CPU: "gloo", CUDA: "nccl"}
+# NCCL's algorithms that sum in the same order every time; NVLS leaves the order to the switch.
+DETERMINISTIC_COLLECTIVES = ("Ring", "Tree", "^NVLS")
+# Of the driver's cuDeviceGetAttribute.
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 
 
 def gpu_count() -> int:
@@ -28,6 +33,34 @@ def gpu_count() -> int:
     if visible is not None:
         return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
     return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """That of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, device)
+    return major.value, minor.value
+
+
+def make_deterministic(device: str) -> None:
+    """Let this rank compute the same numbers every time. Call before torch touches the GPU; a CPU does so anyway."""
+    if device != CUDA:
+        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    # Writing NaN into every new tensor finds reads of what nobody wrote; it takes time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def resolve(choice: str) -> str:
@@ -59,6 +92,14 @@ def prepare(device: str, place: Place) -> "torch.device":
     torch.set_num_threads(max(1, cores // place.local_ranks))
     cpu_backend.install()
     return torch.device(CPU)
+
+
+def use(device: "torch.device") -> None:
+    """Let this thread work on `device`: without it, a new thread's pinned memory would take a context on the first GPU."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.set_device(device)
 
 
 def communicate_on_loopback(place: Place) -> None:

@@ -7,18 +7,19 @@ import math
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from lt_train.data_parallel import Chunk
 from lt_train.device import CPU
+from lt_train.fsdp import ShardOptimizer
 from lt_train.plan import Plan
 
 
-def build(plan: Plan, chunks: list[DistributedDataParallel]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
     settings, precision = plan.optimization, plan.precision
     config = OptimizerConfig(
@@ -30,7 +31,8 @@ def build(plan: Plan, chunks: list[DistributedDataParallel]) -> tuple[MegatronOp
         adam_beta2=settings.adam_beta2,
         adam_eps=settings.adam_eps,
         clip_grad=settings.clip_grad,
-        bf16=precision.bf16,
+        # FSDP's shards are float32 and need no copies of the optimizer's own.
+        bf16=precision.bf16 and not plan.memory.fully_sharded,
         fp16=precision.fp16,
         loss_scale=precision.loss_scale,
         initial_loss_scale=precision.initial_loss_scale,
@@ -39,8 +41,12 @@ def build(plan: Plan, chunks: list[DistributedDataParallel]) -> tuple[MegatronOp
         hysteresis=precision.hysteresis,
         params_dtype=getattr(torch, precision.dtype),
         use_distributed_optimizer=plan.parallelism.distributed_optimizer,
+        overlap_param_gather=plan.memory.overlap_param_gather,
     )
     optimizer = get_megatron_optimizer(config, chunks)
+    if plan.memory.fully_sharded:
+        (inner,) = _inner(optimizer)
+        optimizer = ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0])
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)
 

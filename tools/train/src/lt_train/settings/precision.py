@@ -1,15 +1,22 @@
 """The number formats of weights, activations and matrix products, the scaling of the loss in fp16, and determinism."""
 
 import dataclasses
+import os
 from typing import Any
 
 import click
 
 from lt_shared import console
+from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, UsageError
+from lt_train import device
+from lt_train.settings.layers import Layers
+from lt_train.settings.parallelism import Parallelism
 
 FP8_FORMATS = ("e4m3", "hybrid")
 FP8_RECIPES = ("tensorwise", "delayed", "rowwise")
+FP8_CAPABILITY = (8, 9)
+FP8_MULTIPLE = 16
 
 OPTIONS = console.section(
     "Precision",
@@ -79,8 +86,10 @@ def resolve(options: dict[str, Any]) -> Precision:
     )
 
 
-def check(precision: Precision, device: str) -> None:
-    """Raises BadConfig for numbers that contradict each other, and for fp8 where `check_fp8` finds no hardware for it."""
+def check(
+    precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
+) -> None:
+    """Raises BadConfig for numbers that contradict each other, and for what the hardware or the layers cannot compute."""
     if precision.loss_scale and not precision.fp16:
         raise BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
     if precision.min_loss_scale > precision.initial_loss_scale:
@@ -88,3 +97,48 @@ def check(precision: Precision, device: str) -> None:
             f"smallest loss scale {precision.min_loss_scale} above the first one {precision.initial_loss_scale}",
             "lower --min-loss-scale",
         )
+    if precision.deterministic and parallelism.device == device.CUDA:
+        _check_deterministic(precision)
+    if precision.fp8_format:
+        _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
+
+
+def _check_deterministic(precision: Precision) -> None:
+    if not precision.half:
+        raise BadConfig("fp32 attention has no deterministic backward pass on a GPU", "add --bf16, or drop --deterministic")
+    algorithm = os.environ.get("NCCL_ALGO")
+    if algorithm is not None and algorithm not in device.DETERMINISTIC_COLLECTIVES:
+        allowed = ", ".join(device.DETERMINISTIC_COLLECTIVES)
+        raise BadConfig(f"NCCL_ALGO={algorithm} may sum in another order each time", f"unset it, or use one of {allowed}")
+
+
+def _check_fp8(
+    precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
+) -> None:
+    if not precision.bf16:
+        raise BadConfig(f"fp8 products of weights in {precision.dtype}", "add --bf16")
+    if parallelism.device != device.CUDA:
+        raise BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
+    capability = device.compute_capability()
+    if capability is not None and capability < FP8_CAPABILITY:
+        raise BadConfig(
+            f"this GPU cannot multiply in fp8: its compute capability is {capability[0]}.{capability[1]}, 8.9 is needed",
+            "drop --fp8-format, or use Ada, Hopper or later",
+        )
+    if precision.fp8_recipe == "delayed" and not layers.transformer_engine:
+        raise BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
+    if precision.fp8_recipe == "rowwise" and layers.transformer_engine:
+        raise BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
+    if architecture.num_experts:
+        raise BadConfig("fp8 for experts: their numbers of tokens do not divide by 16", "drop --fp8-format")
+    ways = parallelism.tensor
+    sizes = {
+        "hidden size": architecture.hidden_size,
+        "feed-forward size per rank": architecture.ffn_hidden_size // ways,
+        "queries per rank": architecture.num_attention_heads * architecture.kv_channels // ways,
+        "keys per rank": architecture.num_query_groups * architecture.kv_channels // ways,
+        "tokens in a micro batch per rank": micro_batch_tokens // parallelism.context,
+    }
+    for name, size in sizes.items():
+        if size % FP8_MULTIPLE:
+            raise BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 products need", "drop --fp8-format")

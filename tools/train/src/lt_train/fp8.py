@@ -1,0 +1,118 @@
+"""Matrix products in fp8: through TransformerEngine's layers when they are used, else here, through torch alone.
+
+Every linear layer of the decoder then multiplies numbers of 8 bits, forward and backward, with a scale for each tensor (recipe
+tensorwise) or for each row (rowwise, more exact and slower). Weights, gradients and optimizer stay as they are without fp8: the
+scales are found anew in every product, so there is no state, and a checkpoint is the same as one of bf16. Embedding and output
+layer stay in 16 bits.
+
+On an H200 an fp8 product takes half the time of a bf16 product; the casts take part of that back. With tensor parallelism the
+gradient's reduction does not overlap with the product of the weight's gradient, as it does in megatron-core's bf16 layers.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+
+from lt_train.settings.precision import Precision
+
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
+SMALLEST_AMAX = 1e-12
+# Every linear layer has three shapes to cast; torch would fall back to uncompiled code after eight of them.
+COMPILED_SHAPES = 64
+
+
+def use_fp8(model: GPTModel, precision: Precision) -> None:
+    """Make the linear layers of `model`'s decoder multiply in fp8."""
+    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+    gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
+    product = partial(_linear, gradient=gradient, rowwise=precision.fp8_recipe == "rowwise")
+    for module in model.decoder.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module._forward_impl = product
+
+
+def _linear(
+    *,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    allreduce_dgrad: bool,
+    sequence_parallel: bool,
+    tp_group: torch.distributed.ProcessGroup | None,
+    gradient: torch.dtype,
+    rowwise: bool,
+    **unused: Any,
+) -> Tensor:
+    """What megatron-core's linear layers call: `input` [s, b, k] times `weight` [n, k], both 16 bits; returns [s, b, n]."""
+    if sequence_parallel:
+        input = gather_from_sequence_parallel_region(input, tensor_parallel_output_grad=True, group=tp_group)
+    elif allreduce_dgrad:
+        input = copy_to_tensor_model_parallel_region(input, group=tp_group)
+    rows = input.reshape(-1, input.shape[-1])
+    output = _Product.apply(rows, weight, gradient, rowwise).view(*input.shape[:-1], weight.shape[0])
+    return output if bias is None else output + bias
+
+
+class _Product(torch.autograd.Function):
+    """`rows` [m, k] times the transpose of `weight` [n, k]. The hardware wants both factors with the summed dimension innermost."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, gradient: torch.dtype, rowwise: bool) -> Tensor:
+        cast, scale, *turned = _cast_both(rows, E4M3, rowwise)
+        ctx.gradient, ctx.rowwise = gradient, rowwise
+        # The weight is cast again in the backward pass: kept in fp8 as well, it would need half as much memory again.
+        ctx.save_for_backward(weight, *turned)
+        return _multiply(cast, scale, *_cast(weight, E4M3, rowwise), rows.dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        weight, turned_rows, turned_rows_scale = ctx.saved_tensors
+        cast, scale, turned, turned_scale = _cast_both(output_gradient.contiguous(), ctx.gradient, ctx.rowwise)
+        dtype = output_gradient.dtype
+        rows_gradient = _multiply(cast, scale, *_cast_turned(weight, E4M3, ctx.rowwise), dtype, fast=False)
+        weight_gradient = _multiply(turned, turned_scale, turned_rows, turned_rows_scale, dtype, fast=False)
+        return rows_gradient, weight_gradient, None, None
+
+
+def _multiply(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+    """`left` [m, k] times the transpose of `right` [n, k], of `dtype`. `fast` sums in fewer bits, which gradients do not bear."""
+    return torch._scaled_mm(
+        left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=dtype, use_fast_accum=fast
+    )
+
+
+def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+    """`tensor` in fp8, its largest value at the end of the range, and the float32 factor that undoes the scaling."""
+    largest = torch.finfo(dtype).max
+    size = tensor.abs()
+    amax = (size.amax(dim=1, keepdim=True) if rowwise else size.amax()).float().clamp(min=SMALLEST_AMAX)
+    return (tensor.float() * (largest / amax)).clamp(-largest, largest).to(dtype), amax / largest
+
+
+@torch.compile(dynamic=False)
+def _cast(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+    return _scaled(tensor, dtype, rowwise)
+
+
+@torch.compile(dynamic=False)
+def _cast_turned(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+    cast, scale = _scaled(tensor.t(), dtype, rowwise)
+    return cast.contiguous(), scale
+
+
+@torch.compile(dynamic=False)
+def _cast_both(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`tensor` [a, b] and its transpose in fp8, one pass over the values for both, each with its scale."""
+    cast, scale = _scaled(tensor, dtype, rowwise)
+    turned, turned_scale = _scaled(tensor.t(), dtype, rowwise)
+    return cast, scale, turned.contiguous(), turned_scale
