@@ -15,7 +15,7 @@ from typing import Any
 import megatron.core
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.distributed import DistributedDataParallel
+from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch.distributed.checkpoint.api import CheckpointException
@@ -24,9 +24,11 @@ from lt_shared import checkpoint_layout, megatron_arguments, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData, IoFailure
 from lt_train import __version__
-from lt_train.model import unwrapped
+from lt_train.data_parallel import Chunk, gathered
+from lt_train.model import checkpointed
 from lt_train.optimizer import create_state, separate_steps
 from lt_train.plan import VOCABULARY_MULTIPLE, Plan
+from lt_train.settings.data import blend_words
 
 CHECKPOINT_VERSION = 3.0
 # The default sharding of the distributed optimizer needs CUDA buffers; this one also loads under other parallel sizes.
@@ -59,7 +61,7 @@ class TrainingState:
     `unlogged` are the steps since the last log line, so that the next line is the same after a resume.
     """
 
-    chunks: list[DistributedDataParallel]
+    chunks: list[Chunk]
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     iteration: int = 0
@@ -67,17 +69,18 @@ class TrainingState:
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
 
     def sharded(self, loading: bool) -> dict[str, Any]:
-        model = self.sharded_model()
+        with gathered(self.chunks):
+            model = self.sharded_model()
         optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=CONTENT_METADATA)
         return model | {"optimizer": optimizer}
 
     def sharded_model(self) -> dict[str, Any]:
         """The weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
         return {
-            name: dict(unwrapped(chunk).sharded_state_dict(metadata=CONTENT_METADATA)) for name, chunk in self.named_chunks()
+            name: dict(checkpointed(chunk).sharded_state_dict(metadata=CONTENT_METADATA)) for name, chunk in self.named_chunks()
         }
 
-    def named_chunks(self) -> list[tuple[str, DistributedDataParallel]]:
+    def named_chunks(self) -> list[tuple[str, Chunk]]:
         if len(self.chunks) == 1:
             return [("model", self.chunks[0])]
         return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
@@ -136,7 +139,7 @@ def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
         versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
         files={},
         loss=loss,
-        distributed_optimizer=plan.parallelism.distributed_optimizer,
+        distributed_optimizer=plan.shards_optimizer,
     )
 
 
@@ -149,7 +152,9 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "seq_length": plan.batches.seq_length,
         "micro_batch_size": plan.batches.micro_batch_size,
         "global_batch_size": plan.batches.global_batch_size,
+        "rampup_batch_size": list(dataclasses.astuple(plan.batches.ramp_up)) if plan.batches.ramp_up else None,
         "train_iters": plan.batches.train_iters,
+        "train_samples": plan.batches.train_samples,
         "world_size": parallel.world_size,
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
@@ -158,6 +163,12 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
         "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
         "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "transformer_impl": "transformer_engine" if plan.layers.transformer_engine else "local",
+        "hidden_dropout": plan.layers.hidden_dropout,
+        "attention_dropout": plan.layers.attention_dropout,
+        "moe_token_dispatcher_type": plan.layers.token_dispatcher,
+        "moe_grouped_gemm": plan.layers.grouped_experts,
         "data_parallel_size": parallel.data,
         "sequence_parallel": parallel.sequence,
         "use_distributed_optimizer": parallel.distributed_optimizer,
@@ -190,10 +201,28 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "fp8_recipe": precision.fp8_recipe,
         "deterministic_mode": precision.deterministic,
         "params_dtype": getattr(torch, plan.precision.dtype),
-        "split": plan.data.split,
-        "data_path": [dataset.prefix for dataset in plan.data.datasets],
+        **_data_arguments(plan),
         "save": plan.checkpointing.save,
         "load": plan.checkpointing.load,
+    }
+
+
+def _data_arguments(plan: Plan) -> dict[str, Any]:
+    data = plan.data
+    whole = data.split is not None
+    return {
+        "split": data.split,
+        "data_path": blend_words(data.datasets) if whole else None,
+        "train_data_path": None if whole else blend_words(data.datasets),
+        "valid_data_path": blend_words(data.validation_datasets),
+        "test_data_path": blend_words(data.test_datasets),
+        "mock_data": data.mock,
+        "eval_iters": data.eval_iters,
+        "eval_interval": data.eval_interval,
+        "reset_position_ids": data.reset_position_ids,
+        "reset_attention_mask": data.reset_attention_mask,
+        "eod_mask_loss": data.eod_mask_loss,
+        "num_workers": data.num_workers,
     }
 
 
@@ -201,11 +230,11 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
     """Restore `state` in place. A `release` checkpoint has weights only: training starts at iteration 0 with them."""
     iteration = checkpoint_layout.iteration_of(directory)
     if iteration is None:
-        _load_weights(state, dist_checkpointing.load(state.sharded_model(), str(directory)))
+        _load_weights(state, _read(state.sharded_model(), directory))
         state.optimizer.reload_model_params()
         return
     create_state(state.optimizer)
-    loaded = dist_checkpointing.load(state.sharded(loading=True), str(directory))
+    loaded = _read(state.sharded(loading=True), directory)
     _load_weights(state, loaded)
     state.optimizer.load_state_dict(loaded["optimizer"])
     separate_steps(state.optimizer)
@@ -217,11 +246,22 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
     state.scheduler.step(increment=loaded["opt_param_scheduler"]["num_steps"])
 
 
+def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The tensors that `sharded` asks for. What TransformerEngine's layers keep beside their weights for fp8 may be absent: torch
+    layers have none of it."""
+    loaded: dict[str, Any]
+    loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
+    problems = sorted(key for key in absent if not key.endswith("_extra_state"))
+    if problems:
+        raise BadData(f"{directory}: has no {', '.join(problems[:5])}", "it was saved from another model or another optimizer")
+    return loaded
+
+
 def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
     problems = []
     for name, chunk in state.named_chunks():
-        missing, unexpected = unwrapped(chunk).load_state_dict(loaded[name], strict=False)
+        missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

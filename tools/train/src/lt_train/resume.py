@@ -38,14 +38,15 @@ def check_compatible(plan: Plan, directory: Path) -> None:
     saved = RunRecord.read(directory)
     check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, str(directory))
     theirs_distributed = saved.distributed_optimizer
-    if theirs_distributed not in (None, plan.parallelism.distributed_optimizer):
+    if theirs_distributed not in (None, plan.shards_optimizer):
         how = "with" if theirs_distributed else "without"
         raise BadConfig(
             f"{directory}: its optimizer state was saved {how} --use-distributed-optimizer and fits no other",
             f"resume {how} it",
         )
-    ours = dataclasses.replace(plan.architecture, name="", init_std=0.0).to_record()
-    theirs = dataclasses.replace(saved.architecture, name="", init_std=0.0).to_record()
+    of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
+    ours = plan.architecture.to_record() | of_training
+    theirs = saved.architecture.to_record() | of_training
     differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
     if differing:
         raise BadConfig(f"{directory}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
