@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import CannotCreate, ExitCode, TryAgain, note, warn
-from lt_train import place, processes, rank, resume, trust
+from lt_train import place, processes, rank, remote_datasets, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.settings.data import check_datasets
@@ -33,6 +33,7 @@ def launch(plan: Plan) -> int:
         if here is None or here.rank == 0:
             _report_finished(plan)
         return ExitCode.OK
+    plan = remote_datasets.fetch(plan)
     if here is not None:
         return _become(plan, here)
     _describe(plan)
@@ -44,10 +45,14 @@ def _describe(plan: Plan) -> None:
     """Tell the user what is about to run."""
     parallel, architecture, batches = plan.parallelism, plan.architecture, plan.batches
     note(
-        f"{architecture.name}: {architecture.parameters():,} parameters, {len(plan.data.datasets)} dataset(s),"
+        f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(plan)},"
         f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
         f" {parallel.device} rank(s): tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
     )
+
+
+def _described_data(plan: Plan) -> str:
+    return "mock data" if plan.data.mock else f"{len(plan.data.datasets)} dataset(s)"
 
 
 def _report_finished(plan: Plan) -> None:

@@ -123,6 +123,13 @@ def _read(words: tuple[str, ...]) -> tuple[Dataset, ...]:
     return tuple(manifest.datasets(manifest.read(words), " ".join(words))) if words else ()
 
 
+def blend_words(datasets: tuple[Dataset, ...]) -> list[str] | None:
+    """Datasets as Megatron's lists name them: each after its weight, one alone without, None for none."""
+    if len(datasets) == 1:
+        return [datasets[0].prefix]
+    return [word for dataset in datasets for word in (f"{dataset.weight:g}", dataset.prefix)] or None
+
+
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
     """`datasets` as from `training_datasets`."""
     separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
