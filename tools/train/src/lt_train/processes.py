@@ -1,7 +1,9 @@
 """The ranks of this node as child processes: started together, ended together.
 
-When one rank fails, the others wait for it in a collective; so they are ended at once and lt-train exits with the first failure's
-code. When lt-train itself is killed, even with SIGKILL, the kernel ends the ranks (PR_SET_PDEATHSIG).
+When one rank fails, the others wait for it in a collective; so they are killed and lt-train exits with the first failure's code.
+When lt-train itself is killed, even with SIGKILL, the kernel ends the ranks (PR_SET_PDEATHSIG). The ranks are sessions of their
+own: a signal to the process group of lt-train (Ctrl-C, Slurm) reaches them once, through lt-train. SIGTERM and SIGUSR1 are passed
+on, and the ranks save and end; a second one kills them.
 """
 
 import contextlib
@@ -15,29 +17,34 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 
-from lt_shared.console import ToolError
+from lt_shared.console import ExitCode, Terminated, ToolError
+from lt_train import stopping
 from lt_train.place import Place
 from lt_train.plan import Plan
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "LT_TRAIN_PARENT"
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 10.0
 PORTS = (20000, 32000)
 
 
-class RankFailed(ToolError):
-    """A rank ended with an error, which it has reported itself."""
+class RankKilled(ToolError):
+    """A rank was ended by a signal, so it could not report itself."""
 
-    def __init__(self, rank: int, code: int):
-        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        super().__init__(f"rank {rank} ended with {how}; the other ranks were stopped")
-        self.exit_code = code if code >= 0 else 128 - code  # type: ignore[assignment]
+    def __init__(self, rank: int, signal_number: int):
+        name = signal.Signals(signal_number).name
+        hint = "often the kernel, out of memory: see dmesg" if signal_number == signal.SIGKILL else None
+        super().__init__(f"rank {rank} on {socket.gethostname()} was ended by {name}; the other ranks were stopped", hint)
+        self.exit_code = 128 + signal_number  # type: ignore[assignment]
 
 
-def run(plan: Plan) -> None:
-    """Start every rank of `plan` on this node and wait for them. Raises RankFailed for the first that fails."""
+def run(plan: Plan) -> int:
+    """Start every rank of `plan` on this node and wait for them; returns the exit code, that of the first rank that fails.
+
+    Raises RankKilled for a rank that a signal ended; other failures are reported by the ranks.
+    """
     world = plan.parallelism.world_size
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="lt-train-") as place_of_files:
@@ -47,38 +54,58 @@ def run(plan: Plan) -> None:
         plan_file.write_text(plan.to_json())
         ranks: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(world):
-                place = Place(rank, rank, world, world, "127.0.0.1", port, "lt-train")
-                environment = {**os.environ, **place.environment(), PARENT_VARIABLE: str(os.getpid())}
-                command = [sys.executable, "-m", "lt_train.rank", str(plan_file)]
-                ranks.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
-            _wait(ranks)
+            # Until a rank listens to signals, those that are passed on to it wait.
+            with stopping.held_back():
+                for rank in range(world):
+                    place = Place(rank, rank, world, world, "127.0.0.1", port, "lt-train")
+                    environment = {**os.environ, **place.environment(), PARENT_VARIABLE: str(os.getpid())}
+                    command = [sys.executable, "-m", "lt_train.rank", str(plan_file)]
+                    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+                    ranks.append(process)
+                _pass_on_signals(ranks)
+            return _wait(ranks)
         finally:
             _stop(ranks)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _pass_on_signals(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """The first signal goes to the ranks, which save and end; at the second, `Terminated` ends all."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for each in stopping.SIGNALS:
+            signal.signal(each, _end)
+        for process in ranks:
+            process.send_signal(number)
+
+    for number in stopping.SIGNALS:
+        signal.signal(number, pass_on)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
+    """0, or TRY_AGAIN when the ranks have saved and ended early, or the code of the first that failed."""
     running = set(range(len(ranks)))
+    worst = ExitCode.OK
     while running:
         for rank in sorted(running):
             code = ranks[rank].poll()
             if code is None:
                 continue
-            if code:
-                raise RankFailed(rank, code)
+            if code < 0:
+                raise RankKilled(rank, -code)
+            if code not in (ExitCode.OK, ExitCode.TRY_AGAIN):
+                return code
+            worst = max(worst, ExitCode(code))
             running.discard(rank)
         time.sleep(POLL_SECONDS)
+    return worst
 
 
 def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM, and SIGKILL for those that have not ended after a while."""
     for process in ranks:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    for process in ranks:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
         if process.poll() is None:
             process.kill()
             process.wait()
@@ -96,6 +123,16 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this forked process, and those that it forks, when their parents go away.
+
+    An orphan would go on writing, and keep the sockets open whose closing tells the other ranks that this one has died.
+    """
+    die_with(parent)
+    parents: list[int] = []
+    os.register_at_fork(before=lambda: parents.append(os.getpid()), after_in_child=lambda: die_with(parents[-1]))
 
 
 def free_port() -> int:

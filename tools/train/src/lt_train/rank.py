@@ -1,8 +1,4 @@
-"""One rank of a run, started by lt-train on this node: `python -m lt_train.rank PLAN.json`, its place in the environment.
-
-megatron-core's checkpoint writer spawns processes that import this module again, under another name: they must not start a rank,
-and must not outlive this one.
-"""
+"""One rank of a run, started by lt-train on this node: `python -m lt_train.rank PLAN.json`, its place in the environment."""
 
 import logging
 import os
@@ -14,40 +10,62 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig
-from lt_train import place, processes
+from lt_train import place, processes, stopping
 from lt_train.place import Place
 from lt_train.plan import Plan
 
 
 @click.command(cls=console.Command)
 @click.argument("plan_file", type=click.Path(dir_okay=False))
-def command(plan_file: str) -> None:
+def command(plan_file: str) -> int:
     """Run one rank of the plan in PLAN_FILE."""
     here = place.find()
     if here is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
     processes.die_with_launcher()
-    plan = Plan.from_json(Path(plan_file).read_text())
-    start(plan, here)
+    return start(Plan.from_json(Path(plan_file).read_text()), here)
 
 
-def start(plan: Plan, here: Place) -> None:
-    """Prepare the device and train. megatron-core is imported after that: on a CPU it needs replacements to be in place."""
+def start(plan: Plan, here: Place) -> int:
+    """Prepare the device and train; returns the exit code. An error is raised by the rank that it belongs to, others end silently.
+
+    megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
+    """
+    stopping.listen()
+    # torch writes a stack of C++ frames for every connection that another rank's end closes.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from lt_train import device
 
-    # megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
+    quiet()
+    try:
+        if plan.precision.deterministic:
+            device.make_deterministic(plan.parallelism.device)
+        where = device.prepare(plan.parallelism.device, here)
+        from lt_train.training import train
+
+        return train(plan, here, where)
+    except Exception as error:
+        from lt_train import failures
+
+        raise failures.raised(error, here) from error
+
+
+def quiet() -> None:
+    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank."""
     warnings.filterwarnings("ignore", module=r"megatron\.")
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    where = device.prepare(plan.parallelism.device, here)
-    from lt_train.training import train
-
-    train(plan, here, where)
 
 
 def main() -> None:
     if len(sys.argv) == 1:
         raise SystemExit("lt_train.rank is started by lt-train")
-    console.run(command, "lt-train")
+    try:
+        console.run(command, "lt-train")
+    except SystemExit as end:
+        if end.code:
+            # The communication libraries may wait for the other ranks when the interpreter ends.
+            os._exit(int(end.code))
+        raise
 
 
 if __name__ == "__main__":

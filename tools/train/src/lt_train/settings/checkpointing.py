@@ -1,36 +1,109 @@
-"""Where a run is saved, how often, and what it starts from."""
+"""Where a run is saved, how often and for how long, what it starts from, and when it ends before its last step."""
 
 import dataclasses
+import hashlib
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import click
 
 from lt_shared import console, storage
+from lt_shared.console import BadConfig
 
 POSITIVE = click.IntRange(min=1)
 
 OPTIONS = console.section(
-    "Checkpoints",
-    click.option("--save", type=click.Path(file_okay=False), help="Directory of the run: checkpoints, log, metrics."),
-    click.option("--load", type=click.Path(file_okay=False), help="Start from this run or checkpoint when SAVE has none."),
+    "Checkpoints and stopping",
+    click.option("--save", help="Directory or URL (s3://...) of the run: checkpoints, log, metrics."),
+    click.option("--load", help="Start from this run or checkpoint when SAVE has none."),
     click.option("--save-interval", type=POSITIVE, default=1000, help="Steps between checkpoints; the last step always has one."),
+    click.option("--async-save", is_flag=True, help="Write checkpoints while training goes on."),
+    click.option("--keep-last", type=POSITIVE, help="Checkpoints to keep; older ones are deleted. By default all."),
+    click.option("--keep-every", type=POSITIVE, help="With --keep-last: also keep those whose step is a multiple of this."),
+    click.option("--finetune", is_flag=True, help="Take the weights alone from --load and start at step 0."),
+    click.option("--no-load-optim", is_flag=True, help="Start with an empty optimizer state."),
+    click.option("--no-load-rng", is_flag=True, help="Do not restore the random state that dropout draws from."),
+    click.option("--no-save-optim", is_flag=True, help="Save no optimizer state; the run cannot continue from there."),
+    click.option("--no-save-rng", is_flag=True, help="Save no random state."),
+    click.option("--exit-interval", type=POSITIVE, help="Save and end with exit code 75 at steps divisible by this."),
+    click.option(
+        "--exit-duration-in-mins", type=click.FloatRange(min=0, min_open=True), help="Save and end with exit code 75 after this."
+    ),
+    click.option("--exit-signal-handler", is_flag=True, help="As in Megatron; lt-train always saves on SIGTERM and SIGUSR1."),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """`save` and `load` are directories.
+    """`save` and `load` are directories or URLs. `keep_last` None keeps all checkpoints.
 
-    `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning.
+    `start` is the checkpoint directory to start from, found after the plan was resolved; None is the beginning. `continues` says
+    that it is one of the run's own: then all of it is restored, else what `finetune`, `no_load_optim` and `no_load_rng` leave.
     """
 
     save: str | None
     load: str | None
     save_interval: int
+    async_save: bool
+    keep_last: int | None
+    keep_every: int | None
+    finetune: bool
+    no_load_optim: bool
+    no_load_rng: bool
+    no_save_optim: bool
+    no_save_rng: bool
+    exit_interval: int | None
+    exit_duration_minutes: float | None
     start: str | None = None
+    continues: bool = False
+
+    @property
+    def directory(self) -> str | None:
+        """The local directory of the run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
+        return spool(self.save) if self.save and storage.is_remote(self.save) else self.save
+
+
+def spool(url: str) -> str:
+    """Where the files of a remote run or checkpoint lie on this node: the same place in every attempt."""
+    name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    return os.path.join(tempfile.gettempdir(), f"lt-train-{os.geteuid()}", name)
 
 
 def resolve(options: dict[str, Any]) -> Checkpointing:
-    if options["save"]:
-        storage.require_local(options["save"], "training")
-    return Checkpointing(options["save"], options["load"], options["save_interval"])
+    return Checkpointing(
+        save=options["save"],
+        load=options["load"],
+        save_interval=options["save_interval"],
+        async_save=options["async_save"],
+        keep_last=options["keep_last"],
+        keep_every=options["keep_every"],
+        finetune=options["finetune"],
+        no_load_optim=options["no_load_optim"],
+        no_load_rng=options["no_load_rng"],
+        no_save_optim=options["no_save_optim"],
+        no_save_rng=options["no_save_rng"],
+        exit_interval=options["exit_interval"],
+        exit_duration_minutes=options["exit_duration_in_mins"],
+    )
+
+
+def check(settings: Checkpointing) -> None:
+    """Raises BadConfig for options that contradict each other or name no directory."""
+    if settings.keep_every and not settings.keep_last:
+        raise BadConfig("--keep-every says what --keep-last must not delete", "add --keep-last, or drop --keep-every")
+    if settings.keep_every and settings.keep_every % settings.save_interval:
+        raise BadConfig(
+            f"--keep-every {settings.keep_every} is not a multiple of --save-interval {settings.save_interval}",
+            "no checkpoint would be kept by it: use a multiple",
+        )
+    for name, value in (("--finetune", settings.finetune), ("--no-load-optim", settings.no_load_optim)):
+        if value and not settings.load:
+            raise BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
+    for name, value in (("--async-save", settings.async_save), ("--keep-last", settings.keep_last)):
+        if value and not settings.save:
+            raise BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
+    for name, path in (("--save", settings.save), ("--load", settings.load)):
+        if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
+            raise BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")
