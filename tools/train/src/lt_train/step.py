@@ -8,24 +8,27 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from lt_train import model, optimizer
 from lt_train.attention import sequence_share
 from lt_train.checkpoint import TrainingState
 from lt_train.data import Batch
+from lt_train.data_parallel import Chunk, gathered
 from lt_train.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """The same on every rank. `loss` is the mean over the global batch in nats per token; a skipped step has not `updated`.
+    """The same on every rank. `loss` is the mean over the global batch of `samples`, in nats per token.
 
-    `loss_scale` is that of the next step, 1 without scaling; `scale_falls` says that a skipped step can still lower it.
+    A skipped step has not `updated`. `loss_scale` is that of the next step, 1 without scaling; `scale_falls` says that a skipped
+    step can still lower it.
     """
 
     loss: float
+    samples: int
     grad_norm: float
     updated: bool
     loss_scale: float = 1.0
@@ -65,7 +68,7 @@ class Stepper:
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
-        return StepResult(self._mean(losses), grad_norm, updated, scale, self.plan.precision.scale_falls(scale))
+        return StepResult(self._mean(losses), samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
@@ -73,7 +76,8 @@ class Stepper:
         for chunk in self.state.chunks:
             chunk.eval()
         size = self.plan.batches.global_batch_size
-        losses = [self._mean(self._pass(batches, size, forward_only=True)) for _ in range(global_batches)]
+        with gathered(self.state.chunks):
+            losses = [self._mean(self._pass(batches, size, forward_only=True)) for _ in range(global_batches)]
         for chunk in self.state.chunks:
             chunk.train()
         return sum(losses) / len(losses)
@@ -105,7 +109,7 @@ class Stepper:
         return float(total.item())
 
 
-def forward_step(batches: Iterator[Batch], chunk: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
+def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
     """megatron-core's callback: one micro batch through this stage, and the function that turns the output into a loss."""
     batch = next(batches)
     documents = batch.get("documents")

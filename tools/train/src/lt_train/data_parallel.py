@@ -1,0 +1,54 @@
+"""The model's wrapper for data parallelism: how its gradients, and with FSDP its weights, are shared among ranks."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+
+from lt_train.fsdp import FullySharded
+from lt_train.initialization import initialize, tensors_of
+from lt_train.plan import Plan
+
+Chunk = DistributedDataParallel | FullySharded
+
+
+def building(plan: Plan) -> contextlib.AbstractContextManager[object]:
+    """Where the model is built. With FSDP, a rank cannot hold what it would have without: there, tensors get no memory yet."""
+    return torch.device("meta") if plan.memory.fully_sharded else contextlib.nullcontext()
+
+
+def wrap(plan: Plan, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
+    """`model`, on its device, initialised and wrapped."""
+    memory = plan.memory
+    if memory.fully_sharded:
+        sharded = FullySharded(config, model, getattr(torch, plan.precision.dtype), device, memory.instances)
+        initialize((tensor for _, tensor in sharded.tensors(torch.Tensor.detach)), plan.architecture, plan.seed)
+        return sharded
+    model.to(device)
+    initialize(tensors_of(model), plan.architecture, plan.seed)
+    wrapped = Float16Module(config, model) if plan.precision.half else model
+    settings = DistributedDataParallelConfig(
+        use_distributed_optimizer=plan.parallelism.distributed_optimizer,
+        num_distributed_optimizer_instances=memory.instances,
+        grad_reduce_in_fp32=memory.gradient_dtype == "float32",
+        overlap_grad_reduce=memory.overlap_grad_reduce,
+        overlap_param_gather=memory.overlap_param_gather,
+        bucket_size=memory.bucket_elements,
+        check_for_nan_in_grad=False,
+    )
+    return DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
+
+
+@contextlib.contextmanager
+def gathered(chunks: list[Chunk]) -> Iterator[None]:
+    """Wait until every rank has all new weights, which with --overlap-param-gather otherwise arrive in the next training step."""
+    overlapping = [chunk for chunk in chunks if chunk.ddp_config.overlap_param_gather]
+    for chunk in overlapping:
+        chunk.disable_forward_pre_hook()
+    yield
+    for chunk in overlapping:
+        chunk.enable_forward_pre_hook()

@@ -1,0 +1,187 @@
+"""What a rank keeps in memory and what it shares: gradients, fully sharded weights, recomputed and offloaded activations."""
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, UsageError
+from lt_train.settings.optimization import Optimization
+from lt_train.settings.parallelism import Parallelism
+from lt_train.settings.precision import Precision
+
+POSITIVE = click.IntRange(min=1)
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "mlp", "moe")
+
+OPTIONS = console.section(
+    "Sharding and memory",
+    click.option("--use-torch-fsdp2", is_flag=True, help="Split weights, gradients and optimizer among data-parallel ranks."),
+    click.option(
+        "--num-distributed-optimizer-instances",
+        type=POSITIVE,
+        default=1,
+        help="Copies of what data-parallel ranks split among them: more copies, shorter ways.",
+    ),
+    click.option("--overlap-grad-reduce", is_flag=True, help="Sum gradients among ranks during the backward pass."),
+    click.option("--overlap-param-gather", is_flag=True, help="Gather weights from ranks during the forward pass."),
+    click.option("--ddp-bucket-size", type=POSITIVE, help="Gradients summed at a time with overlap; by default 40 million."),
+    click.option("--grad-reduce-in-bf16", is_flag=True, help="Keep and sum gradients in bfloat16 instead of float32."),
+    click.option("--accumulate-allreduce-grads-in-fp32", is_flag=True, help="Keep and sum gradients in float32, the default."),
+    click.option("--recompute-activations", is_flag=True, help="Short for --recompute-granularity selective."),
+    click.option(
+        "--recompute-granularity",
+        type=click.Choice(["full", "selective"]),
+        help="Compute again in the backward pass: whole layers, or the modules below.",
+    ),
+    click.option(
+        "--recompute-method",
+        type=click.Choice(["uniform", "block"]),
+        help="For full: groups of layers, keeping one input each, or each of a rank's first layers.",
+    ),
+    click.option("--recompute-num-layers", type=POSITIVE, help="Layers in a group (uniform), or recomputed layers (block)."),
+    click.option("--recompute-modules", help="For selective: of core_attn, layernorm, mlp, moe; separate by spaces or commas."),
+    click.option(
+        "--cpu-offloading-num-layers",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Layers whose activations wait in host memory; needs TransformerEngine.",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recompute:
+    """`granularity` is full, with `method` and `layers`, or selective, with `modules`."""
+
+    granularity: str
+    method: str | None
+    layers: int | None
+    modules: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """`instances` copies of the sharded state; `bucket_elements` None is megatron-core's size; `gradient_dtype` is torch's name."""
+
+    fully_sharded: bool
+    instances: int
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    bucket_elements: int | None
+    gradient_dtype: str
+    recompute: Recompute | None
+    offloaded_layers: int
+
+
+def resolve(options: dict[str, Any]) -> Memory:
+    if options["grad_reduce_in_bf16"] and options["accumulate_allreduce_grads_in_fp32"]:
+        raise UsageError("--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32", "pass one")
+    return Memory(
+        fully_sharded=options["use_torch_fsdp2"],
+        instances=options["num_distributed_optimizer_instances"],
+        overlap_grad_reduce=options["overlap_grad_reduce"],
+        overlap_param_gather=options["overlap_param_gather"],
+        bucket_elements=options["ddp_bucket_size"],
+        gradient_dtype="bfloat16" if options["grad_reduce_in_bf16"] else "float32",
+        recompute=_recompute(options),
+        offloaded_layers=options["cpu_offloading_num_layers"],
+    )
+
+
+def _recompute(options: dict[str, Any]) -> Recompute | None:
+    """Raises UsageError for options of the one granularity beside the other."""
+    granularity = options["recompute_granularity"]
+    modules, method, layers = options["recompute_modules"], options["recompute_method"], options["recompute_num_layers"]
+    if options["recompute_activations"]:
+        if granularity == "full":
+            raise UsageError(
+                "--recompute-activations is short for --recompute-granularity selective, and full is asked for beside it;"
+                " Megatron-LM would quietly take selective",
+                "drop --recompute-activations to recompute whole layers",
+            )
+        granularity = "selective"
+    if granularity != "selective" and modules:
+        raise UsageError("--recompute-modules without selective recomputation", "pass --recompute-granularity selective")
+    if granularity != "full" and (method or layers):
+        raise UsageError(
+            "--recompute-method and --recompute-num-layers without full recomputation", "pass --recompute-granularity full"
+        )
+    if granularity is None:
+        return None
+    if granularity == "full":
+        return Recompute("full", method or "uniform", layers or 1, ())
+    chosen = tuple((modules or "core_attn").replace(",", " ").split())
+    unknown = [module for module in chosen if module not in RECOMPUTE_MODULES]
+    if unknown:
+        raise UsageError(f"--recompute-modules {' '.join(unknown)}: unknown", f"choose from {', '.join(RECOMPUTE_MODULES)}")
+    return Recompute("selective", None, None, chosen)
+
+
+def check(
+    memory: Memory, parallel: Parallelism, model: Architecture, precision: Precision, optimization: Optimization
+) -> None:
+    """Raises BadConfig with the reason for what cannot run together."""
+    if memory.fully_sharded:
+        _check_fully_sharded(memory, parallel, model, precision, optimization)
+    elif memory.overlap_param_gather and not (parallel.distributed_optimizer and memory.overlap_grad_reduce):
+        raise BadConfig(
+            "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets that gradients are summed in",
+            "pass --use-distributed-optimizer --overlap-grad-reduce too",
+        )
+    if memory.gradient_dtype == "bfloat16" and not precision.bf16:
+        raise BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
+    if memory.instances > 1:
+        _check_instances(memory, parallel)
+    if memory.offloaded_layers:
+        _check_offloading(memory, parallel, model)
+
+
+def _check_fully_sharded(
+    memory: Memory, parallel: Parallelism, model: Architecture, precision: Precision, optimization: Optimization
+) -> None:
+    if parallel.distributed_optimizer or memory.overlap_grad_reduce or memory.overlap_param_gather:
+        raise BadConfig(
+            "--use-torch-fsdp2 splits the optimizer and overlaps communication by itself",
+            "drop --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather",
+        )
+    if precision.fp16:
+        raise BadConfig("--use-torch-fsdp2 has no loss scaling", "use --bf16, or --use-distributed-optimizer")
+    if memory.gradient_dtype == "bfloat16":
+        raise BadConfig("--use-torch-fsdp2 keeps gradients in float32 shards", "drop --grad-reduce-in-bf16")
+    if parallel.pipeline > 1:
+        raise BadConfig(
+            "--use-torch-fsdp2 would gather every layer again for each micro batch of a pipeline",
+            "use --use-distributed-optimizer with pipeline parallelism, or tensor parallelism with --use-torch-fsdp2",
+        )
+    if optimization.optimizer not in ("adam", "sgd"):
+        raise BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 splits them by rows")
+
+
+def _check_instances(memory: Memory, parallel: Parallelism) -> None:
+    if not (memory.fully_sharded or parallel.distributed_optimizer):
+        raise BadConfig(
+            "--num-distributed-optimizer-instances without anything that ranks split",
+            "pass --use-torch-fsdp2 or --use-distributed-optimizer too",
+        )
+    ranks = parallel.data * parallel.context
+    if ranks % memory.instances:
+        raise BadConfig(
+            f"{ranks} data-parallel ranks do not divide into {memory.instances} instances of the distributed optimizer"
+        )
+
+
+def _check_offloading(memory: Memory, parallel: Parallelism, model: Architecture) -> None:
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise BadConfig(
+            "--cpu-offloading-num-layers: megatron-core offloads with TransformerEngine, which is not installed here",
+            "use --recompute-granularity full instead, or install transformer-engine",
+        )
+    if memory.recompute:
+        raise BadConfig("--cpu-offloading-num-layers keeps what recomputation throws away", "choose one")
+    if parallel.pipeline > 1:
+        raise BadConfig("megatron-core offloads activations only without pipeline parallelism")
+    if memory.offloaded_layers >= model.num_layers:
+        raise BadConfig(f"--cpu-offloading-num-layers {memory.offloaded_layers}: at most {model.num_layers - 1} of the layers")
