@@ -1,0 +1,95 @@
+"""Throughput and MFU against figures that were measured and published elsewhere, and the table of peaks."""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lt_shared import presets
+from lt_train import throughput
+from lt_train.throughput import FP8, FP32, HALF, Speedometer, peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "number_type", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", HALF, 989),
+        ("NVIDIA H100 80GB HBM3", FP8, 1979),
+        ("NVIDIA H100 PCIe", HALF, 756),
+        ("NVIDIA H100 NVL", HALF, 835),
+        ("NVIDIA H200", HALF, 989),
+        ("NVIDIA GH200 480GB", HALF, 989),
+        ("NVIDIA GB200", HALF, 2500),
+        ("NVIDIA A100-SXM4-80GB", HALF, 312),
+        ("NVIDIA A100-SXM4-80GB", FP32, 19.5),
+        ("NVIDIA A10G", HALF, 70),
+        ("NVIDIA A10", HALF, 125),
+        ("NVIDIA L40S", FP8, 733),
+        ("Tesla V100-SXM2-16GB", HALF, 125),
+        ("Tesla V100-PCIE-16GB", HALF, 112),
+    ],
+)
+def test_peak_of_a_device_by_the_name_that_torch_gives_it(name: str, number_type: str, tflops: float) -> None:
+    assert peak_flops(name, number_type) == tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "number_type"),
+    [
+        ("cpu", FP32),
+        ("NVIDIA GeForce GTX 1080", HALF),
+        ("NVIDIA H1000", HALF),
+        ("NVIDIA A100-SXM4-80GB", FP8),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", HALF),
+    ],
+)
+def test_what_is_not_in_the_table_has_no_peak(name: str, number_type: str) -> None:
+    assert math.isnan(peak_flops(name, number_type))
+
+
+def plan_of(model: str, layers: int | None, ranks: int) -> Any:
+    architecture = presets.preset(model)
+    if layers:
+        architecture = dataclasses.replace(architecture, num_layers=layers)
+    return SimpleNamespace(
+        architecture=architecture,
+        batches=SimpleNamespace(seq_length=8192),
+        parallelism=SimpleNamespace(world_size=ranks),
+        precision=SimpleNamespace(fp8_format=None, half=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "ranks", "tokens_per_second_per_gpu", "tflops", "mfu"),
+    [
+        ("llama3.2-1b", None, 1, 56_312, 508, 0.514),
+        ("llama3-8b", 8, 1, 36_905, 562, 0.568),
+        ("llama3.1-8b", None, 2, 9_749, 502, 0.507),
+    ],
+)
+def test_speeds_measured_with_another_program(
+    model: str, layers: int | None, ranks: int, tokens_per_second_per_gpu: float, tflops: float, mfu: float
+) -> None:
+    """megatron-core with TransformerEngine on H200: six FLOPs per weight and token, attention halved, against 989 TFLOP/s."""
+    seconds = 10_000.0
+    samples = round(tokens_per_second_per_gpu * ranks * seconds / 8192)
+    speed = Speedometer(plan_of(model, layers, ranks), "NVIDIA H200").speed(samples, seconds)
+    assert speed.tokens_per_second == samples * 8192 / seconds
+    assert speed.tokens_per_second_per_gpu == pytest.approx(tokens_per_second_per_gpu, rel=1e-3)
+    assert speed.tflops_per_gpu == pytest.approx(tflops, rel=2e-3)
+    assert speed.mfu == pytest.approx(mfu, abs=1e-3)
+
+
+def test_an_unknown_device_has_speed_but_no_mfu() -> None:
+    speed = Speedometer(plan_of("llama3.2-1b", None, 1), "cpu").speed(1, 1.0)
+    assert speed.tflops_per_gpu > 0 and math.isnan(speed.mfu)
+
+
+@pytest.mark.parametrize(
+    ("fp8_format", "half", "expected"), [(None, False, FP32), (None, True, HALF), ("hybrid", True, FP8)]
+)
+def test_the_type_of_the_matrix_products(fp8_format: str | None, half: bool, expected: str) -> None:
+    precision: Any = SimpleNamespace(fp8_format=fp8_format, half=half)
+    assert throughput.number_type(precision) == expected

@@ -1,0 +1,86 @@
+"""Curves as their own programs read them back; a restarted run goes on as the same one."""
+
+import dataclasses
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lt_shared.run_log import Evaluation, Step
+from lt_train import tracking
+from lt_train.settings.reporting import Wandb
+from lt_train.tracking import TensorBoardTracker, WandbTracker
+
+STEP = Step(4, 10, 32, 0.5, 123.4, 3e-4, 8, 2.5, 1.0, 0.75, 0, 0, None, 1000.0, 0.41, 2**30, 2**31)
+
+
+def test_curves_have_the_names_of_megatron() -> None:
+    values = tracking.step_values(STEP)
+    assert values["lm loss"] == 2.5
+    assert values["learning-rate"] == 3e-4
+    assert values["iteration-time"] == 0.5
+    assert values["throughput"] == 123.4
+    assert "mem-reserved-bytes" not in tracking.step_values(dataclasses.replace(STEP, reserved_memory_bytes=None))
+    assert tracking.evaluation_values(Evaluation(4, 0.0, "test")) == {"lm loss test": 0.0, "lm loss test ppl": 1.0}
+
+
+def test_tensorboard_hides_the_steps_that_a_restart_trains_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, last in ((1, 4), (3, 5)):
+        tracker = TensorBoardTracker(str(tmp_path), first)
+        for step in range(first, last + 1):
+            tracker.write(step, {"lm loss": step + first / 10})
+        tracker.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("lm loss")
+    assert [event.step for event in events] == [1, 2, 3, 4, 5]
+    assert [event.value for event in events] == pytest.approx([1.1, 2.1, 3.3, 4.3, 5.3])
+
+
+def wandb_history(file: Path) -> list[dict[str, Any]]:
+    """The logged values in wandb's file: seven bytes, then records of a checksum, a length, a type and a protobuf."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, found = file.read_bytes()[7:], []
+    assert len(content) < 32_000, "longer files are cut into blocks"
+    while content:
+        size, kind = struct.unpack("<4xHB", content[:7])
+        assert kind == 1
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content[7 : 7 + size])
+        if record.HasField("history"):
+            values = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+            found.append({name: value for name, value in values.items() if not name.startswith("_")})
+        content = content[7 + size :]
+    return found
+
+
+def test_wandb_offline_is_one_run_across_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    settings = Wandb("project", "name", str(tmp_path))
+    for step in (4, 3):
+        tracker = WandbTracker(settings, str(tmp_path), {"seq_length": 64})
+        tracker.write(step, {"lm loss": step / 2})
+        tracker.close()
+    run_id = (tmp_path / tracking.WANDB_ID).read_text().strip()
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    assert {file.name for file in files} == {f"run-{run_id}.wandb"}
+    logged = [values for file in files for values in wandb_history(file)]
+    assert logged == [{"iteration": 4, "lm loss": 2.0}, {"iteration": 3, "lm loss": 1.5}]
+
+
+def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
+    """In a process of its own: wandb remembers the settings of the first run."""
+    code = "from lt_train.tracking import Wandb, WandbTracker; WandbTracker(Wandb('project', None, '.'), None, {})"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    variables |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert "lt_shared.console.Unavailable: wandb: No API key configured" in done.stderr
