@@ -1,11 +1,16 @@
-"""What megatron-core's local layers lack without TransformerEngine: `attention`, and here a norm for sequence parallelism.
+"""The transformer layers: TransformerEngine's, or megatron-core's local ones with attention, norms and compilation of our own.
 
-Its own norm wrapper refuses sequence parallelism, although only one attribute on the weight is needed for it.
+megatron-core's local norm refuses sequence parallelism, although only one attribute on the weight is needed for it. Its rotary
+embedding is a dozen passes over queries and keys; compiled, as norms are here and SwiGLU is there, it is one each way. With all of
+it the local layers of a 1 B Llama ran on an H200 as fast as TransformerEngine's, from 4 times slower. On a CPU nothing is compiled.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -20,15 +25,33 @@ from lt_shared.console import BadConfig
 from lt_train.attention import CausalAttention
 from lt_train.settings.layers import Layers
 
+_ROTATE = rope_utils._apply_rotary_pos_emb_bshd
+
+
+class CompiledRMSNorm(torch.nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return _compiled(torch.nn.functional.rms_norm)(x, self.normalized_shape, self.weight, self.eps)
+
+
+class CompiledLayerNorm(torch.nn.LayerNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        return _compiled(torch.nn.functional.layer_norm)(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compiled once for all layers, a kernel for each shape."""
+    return torch.compile(function, dynamic=False)
+
 
 class Norm:
-    """Builds torch's RMSNorm or LayerNorm, marked so that megatron-core sums its gradient over sequence-parallel ranks.
+    """Builds an RMSNorm or LayerNorm, marked so that megatron-core sums its gradient over sequence-parallel ranks.
 
     A class, because megatron-core takes a function in a layer specification for the finished module.
     """
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
-        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        kind = CompiledRMSNorm if config.normalization == "RMSNorm" else CompiledLayerNorm
         module = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
         for parameter in module.parameters():
             parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
@@ -67,7 +90,8 @@ def _transformer_engine_layer(config: TransformerConfig) -> tuple[ModuleSpec, An
 
 
 def _torch_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
-    """megatron-core's local layer with our attention and norm in it."""
+    """megatron-core's local layer with our attention and norm in it, and its rotary embedding compiled."""
+    _compile_rotary_embedding()
     layer: ModuleSpec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
@@ -84,6 +108,11 @@ def _torch_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
         parts.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.")
         _define_absent_names()
     return layer, Norm
+
+
+def _compile_rotary_embedding() -> None:
+    if rope_utils._apply_rotary_pos_emb_bshd is _ROTATE:
+        rope_utils._apply_rotary_pos_emb_bshd = _compiled(_ROTATE)
 
 
 def _define_absent_names() -> None:

@@ -1,5 +1,6 @@
 """megatron-core's GPTModel for an `Architecture`, on this rank's share of the layers and heads."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         normalization="RMSNorm" if llama else "LayerNorm",
         layernorm_epsilon=architecture.norm_epsilon,
         gated_linear_unit=llama,
-        activation_func=torch.nn.functional.silu if llama else torch.nn.functional.gelu,
+        activation_func=torch.nn.functional.silu if llama else _gelu(on_cpu),
         add_bias_linear=not llama,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
@@ -83,6 +84,11 @@ def _window(plan: Plan) -> tuple[int, int] | None:
     """How far a query sees to the left and to the right, its own token aside; None where a sample is no longer than the window."""
     window = plan.architecture.sliding_window
     return None if window is None or window >= plan.batches.seq_length else (window - 1, 0)
+
+
+def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """GPT's, by hyperbolic tangent. megatron-core's fused kernel computes it so, and wants the exact one's name for it."""
+    return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
 
 
 def _experts(plan: Plan) -> dict[str, Any]:
