@@ -1,32 +1,135 @@
-"""The log of a run is Megatron's, and metrics.jsonl holds the same numbers."""
+"""What a run reports: Megatron's lines, the same numbers for programs, curves, traces, times of the parts, progress."""
 
+import gzip
 import json
+import os
+import pty
+import subprocess
+import threading
 from pathlib import Path
 
-from running import SMALL, run
+import pytest
+from running import SMALL, command, environment
 
 from lt_shared import run_log
 from lt_shared.manifest import Dataset
 from lt_shared.run_log import CheckpointSaved, Evaluation, Step
 
+STEPS = 4
 
-def test_log_and_metrics(tmp_path: Path, dataset: Dataset) -> None:
-    result = run(*SMALL, "--train-iters", "4", "--eval-interval", "2", "--save", str(tmp_path / "run"), dataset.prefix)
-    assert result.code == 0, result.err
-    lines = (tmp_path / "run/train.log").read_text().splitlines()
-    assert set(lines) <= set(result.err.splitlines())
-    arguments = run_log.parse_arguments(lines)
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> tuple[Path, str, str]:
+    """The directory, stdout and stderr of a run on two ranks that reports all it can; stderr is a terminal."""
+    run = tmp_path_factory.mktemp("log") / "run"
+    options = (
+        *("--train-iters", str(STEPS), "--eval-interval", "2", "--save", str(run), "--ranks", "2"),
+        *("--timing-log-level", "1", "--tensorboard-dir", str(run / "curves"), "--log-throughput"),
+        *("--profile", "--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "1"),
+    )
+    main, terminal = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        # A terminal whose last writer has gone reads as an error.
+        while True:
+            try:
+                shown.append(os.read(main, 65536))
+            except OSError:
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    arguments = command(*SMALL, *options, dataset.prefix)
+    variables = environment() | {"TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(arguments, env=variables, stdout=subprocess.PIPE, stderr=terminal, text=True, timeout=240)
+    os.close(terminal)
+    reader.join()
+    os.close(main)
+    error = b"".join(shown).decode()
+    assert done.returncode == 0, error
+    return run, done.stdout, error
+
+
+def events_of(run: Path) -> list[run_log.Event]:
+    return [event for line in (run / "train.log").read_text().splitlines() if (event := run_log.parse(line))]
+
+
+def metrics_of(run: Path, kind: str) -> list[dict[str, object]]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == kind]
+
+
+def test_the_log_is_that_of_megatron(reported: tuple[Path, str, str]) -> None:
+    run, _, _ = reported
+    arguments = run_log.parse_arguments((run / "train.log").read_text().splitlines())
     assert arguments is not None
-    assert (arguments["seq_length"], arguments["global_batch_size"], arguments["world_size"]) == ("64", "8", "1")
-    events = [event for line in lines if (event := run_log.parse(line))]
+    assert (arguments["seq_length"], arguments["global_batch_size"], arguments["world_size"]) == ("64", "8", "2")
+    events = events_of(run)
     steps = [event for event in events if isinstance(event, Step)]
-    assert [(step.step, step.total_steps, step.consumed_samples) for step in steps] == [(n, 4, 8 * n) for n in range(1, 5)]
+    assert [(step.step, step.total_steps, step.consumed_samples) for step in steps] == [(n, STEPS, 8 * n) for n in range(1, 5)]
     assert [event.step for event in events if isinstance(event, Evaluation)] == [2, 4]
     assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [4]
-    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    for step, record in zip(steps, (record for record in metrics if record["kind"] == "step"), strict=True):
+
+
+def test_metrics_are_the_numbers_of_the_lines(reported: tuple[Path, str, str]) -> None:
+    run, _, _ = reported
+    steps = [event for event in events_of(run) if isinstance(event, Step)]
+    records = metrics_of(run, "step")
+    assert len(records) == len(steps)
+    for step, record in zip(steps, records, strict=True):
         assert record["step"] == step.step
         assert step.loss is not None
-        assert abs(record["loss"] - step.loss) < 1e-5
-        assert record["tokens_per_second"] > 0
-        assert record["grad_norm"] > 0
+        assert record["loss"] == pytest.approx(step.loss, abs=1e-5)
+        assert record["grad_norm"] == pytest.approx(step.grad_norm, abs=1e-3)
+    evaluations = [event for event in events_of(run) if isinstance(event, Evaluation)]
+    for evaluation, record in zip(evaluations, metrics_of(run, "eval"), strict=True):
+        assert record["loss"] == pytest.approx(evaluation.loss, abs=1e-5)
+        assert record["perplexity"] == pytest.approx(evaluation.perplexity, rel=1e-5)
+
+
+def test_speed_and_memory(reported: tuple[Path, str, str]) -> None:
+    run, _, _ = reported
+    for record in metrics_of(run, "step"):
+        seconds, rate = record["step_seconds"], record["tokens_per_second"]
+        assert isinstance(seconds, float) and isinstance(rate, float)
+        assert rate == pytest.approx(8 * 64 / seconds)
+        assert record["tokens_per_second_per_gpu"] == pytest.approx(rate / 2)
+        assert record["mfu"] is None
+        assert 10**8 < int(str(record["memory_bytes"])) < 10**10
+        assert 0 < float(str(record["data_seconds"])) + float(str(record["loop_seconds"])) < seconds
+    assert " MFU (%): N/A |" in (run / "train.log").read_text()
+
+
+def test_lines_are_whole_beside_the_progress_bar(reported: tuple[Path, str, str]) -> None:
+    run, out, error = reported
+    for line in (run / "train.log").read_text().splitlines():
+        assert line in error
+    assert f"{STEPS}/{STEPS} steps (100%)" in error
+    assert [json.loads(line)["kind"] for line in out.splitlines()] == ["checkpoint", "end"]
+
+
+def test_times_of_the_parts_of_a_step(reported: tuple[Path, str, str]) -> None:
+    lines = (reported[0] / "train.log").read_text().splitlines()
+    assert lines.count("(min, max) time across ranks (ms):") == STEPS
+    assert sum(line.startswith("    forward-backward ....") for line in lines) == STEPS
+    assert sum(line.startswith("    optimizer-inner-step ....") for line in lines) == STEPS
+
+
+def test_trace_of_the_chosen_step_and_rank(reported: tuple[Path, str, str]) -> None:
+    run, _, error = reported
+    (trace,) = (run / "profile").iterdir()
+    assert trace.name == "trace-step2-rank1.json.gz"
+    assert str(trace) in error.replace("\r\n", "")
+    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert "ProfilerStep#1" in names and "ProfilerStep#2" not in names
+
+
+def test_curves_of_the_run(reported: tuple[Path, str, str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = reported[0]
+    curves = EventAccumulator(str(run / "curves")).Reload()
+    losses = [event.value for event in curves.Scalars("lm loss")]
+    assert losses == pytest.approx([record["loss"] for record in metrics_of(run, "step")])
+    assert [event.step for event in curves.Scalars("lm loss validation ppl")] == [2, 4]
