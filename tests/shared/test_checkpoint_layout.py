@@ -192,3 +192,17 @@ def test_directories_that_are_no_checkpoint(tmp_path: Path) -> None:
 
 def test_the_tokenizer_lies_beside_the_checkpoints(tmp_path: Path) -> None:
     assert layout.tokenizer_directory(tmp_path) == tmp_path / "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "deleted"),
+    [(None, None, []), (1, None, [10, 20, 30]), (2, 20, [10]), (9, None, []), (1, 10, []), (4, 20, [])],
+)
+def test_expired_checkpoints(keep_last: int | None, keep_every: int | None, deleted: list[int]) -> None:
+    assert layout.expired([40, 10, 30, 20], keep_last, keep_every) == deleted
+
+
+def test_record_lists_files_of_other_nodes(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"12345")
+    RECORD.write(tmp_path, elsewhere={"__1_0.distcp": 7})
+    assert RunRecord.read(tmp_path).files == {"__0_0.distcp": 5, "__1_0.distcp": 7}

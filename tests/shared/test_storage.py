@@ -483,6 +483,16 @@ def test_ranges_of_remote_objects(bucket: str) -> None:
         storage.read_range(f"{bucket}/missing", 0, 1)
 
 
+def test_upload_and_sizes_of_a_remote_directory(tmp_path: Path, bucket: str) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    for name in ("run/.metadata", "run/iter_1/.metadata", "run/iter_1/x", "runaway"):
+        storage.upload(tmp_path / "file", f"{bucket}/{name}")
+    assert storage.sizes_below(f"{bucket}/run/") == {".metadata": 5, "iter_1/.metadata": 5, "iter_1/x": 5}
+    assert storage.sizes_below(f"{bucket}/none") == {}
+    with pytest.raises(IoFailure, match=r"memory://bucket/none/x"):
+        storage.upload(tmp_path / "missing", f"{bucket}/none/x")
+
+
 def test_files_below_a_directory(tmp_path: Path, bucket: str) -> None:
     for name in ("b", "a/c", "a/.hidden", ".git/d"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

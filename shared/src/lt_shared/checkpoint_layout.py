@@ -14,6 +14,7 @@ shard that was lost or cut off later is noticed without unpickling anything.
 import dataclasses
 import json
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,13 +47,16 @@ class RunRecord:
     loss: float | None = None
     distributed_optimizer: bool | None = None
 
-    def write(self, directory: Path) -> None:
-        """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there."""
+    def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
+        """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
+
+        `elsewhere` are the sizes of the checkpoint's files that lie on other nodes.
+        """
         files = {
             str(path.relative_to(directory)): path.stat().st_size
             for path in sorted(directory.rglob("*"))
             if path.is_file() and path.name != RECORD
-        }
+        } | dict(elsewhere or {})
         record = {"v": RECORD_VERSION, **dataclasses.asdict(dataclasses.replace(self, files=files))}
         (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
@@ -62,8 +66,13 @@ class RunRecord:
         path = directory / RECORD
         if not path.is_file():
             raise NoInput(f"{path}: no such file", "the directory is not a checkpoint of lt-train or lt-convert")
+        return cls.parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, path: str) -> Self:
+        """The record in the content of a `run.json`. Raises BadData, naming `path`, when it is malformed."""
         try:
-            record: dict[str, Any] = dict(json.loads(path.read_bytes()))
+            record: dict[str, Any] = dict(json.loads(content))
             if record.pop("v") != RECORD_VERSION:
                 raise BadData(f"{path}: written by another version")
             if not isinstance(record["files"], dict):
@@ -131,6 +140,12 @@ def checkpoints(run: Path) -> list[Path]:
         return []
     found = [(iteration, path) for path in run.iterdir() if (iteration := iteration_of(path)) is not None]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def expired(complete: Iterable[int], keep_last: int | None, keep_every: int | None) -> list[int]:
+    """Which iterations of the `complete` checkpoints need not be kept: not the newest `keep_last`, nor multiples of `keep_every`."""
+    older = sorted(complete)[:-keep_last] if keep_last else []
+    return [iteration for iteration in older if not keep_every or iteration % keep_every]
 
 
 def resolve(path: Path) -> Path:

@@ -189,6 +189,22 @@ def _glob_remote(pattern: str) -> list[str]:
     return [filesystem.unstrip_protocol(match) for match in retry(lambda: filesystem.glob(key), pattern)]
 
 
+def sizes_below(url: str) -> dict[str, int]:
+    """The objects whose names begin with a remote directory's, hidden ones too: names relative to it, and sizes in bytes."""
+    filesystem, key = _filesystem(url.rstrip("/"))
+    filesystem.invalidate_cache(key)
+    found = retry(lambda: filesystem.find(key, detail=True), url)
+    return {path.removeprefix(key).lstrip("/"): int(info["size"]) for path, info in found.items()}
+
+
+def upload(path: str | os.PathLike[str], url: str) -> None:
+    """Copy a local file to a remote store, where it appears when it is complete. Raises IoFailure when it cannot."""
+    filesystem, key = _filesystem(url)
+    with writing(url):
+        retry(lambda: filesystem.put_file(os.fspath(path), key), url)
+        filesystem.invalidate_cache(filesystem._parent(key))
+
+
 def remove(path: str | os.PathLike[str]) -> None:
     """Delete a file for good, also through a power failure; one that does not exist is fine."""
     if not is_remote(path):
