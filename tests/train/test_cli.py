@@ -13,12 +13,14 @@ import zstandard
 from running import environment, run
 
 from lt_shared.manifest import Dataset
-from lt_train.cli import EXAMPLES
+from lt_train.cli import BENCH_EXAMPLES, EXAMPLES
 
 README = (Path(__file__).parents[2] / "tools/train/README.md").read_text()
 IN_README = re.findall(r"^    (?=\S*.*lt[-_]train )(.+)$", README, re.MULTILINE)
 # Needs a scheduler; test_launch.py runs two tasks under the variables that srun sets.
 NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) ")
+# Eight layers of a large model, for a GPU: here as far as its plan.
+NEEDS_A_GPU = re.compile(r"bench --model llama3-8b")
 
 
 def test_readme_shows_the_help() -> None:
@@ -43,14 +45,22 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
 
 
 @pytest.mark.parametrize(
-    "example", sorted({*EXAMPLES.strip().splitlines(), *(line for line in IN_README if not NEEDS_A_CLUSTER.match(line))})
+    "example",
+    sorted(
+        {
+            *EXAMPLES.strip().splitlines(),
+            *BENCH_EXAMPLES.strip().splitlines(),
+            *(line for line in IN_README if not NEEDS_A_CLUSTER.match(line)),
+        }
+    ),
 )
 def test_every_example_runs(example: str, workplace: Path) -> None:
     variables = environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "LT_TRAIN_DEVICE": "cpu",
+        "LT_TRAIN_BENCH_DEVICE": "cpu",
     }
-    script = f"set -o pipefail\n{example}"
+    script = f"set -o pipefail\n{example}{' --dry-run' if NEEDS_A_GPU.search(example) else ''}"
     done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout
