@@ -218,3 +218,19 @@ def equal_above(typing: Any, place: Any, shift: Any, value: Any) -> Any:
         return builder.zext(builder.bitcast(flags, _BYTE), _WORD)
 
     return types.uint64(types.int64, types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def prefetch(typing: Any, place: Any) -> Any:
+    """Start to load the cache line of an address that will be read soon."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _BYTE.as_pointer()
+        request = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [pointer, _LANE, _LANE, _LANE]), "llvm.prefetch.p0"
+        )
+        for_reading, into_first_cache, data = (ir.Constant(_LANE, value) for value in (0, 3, 1))
+        builder.call(request, [builder.inttoptr(arguments[0], pointer), for_reading, into_first_cache, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

@@ -92,9 +92,7 @@ def _last_mask(size: int) -> np.uint64:
 @inner
 def word_set(cache: WordCache, low: np.uint64, high: np.uint64) -> int:
     """The address of the set in which a word may be."""
-    hashed = (low * _LOW_MULTIPLIER) ^ (high * _HIGH_MULTIPLIER)
-    hashed ^= hashed >> np.uint64(29)
-    hashed *= _LOW_MULTIPLIER
+    hashed = (low ^ high * _HIGH_MULTIPLIER) * _LOW_MULTIPLIER
     return cache.sets + signed(hashed >> _SET_SHIFT) * _SET_BYTES
 
 
