@@ -253,7 +253,8 @@ def test_progress_on_a_terminal_is_a_bar(program: list[str]) -> None:
 
 def test_lines_beside_a_progress_bar_are_whole(program: list[str]) -> None:
     line = " [2026-11-21] iteration 1/ 4 |" + " lm loss: 7.6E+00 |" * 10
-    code = f"with console.Progress('train', 4, 'steps') as p: p.advance(1); time.sleep(0.2); p.print({line!r}); print('data'); time.sleep(0.2)"
+    work = f"p.advance(1); time.sleep(0.2); p.print({line!r}); print('data'); time.sleep(0.2)"
+    code = f"with console.Progress('train', 4, 'steps') as p: {work}"
     main, terminal = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     done = subprocess.run([*program, "work", code], stderr=terminal, stdout=subprocess.PIPE, env=environment, check=True)

@@ -54,9 +54,7 @@ def test_a_failure_in_a_profiled_step_leaves_its_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fail_in", [None, 4])
-def test_memory_is_recorded_in_the_chosen_steps(
-    fail_in: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_recorded_in_the_chosen_steps(fail_in: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's recorder is replaced: it needs a GPU. What is tested is when it is switched on and off."""
     calls: list[str] = []
     monkeypatch.setattr(device, "record_memory_history", lambda: calls.append("record"))

@@ -65,7 +65,9 @@ def test_a_profile_needs_a_place_and_memory_snapshots_a_gpu() -> None:
         resolved("--record-memory-history", where="cpu")
 
 
-@pytest.mark.parametrize(("arguments", "package"), [(("--tensorboard-dir", "t"), "tensorboard"), (("--wandb-project", "p"), "wandb")])
+@pytest.mark.parametrize(
+    ("arguments", "package"), [(("--tensorboard-dir", "t"), "tensorboard"), (("--wandb-project", "p"), "wandb")]
+)
 def test_a_missing_package_is_named_with_the_way_to_get_it(
     arguments: tuple[str, str], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,9 +87,7 @@ def test_an_unknown_device_has_speed_but_no_mfu() -> None:
     assert speed.tflops_per_gpu > 0 and math.isnan(speed.mfu)
 
 
-@pytest.mark.parametrize(
-    ("fp8_format", "half", "expected"), [(None, False, FP32), (None, True, HALF), ("hybrid", True, FP8)]
-)
+@pytest.mark.parametrize(("fp8_format", "half", "expected"), [(None, False, FP32), (None, True, HALF), ("hybrid", True, FP8)])
 def test_the_type_of_the_matrix_products(fp8_format: str | None, half: bool, expected: str) -> None:
     precision: Any = SimpleNamespace(fp8_format=fp8_format, half=half)
     assert throughput.number_type(precision) == expected

@@ -40,7 +40,7 @@ class Measurement(Log):
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
         self.measured.append(Measured(step, lap))
 
-    def checkpoint(self, entry: Checkpoint) -> None:
+    def checkpoint(self, entry: Checkpoint, waited_seconds: float, seconds: float) -> None:
         raise AssertionError("a measurement saves nothing")
 
     def end(self) -> None:
@@ -102,9 +102,10 @@ def table(result: dict[str, Any]) -> str:
     """The same for people."""
     reserved = result["reserved_memory_bytes"]
     dtype = f"fp8 {result['fp8_format']}" if result["fp8_format"] else result["dtype"]
+    batch = f"{result['global_batch_size']} x {result['seq_length']} tokens, micro batch {result['micro_batch_size']}, {dtype}"
     rows = {
         "model": f"{result['model']}, {result['layers']} layers, {result['parameters']:,} parameters",
-        "batch": f"{result['global_batch_size']} x {result['seq_length']} tokens, micro batch {result['micro_batch_size']}, {dtype}",
+        "batch": batch,
         "ranks": f"{result['ranks']} x {result['device']}: tensor {result['tensor']} x pipeline {result['pipeline']}"
         f" x context {result['context']} x data {result['data']}",
         "step": f"{result['step_seconds'] * 1e3:,.1f} ms, the median of {result['steps']}"

@@ -1,7 +1,7 @@
 """Where the time of the steps goes: waiting for data, the step itself, the loop's own Python.
 
-A step ends with the transfer of its loss, which waits for the GPU; what the loop does between two steps is therefore time in which
-the GPU idles. It is measured in every run and shown by `lt-train bench`, so that it cannot grow unseen.
+A step ends with the transfer of its loss, which waits for the GPU; what the loop does between two steps is therefore time in
+which the GPU idles. It is measured in every run and shown by `lt-train bench`, so that it cannot grow unseen.
 """
 
 import contextlib

@@ -145,7 +145,7 @@ def dump_memory_history(path: str) -> None:
     """Write what was remembered as a pickle for torch's memory viewer, and stop remembering."""
     import torch
 
-    torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
