@@ -29,7 +29,8 @@ def add_z_loss(model: GPTModel, coefficient: float) -> None:
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
     """The logit of every label, float32 [b, s], from `labels` [b, s] and this tensor-parallel rank's `logits` [s, b, columns]."""
     columns = logits.shape[-1]
-    local = labels.transpose(0, 1) - parallel_state.get_tensor_model_parallel_rank() * columns
+    # Contiguous: megatron-core sums a copy of other tensors, and loses the sum.
+    local = labels.transpose(0, 1).contiguous() - parallel_state.get_tensor_model_parallel_rank() * columns
     here = (local >= 0) & (local < columns)
     # Indexed and not gathered: gather keeps the logits for its backward pass.
     rows = torch.arange(local.numel(), device=local.device)

@@ -1,0 +1,330 @@
+"""Single optimizer steps on random tokens, two ranks in one launch: what the loop does is taken apart and looked at.
+
+`results` starts the ranks and returns what every function below with a name in SCENARIOS found; as a program this file is one of
+the ranks. Rank 0 writes the results.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from layouts import plan_of
+from running import environment
+
+from lt_train import processes
+from lt_train.place import Place
+from lt_train.plan import Plan
+
+CPU = torch.device("cpu")
+RANKS = 2
+# Before it, torch's product of fp8 numbers on a CPU knew one scale per tensor only.
+ROWWISE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+SIZES = (
+    *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "32"),
+    *("--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "100", "--device", "cpu", "--ranks", str(RANKS)),
+)
+
+
+def results(place: Path, prefix: str) -> dict[str, Any]:
+    """Run all scenarios; `prefix` is any dataset: nothing is read of it but its vocabulary."""
+    port = processes.free_port()
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(place), prefix, str(rank), str(port)], env=environment())
+        for rank in range(RANKS)
+    ]
+    codes = [rank.wait(300) for rank in ranks]
+    assert codes == [0] * RANKS
+    return dict(json.loads((place / "results.json").read_text()))
+
+
+class Run:
+    """A model with its optimizer, and steps on tokens that depend on the step and the rank only."""
+
+    def __init__(self, prefix: str, *options: str):
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+        from lt_train import model, optimizer
+        from lt_train.checkpoint import TrainingState
+        from lt_train.step import Stepper
+
+        self.plan: Plan = plan_of([*SIZES, *options, prefix])
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.plan.parallelism.tensor)
+        model_parallel_cuda_manual_seed(self.plan.seed)
+        chunks = model.build(self.plan, CPU)
+        self.state = TrainingState(chunks, *optimizer.build(self.plan, chunks))
+        self.stepper = Stepper(self.plan, self.state, CPU)
+
+    def step(self, mask: float = 1.0) -> Any:
+        """The result of a step in which the loss of every token of the last rank counts `mask` times."""
+        return self.stepper.train(self._batches(mask))
+
+    def _batches(self, mask: float) -> Iterator[dict[str, torch.Tensor]]:
+        from megatron.core import parallel_state
+
+        rank = parallel_state.get_data_parallel_rank()
+        last = rank == parallel_state.get_data_parallel_world_size() - 1
+        generator = torch.Generator().manual_seed(1000 * self.state.iteration + rank)
+        shape = (self.plan.batches.micro_batch_size, self.plan.batches.seq_length)
+        while True:
+            tokens = torch.randint(0, self.plan.architecture.vocab_size, (shape[0], shape[1] + 1), generator=generator)
+            yield {
+                "tokens": tokens[:, :-1],
+                "labels": tokens[:, 1:],
+                "position_ids": torch.arange(shape[1]).expand(shape),
+                "loss_mask": torch.full(shape, mask if last else 1.0),
+            }
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        from lt_train.model import unwrapped
+
+        return {name: weight.detach().clone() for name, weight in unwrapped(self.state.chunks[0]).named_parameters()}
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in before if not torch.equal(before[name], after[name])]
+
+
+def not_a_number(prefix: str) -> dict[str, Any]:
+    """A NaN in the data of one rank, between two good steps."""
+    found = {}
+    for name, options in {
+        "fp32": (),
+        "bf16": ("--bf16",),
+        "distributed": ("--bf16", "--use-distributed-optimizer"),
+        "unclipped": ("--clip-grad", "0"),
+    }.items():
+        run = Run(prefix, *options)
+        first = run.step()
+        samples, before = run.state.scheduler.num_steps, run.weights()
+        bad = run.step(mask=math.nan)
+        skipped = changed(before, run.weights())
+        kept_schedule = run.state.scheduler.num_steps == samples
+        good = run.step()
+        found[name] = {
+            "updated": [first.updated, bad.updated, good.updated],
+            "bad": [math.isnan(bad.loss), math.isfinite(bad.grad_norm)],
+            "changed": skipped,
+            "kept_schedule": kept_schedule,
+            "good_loss": good.loss,
+            "changed_later": bool(changed(before, run.weights())),
+            "consumed": run.state.consumed_samples,
+        }
+    return found
+
+
+def loss_scaling(prefix: str) -> dict[str, Any]:
+    """fp16 from a loss scale that is too high, beside fp32, and with a fixed scale."""
+    high = Run(prefix, "--lr", "1e-3", "--fp16", "--initial-loss-scale", str(2.0**30), "--hysteresis", "1", "--loss-scale-window", "3")
+    steps = [high.step() for _ in range(24)]
+    fixed = Run(prefix, "--lr", "1e-3", "--fp16", "--loss-scale", "1024")
+    fixed_steps = [fixed.step() for _ in range(4)]
+    stuck = Run(prefix, "--fp16", "--initial-loss-scale", str(2.0**30), "--min-loss-scale", str(2.0**29), "--hysteresis", "1")
+    falls = [stuck.step().scale_falls for _ in range(2)]
+    fp32 = Run(prefix, "--lr", "1e-3")
+    return {
+        "scales": [result.loss_scale for result in steps],
+        "updated": [result.updated for result in steps],
+        "schedule": high.state.scheduler.num_steps,
+        "fixed_scales": [result.loss_scale for result in fixed_steps],
+        "fixed_losses": [result.loss for result in fixed_steps],
+        "fp32_losses": [fp32.step().loss for _ in range(4)],
+        "falls": falls,
+    }
+
+
+def weight_decay(prefix: str) -> dict[str, Any]:
+    """Steps without a gradient: what shrinks, and by how much."""
+    options = ("--lr", "0.1", "--lr-decay-style", "constant", "--lr-warmup-iters", "0")
+    rising = ("--start-weight-decay", "0", "--end-weight-decay", "1", "--weight-decay-incr-style", "linear")
+    found: dict[str, Any] = {}
+    for name, more in {"llama": (), "gpt": ("--model", "gpt3-1.7b", "--num-attention-heads", "4"), "rising": rising}.items():
+        run = Run(prefix, *options, "--weight-decay", "0.5", *more)
+        state = run.state
+        for chunk in state.chunks:
+            chunk.zero_grad_buffer()
+        before = run.weights()
+        factors = []
+        for _ in range(2):
+            state.optimizer.step()
+            state.scheduler.step(increment=8)
+            after = run.weights()
+            factors.append({key: _ratio(before[key], after[key]) for key in before})
+            before = after
+        found[name] = factors
+    return found
+
+
+def _ratio(before: torch.Tensor, after: torch.Tensor) -> float:
+    """How much of a tensor is left; zeros, as in new biases, stay what they are."""
+    size = float(before.double().norm())
+    return float(after.double().norm()) / size if size else float(torch.equal(before, after))
+
+
+def schedules(prefix: str) -> dict[str, list[float]]:
+    """Learning rates after 0, 8, 16 ... samples."""
+    common = ("--lr", "1", "--min-lr", "0.1", "--lr-warmup-iters", "10", "--lr-warmup-init", "0.05")
+    found = {}
+    for style, more in {
+        "cosine": (),
+        "linear": ("--lr-decay-iters", "80"),
+        "constant": (),
+        "inverse-square-root": (),
+        "WSD": ("--lr-wsd-decay-style", "linear", "--lr-wsd-decay-iters", "20"),
+    }.items():
+        scheduler = Run(prefix, *common, "--lr-decay-style", style, *more).state.scheduler
+        rates = []
+        for _ in range(100):
+            rates.append(scheduler.optimizer.param_groups[0]["lr"])
+            scheduler.step(increment=8)
+        found[style] = rates
+    return found
+
+
+def repeated(prefix: str) -> dict[str, Any]:
+    """The same run twice, and with another seed."""
+
+    def losses(*options: str) -> list[float]:
+        run = Run(prefix, *options)
+        return [run.step().loss for _ in range(3)]
+
+    return {"first": losses(), "second": losses(), "other": losses("--seed", "7")}
+
+
+def z_loss(prefix: str) -> dict[str, Any]:
+    """Losses and logits' gradients with the z-loss, against the formula on whole logits; on one rank and split between two."""
+    from types import SimpleNamespace
+
+    from megatron.core import parallel_state, tensor_parallel
+
+    from lt_train.z_loss import add_z_loss
+
+    found = {}
+    for ranks in (1, RANKS):
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
+        generator = torch.Generator().manual_seed(3)
+        whole = torch.randn(5, 2, 12, generator=generator, dtype=torch.float32).requires_grad_()
+        labels = torch.randint(0, 12, (2, 5), generator=generator)
+        width = 12 // ranks
+        first = parallel_state.get_tensor_model_parallel_rank() * width
+        logits = whole.detach()[..., first : first + width].clone().requires_grad_()
+        model = SimpleNamespace(
+            compute_language_model_loss=lambda labels, logits: tensor_parallel.vocab_parallel_cross_entropy(
+                logits.clone(), labels.t().contiguous()
+            ).t()
+        )
+        add_z_loss(model, 0.1)
+        losses = model.compute_language_model_loss(labels, logits)
+        weights = torch.rand(2, 5, generator=generator)
+        (losses * weights).sum().backward()
+        expected = torch.nn.functional.cross_entropy(whole.permute(1, 2, 0), labels, reduction="none")
+        ((expected + 0.1 * whole.logsumexp(-1).t().square()) * weights).sum().backward()
+        found[f"{ranks} ranks"] = {
+            "loss": float((losses - expected).detach().abs().max()),
+            "gradient": float((logits.grad - whole.grad[..., first : first + width]).abs().max()),
+            "size": float(whole.grad.abs().max()),
+        }
+    return found
+
+
+def fp8_products(prefix: str) -> dict[str, Any]:
+    """The errors of a feed-forward layer in fp8 against fp32, relative to the largest value; alone, split, and with sequence parallelism."""
+    found = {}
+    for recipe in ("tensorwise", *(("rowwise",) if ROWWISE else ())):
+        for form in ("e4m3", "hybrid"):
+            for layout, (ranks, sequence) in {"alone": (1, False), "tp2": (RANKS, False), "tp2-sp": (RANKS, True)}.items():
+                found[f"{recipe} {form} {layout}"] = _feed_forward(recipe, form, ranks, sequence)
+    return found
+
+
+def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[str, float]:
+    from types import SimpleNamespace
+
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer import TransformerConfig
+
+    from lt_train.fp8 import use_fp8
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=64,
+        num_attention_heads=2,
+        tensor_model_parallel_size=ranks,
+        sequence_parallel=sequence,
+        params_dtype=torch.bfloat16,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+    )
+    generator = torch.Generator().manual_seed(5)
+    up = torch.randn(96, 64, generator=generator).bfloat16()
+    down = torch.randn(64, 96, generator=generator).bfloat16()
+    tokens = torch.randn(16, 2, 64, generator=generator).bfloat16()
+    slope = torch.randn(16, 2, 64, generator=generator).bfloat16()
+    common: dict[str, Any] = {"config": config, "init_method": lambda weight: weight, "bias": False, "skip_bias_add": True}
+    column = ColumnParallelLinear(64, 96, gather_output=False, **common)
+    row = RowParallelLinear(96, 64, input_is_parallel=True, **common)
+    width = 96 // ranks
+    column.weight.data.copy_(up[rank * width : (rank + 1) * width])
+    row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
+    precision = SimpleNamespace(fp8_format=form, fp8_recipe=recipe)
+    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision)
+    share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if sequence else slice(None)
+    mine = tokens[share].clone().requires_grad_()
+    output = row(column(mine)[0])[0]
+    output.backward(slope[share])
+    exact = [tensor.float().requires_grad_() for tensor in (tokens, up, down)]
+    expected = exact[0] @ exact[1].t() @ exact[2].t()
+    expected.backward(slope.float())
+    return {
+        "output": _error(output, expected[share]),
+        "input gradient": _error(mine.grad, exact[0].grad[share]),
+        "up gradient": _error(column.weight.grad, exact[1].grad[rank * width : (rank + 1) * width]),
+        "down gradient": _error(row.weight.grad, exact[2].grad[:, rank * width : (rank + 1) * width]),
+    }
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+SCENARIOS: tuple[Callable[[str], Any], ...] = (
+    not_a_number,
+    loss_scaling,
+    weight_decay,
+    schedules,
+    repeated,
+    z_loss,
+    fp8_products,
+)
+
+
+def main(place: str, prefix: str, rank: str, port: str) -> None:
+    from lt_train import device
+    from lt_train import rank as rank_module
+
+    here = Place(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
+    os.environ.update(here.environment())
+    rank_module.quiet()
+    device.prepare(device.CPU, here)
+    device.communicate_on_loopback(here)
+    torch.distributed.init_process_group("gloo")
+    found = {scenario.__name__: scenario(prefix) for scenario in SCENARIOS}
+    if here.rank == 0:
+        (Path(place) / "results.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

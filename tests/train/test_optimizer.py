@@ -1,0 +1,111 @@
+"""Optimizer steps taken apart: skipped ones, the loss scale of fp16, weight decay, schedules, z-loss, fp8 products."""
+
+import math
+from typing import Any
+
+import pytest
+import steps_by_hand
+
+from lt_shared.manifest import Dataset
+
+Found = dict[str, Any]
+FIRST_SCALE = 2.0**30
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Found:
+    return steps_by_hand.results(tmp_path_factory.mktemp("steps"), dataset.prefix)
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16", "distributed", "unclipped"])
+def test_a_nan_on_one_rank_changes_no_weight_anywhere(form: str, found: Found) -> None:
+    outcome = found["not_a_number"][form]
+    assert outcome["updated"] == [True, False, True]
+    assert outcome["bad"] == [True, False], "the loss is NaN, the norm is not finite"
+    assert outcome["changed"] == []
+    assert outcome["kept_schedule"]
+    assert outcome["changed_later"]
+    assert math.isfinite(outcome["good_loss"])
+    assert outcome["consumed"] == 24, "the samples of the skipped step are not seen again"
+
+
+def test_fp16_finds_its_loss_scale(found: Found) -> None:
+    outcome = found["loss_scaling"]
+    assert outcome["updated"][0] is False
+    assert outcome["scales"][0] == FIRST_SCALE / 2
+    scales = [FIRST_SCALE, *outcome["scales"]]
+    good_in_a_row = 0
+    for before, after, updated in zip(scales, scales[1:], outcome["updated"], strict=False):
+        good_in_a_row = good_in_a_row + 1 if updated else 0
+        doubled = good_in_a_row == 3
+        good_in_a_row = 0 if doubled else good_in_a_row
+        assert after == (before / 2 if not updated else before * 2 if doubled else before)
+    assert sum(outcome["updated"]) > 5
+    assert outcome["schedule"] == 8 * sum(outcome["updated"]), "a skipped step does not move the schedule"
+
+
+def test_a_fixed_loss_scale_stays_and_changes_nothing(found: Found) -> None:
+    outcome = found["loss_scaling"]
+    assert outcome["fixed_scales"] == [1024.0] * 4
+    assert outcome["fixed_losses"] == pytest.approx(outcome["fp32_losses"], abs=1e-3)
+
+
+def test_the_smallest_loss_scale_falls_no_further(found: Found) -> None:
+    assert found["loss_scaling"]["falls"] == [False, False]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_norms_and_biases_have_no_weight_decay(family: str, found: Found) -> None:
+    for step in found["weight_decay"][family]:
+        spared = {name for name, left in step.items() if left == 1.0}
+        assert spared == {name for name in step if "norm" in name or name.endswith("bias")}
+        assert [left for name, left in step.items() if name not in spared] == pytest.approx([0.95] * (len(step) - len(spared)))
+    assert spared
+
+
+def test_weight_decay_rises(found: Found) -> None:
+    first, second = (step["embedding.word_embeddings.weight"] for step in found["weight_decay"]["rising"])
+    # After 8 of 800 samples it is 1% of the way from 0 to 1; the learning rate is 0.1.
+    assert (first, second) == (1.0, pytest.approx(1 - 0.1 * 0.01))
+
+
+def test_learning_rates_follow_their_formulas(found: Found) -> None:
+    def expected(style: str, step: int) -> float:
+        if step <= 10:
+            return 0.05 + 0.95 * step / 10
+        rest = (step - 10) / 90
+        return {
+            "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * rest)) / 2,
+            "linear": 0.1 + 0.9 * max(0.0, 1 - (step - 10) / 70),
+            "constant": 1.0,
+            "inverse-square-root": math.sqrt(10 / step),
+            "WSD": 0.1 + 0.9 * min(1.0, (100 - step) / 20),
+        }[style]
+
+    assert len(found["schedules"]) == 5
+    for style, rates in found["schedules"].items():
+        assert rates == pytest.approx([expected(style, step) for step in range(100)]), style
+
+
+def test_two_runs_with_one_seed_are_identical(found: Found) -> None:
+    outcome = found["repeated"]
+    assert outcome["first"] == outcome["second"]
+    assert outcome["first"] != outcome["other"]
+
+
+@pytest.mark.parametrize("ranks", ["1 ranks", "2 ranks"])
+def test_z_loss_has_the_gradient_of_its_formula_and_is_not_reported(ranks: str, found: Found) -> None:
+    outcome = found["z_loss"][ranks]
+    assert outcome["loss"] < 1e-6
+    assert outcome["gradient"] < 1e-6 * outcome["size"] + 1e-7
+
+
+@pytest.mark.parametrize("layout", ["alone", "tp2", "tp2-sp"])
+@pytest.mark.parametrize("form", ["e4m3", "hybrid"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"][: 1 + steps_by_hand.ROWWISE])
+def test_fp8_products_are_near_the_exact_ones(recipe: str, form: str, layout: str, found: Found) -> None:
+    """An e4m3 number has 3 bits after the point: errors of up to 6%, 2.5% on the average, from each factor; e5m2 has 2 bits."""
+    errors = found["fp8_products"][f"{recipe} {form} {layout}"]
+    assert 0.01 < errors.pop("output") < 0.07
+    for name, error in errors.items():
+        assert 0.01 < error < (0.07 if form == "e4m3" else 0.1), name
