@@ -5,10 +5,10 @@ more than the later tokens: documents (--reset-attention-mask), a sliding window
 chunks of the sequence. One rule says what a query sees. On a GPU, FlexAttention compiles it into its kernel and skips the blocks
 that nothing sees; on a CPU it becomes a dense mask of [queries, keys].
 
-Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as in Megatron), so that every rank has the same number
-of visible pairs. Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less
-and overlap more, but sends N messages a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at
-128k tokens in bf16, kept for the backward pass unless the layer is recomputed.
+Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as in Megatron), so that all ranks see as many pairs.
+Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less and overlap
+more, but sends N messages a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens,
+in bf16, kept for the backward pass unless the layer is recomputed.
 """
 
 import contextlib
@@ -37,6 +37,7 @@ class CausalAttention(torch.nn.Module):
         # Sequence-parallel layers already draw from a generator of their own on each tensor-parallel rank.
         self.own_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
         self.window = config.window_size[0] if config.window_size else None
+        self.ranks = config.context_parallel_size
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None, *args: Any, **kwargs: Any
@@ -47,17 +48,18 @@ class CausalAttention(torch.nn.Module):
         the place of megatron-core's attention mask, which its layers hand on without a look.
         """
         sequence, batch, heads, size = query.shape
-        ranks = parallel_state.get_context_parallel_world_size()
-        if ranks > 1:
+        rank = 0
+        if self.ranks > 1:
+            rank = parallel_state.get_context_parallel_rank()
             both = torch.cat((key, value), dim=-1)
             both = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
             key, value = both.split(size, dim=-1)
         heads_first = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
         window = self.window if self.window is not None and self.window < len(key) - 1 else None
-        if documents is None and window is None and ranks == 1:
+        if documents is None and window is None and self.ranks == 1:
             mixed = self._scaled_dot_product(*heads_first, is_causal=True)
         else:
-            mask = _mask(documents, window, sequence, parallel_state.get_context_parallel_rank(), ranks, query.device)
+            mask = _mask(documents, window, sequence, rank, self.ranks, query.device)
             attend = self._scaled_dot_product if query.device.type == CPU else self._flex
             mixed = attend(*heads_first, attn_mask=mask)
         return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, heads * size)

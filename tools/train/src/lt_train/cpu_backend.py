@@ -4,8 +4,8 @@ megatron-core names CUDA in five ways, and each has one remedy here:
 
 1. functions such as torch.cuda.current_device() and synchronize(), called without a check: replaced in `torch.cuda`;
 2. tensors made with device="cuda" (the schedules' token counter, gradient clipping, the optimizer's buffers) and `.cuda()`: the
-   factory functions of torch send that device to the CPU. A TorchFunctionMode would catch the same, but runs Python for every
-   operation of every step; wrapping factories costs nothing elsewhere;
+   factory functions of torch send that device to the CPU, and pin no memory. A TorchFunctionMode would catch the same, but runs
+   Python for every operation of every step; wrapping factories costs nothing elsewhere;
 3. the random state tracker reads and sets the CUDA generator: it gets the CPU's;
 4. experts on other ranks: the dispatcher copies the numbers of tokens to the host on a stream of its own; on a CPU they only have
    to become arrays, which is what the copy also does;
@@ -15,6 +15,7 @@ torch.compile is replaced by nothing: megatron-core wraps small functions in it 
 needs a C++ compiler.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,16 @@ def install() -> None:
     _keep_token_counts()
 
 
+class _Stream:
+    """In place of a CUDA stream: what a CPU is asked to do is done in order anyway."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        pass
+
+    def wait_stream(self, other: "_Stream") -> None:
+        pass
+
+
 def _uncompiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """torch.compile, as a call or as a decorator, that returns the function itself."""
     return function if function else lambda decorated: decorated
@@ -51,7 +62,9 @@ def _replace_cuda_functions() -> None:
         "empty_cache": lambda: None,
         "manual_seed": torch.manual_seed,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "current_stream": lambda device=None: None,
+        "current_stream": lambda device=None: _Stream(),
+        "Stream": _Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
     }
     for name, function in replacements.items():
         setattr(torch.cuda, name, function)
@@ -70,6 +83,7 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
         device = kwargs.get("device")
         if device is not None and str(device).startswith(devices.CUDA):
             kwargs["device"] = devices.CPU
+        kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
     return redirected

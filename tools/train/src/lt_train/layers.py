@@ -70,9 +70,14 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
     return logits
 
 
-def block_spec(config: TransformerConfig, virtual_stage: int | None, layers: Layers) -> TransformerBlockSubmodules:
-    """The layers of a pipeline stage of this rank, as `layers` wants them computed."""
+def block_spec(
+    config: TransformerConfig, virtual_stage: int | None, layers: Layers, documents: bool
+) -> TransformerBlockSubmodules:
+    """The layers of a pipeline stage of this rank, as `layers` wants them computed; `documents` says that attention ends at their
+    boundaries, which TransformerEngine's causal attention does not look at."""
     layer, norm = _transformer_engine_layer(config) if layers.transformer_engine else _torch_layer(config)
+    if documents or not layers.transformer_engine:
+        layer.submodules.self_attention.submodules.core_attention = CausalAttention
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=norm)
 
 
@@ -99,7 +104,6 @@ def _torch_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
     parts.input_layernorm = Norm
     parts.pre_mlp_layernorm = Norm
     attention = parts.self_attention.submodules
-    attention.core_attention = CausalAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = Norm
     if config.num_moe_experts:

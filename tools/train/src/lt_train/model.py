@@ -10,7 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-from lt_train import rope
+from lt_train import rope, tensor_overlap
 from lt_train.data_parallel import Chunk, building, wrap
 from lt_train.device import CPU
 from lt_train.fp8 import use_fp8
@@ -50,18 +50,17 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         num_layers_in_first_pipeline_stage=plan.parallelism.first_stage_layers,
         num_layers_in_last_pipeline_stage=plan.parallelism.last_stage_layers,
         context_parallel_size=plan.parallelism.context,
-        # With interleaved stages and two pipeline ranks, the neighbour before and the one behind are the same rank. Batched
-        # messages between two ranks are matched by their order alone: an activation and a gradient change places, they have one
-        # shape, and the model trains on without an error. One message at a time, each direction has its own communicator.
-        overlap_p2p_comm=plan.parallelism.interleaving is not None,
-        batch_p2p_comm=plan.parallelism.interleaving is None,
+        **_messages(plan.parallelism.interleaving is not None),
         sequence_parallel=plan.parallelism.sequence,
+        tp_comm_overlap=plan.parallelism.tensor_overlap,
         pipeline_dtype=dtype,
         params_dtype=torch.float32 if plan.memory.fully_sharded else dtype,
         bf16=plan.precision.bf16,
         fp16=plan.precision.fp16,
         deterministic_mode=plan.precision.deterministic,
-        use_cpu_initialization=on_cpu,
+        # megatron-core's layers allocate where torch is told to only if they believe that to be a CPU; TransformerEngine's ask.
+        use_cpu_initialization=on_cpu or (plan.memory.fully_sharded and not plan.layers.transformer_engine),
+        init_model_with_meta_device=plan.memory.fully_sharded,
         # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
         # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
         init_method=_leave,
@@ -74,7 +73,6 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         masked_softmax_fusion=False,
         cross_entropy_loss_fusion=False,
         persist_layer_norm=False,
-        deallocate_pipeline_outputs=True,
         **_saved_activations(plan),
         **_fp8(plan),
     )
@@ -126,6 +124,20 @@ def _fp8(plan: Plan) -> dict[str, Any]:
     return {"fp8": plan.precision.fp8_format, "fp8_recipe": plan.precision.fp8_recipe}
 
 
+def _messages(interleaved: bool) -> dict[str, bool]:
+    """How pipeline ranks exchange activations and gradients. Two ways of it train an interleaved pipeline wrongly, with no error.
+
+    With two ranks, the one before and the one behind are the same. Batched messages between two ranks are matched by their order
+    alone: what was sent forward is received as if it came from behind, and has the right shape. One by one, each direction has a
+    communicator of its own. And megatron-core 0.16 frees an output while it is still being sent, unless it is told to keep it.
+    """
+    return {
+        "batch_p2p_comm": not interleaved,
+        "overlap_p2p_comm": interleaved,
+        "deallocate_pipeline_outputs": not interleaved,
+    }
+
+
 def _leave(weight: torch.Tensor) -> torch.Tensor:
     """In place of megatron-core's initialisation: `initialize` does it afterwards."""
     return weight
@@ -134,19 +146,19 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
 def build(plan: Plan, device: torch.device) -> list[Chunk]:
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
     config = transformer_config(plan, device)
+    if plan.parallelism.tensor_overlap:
+        tensor_overlap.make_buffers(plan)
     if plan.parallelism.interleaving is None:
         return [_build_chunk(plan, config, device, None)]
     return [_build_chunk(plan, config, device, stage) for stage in range(plan.parallelism.interleaving)]
 
 
-def _build_chunk(
-    plan: Plan, config: TransformerConfig, device: torch.device, virtual_stage: int | None
-) -> Chunk:
+def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, virtual_stage: int | None) -> Chunk:
     architecture = plan.architecture
     with building(plan):
         model = GPTModel(
             config=config,
-            transformer_layer_spec=block_spec(config, virtual_stage, plan.layers),
+            transformer_layer_spec=block_spec(config, virtual_stage, plan.layers, plan.data.reset_attention_mask),
             vocab_size=plan.padded_vocab_size,
             max_sequence_length=architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),

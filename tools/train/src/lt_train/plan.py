@@ -71,8 +71,9 @@ class Plan:
     def padded_vocab_size(self) -> int:
         return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
 
-    def starting_at(self, checkpoint: str) -> Self:
-        return dataclasses.replace(self, checkpointing=dataclasses.replace(self.checkpointing, start=checkpoint))
+    def starting_at(self, checkpoint: str, continues: bool) -> Self:
+        changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
+        return dataclasses.replace(self, checkpointing=changed)
 
     def with_cache(self, directory: str | None) -> Self:
         return dataclasses.replace(self, data=dataclasses.replace(self.data, cache_path=directory))
@@ -129,14 +130,15 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
 def check(plan: Plan) -> None:
     """Refuse what cannot run. Raises BadConfig with the reason."""
     parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
-    layers.check(plan.layers, plan.architecture, plan.parallelism, plan.batches.seq_length)
+    seq_length, documents = plan.batches.seq_length, plan.data.reset_attention_mask
+    layers.check(plan.layers, plan.architecture, plan.parallelism, seq_length, documents)
     batches.check(plan.batches, plan.architecture, plan.parallelism)
     for size in plan.batches.sizes:
         parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
     micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
     precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
     optimization.check(plan.optimization, plan.precision.dtype)
-    memory.check(plan.memory, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
+    memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
     data.check(plan.data, plan.architecture.vocab_size)
     checkpointing.check(plan.checkpointing)
     reporting.check(plan.reporting, plan.parallelism.device)

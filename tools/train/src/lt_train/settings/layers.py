@@ -92,7 +92,7 @@ def _has_transformer_engine() -> bool:
     return importlib.util.find_spec("transformer_engine") is not None
 
 
-def check(layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int) -> None:
+def check(layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool) -> None:
     """Raises BadConfig for an implementation that is not there, and for what the chosen one cannot compute."""
     if layers.transformer_engine:
         if parallelism.device != device.CUDA:
@@ -102,8 +102,14 @@ def check(layers: Layers, architecture: Architecture, parallelism: Parallelism, 
     elif layers.grouped_experts:
         raise BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
-    if layers.attention_dropout and windowed and parallelism.device == device.CUDA:
-        raise BadConfig("attention dropout does not work within a sliding window", "drop --attention-dropout")
+    shared = parallelism.context > 1 and not layers.transformer_engine
+    if layers.attention_dropout and (windowed or documents or shared) and parallelism.device == device.CUDA:
+        raise BadConfig(
+            "attention dropout works neither within a sliding window, nor within documents, nor with context parallelism",
+            "drop --attention-dropout",
+        )
+    if parallelism.tensor_overlap and not layers.transformer_engine:
+        raise BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
     if architecture.num_experts:
         _check_experts(architecture.num_experts, parallelism)
     elif parallelism.expert > 1:

@@ -23,6 +23,7 @@ OPTIONS = console.section(
     click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
     click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
     click.option("--sequence-parallel", is_flag=True, help="Split norms along the sequence among tensor-parallel ranks."),
+    click.option("--tp-comm-overlap", is_flag=True, help="Overlap tensor-parallel messages with products (TransformerEngine)."),
     click.option("--use-distributed-optimizer", is_flag=True, help="Split the optimizer state among data-parallel ranks."),
     click.option("--ranks", type=POSITIVE, help="Ranks to start here; by default one per GPU, or what model parallelism needs."),
     click.option(
@@ -54,6 +55,7 @@ class Parallelism:
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
     expert: int = 1
+    tensor_overlap: bool = False
 
     @property
     def model(self) -> int:
@@ -85,6 +87,7 @@ def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
         first_stage_layers=options["decoder_first_pipeline_num_layers"],
         last_stage_layers=options["decoder_last_pipeline_num_layers"],
         expert=expert,
+        tensor_overlap=options["tp_comm_overlap"],
     )
 
 
@@ -125,6 +128,8 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> None:
             )
     if parallel.sequence and parallel.tensor == 1:
         raise BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
+    if parallel.tensor_overlap and not parallel.sequence:
+        raise BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
     _check_stages(parallel, model.num_layers)
     _check_sequence(parallel, seq_length)
 

@@ -1,0 +1,163 @@
+"""Many runs in the same few processes: ranks that stay and train one layout after the other.
+
+Starting lt-train costs seconds before the first step; here torch and megatron-core are imported once. `train_all` is what a test
+calls; as a program this file starts the ranks.
+"""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from running import environment, losses
+
+from lt_train import cli, launch, processes
+from lt_train.device import CPU, CUDA
+from lt_train.place import Place
+from lt_train.plan import Plan, resolve
+from lt_train.settings.data import training_datasets
+
+LONGEST_SECONDS = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a layout came to: its losses, or `error` of a rank. `peak_bytes` is the memory of the fullest GPU."""
+
+    losses: dict[tuple[str, int], float]
+    tokens_per_second: float | None
+    peak_bytes: int
+    error: str | None
+
+
+def plan_of(arguments: Iterable[str]) -> Plan:
+    """The plan of a command line of lt-train."""
+    context = cli.command.make_context("lt-train", list(arguments))
+    data = context.params.pop("data")
+    context.params.pop("dry_run")
+    return resolve(context.params, training_datasets(data, context.params))
+
+
+def train_all(commands: Mapping[str, tuple[str, ...]], place: Path, ranks: int, saving: bool = False) -> dict[str, Outcome]:
+    """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
+
+    A layout that fails does not stop the others. Without `saving` no checkpoint is written.
+    """
+    work = []
+    for name, arguments in commands.items():
+        (place / name).mkdir(parents=True)
+        plan = plan_of([*arguments, "--save", str(place / name)])
+        work.append({"name": name, "port": processes.free_port(), "plan": plan.to_json()})
+    failed: dict[str, str] = {}
+    while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
+        (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "work": left}))
+        program = [sys.executable, __file__, str(place / "work.json")]
+        result = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=LONGEST_SECONDS)
+        if result.returncode:
+            name = _failing(place, [entry["name"] for entry in left], result.stderr)
+            said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
+            failed[name] = said[0] if said else result.stderr[-3000:]
+    return {name: _outcome(place / name, failed.get(name)) for name in commands}
+
+
+def _done(place: Path, name: Any, rank: int) -> bool:
+    return (place / name / f"rank-{rank}.json").exists()
+
+
+def _failing(place: Path, names: list[str], errors: str) -> str:
+    """The layout that a rank has failed in; or, when it was killed there, the first that rank 0 has not ended."""
+    for name in names:
+        if list((place / name).glob("error-*")):
+            return name
+    if not list(place.glob("*/begun")):
+        raise RuntimeError(f"the ranks did not start: {errors}")
+    return next(name for name in names if not _done(place, name, 0))
+
+
+def _outcome(directory: Path, error: str | None) -> Outcome:
+    if error is not None:
+        return Outcome({}, None, 0, error)
+    peaks = [json.loads(file.read_text())["peak_bytes"] for file in directory.glob("rank-*.json")]
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    speeds = sorted(record["tokens_per_second"] for record in records if record["kind"] == "step")
+    return Outcome(losses(directory), speeds[len(speeds) // 2], max(peaks), None)
+
+
+def main(work_file: str) -> int:
+    """Start the ranks: on a CPU copies of this process, which has imported everything; a copy could not use a GPU."""
+    work = json.loads(Path(work_file).read_text())
+    on = Plan.from_json(work["work"][0]["plan"]).parallelism.device
+    if on == CPU:
+        prepare(on, 0, work["ranks"])
+    context = multiprocessing.get_context("fork" if on == CPU else "spawn")
+    started = [context.Process(target=serve, args=(work_file, rank)) for rank in range(work["ranks"])]
+    for process in started:
+        process.start()
+    running = {process.sentinel: process for process in started}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(int(sentinel))  # type: ignore[call-overload]
+            process.join()
+            if process.exitcode:
+                for other in started:
+                    other.kill()
+                return 1
+    return 0
+
+
+def prepare(on: str, rank: int, ranks: int) -> Any:
+    """Make the device ready and import what trains."""
+    from lt_train import device
+    from lt_train import rank as rank_module
+
+    rank_module.quiet()
+    where = device.prepare(on, Place(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
+    from lt_train import training  # noqa: F401
+
+    return where
+
+
+def serve(work_file: str, rank: int) -> None:
+    """One rank: train every layout that has so many ranks."""
+    processes.die_with(os.getppid())
+    import torch
+
+    work = json.loads(Path(work_file).read_text())
+    plans = [(entry["name"], entry["port"], Plan.from_json(entry["plan"])) for entry in work["work"]]
+    on = plans[0][2].parallelism.device
+    where = torch.device(CPU) if on == CPU else prepare(on, rank, work["ranks"])
+    from megatron.core import parallel_state
+
+    from lt_train import training
+
+    if not work["saving"]:
+        training.Saver.save = lambda saver, loss: None  # type: ignore[method-assign]
+    for name, port, plan in plans:
+        ranks = plan.parallelism.world_size
+        if rank >= ranks:
+            continue
+        directory = Path(work_file).parent / name
+        (directory / "begun").touch()
+        place = Place(rank, rank, ranks, ranks, "127.0.0.1", port, "test")
+        os.environ.update(place.environment())
+        if on == CUDA:
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            training.train(launch.prepare(plan), place, where)
+        except BaseException:
+            (directory / f"error-{rank}").write_text(traceback.format_exc()[-3000:])
+            raise
+        parallel_state.destroy_model_parallel()
+        peak = torch.cuda.max_memory_allocated() if on == CUDA else 0
+        (directory / f"rank-{rank}.json").write_text(json.dumps({"peak_bytes": peak}))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
