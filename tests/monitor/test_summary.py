@@ -1,13 +1,16 @@
 """The numbers of a summary, against values worked out by hand from the logs."""
 
+import math
 import statistics
 from pathlib import Path
 
 import pytest
 
-from lt_monitor import runs
+from lt_monitor import runs, summary_table
+from lt_monitor.log_parser import LogParser
 from lt_monitor.runs import Run
 from lt_monitor.summary import Summary, summarize
+from lt_shared import run_log
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -53,6 +56,18 @@ def test_lt_train_and_its_metrics_agree() -> None:
     for name in ("step", "restarts", "lost_steps", "best_validation_step"):
         assert getattr(metrics, name) == getattr(log, name)
     assert (metrics.total_steps, metrics.eta_seconds, metrics.checkpoint_step) == (None, None, None)
+
+
+def test_mfu_and_memory_of_lines_that_lt_train_prints() -> None:
+    lines = [
+        run_log.Step(number, 10, mfu=mfu, memory_bytes=gibibytes << 30).format() + "\n"
+        for number, mfu, gibibytes in ((1, 0.2, 30), (2, 0.41, 60), (3, 0.42, 62), (4, math.nan, 61))
+    ]
+    steps = [record for line in lines if (record := LogParser().parse(line.encode(), 0))]
+    summary = of_steps(*steps)
+    assert summary.mfu == pytest.approx(0.41)
+    assert summary.memory_bytes == 62 << 30
+    assert (summary_table.ROWS["MFU"](summary), summary_table.ROWS["memory"](summary)) == ("41.0%", "62.00 GiB")
 
 
 def test_the_trend_compares_the_last_tenth_with_the_tenth_before() -> None:

@@ -17,8 +17,8 @@ class Summary:
     """Fields are None where the log does not tell. Losses are nats per token.
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
-    the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps. `skipped_steps` and `nan_steps`
-    are sums over the run.
+    the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
+    these. `skipped_steps` and `nan_steps` are sums over the run.
     """
 
     run: str
@@ -34,6 +34,8 @@ class Summary:
     step_seconds: float | None
     tokens_per_second: float | None
     tflops_per_gpu: float | None
+    mfu: float | None
+    memory_bytes: float | None
     eta_seconds: float | None
     restarts: int
     lost_steps: int
@@ -73,6 +75,8 @@ def summarize(run: Run) -> Summary:
         step_seconds=step_seconds,
         tokens_per_second=_median([rate for step in recent if (rate := tokens_per_second(step, run.arguments)) is not None]),
         tflops_per_gpu=_median(values(recent, "tflops_per_gpu")),
+        mfu=_median(values(recent, "mfu")),
+        memory_bytes=max(values(recent, "memory_bytes"), default=None),
         eta_seconds=None if step_seconds is None or total_steps is None else max(0, total_steps - last["step"]) * step_seconds,
         restarts=len(run.resumed_at),
         lost_steps=run.lost_steps,

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from lt_monitor.summary import Summary
+from lt_shared.run_log import GIB
 
 COLUMNS = 4
 
@@ -79,6 +80,14 @@ def _tflops(summary: Summary) -> str:
     return "-" if summary.tflops_per_gpu is None else f"{summary.tflops_per_gpu:,.4g}"
 
 
+def _mfu(summary: Summary) -> str:
+    return "-" if summary.mfu is None else f"{summary.mfu:.1%}"
+
+
+def _memory(summary: Summary) -> str:
+    return "-" if summary.memory_bytes is None else f"{summary.memory_bytes / GIB:.2f} GiB"
+
+
 def _tokens(summary: Summary) -> str:
     return "-" if summary.consumed_tokens is None else f"{summary.consumed_tokens:,}"
 
@@ -122,6 +131,8 @@ ROWS: dict[str, Cell] = {
     "validation": _validation,
     "speed": _speed,
     "TFLOP/s per GPU": _tflops,
+    "MFU": _mfu,
+    "memory": _memory,
     "tokens": _tokens,
     "time left": _eta,
     "restarts": _restarts,
