@@ -169,6 +169,8 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
             rotary_percent=architecture.rotary_percent,
             vp_stage=virtual_stage,
         )
+    if architecture.num_experts and not plan.memory.fully_sharded:
+        _separate_experts(model)
     if architecture.family == "llama":
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
     if model.post_process:
@@ -178,6 +180,14 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
     if plan.precision.fp8_format and not plan.layers.transformer_engine:
         use_fp8(model, plan.precision)
     return wrap(plan, config, model, device)
+
+
+def _separate_experts(model: GPTModel) -> None:
+    """Give experts an optimizer of their own, as megatron-core does where other ranks have other experts: a checkpoint so has the
+    same parts with every expert parallel size."""
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False  # type: ignore[attr-defined]
 
 
 def _without_padding(
