@@ -8,6 +8,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import click
@@ -78,11 +79,15 @@ def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, An
         "dtype": plan.precision.dtype,
         "fp8_format": plan.precision.fp8_format,
         "device": device_name,
+        "transformer_impl": plan.layers.implementation,
+        "versions": {package: metadata.version(package) for package in ("megatron-core", "torch")},
         "ranks": parallel.world_size,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
         "context": parallel.context,
+        "expert": parallel.expert,
         "data": parallel.data,
+        "fully_sharded": plan.memory.fully_sharded,
         "warmup_steps": plan.benchmark.warmup_steps,
         "steps": len(measured),
         "step_seconds": statistics.median(step_seconds),
@@ -103,11 +108,14 @@ def table(result: dict[str, Any]) -> str:
     reserved = result["reserved_memory_bytes"]
     dtype = f"fp8 {result['fp8_format']}" if result["fp8_format"] else result["dtype"]
     batch = f"{result['global_batch_size']} x {result['seq_length']} tokens, micro batch {result['micro_batch_size']}, {dtype}"
+    sizes = [f"{name} {result[name]}" for name in ("tensor", "pipeline", "context", "expert", "data") if result[name] > 1]
+    layout = ", ".join(sizes or ["one rank"]) + (", fully sharded" if result["fully_sharded"] else "")
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     rows = {
         "model": f"{result['model']}, {result['layers']} layers, {result['parameters']:,} parameters",
         "batch": batch,
-        "ranks": f"{result['ranks']} x {result['device']}: tensor {result['tensor']} x pipeline {result['pipeline']}"
-        f" x context {result['context']} x data {result['data']}",
+        "ranks": f"{result['ranks']} x {result['device']}: {layout}",
+        "software": f"{versions}, layers by {result['transformer_impl']}",
         "step": f"{result['step_seconds'] * 1e3:,.1f} ms, the median of {result['steps']}"
         f" ({result['fastest_step_seconds'] * 1e3:,.1f} to {result['slowest_step_seconds'] * 1e3:,.1f})",
         "tokens/s/GPU": f"{result['tokens_per_second_per_gpu']:,.0f}",
