@@ -1,14 +1,12 @@
-"""Checkpoints in Megatron's torch_dist format: saved whole or not at all, resumed from the newest complete one.
+"""What a checkpoint holds, in Megatron's torch_dist format, and how it is loaded; `saving` writes it.
 
-All ranks write into `.iter_NNNNNNN.partial`; rank 0 adds `run.json`, renames the directory and then writes the tracker. A run
-that is killed while saving so leaves the previous checkpoint as the newest. Tensors are stored by their place in the whole model,
-so a run may resume with other tensor, pipeline and data parallel sizes.
+Tensors are stored by their place in the whole model, so a run may resume with other tensor, pipeline and data parallel sizes, and
+with or without the distributed optimizer. Megatron-LM's own loader finds everything that it reads.
 """
 
 import argparse
 import dataclasses
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,26 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from torch.distributed.checkpoint.api import CheckpointException
 
-from lt_shared import checkpoint_layout, megatron_arguments, storage
+from lt_shared import checkpoint_layout, megatron_arguments
 from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.console import BadData, IoFailure
-from lt_train import __version__
+from lt_shared.console import BadData
+from lt_train import __version__, optimizer_state, random_state
 from lt_train.data_parallel import Chunk, gathered
 from lt_train.model import checkpointed
 from lt_train.optimizer import create_state, separate_steps
+from lt_train.optimizer_state import Kind
 from lt_train.plan import VOCABULARY_MULTIPLE, Plan
 from lt_train.settings.data import blend_words
 
 CHECKPOINT_VERSION = 3.0
 # The default sharding of the distributed optimizer needs CUDA buffers; this one also loads under other parallel sizes.
-CONTENT_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+# The other two are Megatron-LM's own.
+CONTENT_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
 
 
 @dataclasses.dataclass
@@ -68,16 +71,15 @@ class TrainingState:
     consumed_samples: int = 0
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
 
-    def sharded(self, loading: bool) -> dict[str, Any]:
-        with gathered(self.chunks):
-            model = self.sharded_model()
-        optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=CONTENT_METADATA)
-        return model | {"optimizer": optimizer}
+    def sharded_optimizer(self, model: dict[str, Any], loading: bool) -> dict[str, Any]:
+        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made."""
+        return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:
         """The weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
         return {
-            name: dict(checkpointed(chunk).sharded_state_dict(metadata=CONTENT_METADATA)) for name, chunk in self.named_chunks()
+            name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
+            for name, chunk in self.named_chunks()
         }
 
     def named_chunks(self) -> list[tuple[str, Chunk]]:
@@ -86,46 +88,25 @@ class TrainingState:
         return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
 
 
-def save(plan: Plan, state: TrainingState, loss: float | None) -> Path:
-    """Write the checkpoint of `state.iteration`; returns its directory, complete and durable, on every rank."""
-    assert plan.checkpointing.save is not None
-    run = Path(plan.checkpointing.save)
-    target = checkpoint_layout.iteration_directory(run, state.iteration)
-    partial = run / f".{target.name}.partial"
-    if torch.distributed.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-    torch.distributed.barrier()
-    content = state.sharded(loading=False) | {
-        "args": argparse.Namespace(**arguments(plan)),
+def content(plan: Plan, state: TrainingState) -> dict[str, Any]:
+    """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last two."""
+    settings, batches = plan.checkpointing, plan.batches
+    progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
+    with gathered(state.chunks):
+        model = state.sharded_model()
+    optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, loading=False)}
+    random = {} if settings.no_save_rng else {random_state.KEY: random_state.sharded()}
+    tokens = state.consumed_samples * batches.seq_length
+    common = {
+        "args": argparse.Namespace(**arguments(plan), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
-        "consumed_samples": state.consumed_samples,
-        "num_floating_point_operations_so_far": 0,
+        "num_floating_point_operations_so_far": tokens * plan.architecture.flops_per_token(batches.seq_length),
         "opt_param_scheduler": state.scheduler.state_dict(),
+        "consumed_samples": state.consumed_samples,
         "unlogged": dataclasses.asdict(state.unlogged),
     }
-    try:
-        dist_checkpointing.save(content, str(partial), content_metadata=dict(CONTENT_METADATA))
-    except (OSError, RuntimeError, CheckpointException) as error:
-        raise _not_saved(partial, target, error) from error
-    if torch.distributed.get_rank() == 0:
-        record(plan, state, loss).write(partial)
-        storage.publish_prepared_directory(partial, target)
-        checkpoint_layout.write_tracker(run, state.iteration)
-    torch.distributed.barrier()
-    return target
-
-
-def _not_saved(partial: Path, target: Path, error: BaseException) -> IoFailure:
-    """For a failed save. torch's writers report a full disk as a wrong position in a file: the free space tells."""
-    free_bytes = shutil.disk_usage(partial.parent).free
-    shutil.rmtree(partial, ignore_errors=True)
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return IoFailure(
-        f"{target}: not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason[-1]}",
-        "make room and run the same command again: it continues from the checkpoint before",
-    )
+    return model | optimizer | random | common
 
 
 def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
@@ -139,7 +120,7 @@ def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
         versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
         files={},
         loss=loss,
-        distributed_optimizer=plan.shards_optimizer,
+        distributed_optimizer=None if plan.checkpointing.no_save_optim else plan.shards_optimizer,
     )
 
 
@@ -163,6 +144,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
         "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
         "context_parallel_size": parallel.context,
+        "tp_comm_overlap": parallel.tensor_overlap,
         "expert_model_parallel_size": parallel.expert,
         "transformer_impl": "transformer_engine" if plan.layers.transformer_engine else "local",
         "hidden_dropout": plan.layers.hidden_dropout,
@@ -204,6 +186,12 @@ def arguments(plan: Plan) -> dict[str, Any]:
         **_data_arguments(plan),
         "save": plan.checkpointing.save,
         "load": plan.checkpointing.load,
+        "ckpt_format": "torch_dist",
+        "async_save": plan.checkpointing.async_save,
+        "no_save_optim": plan.checkpointing.no_save_optim,
+        "no_save_rng": plan.checkpointing.no_save_rng,
+        "finetune": plan.checkpointing.finetune,
+        "data_parallel_random_init": False,
     }
 
 
@@ -227,23 +215,70 @@ def _data_arguments(plan: Plan) -> dict[str, Any]:
 
 
 def load(directory: Path, plan: Plan, state: TrainingState) -> None:
-    """Restore `state` in place. A `release` checkpoint has weights only: training starts at iteration 0 with them."""
+    """Restore `state` in place.
+
+    From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
+    when the checkpoint does not fit the model.
+    """
+    settings = plan.checkpointing
     iteration = checkpoint_layout.iteration_of(directory)
-    if iteration is None:
+    saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+    if iteration is None or (settings.finetune and not settings.continues):
         _load_weights(state, _read(state.sharded_model(), directory))
         state.optimizer.reload_model_params()
         return
+    if settings.no_load_optim and not settings.continues:
+        loaded = _read(state.sharded_model() | _random_state(plan), directory)
+        _load_weights(state, loaded)
+        state.optimizer.reload_model_params()
+    else:
+        loaded = _load_with_optimizer(directory, plan, state, saved)
+    _restore_progress(loaded, iteration, plan, state)
+
+
+def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
     create_state(state.optimizer)
-    loaded = _read(state.sharded(loading=True), directory)
+    model = state.sharded_model()
+    sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
+    present = Kind(plan.shards_optimizer, plan.precision.dtype)
+    theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
+    if theirs.weights_prefix == present.weights_prefix:
+        loaded = _read(sharded | _random_state(plan), directory)
+        optimizer = loaded["optimizer"]
+    else:
+        of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
+        loaded = _read(of_model | _random_state(plan), directory)
+        optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
     _load_weights(state, loaded)
-    state.optimizer.load_state_dict(loaded["optimizer"])
+    state.optimizer.load_state_dict(optimizer)
     separate_steps(state.optimizer)
+    return loaded
+
+
+def _random_state(plan: Plan) -> dict[str, Any]:
+    """The state of dropout's generators, asked for when there is dropout and the checkpoint's ranks were laid out alike."""
+    layers, settings, parallel = plan.layers, plan.checkpointing, plan.parallelism
+    if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
+        return {}
+    common = dist_checkpointing.load_common_state_dict(str(settings.start))
+    there = common.get("args", argparse.Namespace())
+    sizes = (parallel.tensor, parallel.pipeline)
+    same = (getattr(there, "tensor_model_parallel_size", 0), getattr(there, "pipeline_model_parallel_size", 0)) == sizes
+    if not same or getattr(there, "no_save_rng", False):
+        return {}
+    return {random_state.KEY: random_state.sharded()}
+
+
+def _restore_progress(loaded: dict[str, Any], iteration: int, plan: Plan, state: TrainingState) -> None:
     state.iteration = iteration
-    state.consumed_samples = int(loaded.get("consumed_samples", iteration * plan.batches.global_batch_size))
+    consumed = getattr(loaded.get("args"), "consumed_train_samples", iteration * plan.batches.global_batch_size)
+    state.consumed_samples = int(loaded.get("consumed_samples", consumed))
     state.unlogged = Unlogged(**loaded.get("unlogged", {}))
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
-    state.scheduler.step(increment=loaded["opt_param_scheduler"]["num_steps"])
+    state.scheduler.step(increment=loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
+    if random_state.KEY in loaded:
+        random_state.restore(loaded[random_state.KEY], next(state.chunks[0].parameters()).device)
 
 
 def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:

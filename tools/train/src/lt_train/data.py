@@ -32,7 +32,7 @@ def build(plan: Plan) -> list[Samples | None]:
 
 def cache_directory(plan: Plan) -> str | None:
     """Where sample indices are kept: as asked, else in the run's directory if it is mounted."""
-    save = plan.checkpointing.save
+    save = plan.checkpointing.directory
     if plan.data.cache_path or save is None or storage.is_remote(save):
         return plan.data.cache_path
     return os.path.join(save, "data-cache")

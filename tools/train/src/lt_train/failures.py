@@ -37,13 +37,16 @@ class RankError(ToolError):
 
 
 def raised(error: Exception, place: Place) -> BaseException:
-    """What to raise in place of `error`: its report, or a silent end when another rank reports. From here on signals end at once."""
+    """What to raise in place of `error`: its report, or a silent end when another rank reports.
+
+    From here on a signal ends the process at once.
+    """
     stopping.die_by_signals()
     report = _report(error, place)
     if place.world_size == 1 or not torch.distributed.is_initialized():
         return report
     try:
-        claimed = _claim(int(report.exit_code), wait=_is_echo(error))
+        claimed = _claim(int(report.exit_code), wait=is_echo(error))
     except (RuntimeError, OSError):
         return _without_store(place, int(report.exit_code))
     if claimed is not None:
@@ -76,7 +79,7 @@ def _without_store(place: Place, code: int) -> BaseException:
     return RankError(place, "the connection to rank 0 was lost", "see how rank 0 ended; the kernel's log tells of memory", code)
 
 
-def _is_echo(error: Exception) -> bool:
+def is_echo(error: Exception) -> bool:
     """Whether `error` may be the consequence of another rank's end."""
     if isinstance(error, Echo | torch.distributed.DistError):
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import CannotCreate, ExitCode, TryAgain, note, warn
-from lt_train import place, processes, rank, remote_datasets, resume, trust
+from lt_train import place, processes, rank, remote_datasets, remote_run, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.settings.data import check_datasets
@@ -17,12 +17,13 @@ from lt_train.settings.data import check_datasets
 def prepare(plan: Plan) -> Plan:
     """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it."""
     check_datasets(plan.data, plan.architecture.vocab_size)
-    origin = resume.source(plan)
-    if origin is None:
-        return plan
-    resume.check_compatible(plan, origin)
-    trust.check(origin)
-    return plan.starting_at(str(origin))
+    plan = resume.starting(plan)
+    start = plan.checkpointing.start
+    if start is not None:
+        resume.check_compatible(plan, start)
+        if not storage.is_remote(start):
+            trust.check(Path(start))
+    return plan
 
 
 def launch(plan: Plan) -> int:
@@ -33,12 +34,22 @@ def launch(plan: Plan) -> int:
         if here is None or here.rank == 0:
             _report_finished(plan)
         return ExitCode.OK
-    plan = remote_datasets.fetch(plan)
+    plan = _fetch_start(remote_datasets.fetch(plan))
     if here is not None:
         return _become(plan, here)
     _describe(plan)
     with _run_directory(plan):
         return processes.run(plan)
+
+
+def _fetch_start(plan: Plan) -> Plan:
+    """The plan with a local copy in the place of a remote checkpoint to start from."""
+    settings = plan.checkpointing
+    if settings.start is None or not storage.is_remote(settings.start):
+        return plan
+    copy = remote_run.fetch(settings.start)
+    trust.check(copy)
+    return plan.starting_at(str(copy), settings.continues)
 
 
 def _describe(plan: Plan) -> None:
@@ -56,11 +67,13 @@ def _described_data(plan: Plan) -> str:
 
 
 def _report_finished(plan: Plan) -> None:
-    origin = Path(str(plan.checkpointing.start))
-    record = checkpoint_layout.RunRecord.read(origin)
-    note(f"{origin}: up to date, {record.iteration} iterations are done")
+    start = str(plan.checkpointing.start)
+    record = resume.record(start)
+    assert record is not None
+    note(f"{start}: up to date, {record.iteration} iterations are done")
     reports = manifest.Writer(plan.reporting.plain)
-    reports.write(manifest.Checkpoint(str(origin.absolute()), "megatron-dist", record.iteration, record.loss))
+    path = start if storage.is_remote(start) else os.path.abspath(start)
+    reports.write(manifest.Checkpoint(path, "megatron-dist", record.iteration, record.loss))
     reports.end()
 
 
@@ -78,12 +91,15 @@ def _become(plan: Plan, here: Place) -> int:
 @contextlib.contextmanager
 def _run_directory(plan: Plan) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
-    if plan.checkpointing.save is None:
+    settings = plan.checkpointing
+    if settings.save is None or settings.directory is None:
         if plan.benchmark is None:
             warn("no --save: the trained model will be lost when the run ends")
         yield
         return
-    run = Path(plan.checkpointing.save)
+    run = Path(settings.directory)
+    if settings.is_remote:
+        remote_run.prepare(run, settings.save)
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -97,6 +113,8 @@ def _run_directory(plan: Plan) -> Iterator[None]:
         except OSError:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         _keep_tokenizer(plan, run)
+        if settings.is_remote:
+            remote_run.send_tokenizer(run, settings.save)
         yield
     finally:
         os.close(lock)

@@ -1,4 +1,4 @@
-"""What a run reports: Megatron's log lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
+"""What a run reports: Megatron's lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
 the manifest of its checkpoints.
 
 Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
@@ -39,9 +39,10 @@ class Log:
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
         self._manifest = manifest.Writer(plan.reporting.plain)
-        if active and plan.checkpointing.save:
-            self._files.append(self._open(Path(plan.checkpointing.save) / TRAIN_LOG))
-            self._metrics = self._open(Path(plan.checkpointing.save) / METRICS)
+        directory = plan.checkpointing.directory
+        if active and directory:
+            self._files.append(self._open(Path(directory) / TRAIN_LOG))
+            self._metrics = self._open(Path(directory) / METRICS)
 
     def _open(self, path: Path) -> IO[str]:
         return self._resources.enter_context(path.open("a", buffering=1))
@@ -95,9 +96,12 @@ class Log:
         self._metric({"kind": "eval", **dataclasses.asdict(evaluation), "perplexity": evaluation.perplexity})
         self._track(evaluation.step, tracking.evaluation_values(evaluation))
 
-    def checkpoint(self, entry: manifest.Checkpoint) -> None:
-        """A checkpoint is complete on disk."""
+    def checkpoint(self, entry: manifest.Checkpoint, waited_seconds: float, seconds: float) -> None:
+        """A checkpoint is complete `seconds` after its step; training waited for some of them."""
         if self.active:
+            self.line(f"  checkpoint of iteration {entry.iteration}: training waited {waited_seconds:.2f} s of {seconds:.2f} s")
+            times = {"waited_seconds": waited_seconds, "seconds": seconds}
+            self._metric({"kind": "checkpoint", "step": entry.iteration, "path": entry.path, **times})
             self._manifest.write(entry)
 
     def end(self) -> None:

@@ -27,9 +27,10 @@ def command(plan_file: str) -> int:
 
 
 def start(plan: Plan, here: Place) -> int:
-    """Prepare the device and train; returns the exit code. An error is raised by the rank that it belongs to, others end silently.
+    """Prepare the device and train; returns the exit code.
 
-    megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
+    An error is raised by the rank that it belongs to, the others end silently. megatron-core is imported after the device is
+    prepared: on a CPU it needs replacements to be in place.
     """
     stopping.listen()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
@@ -40,6 +41,8 @@ def start(plan: Plan, here: Place) -> int:
     try:
         if plan.precision.deterministic:
             device.make_deterministic(plan.parallelism.device)
+        if plan.parallelism.tensor > 1 and not plan.memory.fully_sharded:
+            device.launch_in_order()
         where = device.prepare(plan.parallelism.device, here)
         from lt_train.training import train
 

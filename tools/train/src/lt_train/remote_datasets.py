@@ -51,12 +51,13 @@ def _files(prefix: str) -> list[str]:
 
 def _copy(files: dict[str, dict[str, str | int]], directory: Path) -> None:
     for path, version in files.items():
-        _copy_file(path, directory / path.rsplit("/", 1)[-1])
+        copy_file(path, directory / path.rsplit("/", 1)[-1])
         if storage.fingerprint(path, refresh=True) != version:
             raise TryAgain(f"{path}: it was written anew while it was copied", "wait until the dataset is finished")
 
 
-def _copy_file(path: str, target: Path) -> None:
+def copy_file(path: str, target: Path) -> None:
+    """Copy an object to the new local file `target`, durably. Raises IoFailure when it is shorter than the store said."""
     size = storage.size_bytes(path)
     file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 

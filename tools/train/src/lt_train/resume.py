@@ -1,61 +1,80 @@
 """Where a run starts from: decided before the ranks start, without importing torch."""
 
-import dataclasses
+import os
 from pathlib import Path
 
-from lt_shared import checkpoint_layout
+from lt_shared import checkpoint_layout, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
+from lt_train import remote_run
 from lt_train.plan import Plan
 from lt_train.settings.data import check_same_tokenizer
 
 
-def source(plan: Plan) -> Path | None:
-    """The checkpoint to start from: the newest complete one of the run's own directory, else what --load names.
+def starting(plan: Plan) -> Plan:
+    """The plan with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
 
     Warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but no complete one.
     """
     save, load = plan.checkpointing.save, plan.checkpointing.load
+    own = None
     if save:
-        candidates = checkpoint_layout.checkpoints(Path(save))
-        for candidate in candidates:
-            problem = checkpoint_layout.damage(candidate)
-            if problem is None:
-                return candidate
-            warn(f"passing over an incomplete checkpoint: {problem}")
-        if candidates:
-            raise BadData(
-                f"{save}: none of its checkpoints is complete",
-                "move them away to start again from the beginning",
-            )
-    return checkpoint_layout.resolve(Path(load)) if load else None
+        own = remote_run.newest(save) if storage.is_remote(save) else _newest(save)
+    if own is not None:
+        return plan.starting_at(own, continues=True)
+    if load is None:
+        return plan
+    found = remote_run.resolve(load) if storage.is_remote(load) else str(checkpoint_layout.resolve(Path(load)))
+    return plan.starting_at(found, continues=False)
 
 
-def check_compatible(plan: Plan, directory: Path) -> None:
+def _newest(run: str) -> str | None:
+    candidates = checkpoint_layout.checkpoints(Path(run))
+    for candidate in candidates:
+        problem = checkpoint_layout.damage(candidate)
+        if problem is None:
+            return str(candidate)
+        warn(f"passing over an incomplete checkpoint: {problem}")
+    if candidates:
+        raise BadData(f"{run}: none of its checkpoints is complete", "move them away to start again from the beginning")
+    return None
+
+
+def record(checkpoint: str) -> RunRecord | None:
+    """What the checkpoint at this path or URL says about itself; None when it was not written by an lt tool."""
+    if storage.is_remote(checkpoint):
+        return remote_run.read_record(checkpoint)
+    return RunRecord.read(Path(checkpoint)) if os.path.isfile(os.path.join(checkpoint, checkpoint_layout.RECORD)) else None
+
+
+def check_compatible(plan: Plan, checkpoint: str) -> None:
     """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the plan's."""
-    if not (directory / checkpoint_layout.RECORD).is_file():
+    saved = record(checkpoint)
+    if saved is None:
         return
-    saved = RunRecord.read(directory)
-    check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, str(directory))
-    theirs_distributed = saved.distributed_optimizer
-    if theirs_distributed not in (None, plan.shards_optimizer):
-        how = "with" if theirs_distributed else "without"
-        raise BadConfig(
-            f"{directory}: its optimizer state was saved {how} --use-distributed-optimizer and fits no other",
-            f"resume {how} it",
-        )
+    check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, checkpoint)
+    _check_optimizer(plan, checkpoint, saved)
     of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
     ours = plan.architecture.to_record() | of_training
     theirs = saved.architecture.to_record() | of_training
     differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
     if differing:
-        raise BadConfig(f"{directory}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
+        raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
+
+
+def _check_optimizer(plan: Plan, checkpoint: str, saved: RunRecord) -> None:
+    settings = plan.checkpointing
+    unused = not settings.continues and (settings.finetune or settings.no_load_optim)
+    if saved.distributed_optimizer is None and checkpoint_layout.iteration_of(Path(checkpoint)) is not None and not unused:
+        raise BadConfig(
+            f"{checkpoint}: was saved without an optimizer state",
+            f"start another --save with --load {checkpoint} and --finetune or --no-load-optim",
+        )
 
 
 def is_finished(plan: Plan) -> bool:
     """Whether the plan starts from a checkpoint of its own run that has all its iterations."""
-    save, start = plan.checkpointing.save, plan.checkpointing.start
-    if save is None or start is None:
+    settings = plan.checkpointing
+    if settings.start is None or not settings.continues:
         return False
-    iteration = checkpoint_layout.iteration_of(Path(start)) or 0
-    return Path(start).parent == Path(save) and iteration >= plan.batches.train_iters
+    return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= plan.batches.train_iters

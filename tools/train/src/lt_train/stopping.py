@@ -1,9 +1,9 @@
 """Ending a run before its last step: signals, time and step limits, on which all ranks agree.
 
-SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`) ask the run to finish its step, save, and end with
-exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another moment:
-after every step the ranks take the maximum of what each of them knows, so all save the same step. That costs one all-reduce of four
-bytes per step, 0.05 ms with gloo on one machine. A second signal ends the process at once.
+SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`) ask the run to finish its step, save, and end
+with exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another
+moment: after every step the ranks take the maximum of what each of them knows, so all save the same step. That costs one
+all-reduce of four bytes per step. A second signal ends the process at once.
 """
 
 import enum

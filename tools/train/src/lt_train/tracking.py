@@ -29,7 +29,7 @@ def open_trackers(plan: Plan, first_step: int, arguments: dict[str, Any]) -> lis
     if plan.reporting.tensorboard_dir:
         trackers.append(TensorBoardTracker(plan.reporting.tensorboard_dir, first_step))
     if plan.reporting.wandb:
-        trackers.append(WandbTracker(plan.reporting.wandb, plan.checkpointing.save, arguments))
+        trackers.append(WandbTracker(plan.reporting.wandb, plan.checkpointing.directory, arguments))
     return trackers
 
 
@@ -89,7 +89,9 @@ class WandbTracker:
                 dir=settings.directory,
                 id=_run_id(run),
                 resume="allow",
-                config={name: value if isinstance(value, int | float | list) else str(value) for name, value in arguments.items()},
+                config={
+                    name: value if isinstance(value, int | float | list) else str(value) for name, value in arguments.items()
+                },
                 settings=wandb.Settings(console="off"),
             )
         except wandb.Error as error:

@@ -5,25 +5,27 @@ checkpoints.
 """
 
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from lt_shared import manifest
 from lt_shared.console import ExitCode
-from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
-from lt_train import agreement, checkpoint, data, device, model, optimizer, timers
+from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
+from lt_train import agreement, checkpoint, data, device, model, optimizer, remote_run, timers
 from lt_train.anomalies import Anomalies
 from lt_train.bench import Measurement
 from lt_train.checkpoint import TrainingState, Unlogged
 from lt_train.clock import Clock
+from lt_train.data import Batch
 from lt_train.log import Log
 from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.profiling import Profiler
 from lt_train.samples import Samples
+from lt_train.saving import Saver
 from lt_train.settings.model import describe
 from lt_train.step import Stepper, StepResult
 from lt_train.stopping import Limits, Reason
@@ -57,6 +59,8 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
         if start is not None:
             checkpoint.load(Path(start), plan, state)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
+            torch.distributed.barrier()
+            remote_run.forget(Path(start))
         loop = Loop(plan, state, log, where)
         log.begin(state.iteration, arguments)
         with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
@@ -98,6 +102,7 @@ class Loop:
         self.where = where
         self.stepper = Stepper(plan, state, where)
         settings = plan.checkpointing
+        self.saver = Saver(plan, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.train_data, self.validation_data, self.test_data = data.build(plan)
         self.speedometer = Speedometer(plan, device.name(where))
@@ -113,6 +118,16 @@ class Loop:
         assert self.train_data
         batches = clock.reading(data.batches(self.train_data, plan, self.where, state.consumed_samples))
         clock.start()
+        with self.saver:
+            stop = self._steps(batches, profiler, stop)
+        if stop:
+            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; the same command continues")
+        else:
+            self.log.end()
+        return stop
+
+    def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
+        plan, state, clock = self.plan, self.state, self.clock
         while state.iteration < plan.batches.train_iters and not stop:
             with clock.step():
                 result = self.stepper.train(batches)
@@ -132,12 +147,10 @@ class Loop:
                     self._evaluate("validation", self.validation_data)
                 if self.test_data and last:
                     self._evaluate("test", self.test_data)
-                if plan.checkpointing.save and (last or stop or state.iteration % plan.checkpointing.save_interval == 0):
-                    self._save(result.loss)
-        if stop:
-            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; the same command continues")
-        else:
-            self.log.end()
+                self.saver.poll()
+                if last or stop or state.iteration % plan.checkpointing.save_interval == 0:
+                    device.release(self.where)
+                    self.saver.save(result.loss)
         return stop
 
     def _agreed(self, reason: Reason) -> Reason:
@@ -188,9 +201,3 @@ class Loop:
         batches = data.batches(samples, self.plan, self.where, 0)
         loss = self.stepper.evaluate(batches, self.plan.data.eval_iters)
         self.log.evaluation(Evaluation(self.state.iteration, loss, split))
-
-    def _save(self, loss: float) -> None:
-        device.release(self.where)
-        directory = checkpoint.save(self.plan, self.state, loss)
-        self.log.line(CheckpointSaved(self.state.iteration, str(directory.parent), _now()).format())
-        self.log.checkpoint(manifest.Checkpoint(str(directory.absolute()), "megatron-dist", self.state.iteration, loss))

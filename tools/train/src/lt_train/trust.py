@@ -35,6 +35,11 @@ OBJECT_NAMES = {
     "megatron.core.enums.ModelType",
     *(f"megatron.core.transformer.enums.{name}" for name in ("AttnBackend", "CudaGraphScope")),
     *(f"megatron.core.rerun_state_machine.{name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
+    # The state of numpy's random generator.
+    *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
+    "numpy.dtype",
+    "numpy.ndarray",
+    "_codecs.encode",
     "torch._utils._rebuild_tensor_v2",
     "argparse.Namespace",
     "collections.OrderedDict",

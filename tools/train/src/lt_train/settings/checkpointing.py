@@ -60,9 +60,17 @@ class Checkpointing:
     continues: bool = False
 
     @property
+    def is_remote(self) -> bool:
+        return self.save is not None and storage.is_remote(self.save)
+
+    @property
     def directory(self) -> str | None:
-        """The local directory of the run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
-        return spool(self.save) if self.save and storage.is_remote(self.save) else self.save
+        return local_directory(self.save)
+
+
+def local_directory(save: str | None) -> str | None:
+    """The local directory of a run: `save`, or for a URL a spool in the system's temporary directory (TMPDIR)."""
+    return spool(save) if save and storage.is_remote(save) else save
 
 
 def spool(url: str) -> str:

@@ -10,6 +10,7 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig, Unavailable, UsageError
 from lt_train import device
+from lt_train.settings.checkpointing import local_directory
 from lt_train.settings.parallelism import Parallelism
 
 COUNT = click.IntRange(min=0)
@@ -19,7 +20,9 @@ OPTIONS = console.section(
     "Reports",
     click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Steps between log lines."),
     click.option("--log-throughput", is_flag=True, help="No effect: throughput is always logged."),
-    click.option("--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time parts of a step, coarse (1) or fine (2)."),
+    click.option(
+        "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time parts of a step, coarse (1) or fine (2)."
+    ),
     click.option(
         "--timing-log-option", type=click.Choice(["max", "minmax", "all"]), default="minmax", help="Ranks whose times are shown."
     ),
@@ -82,7 +85,9 @@ def resolve(options: dict[str, Any], parallelism: Parallelism) -> Reporting:
 
 def _wandb(options: dict[str, Any]) -> Wandb | None:
     if options["wandb_project"]:
-        return Wandb(options["wandb_project"], options["wandb_exp_name"], options["wandb_save_dir"] or options["save"])
+        return Wandb(
+            options["wandb_project"], options["wandb_exp_name"], options["wandb_save_dir"] or local_directory(options["save"])
+        )
     for name in ("wandb_exp_name", "wandb_save_dir"):
         if options[name]:
             raise UsageError(f"--{name.replace('_', '-')} without --wandb-project", "name the project, or drop it")
@@ -92,7 +97,7 @@ def _wandb(options: dict[str, Any]) -> Wandb | None:
 def _profile(options: dict[str, Any], world_size: int) -> Profile | None:
     if not (options["profile"] or options["record_memory_history"]):
         return None
-    place = options["save"] or options["tensorboard_dir"]
+    place = local_directory(options["save"]) or options["tensorboard_dir"]
     if not place:
         raise UsageError("a profile has no place to be written to", "give --save or --tensorboard-dir")
     return Profile(

@@ -1,0 +1,105 @@
+"""An optimizer's state saved by another kind of optimizer: with or without --use-distributed-optimizer, in another precision.
+
+All kinds save the moments of a parameter under one name, whole and independent of the layout. They differ in where the fp32
+weights are, and in the small values around the tensors: those are taken from the present optimizer, and of the saved ones only
+the number of steps that Adam counts and the state of the loss scale.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge, nested_values
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
+
+MOMENT = "optimizer.state.exp_avg."
+# Sharded tensors are loaded under this name, so that the saved optimizer's small values do not mix with them.
+TENSORS = "tensors_of_optimizer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What decides how fp32 weights are saved."""
+
+    distributed: bool
+    dtype: str
+
+    @property
+    def weights_prefix(self) -> str:
+        """The name of a parameter's fp32 weight is this and the parameter's name."""
+        if self.distributed:
+            return "optimizer.state.param."
+        return "" if self.dtype == "float32" else "optimizer.state.fp32_param."
+
+
+def requests(sharded: dict[str, Any], saved: Kind, present: Kind) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What to ask of a checkpoint of the kind `saved`, where `sharded` is what the present run would save.
+
+    Two requests, for the model and for the optimizer: an fp32 weight of the optimizer may be the saved weight of the model.
+    """
+    optimizer = sharded["optimizer"]
+    models = {name: part for name, part in sharded.items() if name != "optimizer"}
+    parameters = {base.key.removeprefix(MOMENT) for base in _bases(optimizer) if base.key.startswith(MOMENT)}
+    if present.weights_prefix:
+        for base in _bases(optimizer):
+            if base.key.startswith(present.weights_prefix):
+                base.key = saved.weights_prefix + base.key.removeprefix(present.weights_prefix)
+    else:
+        for base in _bases(models):
+            if base.key in parameters:
+                base.key = saved.weights_prefix + base.key
+    return models, {TENSORS: optimizer}
+
+
+def _bases(tree: dict[str, Any]) -> list[ShardedBase]:
+    return [value for value in nested_values(tree) if isinstance(value, ShardedBase)]
+
+
+def assemble(sharded: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """The state for the present optimizer: the tensors that `requests` asked for, and its own small values."""
+    _, own = extract_matching_values(
+        sharded["optimizer"], lambda value: isinstance(value, ShardedBase | LocalNonpersistentObject)
+    )
+    state: dict[str, Any] = merge(own, loaded[TENSORS])
+    saved = loaded["optimizer"]
+    _set_steps(state, _steps(saved))
+    scaler = _find(saved, "grad_scaler")
+    if scaler is not None:
+        _set_scaler(state, scaler)
+    return state
+
+
+def _steps(tree: Any) -> float:
+    """Adam's step count: `common_step` beside the state, or `step` in a group of the distributed optimizer."""
+    for name in ("common_step", "step"):
+        value = _find(tree, name)
+        if value is not None:
+            return float(value)
+    return 0.0
+
+
+def _find(tree: Any, name: str) -> Any:
+    """The first value of that name in nested dictionaries and lists, None when there is none."""
+    if isinstance(tree, dict) and tree.get(name) is not None:
+        return tree[name]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    return next((found for part in parts if (found := _find(part, name)) is not None), None)
+
+
+def _set_steps(tree: dict[str, Any], steps: float) -> None:
+    for group in tree.get("param_groups", ()):
+        if "step" in group:
+            group["step"] = steps
+    if "state" in tree:
+        tree["state"]["common_step"] = torch.tensor(steps)
+    for name, part in tree.items():
+        if isinstance(part, dict) and name not in ("state", "param_state"):
+            _set_steps(part, steps)
+
+
+def _set_scaler(tree: dict[str, Any], scaler: dict[str, Any]) -> None:
+    if "grad_scaler" in tree:
+        tree["grad_scaler"] = scaler
+    for part in tree.values():
+        if isinstance(part, dict):
+            _set_scaler(part, scaler)
