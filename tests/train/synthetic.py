@@ -1,0 +1,39 @@
+"""Datasets of made-up tokens, and plans that read them, without starting a rank."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lt_shared import indexed_dataset
+from lt_shared.manifest import Dataset
+from lt_train.plan import Plan, resolve
+from lt_train.settings.data import training_datasets
+
+VOCABULARY = 100
+EOD = VOCABULARY - 1
+
+
+def write(prefix: Path, lengths: Sequence[int], dtype: Any = np.uint16) -> Dataset:
+    """A dataset of sequences of these lengths, some empty, whose tokens tell where they come from."""
+    tokens = np.arange(sum(lengths)) % EOD
+    with indexed_dataset.Writer(str(prefix), dtype) as writer:
+        writer.append(tokens, np.array(lengths, np.int32), np.ones(len(lengths), np.int32))
+        writer.publish()
+    return Dataset(str(prefix), len(lengths), sum(lengths), np.dtype(dtype).name, VOCABULARY, EOD)
+
+
+def plan(*arguments: str, datasets: tuple[Dataset, ...] | None = None) -> Plan:
+    """What `lt-train ARGUMENTS` would run on a CPU, with the tiny model and a vocabulary of VOCABULARY tokens."""
+    from lt_train.cli import command
+
+    sizes = ("--model", "tiny", "--device", "cpu", "--vocab-size", str(VOCABULARY))
+    context = command.make_context("lt-train", [*sizes, *arguments])
+    options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
+    return resolve(options, training_datasets(context.params["data"], options) if datasets is None else datasets)
+
+
+def with_blend(plan: Plan, **lists: tuple[Dataset, ...]) -> Plan:
+    return dataclasses.replace(plan, data=dataclasses.replace(plan.data, **lists))
