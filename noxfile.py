@@ -11,7 +11,11 @@ import nox
 
 DISTRIBUTIONS = ["shared", *(f"tools/{tool}" for tool in ("preprocess", "train", "convert", "monitor"))]
 SOURCES = [f"{distribution}/src" for distribution in DISTRIBUTIONS]
-BENCHMARKS = {"help": "tests/bench/help_time.py", "preprocess": "tests/bench/preprocess.py"}
+BENCHMARKS = {
+    "help": "tests/bench/help_time.py",
+    "preprocess": "tests/bench/preprocess.py",
+    "train-quality": "tests/bench/train_quality.py",
+}
 CONSTRAINTS = Path("constraints.txt")
 
 nox.options.reuse_venv = "yes"
@@ -59,7 +63,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with."""
+    """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with.
+
+    `-- train-quality` tells whether lt-train reaches the validation loss that it is known for.
+    """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")
     install(session, "-r", "tests/bench/requirements.txt")
