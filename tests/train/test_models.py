@@ -83,9 +83,7 @@ def test_transformers_computes_the_same(family: str, differences: dict[str, dict
 RUNS: dict[str, tuple[str, ...]] = {
     "mixtral": (),
     "mixtral-ep2": EXPERT,
-    "mixtral-ep2-allgather": (*EXPERT, "--moe-token-dispatcher-type", "allgather", "--use-distributed-optimizer"),
     "mixtral-tp2": SEQUENCE,
-    "mixtral-pp2": ("--pipeline-model-parallel-size", "2"),
     "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
     "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
     "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
@@ -115,7 +113,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict
     return train_all(commands, place, 2, saving=True)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "allgather", "tp2", "pp2")])
+@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "tp2")])
 def test_layouts_of_a_family_equal_one_rank(name: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].error is None
     alone = outcomes[name.split("-")[0]].losses
@@ -217,6 +215,7 @@ def test_megatrons_own_flags_make_llama2_70b(
         (("--model", "tiny-mixtral", "--tensor-model-parallel-size", "2"), "need sequence parallelism"),
         (("--model", "tiny-mixtral", "--ranks", "3", "--expert-model-parallel-size", "3"), "4 experts not divisible"),
         (("--model", "tiny-mixtral", "--ranks", "3", "--expert-model-parallel-size", "2"), "does not divide the 3 ranks"),
+        (("--model", "tiny-mixtral", "--ranks", "4", "--expert-model-parallel-size", "2", *SEQUENCE), "only equal parts"),
         (("--model", "tiny", "--expert-model-parallel-size", "2"), "without experts"),
         (("--model", "tiny", "--moe-router-topk", "2"), "--moe-router-topk for a model without experts"),
         (("--model", "tiny-gpt3", "--num-experts", "2"), "Llama style only"),

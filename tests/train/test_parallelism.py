@@ -25,6 +25,7 @@ PP2 = ("--pipeline-model-parallel-size", "2")
 PP4 = ("--pipeline-model-parallel-size", "4")
 CP2 = ("--context-parallel-size", "2")
 CP4 = ("--context-parallel-size", "4")
+EP2 = ("--expert-model-parallel-size", "2")
 SP = ("--sequence-parallel",)
 VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
 ZERO = ("--use-distributed-optimizer",)
@@ -38,6 +39,7 @@ FAMILIES = {
     "vocabulary": ("--vocab-size", "2100"),
     "documents": ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss"),
     "learned": (*GPT, "--reset-attention-mask", "--reset-position-ids"),
+    "experts": ("--num-experts", "4", "--moe-aux-loss-coeff", "0.1"),
 }
 LAYOUTS = {
     "tp2": TP2,
@@ -68,6 +70,10 @@ LAYOUTS = {
     "documents-pp2-vpp2": (*PP2, *VPP2),
     "documents-cp2-tp2-sp": (*CP2, *TP2, *SP),
     "learned-cp2": CP2,
+    "experts-ep2-tp2-sp": (*EP2, *TP2, *SP, "--ranks", "4", "--moe-token-dispatcher-type", "allgather"),
+    "experts-ep2-pp2-zero": (*EP2, *PP2, *ZERO, "--ranks", "4"),
+    "experts-ep2-cp2": (*EP2, *CP2, *DP2),
+    "experts-ep4-zero": ("--expert-model-parallel-size", "4", *ZERO, *DP4),
 }
 
 

@@ -84,7 +84,7 @@ def block_spec(
 def _transformer_engine_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
     try:
         import transformer_engine.pytorch  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError, AssertionError) as error:
         raise BadConfig(f"TransformerEngine cannot be imported: {error}", "mend it, or use --transformer-impl torch") from error
     from megatron.core.extensions.transformer_engine import TENorm
 

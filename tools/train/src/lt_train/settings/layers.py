@@ -111,12 +111,12 @@ def check(layers: Layers, architecture: Architecture, parallelism: Parallelism, 
     if parallelism.tensor_overlap and not layers.transformer_engine:
         raise BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
     if architecture.num_experts:
-        _check_experts(architecture.num_experts, parallelism)
+        _check_experts(architecture.num_experts, parallelism, layers.token_dispatcher)
     elif parallelism.expert > 1:
         raise BadConfig(f"expert parallel size {parallelism.expert} for a model without experts", "give --num-experts")
 
 
-def _check_experts(experts: int, parallelism: Parallelism) -> None:
+def _check_experts(experts: int, parallelism: Parallelism, dispatcher: str) -> None:
     if experts % parallelism.expert:
         raise BadConfig(f"{experts} experts not divisible by expert parallel size {parallelism.expert}")
     ranks = parallelism.data * parallelism.context
@@ -129,4 +129,9 @@ def _check_experts(experts: int, parallelism: Parallelism) -> None:
         raise BadConfig(
             "experts with tensor parallelism need sequence parallelism: without it every rank would send the same tokens",
             "add --sequence-parallel",
+        )
+    if dispatcher == "alltoall" and parallelism.expert > 1 and parallelism.tensor > 1 and parallelism.device == device.CPU:
+        raise BadConfig(
+            "tensor-parallel ranks get different numbers of tokens for their experts, and gloo gathers only equal parts",
+            "add --moe-token-dispatcher-type allgather",
         )
