@@ -50,5 +50,6 @@ def losses(run_directory: Path) -> dict[tuple[str, int], float]:
     found = {}
     for line in (run_directory / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
-        found[record["kind"], record["step"]] = record["loss"]
+        if "loss" in record:
+            found[record["kind"], record["step"]] = record["loss"]
     return found
