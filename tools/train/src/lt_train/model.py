@@ -187,7 +187,7 @@ def _separate_experts(model: GPTModel) -> None:
     same parts with every expert parallel size."""
     for name, parameter in model.named_parameters():
         if ".experts." in name:
-            parameter.allreduce = False  # type: ignore[attr-defined]
+            parameter.allreduce = False
 
 
 def _without_padding(
