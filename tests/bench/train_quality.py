@@ -31,7 +31,9 @@ TOLERANCE = 0.03
 def validation_loss(data: str, seed: int, run: Path) -> float:
     """Nats per token after the training above."""
     command = [BINARIES / "lt-train", *TRAINING, "--seed", str(seed), "--save", run, data]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"lt-train ended with exit code {done.returncode}:\n" + "\n".join(done.stderr.splitlines()[-3:]))
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return float([record["loss"] for record in records if record["kind"] == "eval"][-1])
 

@@ -112,6 +112,7 @@ def test_lines_are_whole_beside_the_progress_bar(reported: tuple[Path, str, str]
 def test_times_of_the_parts_of_a_step(reported: tuple[Path, str, str]) -> None:
     lines = (reported[0] / "train.log").read_text().splitlines()
     assert lines.count("(min, max) time across ranks (ms):") == STEPS
+    assert "FutureWarning" not in reported[2]
     assert sum(line.startswith("    forward-backward ....") for line in lines) == STEPS
     assert sum(line.startswith("    optimizer-inner-step ....") for line in lines) == STEPS
 

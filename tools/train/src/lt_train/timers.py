@@ -4,6 +4,8 @@ Every start and stop of a timer waits for the GPU, and those of level 1 for the 
 default. megatron-core's schedules, gradient reduction and optimizers have their timers built in; they only need to be handed in.
 """
 
+import warnings
+
 from megatron.core.timers import Timers
 
 from lt_train import model
@@ -42,6 +44,8 @@ def attach(plan: Plan, state: TrainingState) -> Timers | None:
     """Give the model and the optimizer of `state` timers of the level that the plan asks for; None when it asks for none."""
     if not plan.reporting.timing_log_level:
         return None
+    # They gather their times with a function that torch has given another name.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
     timers = Timers(plan.reporting.timing_log_level, plan.reporting.timing_log_option)
     for chunk in state.chunks:
         model.unwrapped(chunk).config.timers = timers
