@@ -1,72 +1,187 @@
-"""Losses of every layout that the GPUs at hand allow, beside those of one rank: `python tests/train/gpu_layouts.py`.
+"""Every layout that the GPUs at hand allow, beside one GPU: `python tests/train/gpu_layouts.py`.
 
-Not a part of the test session, which runs without a GPU. Prints a table and fails when a layout differs by more than the
-tolerance.
+Not a part of the test session, which runs without a GPU. Prints a table of the largest difference of any step's or evaluation's
+loss, the speed and the memory of the fullest GPU; fails when a layout differs by more than its tolerance. The model is small, so
+the speeds say no more than that nothing is slow by an accident. Takes about 6 minutes on two GPUs.
 """
 
+import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
-from running import losses, run
+from layouts import Outcome, plan_of, train_all
 
-from lt_shared import indexed_dataset
+from lt_shared import indexed_dataset, manifest
+from lt_shared.console import ToolError
+from lt_shared.manifest import Dataset
 from lt_train.device import gpu_count
 
-MODEL = ("--model", "tiny", "--seq-length", "256", "--micro-batch-size", "2", "--global-batch-size", "16", "--device", "cuda")
-STEPS = ("--train-iters", "20", "--save-interval", "10", "--log-interval", "1", "--eval-iters", "2", "--lr", "1e-3")
-TENSOR = ("--tensor-model-parallel-size", "2")
-PIPELINE = ("--pipeline-model-parallel-size", "2")
-LAYOUTS = {
-    "TP2": (2, TENSOR),
-    "TP2, sequence parallel": (2, (*TENSOR, "--sequence-parallel")),
-    "PP2": (2, PIPELINE),
-    "DP2": (2, ()),
-    "DP2, distributed optimizer": (2, ("--use-distributed-optimizer",)),
-    "TP2 PP2, sequence parallel": (4, (*TENSOR, *PIPELINE, "--sequence-parallel")),
-    "TP2 DP2, distributed optimizer": (4, (*TENSOR, "--use-distributed-optimizer")),
+STEPS = 8
+HALF = 4
+VOCABULARY = 4096
+EOD = VOCABULARY - 1
+MODEL = (
+    *("--model", "tiny", "--num-layers", "4", "--hidden-size", "512", "--ffn-hidden-size", "1536"),
+    *("--num-attention-heads", "8", "--num-query-groups", "4", "--vocab-size", str(VOCABULARY), "--seq-length", "1024"),
+    *("--max-position-embeddings", "1024", "--micro-batch-size", "2", "--global-batch-size", "16", "--device", "cuda"),
+    *("--train-iters", str(STEPS), "--log-interval", "1", "--eval-interval", str(STEPS), "--eval-iters", "1", "--lr", "1e-3"),
+)
+TP2 = ("--tensor-model-parallel-size", "2")
+SP = ("--sequence-parallel",)
+PP2 = ("--pipeline-model-parallel-size", "2")
+VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
+CP2 = ("--context-parallel-size", "2")
+CP4 = ("--context-parallel-size", "4")
+EP2 = ("--expert-model-parallel-size", "2")
+ZERO = ("--use-distributed-optimizer",)
+OVERLAP = (*ZERO, "--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000000")
+FSDP = ("--use-torch-fsdp2",)
+FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp")
+DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+BF16 = ("--bf16", "--transformer-impl", "torch")
+FP32 = ("--transformer-impl", "torch")
+TE = ("--bf16", "--transformer-impl", "te")
+FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
+
+# Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
+# the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4.
+FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
+    "fp32": (FP32, 1e-4),
+    "bf16": (BF16, 2e-2),
+    "fp8": ((*BF16, *FP8), 5e-2),
+    "fp32 documents": ((*FP32, *DOCUMENTS), 1e-4),
+    "bf16 documents": ((*BF16, *DOCUMENTS), 2e-2),
+    "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 1e-4),
+    "te": (TE, 2e-2),
+    "te fp8": ((*TE, *FP8), 5e-2),
 }
-# fp32 sums in another order, amplified by 20 steps; bf16 rounds each layer's output to 8 bits.
-TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
+# Layouts by the number of GPUs; each for the families named.
+DENSE = ("fp32", "bf16")
+LAYOUTS: list[tuple[int, str, tuple[str, ...], tuple[str, ...]]] = [
+    (1, "recompute full", FULL, (*DENSE, "bf16 documents")),
+    (1, "recompute selective", SELECTIVE, DENSE),
+    (1, "asynchronous save", ("--async-save", "--save-interval", "3"), ("bf16",)),
+    (1, "offload 2 layers", ("--cpu-offloading-num-layers", "2"), ("te",)),
+    (2, "TP2", TP2, DENSE),
+    (2, "TP2 SP", (*TP2, *SP), (*DENSE, "fp8", "te", "te fp8", "fp32 experts")),
+    (2, "PP2", PP2, DENSE),
+    (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
+    (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
+    (2, "CP2", CP2, (*DENSE, "fp32 documents", "bf16 documents", "te")),
+    (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
+    (2, "EP2", EP2, ("fp32 experts",)),
+    (2, "DP2", (), ("fp32",)),
+    (2, "DP2, distributed optimizer", ZERO, (*DENSE, "fp8", "fp32 experts")),
+    (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
+    (2, "FSDP2", FSDP, (*DENSE, "fp8", "fp32 experts", "te")),
+    (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16",)),
+    (4, "TP2 PP2 SP", (*TP2, *PP2, *SP), (*DENSE, "fp8")),
+    (4, "TP2 PP2 VPP2 SP", (*TP2, *PP2, *VPP2, *SP), DENSE),
+    (4, "TP2 CP2 SP", (*TP2, *CP2, *SP), (*DENSE, "bf16 documents")),
+    (4, "PP2 CP2", (*PP2, *CP2), DENSE),
+    (4, "CP4", CP4, DENSE),
+    (4, "TP2 SP DP2, overlap", (*TP2, *SP, *OVERLAP), DENSE),
+    (4, "PP2 VPP2 DP2, overlap", (*PP2, *VPP2, *OVERLAP), DENSE),
+    (4, "CP2 DP2, distributed optimizer", (*CP2, *ZERO), DENSE),
+    (4, "EP2 DP2, distributed optimizer", (*EP2, *ZERO), ("fp32 experts",)),
+    (4, "FSDP4", FSDP, DENSE),
+    (4, "FSDP2 TP2 SP", (*FSDP, *TP2, *SP), DENSE),
+    (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),
+    (4, "FSDP2 in 2 copies", (*FSDP, "--num-distributed-optimizer-instances", "2"), DENSE),
+]
+# Each goes on where the one before it stopped, in other layouts; the last ends as one GPU does.
+MOVES: dict[int, list[tuple[int, str, tuple[str, ...]]]] = {
+    2: [(2, "resume 1: TP2 SP", (*TP2, *SP)), (2, "resume 2: PP2 VPP2", (*PP2, *VPP2)), (2, "resume 3: CP2", CP2)],
+    4: [(4, "resume 1: TP2 PP2 SP", (*TP2, *PP2, *SP)), (4, "resume 2: FSDP4", FSDP), (4, "resume 3: CP2 DP2", (*CP2, *ZERO))],
+}
 
 
 def main() -> int:
-    failed = 0
+    gpus = gpu_count()
     with tempfile.TemporaryDirectory() as place:
-        prefix = write_text(Path(place) / "data")
-        for precision in TOLERANCES:
-            options = ("--bf16",) if precision == "bf16" else ()
-            single = train(Path(place) / precision, prefix, 1, *options)
-            print(f"{precision}: one rank, loss {single['step', 1]:.6f} to {single['step', 20]:.6f}", flush=True)
-            for name, (ranks, layout) in LAYOUTS.items():
-                if ranks > gpu_count():
-                    print(f"  {name:32} not run: needs {ranks} GPUs")
-                    continue
-                directory = Path(place) / f"{precision}-{name}"
-                found = train(directory, prefix, ranks, *options, *layout)
-                difference = max(abs(found[key] - single[key]) for key in single)
-                verdict = "ok" if difference <= TOLERANCES[precision] else "DIFFERS"
-                failed += verdict != "ok"
-                print(f"  {name:32} largest difference {difference:.1e}  {verdict}", flush=True)
-    return min(failed, 1)
+        data = ("--data-cache-path", f"{place}/cache", write_text(Path(place) / "data"))
+        commands, families = layouts(gpus, lambda *options: (*MODEL, *options, *data))
+        commands |= moves(gpus, Path(place) / "moves", lambda *options: (*MODEL, *FP32, *options, *data))
+        refused = {name: reason for name, command in commands.items() if (reason := refusal(command))}
+        runs = {name: command for name, command in commands.items() if name not in refused}
+        saving = {name: command for name, command in runs.items() if name.startswith("resume") or "--async-save" in command}
+        outcomes = train_all({name: runs[name] for name in runs if name not in saving}, Path(place) / "runs", gpus)
+        outcomes |= train_all(saving, Path(place) / "moves", gpus, saving=True)
+    print(f"{'layout':52} {'loss from':>9} {'to':>9} {'difference':>10} {'tokens/s':>10} {'GiB':>6}")
+    failed = [name for name in commands if not report(name, families.get(name, "fp32"), outcomes.get(name), refused, outcomes)]
+    print(f"{len(commands)} runs on up to {gpus} GPUs, {len(refused)} refused; failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def layouts(gpus: int, command: Callable[..., tuple[str, ...]]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The command line and the family of every run, by its name; each family begins with its run on one GPU."""
+    commands, family_of = {}, {}
+    for family, (common, _) in FAMILIES.items():
+        own = [(ranks, name, options) for ranks, name, options, members in LAYOUTS if family in members and ranks <= gpus]
+        for ranks, name, options in [(1, "one GPU", ()), *own]:
+            key = f"{family}: {name}"
+            commands[key] = command(*common, "--ranks", str(ranks), *options)
+            family_of[key] = family
+    return commands, family_of
+
+
+def moves(gpus: int, place: Path, command: Callable[..., tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """A run in three parts."""
+    found: dict[str, tuple[str, ...]] = {}
+    before = None
+    for part, (ranks, name, options) in enumerate(MOVES[4 if gpus >= 4 else 2] if gpus >= 2 else []):
+        end = ("--exit-interval", str((2, HALF, STEPS)[part]))
+        start = ("--load", str(place / before)) if before else ()
+        found[name] = command("--ranks", str(ranks), *options, *start, *end)
+        before = name
+    return found
+
+
+def refusal(command: tuple[str, ...]) -> str | None:
+    """Why lt-train does not start this run on this machine."""
+    try:
+        plan_of(command)
+    except ToolError as error:
+        return str(error)
+    return None
+
+
+def report(name: str, family: str, outcome: Outcome | None, refused: dict[str, str], outcomes: dict[str, Outcome]) -> bool:
+    """Print the run's line; False when it failed or differs."""
+    alone = outcomes.get(f"{family}: one GPU")
+    if outcome is None:
+        print(f"{name:52} refused: {refused[name]}")
+        # Without TransformerEngine its families are refused; anything else on this list should run.
+        return family.startswith("te")
+    if outcome.error is not None or alone is None or alone.error is not None:
+        print(f"{name:52} FAILED\n{outcome.error}")
+        return False
+    difference = max(abs(loss - alone.losses[key]) for key, loss in outcome.losses.items())
+    right = difference <= FAMILIES[family][1]
+    losses = [loss for (kind, _), loss in sorted(outcome.losses.items()) if kind == "step"]
+    speed, memory = outcome.tokens_per_second or 0.0, outcome.peak_bytes / 2**30
+    print(
+        f"{name:52} {losses[0]:9.5f} {losses[-1]:9.5f} {difference:10.1e} {speed:10,.0f} {memory:6.2f}"
+        + ("" if right else "  DIFFERS")
+    )
+    return right
 
 
 def write_text(prefix: Path) -> str:
-    """Random tokens with a skewed distribution, which a model learns within a few steps."""
+    """Random documents of 300 tokens, skewed so that a model learns within a few steps."""
     generator = numpy.random.default_rng(5)
     with indexed_dataset.Writer(str(prefix), numpy.uint16) as writer:
-        for _ in range(400):
-            writer.append_document((generator.random(1000) ** 3 * 2048).astype(numpy.uint16))
-        writer.publish()
+        for _ in range(2000):
+            tokens = (generator.random(int(generator.integers(50, 550))) ** 3 * EOD).astype(numpy.uint16)
+            writer.append_document(numpy.append(tokens, numpy.uint16(EOD)))
+        dataset = Dataset(str(prefix), writer.documents, writer.tokens, "uint16", VOCABULARY, EOD, None)
+        sidecar = json.dumps({"v": 1, "dataset": manifest.record_of(dataset)}).encode()
+        writer.publish((manifest.sidecar_path(str(prefix)), sidecar))
     return str(prefix)
-
-
-def train(directory: Path, prefix: str, ranks: int, *options: str) -> dict[tuple[str, int], float]:
-    result = run(*MODEL, *STEPS, "--ranks", str(ranks), *options, "--save", str(directory), prefix)
-    if result.code:
-        sys.exit(f"exit code {result.code}: {' '.join(options)}\n{result.err[-3000:]}")
-    return losses(directory)
 
 
 if __name__ == "__main__":

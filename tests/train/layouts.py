@@ -5,6 +5,8 @@ calls; as a program this file starts the ranks.
 """
 
 import dataclasses
+import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -24,7 +26,9 @@ from lt_train.place import Place
 from lt_train.plan import Plan, resolve
 from lt_train.settings.data import training_datasets
 
-LONGEST_SECONDS = 500
+LONGEST_SECONDS = 900
+# One that takes longer waits for a rank that has gone another way.
+LONGEST_LAYOUT_SECONDS = 240
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +49,16 @@ def plan_of(arguments: Iterable[str]) -> Plan:
     return resolve(context.params, training_datasets(data, context.params))
 
 
-def train_all(commands: Mapping[str, tuple[str, ...]], place: Path, ranks: int, saving: bool = False) -> dict[str, Outcome]:
+def train_all(
+    commands: Mapping[str, tuple[str, ...]], place: Path, ranks: int, saving: bool = False, steps: bool = True
+) -> dict[str, Outcome]:
     """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
 
-    A layout that fails does not stop the others. Without `saving` no checkpoint is written.
+    A layout that fails does not stop the others. Without `saving` no checkpoint is written; without `steps` each only saves what it
+    has loaded.
     """
+    if not commands:
+        return {}
     work = []
     for name, arguments in commands.items():
         (place / name).mkdir(parents=True)
@@ -57,7 +66,7 @@ def train_all(commands: Mapping[str, tuple[str, ...]], place: Path, ranks: int, 
         work.append({"name": name, "port": processes.free_port(), "plan": plan.to_json()})
     failed: dict[str, str] = {}
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
-        (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "work": left}))
+        (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "steps": steps, "work": left}))
         program = [sys.executable, __file__, str(place / "work.json")]
         result = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=LONGEST_SECONDS)
         if result.returncode:
@@ -139,6 +148,8 @@ def serve(work_file: str, rank: int) -> None:
 
     if not work["saving"]:
         training.Saver.save = lambda saver, loss: None  # type: ignore[method-assign]
+    if not work["steps"]:
+        training.Loop.run = save_at_once  # type: ignore[method-assign]
     for name, port, plan in plans:
         ranks = plan.parallelism.world_size
         if rank >= ranks:
@@ -148,15 +159,28 @@ def serve(work_file: str, rank: int) -> None:
         place = Place(rank, rank, ranks, ranks, "127.0.0.1", port, "test")
         os.environ.update(place.environment())
         if on == CUDA:
+            gc.collect()
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+        faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS, exit=True)
         try:
             training.train(launch.prepare(plan), place, where)
         except BaseException:
             (directory / f"error-{rank}").write_text(traceback.format_exc()[-3000:])
             raise
+        faulthandler.cancel_dump_traceback_later()
         parallel_state.destroy_model_parallel()
         peak = torch.cuda.max_memory_allocated() if on == CUDA else 0
         (directory / f"rank-{rank}.json").write_text(json.dumps({"peak_bytes": peak}))
+
+
+def save_at_once(loop: Any, profiler: Any) -> Any:
+    from lt_train.stopping import Reason
+
+    loop.saver.save(None)
+    loop.saver.finish()
+    loop.log.step(Step(loop.state.iteration, 0, loss=0.0), 0.0, Lap(1, 0.0, 0.0, 0.0))
+    return Reason.NONE
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ LAYOUTS = {
     "vocabulary-tp2": TP2,
     "documents-pp2-vpp2": (*PP2, *VPP2),
     "documents-cp2-tp2-sp": (*CP2, *TP2, *SP),
+    "documents-cp2-recompute": (*CP2, "--recompute-granularity", "full"),
     "learned-cp2": CP2,
     "experts-ep2-tp2-sp": (*EP2, *TP2, *SP, "--ranks", "4", "--moe-token-dispatcher-type", "allgather"),
     "experts-ep2-pp2-zero": (*EP2, *PP2, *ZERO, "--ranks", "4"),
@@ -105,3 +106,27 @@ def test_layouts_equal_one_rank(layout: str, outcomes: dict[str, Outcome]) -> No
 def test_padding_of_the_vocabulary_takes_no_part(outcomes: dict[str, Outcome]) -> None:
     """Near the start all tokens are equally likely: the loss tells how many take part."""
     assert outcomes["vocabulary-alone"].losses["step", 1] == pytest.approx(math.log(2100), abs=0.02)
+
+
+def test_documents_change_the_losses(outcomes: dict[str, Outcome]) -> None:
+    whole, apart = outcomes["llama-alone"].losses, outcomes["documents-alone"].losses
+    assert abs(whole["step", 2] - apart["step", 2]) > 1e-4
+
+
+def test_checkpoints_move_between_layouts(
+    outcomes: dict[str, Outcome], tmp_path_factory: pytest.TempPathFactory, dataset: Dataset
+) -> None:
+    """One step each under interleaved stages, context parallelism and on one rank."""
+    place = tmp_path_factory.mktemp("moves")
+    data = ("--data-cache-path", str(place / "cache"), dataset.prefix)
+    commands = {
+        "stages": (*SMALL, *PP2, *VPP2, "--exit-interval", "1", *data),
+        "context": (*SMALL, *CP2, "--load", str(place / "stages"), "--exit-interval", "2", *data),
+        "one": (*SMALL, "--load", str(place / "context"), *data),
+    }
+    found = train_all(commands, place, 2, saving=True)
+    assert not [outcome.error for outcome in found.values() if outcome.error]
+    alone = outcomes["llama-alone"].losses
+    assert [key for outcome in found.values() for key in outcome.losses] == [("step", 1), ("step", 2), ("step", 3), ("eval", 3)]
+    for outcome in found.values():
+        assert outcome.losses == pytest.approx({key: alone[key] for key in outcome.losses}, abs=TOLERANCE)

@@ -77,6 +77,14 @@ def default_ranks(device: str, model_parallel: int) -> int:
     return gpu_count() if device == CUDA else model_parallel
 
 
+def launch_in_order() -> None:
+    """Let a GPU start kernels in the order of their launch; call before it is used.
+
+    Tensor-parallel layers launch a message and then the product that hides it: a product that started first would delay it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
 def prepare(device: str, place: Place) -> "torch.device":
     """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
     import torch

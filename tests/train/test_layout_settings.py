@@ -1,0 +1,78 @@
+"""What of a layout is refused before any rank starts, and how Megatron's options for stages are read."""
+
+import pytest
+from layouts import plan_of
+
+from lt_shared.console import BadConfig, UsageError
+
+MODEL = (
+    "--model",
+    "tiny",
+    "--mock-data",
+    "--device",
+    "cpu",
+    "--num-layers",
+    "8",
+    "--seq-length",
+    "64",
+    "--global-batch-size",
+    "8",
+)
+PP2 = ("--pipeline-model-parallel-size", "2")
+PP4 = ("--pipeline-model-parallel-size", "4")
+VPP2 = ("--num-virtual-stages-per-pipeline-rank", "2")
+TP2 = ("--tensor-model-parallel-size", "2")
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+
+REFUSED = {
+    "stages without a pipeline": (VPP2, "needs a pipeline parallel size above 1"),
+    "stages that do not divide": (
+        (*PP2, "--num-virtual-stages-per-pipeline-rank", "3"),
+        "pipeline parallel size 2 x 3 virtual",
+    ),
+    "layers per stage": ((*PP2, "--num-layers-per-virtual-pipeline-stage", "3"), "do not divide into stages of 3"),
+    "micro batches of stages": (
+        (*PP4, *VPP2, "--global-batch-size", "6"),
+        "6 micro batches a step do not divide",
+    ),
+    "first rank too large": ((*PP2, FIRST, "9"), "8 layers do not divide"),
+    "nothing between": ((*PP4, FIRST, "4", LAST, "4"), "8 layers do not divide among 4 pipeline ranks"),
+    "rest does not divide": ((*PP4, FIRST, "1"), "layers 7 not divisible by pipeline parallel size 3"),
+    "first rank's stages": ((*PP2, *VPP2, FIRST, "3"), "3 layers of the first or last pipeline rank do not divide into 2"),
+    "sequence by chunks": (("--context-parallel-size", "3"), "64 not divisible by 2 x context parallel size 3"),
+    "chunks by tensor": (
+        (*TP2, "--context-parallel-size", "2", "--sequence-parallel", "--seq-length", "68", "--tensor-model-parallel-size", "4"),
+        "not divisible by tensor parallel size 4",
+    ),
+    "ranks by context": (("--context-parallel-size", "2", "--ranks", "3"), "3 ranks do not divide into tensor parallel 1"),
+    "overlap without TransformerEngine": ((*TP2, "--sequence-parallel", "--tp-comm-overlap"), "needs TransformerEngine"),
+    "overlap without sequence parallelism": ((*TP2, "--tp-comm-overlap"), "needs sequence parallelism"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_layouts(case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(BadConfig, match=message):
+        plan_of([*MODEL, "--num-query-groups", "4", *options])
+
+
+def test_stages_by_their_number_or_by_their_layers() -> None:
+    def stages(*options: str) -> int | None:
+        return plan_of([*MODEL, *options]).parallelism.interleaving
+
+    assert stages(*PP2) is None
+    assert stages(*PP2, *VPP2) == 2
+    assert stages(*PP2, "--num-layers-per-virtual-pipeline-stage", "1") == 4
+    # One stage a rank is the ordinary schedule.
+    assert stages(*PP2, "--num-layers-per-virtual-pipeline-stage", "4") is None
+    with pytest.raises(UsageError):
+        stages(*PP2, *VPP2, "--num-layers-per-virtual-pipeline-stage", "2")
+    with pytest.raises(UsageError):
+        stages(*PP2, "--num-layers-per-virtual-pipeline-stage", "2", FIRST, "2")
+
+
+def test_ranks_follow_the_layout() -> None:
+    plan = plan_of([*MODEL, *TP2, *PP2, "--context-parallel-size", "2"])
+    assert (plan.parallelism.world_size, plan.parallelism.data) == (8, 1)
+    assert plan_of([*MODEL, "--context-parallel-size", "2", "--ranks", "4"]).parallelism.data == 2
