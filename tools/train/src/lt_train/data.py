@@ -51,7 +51,7 @@ def batches(samples: Samples, plan: Plan, where: torch.device, first_sample: int
     shape = (size, plan.batches.seq_length)
     positions = torch.arange(shape[1], device=where).expand(shape)
     counted = torch.ones(shape, device=where)
-    for text in _read_ahead(samples, starts, size, plan.data.num_workers, where):
+    for text in read_ahead(samples, starts, size, plan.data.num_workers, where):
         on_device = text.to(where, non_blocking=True)
         tokens = on_device[:, :-1].contiguous()
         batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
@@ -80,7 +80,7 @@ def positions_in_documents(ends: Tensor) -> Tensor:
     return places - begins.cummax(1).values
 
 
-def _read_ahead(samples: Samples, starts: range, size: int, threads: int, where: torch.device) -> Iterator[Tensor]:
+def read_ahead(samples: Samples, starts: range, size: int, threads: int, where: torch.device) -> Iterator[Tensor]:
     """int64 [size, s + 1] for every start, in their order, read by `threads` threads or, with none, when each is due."""
 
     def read(start: int) -> Tensor:

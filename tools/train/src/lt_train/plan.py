@@ -75,9 +75,6 @@ class Plan:
         changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
         return dataclasses.replace(self, checkpointing=changed)
 
-    def with_cache(self, directory: str | None) -> Self:
-        return dataclasses.replace(self, data=dataclasses.replace(self.data, cache_path=directory))
-
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
@@ -137,7 +134,7 @@ def check(plan: Plan) -> None:
         parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
     micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
     precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
-    optimization.check(plan.optimization, plan.precision.dtype)
+    optimization.check(plan.optimization, plan.precision.dtype, plan.parallelism)
     memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
     data.check(plan.data, plan.architecture.vocab_size)
     checkpointing.check(plan.checkpointing)

@@ -48,8 +48,6 @@ def run(plan: Plan) -> int:
     world = plan.parallelism.world_size
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="lt-train-") as place_of_files:
-        if not (plan.checkpointing.save or plan.data.cache_path):
-            plan = plan.with_cache(os.path.join(place_of_files, "data-cache"))
         plan_file = Path(place_of_files) / "plan.json"
         plan_file.write_text(plan.to_json())
         ranks: list[subprocess.Popen[bytes]] = []

@@ -11,6 +11,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from lt_shared import console, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, TryAgain
@@ -29,7 +30,7 @@ def fetch(plan: Plan) -> Plan:
         return plan
     cache = Path(str(plan.data.object_cache_path))
     lists = ("datasets", "validation_datasets", "test_datasets")
-    local = {name: tuple(_local(dataset, cache) for dataset in getattr(plan.data, name)) for name in lists}
+    local: dict[str, Any] = {name: tuple(_local(dataset, cache) for dataset in getattr(plan.data, name)) for name in lists}
     plan = dataclasses.replace(plan, data=dataclasses.replace(plan.data, **local))
     check_datasets(plan.data, plan.architecture.vocab_size)
     return plan
