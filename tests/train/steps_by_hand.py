@@ -4,6 +4,7 @@
 the ranks. Rank 0 writes the results.
 """
 
+import itertools
 import json
 import math
 import os
@@ -44,7 +45,7 @@ def results(place: Path, prefix: str) -> dict[str, Any]:
 
 
 class Run:
-    """A model with its optimizer, and steps on tokens that depend on the step and the rank only."""
+    """A model with its optimizer, and steps on tokens that depend on the step alone, however the ranks share them."""
 
     def __init__(self, prefix: str, *options: str):
         from megatron.core import parallel_state
@@ -69,11 +70,11 @@ class Run:
     def _batches(self, mask: float) -> Iterator[dict[str, torch.Tensor]]:
         from megatron.core import parallel_state
 
-        rank = parallel_state.get_data_parallel_rank()
-        last = rank == parallel_state.get_data_parallel_world_size() - 1
-        generator = torch.Generator().manual_seed(1000 * self.state.iteration + rank)
+        rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+        last = rank == ranks - 1
         shape = (self.plan.batches.micro_batch_size, self.plan.batches.seq_length)
-        while True:
+        for number in itertools.count(rank, ranks):
+            generator = torch.Generator().manual_seed(1000 * self.state.iteration + number)
             tokens = torch.randint(0, self.plan.architecture.vocab_size, (shape[0], shape[1] + 1), generator=generator)
             yield {
                 "tokens": tokens[:, :-1],
@@ -299,6 +300,22 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
+def muon(prefix: str) -> dict[str, Any]:
+    """Losses under Muon, of both ranks' data and of one model split between them; or why it cannot be."""
+    from lt_shared.console import BadConfig
+
+    def losses(*options: str) -> list[float]:
+        run = Run(prefix, *options, "--lr", "1e-2")
+        return [run.step().loss for _ in range(4)]
+
+    try:
+        data_parallel = losses("--optimizer", "muon")
+    except BadConfig as error:
+        return {"refused": str(error)}
+    tensor_parallel = losses("--optimizer", "muon", "--tensor-model-parallel-size", "2")
+    return {"refused": None, "dp2": data_parallel, "tp2": tensor_parallel, "adam": losses()}
+
+
 SCENARIOS: tuple[Callable[[str], Any], ...] = (
     not_a_number,
     loss_scaling,
@@ -307,6 +324,7 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
     repeated,
     z_loss,
     fp8_products,
+    muon,
 )
 
 

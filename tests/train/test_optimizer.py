@@ -1,6 +1,7 @@
 """Optimizer steps taken apart: skipped ones, the loss scale of fp16, weight decay, schedules, z-loss, fp8 products."""
 
 import math
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -98,6 +99,17 @@ def test_z_loss_has_the_gradient_of_its_formula_and_is_not_reported(ranks: str, 
     outcome = found["z_loss"][ranks]
     assert outcome["loss"] < 1e-6
     assert outcome["gradient"] < 1e-6 * outcome["size"] + 1e-7
+
+
+def test_muon_is_the_same_in_every_layout_or_refused_by_version(found: Found) -> None:
+    outcome = found["muon"]
+    if tuple(map(int, version("megatron-core").split(".")[:2])) < (0, 19):
+        assert outcome["refused"] == f"Muon is there from megatron-core 0.19 on, this is {version('megatron-core')}"
+        return
+    assert outcome["refused"] is None
+    # Muon's iteration rounds to less than fp32.
+    assert outcome["tp2"] == pytest.approx(outcome["dp2"], abs=1e-4)
+    assert outcome["dp2"][:2] != outcome["adam"][:2]
 
 
 @pytest.mark.parametrize("layout", ["alone", "tp2", "tp2-sp"])

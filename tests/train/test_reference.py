@@ -18,9 +18,10 @@ from lt_shared.manifest import Dataset
 from lt_train import sample_index, samples
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Both sides do the same sums in another order, and 50 steps amplify that; it was seen to stay below 2e-6. Weight decay on the norms
-# differs by 2e-5, a learning rate that is one step off by 1e-3, another epsilon of the norms by 1e-3.
-TOLERANCE = 1e-5
+# Both sides do the same sums in another order; the largest difference seen in the 50 steps is 1.1e-6. Clipping at 0.5005 in place of
+# 0.5 changes the losses by 4e-5, weight decay on the norms by 2e-3, a norm's epsilon of 1e-6 by 3e-3, a learning rate that is one
+# step ahead by 0.12.
+TOLERANCE = 5e-6
 STEPS, WARMUP, BATCH, LENGTH = 50, 5, 8, 64
 PEAK, END, DECAY = 3e-3, 3e-4, 0.1
 

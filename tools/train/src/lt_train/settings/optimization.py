@@ -4,6 +4,8 @@ All schedules count samples, as Megatron's do: what is given in iterations is th
 """
 
 import dataclasses
+import importlib.util
+from importlib import metadata
 from typing import Any
 
 import click
@@ -11,11 +13,14 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig, UsageError
 from lt_train.settings.batches import Batches
+from lt_train.settings.parallelism import Parallelism
 
 OPTIMIZERS = ("adam", "muon")
 DECAY_STYLES = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
 WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 INCREMENT_STYLES = ("constant", "linear", "cosine")
+# Earlier versions want an older emerging-optimizers than PyPI has.
+MUON_VERSION = (0, 19)
 
 POSITIVE = click.IntRange(min=1)
 NOT_NEGATIVE = click.IntRange(min=0)
@@ -119,13 +124,15 @@ def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
     raise UsageError(f"both --{name}-iters and --{name}-samples", "give one of them")
 
 
-def check(optimization: Optimization, dtype: str) -> None:
-    """Raises BadConfig when a schedule contradicts itself. `dtype` is that of the weights."""
+def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> None:
+    """Raises BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
         raise BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")
     if settings.lr_warmup_init > settings.lr:
-        raise BadConfig(f"warm-up starts at {settings.lr_warmup_init}, above the learning rate {settings.lr}")
+        raise BadConfig(
+            f"warm-up starts at {settings.lr_warmup_init}, above the learning rate {settings.lr}", "lower --lr-warmup-init"
+        )
     if settings.lr_warmup_samples >= settings.lr_decay_samples:
         raise BadConfig(
             f"warm-up over {settings.lr_warmup_samples} samples is not shorter than the decay over"
@@ -143,5 +150,17 @@ def check(optimization: Optimization, dtype: str) -> None:
         raise BadConfig(f"weight decay falls from {start} to {end}", "megatron-core knows constant and rising weight decay")
     if settings.weight_decay_style == "constant" and start != end:
         raise BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
-    if settings.optimizer == "muon" and dtype == "float16":
+    if settings.optimizer == "muon":
+        _check_muon(dtype, parallelism)
+
+
+def _check_muon(dtype: str, parallelism: Parallelism) -> None:
+    version = metadata.version("megatron-core")
+    if tuple(int(part) for part in version.split(".")[:2]) < MUON_VERSION:
+        raise BadConfig(f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}")
+    if importlib.util.find_spec("emerging_optimizers") is None:
+        raise BadConfig("megatron-core takes Muon from a package that is not installed", "pip install lt-train[muon]")
+    if dtype == "float16":
         raise BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
+    if parallelism.distributed_optimizer:
+        raise BadConfig("Muon needs whole matrices, the distributed optimizer splits them", "drop --use-distributed-optimizer")
