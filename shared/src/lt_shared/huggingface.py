@@ -81,13 +81,14 @@ def _type_fields(kind: str, architecture: Architecture) -> dict[str, Any]:
         "num_experts_per_tok": architecture.moe_router_topk,
         "router_aux_loss_coef": architecture.moe_aux_loss_coeff,
     }
-    return {
+    fields: dict[str, dict[str, Any]] = {
         "llama": {"attention_bias": False, "mlp_bias": False},
         "mistral": {"sliding_window": architecture.sliding_window},
         "qwen2": {"use_sliding_window": False},
         "qwen3": {"use_sliding_window": False, "attention_bias": False},
         "mixtral": {"sliding_window": architecture.sliding_window, **experts},
-    }[kind]
+    }
+    return fields[kind]
 
 
 def from_config(config: dict[str, Any], name: str) -> Architecture:
