@@ -54,14 +54,16 @@ class CausalAttention(torch.nn.Module):
             both = torch.cat((key, value), dim=-1)
             both = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
             key, value = both.split(size, dim=-1)
-        heads_first = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
         window = self.window if self.window is not None and self.window < len(key) - 1 else None
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if documents is None and window is None and self.ranks == 1:
-            mixed = self._scaled_dot_product(*heads_first, is_causal=True)
+            mixed = self._scaled_dot_product(query, key, value, is_causal=True)
         else:
             mask = _mask(documents, window, sequence, rank, self.ranks, query.device)
-            attend = self._scaled_dot_product if query.device.type == CPU else self._flex
-            mixed = attend(*heads_first, attn_mask=mask)
+            if query.device.type == CPU:
+                mixed = self._scaled_dot_product(query, key, value, attn_mask=mask)
+            else:
+                mixed = self._flex(query, key, value, mask)
         return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, heads * size)
 
     def _scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, **masking: Any) -> Tensor:
@@ -77,9 +79,9 @@ class CausalAttention(torch.nn.Module):
                 **masking,
             )
 
-    def _flex(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any) -> Tensor:
+    def _flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         mixed: Tensor = _compiled_flex()[0](
-            query, key, value, block_mask=attn_mask, scale=self.softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, block_mask=mask, scale=self.softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
         )
         return mixed
 
