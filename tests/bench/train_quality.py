@@ -5,7 +5,7 @@
 A change of semantics that no test sees (another order of the data, weight decay where there was none, a schedule one step off)
 moves the loss. The bound has two sides, because a loss that falls without a reason is as suspicious. Initial weights and the
 order of the data depend on the seed, so the mean over SEEDS is compared. Exit code 1 outside the bound; where a change is meant
-to move the loss, EXPECTED moves with it. Takes about four minutes on two cores.
+to move the loss, EXPECTED moves with it. Takes about three minutes on two cores.
 """
 
 import json
