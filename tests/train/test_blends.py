@@ -1,6 +1,7 @@
 """Sample for sample the data order of megatron-core's BlendedMegatronDatasetBuilder."""
 
 import dataclasses
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,10 +91,12 @@ def test_parts_of_their_own(tmp_path: Path) -> None:
     assert test is None
 
 
-def test_mock_data() -> None:
+def test_mock_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plan = synthetic.plan(*SIZES, "--seq-length", "512", "--train-iters", "20", "--mock-data")
     for ours, theirs in zip(blends.build(plan, None), megatrons(plan), strict=True):
         assert_same_order(ours, theirs, 50)
+    assert not list(tmp_path.iterdir())
 
 
 def test_indices_are_found_by_content(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def build(plan: Plan, cache: str | None) -> list[Samples | None]:
     """
     parts = _parts(plan)
     indices = [index for part in parts if part is not None for index in part.indices]
-    directory = Path(cache or _from_first_rank(tempfile.mkdtemp(prefix="lt-train-")))
+    directory = Path(cache or _from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = _from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
     try:
         # The order of the conditions: rank 0 makes all, the first ranks of other nodes what they do not see then.

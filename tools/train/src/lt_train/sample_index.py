@@ -13,7 +13,6 @@ gives Megatron's order; after that everything is read in order, in blocks. 100 m
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,7 +47,7 @@ class Reading:
 
     @property
     def epochs(self) -> int:
-        return max(1, math.ceil((self.samples * self.sequence_length + 1) / self.tokens))
+        return max(1, -(-(self.samples * self.sequence_length + 1) // self.tokens))
 
     @property
     def separate_epochs(self) -> int:
