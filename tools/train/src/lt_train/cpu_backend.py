@@ -63,6 +63,7 @@ def _replace_cuda_functions() -> None:
         "manual_seed": torch.manual_seed,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
         "Stream": _Stream,
         "stream": lambda stream: contextlib.nullcontext(),
     }

@@ -12,15 +12,13 @@ under either.
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.models.gpt import GPTModel
@@ -30,18 +28,10 @@ from megatron.core.transformer import TransformerConfig
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from lt_train import shards
 from lt_train.device import CPU
 
 Parameters = dict[str, torch.nn.Parameter]
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Rows of this rank's parameter `name`, from `row` on, that `tensor` (without data) places in the whole model."""
-
-    name: str
-    row: int
-    tensor: ShardedTensor
 
 
 class FullySharded(_BaseDataParallel):
@@ -54,7 +44,11 @@ class FullySharded(_BaseDataParallel):
         super().__init__(config=config, module=model)
         self.ddp_config = DistributedDataParallelConfig()
         self.dtype = dtype
-        self.places = _places(model)
+        self.places = {
+            name: shards.places(entry)
+            for name, entry in model.sharded_state_dict().items()
+            if isinstance(entry, shards.Entry) and entry.data is not None
+        }
         self.mesh = _mesh(device, instances)
         attributes = {name: vars(parameter) for name, parameter in model.named_parameters()}
         _shard(model, self.mesh, dtype, device)
@@ -92,30 +86,30 @@ class FullySharded(_BaseDataParallel):
             parameter.grad = None
             vars(self.shards[name]).pop("main_grad", None)
 
-    def tensors(self, value: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[Place, ShardedTensor]]:
-        """`value` of every shard, a tensor of its shape, cut at the borders of the model's own tensors and placed among them."""
+    def tensors(self, value: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, ShardedTensor]]:
+        """`value` of every shard, a tensor of its shape, cut at the borders of the model's own tensors and placed among them.
+
+        With each comes a name that is its own on this rank.
+        """
         ranks, rank = self.mesh.size(-1), self.mesh.get_local_rank(self.mesh.ndim - 1)
-        instance = self.mesh.get_local_rank(0) if self.mesh.ndim > 1 else 0
-        for place in self.places:
+        for name, belonging in self.places.items():
+            data = value(self.shards[name])
+            whole = self.sharded[name].shape
             # As torch.chunk divides: the last ranks may have fewer rows, or none.
-            first = rank * math.ceil(self.sharded[place.name].shape[0] / ranks)
-            data = value(self.shards[place.name])
-            start, end = max(place.row, first), min(place.row + place.tensor.local_shape[0], first + len(data))
-            if start < end:
-                yield place, _part(place, data[start - first : end - first], start - place.row, instance)
+            first = rank * math.ceil(whole[0] / ranks) * math.prod(whole[1:])
+            for number, tensor in enumerate(shards.cut(belonging, data.view(-1), first)):
+                yield f"{name}.{number}", tensor
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, ShardedTensor]:
         """The weights for a checkpoint, in `dtype`. Loading fills these tensors; `load_state_dict` takes them over."""
-        return {
-            f"{place.name}.{place.row}": _for_checkpoint(tensor)
-            for place, tensor in self.tensors(lambda shard: shard.detach().to(self.dtype))
-        }
+        weights = self.tensors(lambda shard: shard.detach().to(self.dtype))
+        return {name: shards.for_checkpoint(tensor) for name, tensor in weights}
 
     @torch.no_grad()
     def load_state_dict(self, weights: dict[str, torch.Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """Take over what was loaded into the tensors of `sharded_state_dict`; returns the names of missing and surplus ones."""
-        for place, tensor in self.tensors(lambda shard: shard.detach()):
-            tensor.data.copy_(weights[f"{place.name}.{place.row}"].view(tensor.local_shape))
+        for name, tensor in self.tensors(torch.Tensor.detach):
+            tensor.data.copy_(weights[name].view(tensor.local_shape))
         return [], []
 
 
@@ -134,16 +128,15 @@ class ShardOptimizer(FP32Optimizer):
         self, model_sharded_state_dict: Any, is_loading: bool = False, metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         state = self.optimizer.state
-        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in state}
+        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in self.chunk.shards.values()}
         self.loaded = weights if is_loading else {}
-        values: dict[str, Callable[[torch.nn.Parameter], torch.Tensor]] = {"fp32_param": weights.__getitem__}
+        values: dict[str, Callable[[torch.nn.Parameter], torch.Tensor]] = {"param": weights.__getitem__}
         for name in sorted({name for moments in state.values() for name in moments} - {"step"}):
             values[name] = lambda shard, name=name: state[shard][name]
-        saved: dict[str, dict[str, ShardedTensor]] = {}
-        for name, value in values.items():
-            for place, tensor in self.chunk.tensors(value):
-                placed = dataclasses.replace(_for_checkpoint(tensor), key=f"optimizer.state.{name}.{tensor.key}")
-                saved.setdefault(f"{place.name}.{place.row}", {})[name] = placed
+        saved = {
+            name: {key: shards.for_checkpoint(tensor, f"optimizer.state.{name}.") for key, tensor in self.chunk.tensors(value)}
+            for name, value in values.items()
+        }
         step = max((float(moments["step"]) for moments in state.values() if "step" in moments), default=0.0)
         groups = [
             {key: value for key, value in group.items() if key != "params"} | {"step": step}
@@ -165,41 +158,6 @@ class ShardOptimizer(FP32Optimizer):
         for moments in self.optimizer.state.values():
             if "step" in moments:
                 moments["step"].fill_(step)
-
-
-def _places(model: GPTModel) -> list[Place]:
-    """Where the rows of each parameter belong. A parameter of two tensors, as SwiGLU's, has two places."""
-    places = []
-    for name, entry in model.sharded_state_dict().items():
-        if not isinstance(entry, ShardedTensor | ShardedTensorFactory) or entry.data is None:
-            continue
-        parts = [entry] if isinstance(entry, ShardedTensor) else nested_values(entry.build())
-        for part in parts:
-            assert part.data.stride() == entry.data.stride(), f"{name} is not split by rows"
-            places.append(Place(name, part.data.storage_offset() // part.data.stride(0), part.without_data()))
-    return places
-
-
-def _part(place: Place, data: torch.Tensor, row: int, instance: int) -> ShardedTensor:
-    """`data`, the rows from `row` on of the tensor at `place`; shards of other ranks may have another number of rows."""
-    whole, axis = place.tensor, place.tensor.prepend_axis_num
-    offset = list(whole.global_offset)
-    offset[axis] += row
-    return dataclasses.replace(
-        whole,
-        data=data,
-        dtype=data.dtype,
-        local_shape=tuple(data.shape),
-        global_offset=tuple(offset),
-        axis_fragmentations=None,
-        replica_id=(*whole.replica_id[:-1], instance),
-    )
-
-
-def _for_checkpoint(tensor: ShardedTensor) -> ShardedTensor:
-    """megatron-core saves shards of different sizes only when the axis of the layers is one of their own."""
-    data = tensor.data.view((1,) * tensor.prepend_axis_num + tensor.local_shape)
-    return dataclasses.replace(tensor, data=data, local_shape=tuple(data.shape), prepend_axis_num=0)
 
 
 def _mesh(device: torch.device, instances: int) -> DeviceMesh:

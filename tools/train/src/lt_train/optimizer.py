@@ -17,6 +17,7 @@ from lt_train.data_parallel import Chunk
 from lt_train.device import CPU
 from lt_train.fsdp import ShardOptimizer
 from lt_train.plan import Plan
+from lt_train.shards import save_own_shards
 
 
 def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
@@ -42,11 +43,16 @@ def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, Optimizer
         params_dtype=getattr(torch, precision.dtype),
         use_distributed_optimizer=plan.parallelism.distributed_optimizer,
         overlap_param_gather=plan.memory.overlap_param_gather,
+        # Each tensor-parallel rank orthogonalizes whole matrices: their parts alone would give another update than one rank.
+        **({"muon_tp_mode": "duplicated"} if settings.optimizer == "muon" else {}),
     )
     optimizer = get_megatron_optimizer(config, chunks)
     if plan.memory.fully_sharded:
         (inner,) = _inner(optimizer)
         optimizer = ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0])
+    for inner in _inner(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            save_own_shards(inner)
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)
 
@@ -111,18 +117,12 @@ def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer
 
 
 def create_state(optimizer: MegatronOptimizer) -> None:
-    """Make the empty state that megatron-core expects to be there before it loads a checkpoint into it.
-
-    The distributed optimizer also expects torch's step counter among the tensors of a checkpoint, which it never saves there: a
-    parameter's present state stands in for what the checkpoint does not hold.
-    """
+    """Make the empty state that megatron-core expects to be there before it loads a checkpoint into it."""
     for outer in _inner(optimizer):
         if isinstance(outer.optimizer, torch.optim.AdamW):
             _create_adam_state(outer.optimizer)
         elif outer.optimizer is not None:
             outer.init_state_fn(outer.optimizer, outer.config)
-        if isinstance(outer, DistributedOptimizer):
-            _keep_absent_state(outer)
 
 
 def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
@@ -138,15 +138,6 @@ def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
 def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
     """Where torch's AdamW keeps its step counter."""
     return parameter.device if group.get("fused") else torch.device(CPU)
-
-
-def _keep_absent_state(optimizer: DistributedOptimizer) -> None:
-    restore = optimizer._set_main_param_and_optimizer_states
-
-    def restore_present(parameter: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
-        restore(parameter, {**optimizer._get_main_param_and_optimizer_states(parameter), **tensors})
-
-    optimizer._set_main_param_and_optimizer_states = restore_present
 
 
 def separate_steps(optimizer: MegatronOptimizer) -> None:

@@ -1,7 +1,6 @@
 """What a rank keeps in memory and what it shares: gradients, fully sharded weights, recomputed and offloaded activations."""
 
 import dataclasses
-import importlib.util
 from typing import Any
 
 import click
@@ -9,6 +8,7 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, UsageError
+from lt_train.settings.layers import Layers
 from lt_train.settings.optimization import Optimization
 from lt_train.settings.parallelism import Parallelism
 from lt_train.settings.precision import Precision
@@ -64,7 +64,7 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """`instances` copies of the sharded state; `bucket_elements` None is megatron-core's size; `gradient_dtype` is torch's name."""
+    """`instances` are copies of the sharded state. `bucket_elements` None is megatron-core's size."""
 
     fully_sharded: bool
     instances: int
@@ -121,14 +121,19 @@ def _recompute(options: dict[str, Any]) -> Recompute | None:
 
 
 def check(
-    memory: Memory, parallel: Parallelism, model: Architecture, precision: Precision, optimization: Optimization
+    memory: Memory,
+    layers: Layers,
+    parallel: Parallelism,
+    model: Architecture,
+    precision: Precision,
+    optimization: Optimization,
 ) -> None:
     """Raises BadConfig with the reason for what cannot run together."""
     if memory.fully_sharded:
-        _check_fully_sharded(memory, parallel, model, precision, optimization)
+        _check_fully_sharded(memory, parallel, precision, optimization)
     elif memory.overlap_param_gather and not (parallel.distributed_optimizer and memory.overlap_grad_reduce):
         raise BadConfig(
-            "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets that gradients are summed in",
+            "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:
@@ -136,12 +141,12 @@ def check(
     if memory.instances > 1:
         _check_instances(memory, parallel)
     if memory.offloaded_layers:
-        _check_offloading(memory, parallel, model)
+        _check_offloading(memory, layers, parallel, model)
+    if memory.recompute:
+        _check_recompute(memory.recompute, layers, parallel, model)
 
 
-def _check_fully_sharded(
-    memory: Memory, parallel: Parallelism, model: Architecture, precision: Precision, optimization: Optimization
-) -> None:
+def _check_fully_sharded(memory: Memory, parallel: Parallelism, precision: Precision, optimization: Optimization) -> None:
     if parallel.distributed_optimizer or memory.overlap_grad_reduce or memory.overlap_param_gather:
         raise BadConfig(
             "--use-torch-fsdp2 splits the optimizer and overlaps communication by itself",
@@ -155,6 +160,11 @@ def _check_fully_sharded(
         raise BadConfig(
             "--use-torch-fsdp2 would gather every layer again for each micro batch of a pipeline",
             "use --use-distributed-optimizer with pipeline parallelism, or tensor parallelism with --use-torch-fsdp2",
+        )
+    if parallel.expert > 1:
+        raise BadConfig(
+            "--use-torch-fsdp2 splits every weight among the same ranks, and expert parallel ranks have different experts",
+            "drop --expert-model-parallel-size, or use --use-distributed-optimizer",
         )
     if optimization.optimizer not in ("adam", "sgd"):
         raise BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 splits them by rows")
@@ -173,11 +183,11 @@ def _check_instances(memory: Memory, parallel: Parallelism) -> None:
         )
 
 
-def _check_offloading(memory: Memory, parallel: Parallelism, model: Architecture) -> None:
-    if importlib.util.find_spec("transformer_engine") is None:
+def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> None:
+    if not layers.transformer_engine:
         raise BadConfig(
-            "--cpu-offloading-num-layers: megatron-core offloads with TransformerEngine, which is not installed here",
-            "use --recompute-granularity full instead, or install transformer-engine",
+            "--cpu-offloading-num-layers: megatron-core offloads the activations of TransformerEngine's layers only",
+            "use --recompute-granularity full instead, or --transformer-impl te",
         )
     if memory.recompute:
         raise BadConfig("--cpu-offloading-num-layers keeps what recomputation throws away", "choose one")
@@ -185,3 +195,24 @@ def _check_offloading(memory: Memory, parallel: Parallelism, model: Architecture
         raise BadConfig("megatron-core offloads activations only without pipeline parallelism")
     if memory.offloaded_layers >= model.num_layers:
         raise BadConfig(f"--cpu-offloading-num-layers {memory.offloaded_layers}: at most {model.num_layers - 1} of the layers")
+
+
+def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism, model: Architecture) -> None:
+    wrong = "mlp" if model.num_experts else "moe"
+    if wrong in recompute.modules:
+        kind = "experts" if model.num_experts else "no experts"
+        raise BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}")
+    if "layernorm" in recompute.modules and not layers.transformer_engine:
+        raise BadConfig(
+            "--recompute-modules layernorm: megatron-core asks TransformerEngine whether the norm is in fp8",
+            "leave layernorm out, or use --transformer-impl te",
+        )
+    if recompute.method == "uniform":
+        stages = parallel.interleaving or 1
+        for rank in range(parallel.pipeline):
+            size = parallel.layers_of(rank, model.num_layers) // stages
+            if size % (recompute.layers or 1):
+                raise BadConfig(
+                    f"--recompute-num-layers {recompute.layers}: a stage's {size} layers do not divide into such groups",
+                    "choose a divisor, or --recompute-method block",
+                )

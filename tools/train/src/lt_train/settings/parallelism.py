@@ -66,6 +66,12 @@ class Parallelism:
     def data(self) -> int:
         return self.world_size // self.model
 
+    def layers_of(self, pipeline_rank: int, layers: int) -> int:
+        """Layers of a pipeline rank, of all its stages together, when the model has `layers`."""
+        own = {0: self.first_stage_layers or 0, self.pipeline - 1: self.last_stage_layers or 0}
+        rest, ranks = layers - sum(own.values()), self.pipeline - sum(size > 0 for size in own.values())
+        return own.get(pipeline_rank) or rest // ranks
+
 
 def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
     where = device.resolve(options["device"])

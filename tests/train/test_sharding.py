@@ -1,0 +1,121 @@
+"""Sharded weights and optimizers, overlap and recomputation change no loss, and a run goes on from the other's state."""
+
+import pytest
+from layouts import Outcome, train_all
+
+from lt_shared.manifest import Dataset
+
+STEPS = 4
+HALF = 2
+# fp32 sums in another order, amplified by the steps; see test_parallelism.py.
+TOLERANCE = 5e-6
+# bf16 rounds sums to 8 bits, but all runs keep fp32 weights: a run that rounded these would soon differ by more.
+TOLERANCE_BF16 = 2e-3
+RANKS = 4
+
+SMALL = (
+    *("--model", "tiny", "--num-layers", "3", "--hidden-size", "64", "--ffn-hidden-size", "128", "--vocab-size", "2100"),
+    *("--num-attention-heads", "8", "--num-query-groups", "4", "--seq-length", "32", "--global-batch-size", "24"),
+    *("--micro-batch-size", "2", "--train-iters", str(STEPS), "--lr", "1e-3", "--log-interval", "1", "--eval-interval", "3"),
+    *("--eval-iters", "1", "--device", "cpu"),
+)
+GPT = ("--model", "gpt3-1.7b", "--init-method-std", "0.02")
+EXPERTS = ("--model", "tiny-mixtral")
+BF16 = ("--bf16",)
+ZERO = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "20000")
+TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+CP2 = ("--context-parallel-size", "2")
+FSDP = ("--use-torch-fsdp2",)
+INSTANCES = ("--num-distributed-optimizer-instances", "2")
+DP2, DP3, DP4 = (("--ranks", str(ranks)) for ranks in (2, 3, 4))
+FULL = ("--recompute-granularity", "full")
+
+UNTIED = ("--untie-embeddings-and-output-weights",)
+FAMILIES = {"llama": (), "untied": UNTIED, "gpt": GPT, "experts": EXPERTS, "bf16": BF16}
+LAYOUTS = {
+    "overlap": (*DP2, "--overlap-grad-reduce", "--ddp-bucket-size", "20000"),
+    "zero": (*DP3, *ZERO),
+    "zero-instances": (*DP4, *ZERO, *INSTANCES),
+    # The rows of most weights do not divide by three, and the middle rank has parts of both halves of SwiGLU's.
+    "fsdp": (*DP3, *FSDP),
+    "fsdp-tp2": (*DP4, *FSDP, *TP2),
+    "fsdp-cp2": (*DP4, *FSDP, *CP2),
+    "fsdp-instances": (*DP4, *FSDP, *INSTANCES),
+    "fsdp-recompute": (*DP2, *FSDP, *FULL),
+    "untied-fsdp": (*DP3, *FSDP),
+    "gpt-fsdp": (*DP3, *FSDP),
+    "gpt-fsdp-tp2": (*DP4, *FSDP, *TP2),
+    "experts-fsdp": (*DP2, *FSDP),
+    "bf16-zero": (*DP3, *ZERO),
+    "bf16-fsdp": (*DP3, *FSDP),
+    "recompute-uniform": (*FULL, "--recompute-method", "uniform", "--recompute-num-layers", "3"),
+    "recompute-block": (*FULL, "--recompute-method", "block", "--recompute-num-layers", "2"),
+    "recompute-modules": ("--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"),
+    "recompute-tp2": (*TP2, "--recompute-activations"),
+    "experts-recompute": ("--recompute-granularity", "selective", "--recompute-modules", "moe"),
+}
+# The first half of the run under one, the second half under the other.
+CHANGES = {
+    "fsdp-to-other-fsdp": ("fsdp-half", (*DP4, *FSDP, *TP2)),
+    "fsdp-to-zero": ("fsdp-half", (*DP2, *ZERO)),
+    "fsdp-to-plain": ("fsdp-half", ()),
+    "zero-to-fsdp": ("zero-half", (*DP4, *FSDP, *INSTANCES)),
+}
+
+
+def family_of(layout: str) -> str:
+    first = layout.split("-")[0]
+    return first if first in FAMILIES else "llama"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
+    data = ("--data-cache-path", str(tmp_path_factory.mktemp("cache")), dataset.prefix)
+    commands = {f"{family}-alone": (*SMALL, *options, *data) for family, options in FAMILIES.items()}
+    commands |= {name: (*SMALL, *FAMILIES[family_of(name)], *options, *data) for name, options in LAYOUTS.items()}
+    return train_all(commands, tmp_path_factory.mktemp("layouts"), RANKS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_equal_those_of_one_rank(layout: str, outcomes: dict[str, Outcome]) -> None:
+    alone, found = outcomes[f"{family_of(layout)}-alone"], outcomes[layout]
+    assert alone.error is None, alone.error
+    assert found.error is None, found.error
+    tolerance = TOLERANCE_BF16 if layout.startswith("bf16") else TOLERANCE
+    assert found.losses == pytest.approx(alone.losses, abs=tolerance)
+    assert alone.losses["step", STEPS] < alone.losses["step", 1] - 0.01
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
+    place = tmp_path_factory.mktemp("resumed")
+    data = ("--data-cache-path", str(place / "cache"), dataset.prefix)
+    end = ("--exit-interval", str(HALF))
+    commands = {
+        "fsdp-half": (*SMALL, *DP3, *FSDP, *end, *data),
+        "bf16-half": (*SMALL, *BF16, *DP3, *FSDP, *end, *data),
+        # The last of the halves: no rank looks for one of them before it is saved.
+        "zero-half": (*SMALL, *DP4, *ZERO, *end, *data),
+        "bf16": (*SMALL, *BF16, *DP3, *FSDP, "--load", str(place / "bf16-half"), *data),
+    }
+    for name, (first, options) in CHANGES.items():
+        commands[name] = (*SMALL, *options, "--load", str(place / first), *data)
+    return train_all(commands, place, RANKS, saving=True)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_state_is_one_for_fsdp_and_the_distributed_optimizer(
+    change: str, outcomes: dict[str, Outcome], resumed: dict[str, Outcome]
+) -> None:
+    whole, second = outcomes["llama-alone"], resumed[change]
+    assert second.error is None, second.error
+    assert {step for _, step in second.losses} == {3, 4}
+    assert second.losses == pytest.approx({key: whole.losses[key] for key in second.losses}, abs=TOLERANCE)
+
+
+def test_half_precision_resumes_from_its_full_precision_weights(
+    outcomes: dict[str, Outcome], resumed: dict[str, Outcome]
+) -> None:
+    whole, second = outcomes["bf16-fsdp"], resumed["bf16"]
+    assert second.error is None, second.error
+    assert second.losses == {key: whole.losses[key] for key in second.losses}
