@@ -109,7 +109,7 @@ def test_muon_is_the_same_in_every_layout_or_refused_by_version(found: Found) ->
     assert outcome["refused"] is None
     # Muon's iteration rounds to less than fp32.
     assert outcome["tp2"] == pytest.approx(outcome["dp2"], abs=1e-4)
-    assert outcome["dp2"][:2] != outcome["adam"][:2]
+    assert outcome["dp2"] != outcome["adam"]
 
 
 @pytest.mark.parametrize("layout", ["alone", "tp2", "tp2-sp"])
