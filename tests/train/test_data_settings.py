@@ -10,7 +10,7 @@ from lt_shared import manifest
 from lt_shared.console import BadConfig, BadData, NoInput, UsageError
 from lt_shared.manifest import Dataset
 from lt_train import config_file
-from lt_train.settings.data import Data, blend_words, check_datasets, split_ranges, spread
+from lt_train.settings.data import Data, blend_words, changes_of_order, check_datasets, split_ranges, spread
 
 
 @pytest.fixture
@@ -100,6 +100,14 @@ def test_a_config_file_takes_no_tables(tmp_path: Path) -> None:
         config_file.from_toml(str(config), {"data_path"}, {"data_path"})
     config.write_text('data-path = "a"\nlr = 3.0\n')
     assert config_file.from_toml(str(config), {"data_path", "lr"}, {"data_path"}) == {"data_path": ["a"], "lr": 3.0}
+
+
+def test_what_changes_the_order_of_the_data() -> None:
+    there = {"seed": 1, "seq_length": 16, "split": "9,1,0", "data_path": ["1", "a", "2", "b"], "lr": 1.0}
+    assert changes_of_order(there, there | {"lr": 2.0, "data_path": ["1", "moved/a", "2", "b"]}) == []
+    assert changes_of_order({"lr": 1.0}, there) == []
+    assert changes_of_order(there, there | {"seed": 2}) == ["seed was 1 and is 2"]
+    assert len(changes_of_order(there, there | {"split": None, "data_path": None, "train_data_path": ["1", "a", "3", "b"]})) == 2
 
 
 def test_split_ranges() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -128,6 +128,23 @@ def blend_words(datasets: tuple[Dataset, ...]) -> list[str] | None:
     if len(datasets) == 1:
         return [datasets[0].prefix]
     return [word for dataset in datasets for word in (f"{dataset.weight:g}", dataset.prefix)] or None
+
+
+def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """How two runs' arguments, under Megatron's names, differ in what decides the order of the samples; unknown ones do not."""
+
+    def weights(arguments: Mapping[str, Any]) -> list[str]:
+        words = arguments.get("train_data_path") or arguments.get("data_path") or []
+        return list(words[::2]) if len(words) > 1 else []
+
+    changes = [
+        f"{name.replace('_', '-')} was {there[name]} and is {here[name]}"
+        for name in ("seed", "seq_length", "split")
+        if name in there and there[name] != here[name]
+    ]
+    if "data_path" in there and weights(there) != weights(here):
+        changes.append(f"the weights of the data were {weights(there)} and are {weights(here)}")
+    return changes
 
 
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
