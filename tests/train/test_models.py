@@ -93,6 +93,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "qwen2-tp2": SEQUENCE,
     "mistral": WINDOW,
     "mistral-tp2": (*WINDOW, *TENSOR),
+    "mistral-cp2": (*WINDOW, "--context-parallel-size", "2"),
     "gpt3-dropped": ("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
     "gpt3-again": ("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
     "gpt3": (),
@@ -100,8 +101,12 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict[str, Outcome]:
-    place = tmp_path_factory.mktemp("families")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path, dataset: Dataset) -> dict[str, Outcome]:
     commands = {
         name: (
             *("--model", f"tiny-{name.split('-')[0]}", *TRAINING),
@@ -113,7 +118,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> dict
     return train_all(commands, place, 2, saving=True)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "tp2")])
+@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "tp2", "cp2")])
 def test_layouts_of_a_family_equal_one_rank(name: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].error is None
     alone = outcomes[name.split("-")[0]].losses
@@ -131,6 +136,13 @@ def test_the_auxiliary_loss_trains_and_is_not_reported(outcomes: dict[str, Outco
     balanced, unbalanced = outcomes["mixtral"].losses, outcomes["mixtral-unbalanced"].losses
     assert unbalanced["step", 1] == balanced["step", 1]
     assert abs(unbalanced["step", 4] - balanced["step", 4]) > 1e-7
+
+
+def test_the_log_says_what_is_trained(place: Path, outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["mixtral"].error is None
+    log = (place / "mixtral/train.log").read_text()
+    assert "2 layers of width 64, 4 experts of 128, 2 per token" in log
+    assert "353,088 parameters, 254,784 of them active per token" in log
 
 
 def test_dropout_changes_training_alike_each_time(outcomes: dict[str, Outcome]) -> None:
