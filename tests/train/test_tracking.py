@@ -69,10 +69,10 @@ def test_wandb_offline_is_one_run_across_restarts(tmp_path: Path, monkeypatch: p
         tracker.write(step, {"lm loss": step / 2})
         tracker.close()
     run_id = (tmp_path / tracking.WANDB_ID).read_text().strip()
-    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert {file.name for file in files} == {f"run-{run_id}.wandb"}
-    logged = [values for file in files for values in wandb_history(file)]
-    assert logged == [{"iteration": 4, "lm loss": 2.0}, {"iteration": 3, "lm loss": 1.5}]
+    logged = sorted((values for file in files for values in wandb_history(file)), key=lambda values: values["iteration"])
+    assert logged == [{"iteration": 3, "lm loss": 1.5}, {"iteration": 4, "lm loss": 2.0}]
 
 
 def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:

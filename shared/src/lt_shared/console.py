@@ -314,8 +314,8 @@ class Progress:
 
             columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()]
             # Data on a stdout that is no terminal must not be drawn above the bar, where rich would put it.
-            terminal = {"console": Console(stderr=True), "transient": True, "redirect_stdout": sys.stdout.isatty()}
-            self._bar = Progress(*columns, **terminal)
+            is_shared = sys.stdout.isatty()
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_shared)
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, state="")
         return self
