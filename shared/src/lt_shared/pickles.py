@@ -86,6 +86,11 @@ def names(data: bytes, origin: str) -> set[str]:
 
     `getattr` is left out where it only takes a member of an enumeration. Raises BadData for every other use of it.
     """
+    return names_and_object(data, origin)[0]
+
+
+def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
+    """What `names` and `loads` give, from one pass."""
     found = set()
 
     class Listing(_Unpickler):
@@ -95,10 +100,10 @@ def names(data: bytes, origin: str) -> set[str]:
             return super().find_class(module, name)
 
     try:
-        Listing(io.BytesIO(data)).load()
+        loaded = Listing(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
-    return found
+    return found, loaded
 
 
 def load_torch_file(path: Path) -> Any:

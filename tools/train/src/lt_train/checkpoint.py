@@ -19,14 +19,14 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from lt_shared import checkpoint_layout, megatron_arguments
 from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.console import BadData
+from lt_shared.console import BadConfig, BadData, warn
 from lt_train import __version__, optimizer_state, random_state
 from lt_train.data_parallel import Chunk, gathered
 from lt_train.model import checkpointed
 from lt_train.optimizer import create_state, separate_steps
 from lt_train.optimizer_state import Kind
 from lt_train.plan import VOCABULARY_MULTIPLE, Plan
-from lt_train.settings.data import blend_words
+from lt_train.settings.data import blend_words, changes_of_order
 
 CHECKPOINT_VERSION = 3.0
 # The default sharding of the distributed optimizer needs CUDA buffers; this one also loads under other parallel sizes.
@@ -72,7 +72,11 @@ class TrainingState:
     unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
 
     def sharded_optimizer(self, model: dict[str, Any], loading: bool) -> dict[str, Any]:
-        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made."""
+        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made.
+
+        Before the first step there is none, also in fp16 while all steps so far were skipped; megatron-core asserts that there is.
+        """
+        create_state(self.optimizer)
         return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:
@@ -237,22 +241,37 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
 
 
 def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
-    create_state(state.optimizer)
+    if saved is None:
+        _check_sharding(directory)
     model = state.sharded_model()
     sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
     present = Kind(plan.shards_optimizer, plan.precision.dtype)
     theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
-    if theirs.weights_prefix == present.weights_prefix:
+    if theirs == present:
         loaded = _read(sharded | _random_state(plan), directory)
+        _load_weights(state, loaded)
         optimizer = loaded["optimizer"]
     else:
         of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
         loaded = _read(of_model | _random_state(plan), directory)
+        # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
+        _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
-    _load_weights(state, loaded)
     state.optimizer.load_state_dict(optimizer)
     separate_steps(state.optimizer)
     return loaded
+
+
+def _check_sharding(directory: Path) -> None:
+    """Raises BadConfig for an optimizer state of Megatron-LM that only its own layout can read."""
+    common = dist_checkpointing.load_common_state_dict(str(directory))
+    metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
+    sharding = metadata.get("distrib_optim_sharding_type")
+    if sharding not in (None, CONTENT_METADATA["distrib_optim_sharding_type"]):
+        raise BadConfig(
+            f"{directory}: its optimizer state is {sharding}, which fits one layout only",
+            "save it with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or add --no-load-optim",
+        )
 
 
 def _random_state(plan: Plan) -> dict[str, Any]:
@@ -271,12 +290,15 @@ def _random_state(plan: Plan) -> dict[str, Any]:
 
 def _restore_progress(loaded: dict[str, Any], iteration: int, plan: Plan, state: TrainingState) -> None:
     state.iteration = iteration
-    consumed = getattr(loaded.get("args"), "consumed_train_samples", iteration * plan.batches.global_batch_size)
+    there = vars(loaded.get("args", argparse.Namespace()))
+    consumed = there.get("consumed_train_samples", plan.batches.samples_after(iteration))
     state.consumed_samples = int(loaded.get("consumed_samples", consumed))
     state.unlogged = Unlogged(**loaded.get("unlogged", {}))
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
     state.scheduler.step(increment=loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
+    for change in changes_of_order(there, arguments(plan)) if torch.distributed.get_rank() == 0 else ():
+        warn(f"{change}: the samples that are left come in another order than before")
     if random_state.KEY in loaded:
         random_state.restore(loaded[random_state.KEY], next(state.chunks[0].parameters()).device)
 

@@ -14,14 +14,17 @@ from lt_train.plan import Plan
 from lt_train.settings.data import check_datasets
 
 
-def prepare(plan: Plan) -> Plan:
-    """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it."""
+def prepare(plan: Plan, is_first: bool = True) -> Plan:
+    """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it.
+
+    Of many ranks, the first looks into the checkpoint before any loads it.
+    """
     check_datasets(plan.data, plan.architecture.vocab_size)
     plan = resume.starting(plan)
     start = plan.checkpointing.start
     if start is not None:
         resume.check_compatible(plan, start)
-        if not storage.is_remote(start):
+        if is_first and not storage.is_remote(start):
             trust.check(Path(start))
     return plan
 
@@ -29,7 +32,7 @@ def prepare(plan: Plan) -> Plan:
 def launch(plan: Plan) -> int:
     """Run `plan` to its end, or report that it is up to date; returns the exit code."""
     here = place.find()
-    plan = prepare(plan)
+    plan = prepare(plan, is_first=here is None or here.rank == 0)
     if resume.is_finished(plan):
         if here is None or here.rank == 0:
             _report_finished(plan)

@@ -14,6 +14,7 @@ What a checkpoint costs the steps is measured: training waits for 1 and 3, and f
 import contextlib
 import dataclasses
 import datetime
+import gc
 import inspect
 import multiprocessing
 import os
@@ -78,19 +79,22 @@ class Writer:
 
     def __init__(self, request: Any, destination: str | None):
         self.error: Report | None = None
+        self.paths: list[Path] = []
         self._process: Any = None
-        arguments = list(request.async_fn_args)
         if request.async_fn is None:
             return
-        if request.preload_fn is not None:
-            arguments[1] = request.preload_fn()
-        self.paths = [Path(path) for path, *_ in arguments[1]]
+        rank, buckets, results = request.async_fn_args
+        staged = request.preload_fn() if request.preload_fn else list(buckets)
+        self.paths = [Path(path) for path, *_ in buckets]
         fork = multiprocessing.get_context("fork")
         self._errors, errors = fork.Pipe(duplex=False)
-        work = (os.getpid(), request.async_fn, arguments, self.paths, destination, errors)
+        work = (os.getpid(), request.async_fn, (rank, staged, results), self.paths, destination, errors)
         self._process = fork.Process(target=_write, args=work)
-        self._process.start()
+        with _without_garbage_collection():
+            self._process.start()
         errors.close()
+        # megatron-core only counts them from here on; their tensors may take GPU memory.
+        buckets[:] = [(path, name, ([], [])) for path, name, _ in buckets]
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.is_alive()
@@ -110,10 +114,22 @@ class Writer:
             self._process.kill()
 
 
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A forked process must not free tensors of the GPU: it has no context there."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def _write(
     parent: int,
     write: Callable[..., None],
-    arguments: list[Any],
+    arguments: tuple[Any, ...],
     paths: list[Path],
     destination: str | None,
     errors: Connection,
@@ -293,7 +309,7 @@ def _request(content: dict[str, Any], partial: Path) -> Any:
 
 def _sizes_of_all_ranks(writer: Writer) -> dict[str, int]:
     """Every rank's files: they may lie on other nodes."""
-    own = {path.name: path.stat().st_size for path in getattr(writer, "paths", [])}
+    own = {path.name: path.stat().st_size for path in writer.paths}
     gathered: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(gathered, own)
     return {name: size for sizes in gathered for name, size in sizes.items()}

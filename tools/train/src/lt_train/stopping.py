@@ -36,6 +36,7 @@ class Reason(enum.IntEnum):
 
 
 _received = Reason.NONE
+_started = time.monotonic()
 
 
 def listen() -> None:
@@ -71,12 +72,12 @@ def held_back() -> Iterator[None]:
 
 
 class Limits:
-    """What ends a run that starts at the step `first` early. `duration_minutes` counts from the creation of this object."""
+    """What ends a run that starts at the step `first` early. `duration_minutes` counts from the start of the process."""
 
     def __init__(self, first: int, interval: int | None, duration_minutes: float | None):
         self.first = first
         self.interval = interval
-        self._end = None if duration_minutes is None else time.monotonic() + duration_minutes * 60
+        self._end = None if duration_minutes is None else _started + duration_minutes * 60
 
     @staticmethod
     def received() -> Reason:

@@ -54,9 +54,8 @@ OBJECT_NAMES = {
 def check(directory: Path) -> None:
     """Raises BadData when the checkpoint in `directory` names a class or function that none needs, or is malformed."""
     index = directory / ".metadata"
-    content = storage.read_bytes(index)
-    _require(pickles.names(content, str(index)), INDEX_NAMES, str(index))
-    metadata = pickles.loads(content, str(index))
+    names, metadata = pickles.names_and_object(storage.read_bytes(index), str(index))
+    _require(names, INDEX_NAMES, str(index))
     for place, info in metadata.storage_data.items():
         if metadata.state_dict_metadata[place.fqn].name.endswith(".BytesStorageMetadata"):
             _check_object(directory / info.relative_path, info.offset, info.length, place.fqn)
