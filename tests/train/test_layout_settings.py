@@ -76,3 +76,11 @@ def test_ranks_follow_the_layout() -> None:
     plan = plan_of([*MODEL, *TP2, *PP2, "--context-parallel-size", "2"])
     assert (plan.parallelism.world_size, plan.parallelism.data) == (8, 1)
     assert plan_of([*MODEL, "--context-parallel-size", "2", "--ranks", "4"]).parallelism.data == 2
+
+
+def test_the_layout_in_words() -> None:
+    def words(*options: str) -> str:
+        return plan_of([*MODEL, *options]).parallelism.described
+
+    assert words() == "tensor 1 x pipeline 1 x data 1"
+    assert words(*PP2, *VPP2, "--context-parallel-size", "2") == "tensor 1 x pipeline 2 (2 stages each) x context 2 x data 1"

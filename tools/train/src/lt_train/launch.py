@@ -61,7 +61,7 @@ def _describe(plan: Plan) -> None:
     note(
         f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(plan)},"
         f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
-        f" {parallel.device} rank(s): tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
+        f" {parallel.device} rank(s): {parallel.described}"
     )
 
 

@@ -72,6 +72,14 @@ class Parallelism:
         rest, ranks = layers - sum(own.values()), self.pipeline - sum(size > 0 for size in own.values())
         return own.get(pipeline_rank) or rest // ranks
 
+    @property
+    def described(self) -> str:
+        """The layout in words, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
+        stages = f" ({self.interleaving} stages each)" if self.interleaving else ""
+        context = f" x context {self.context}" if self.context > 1 else ""
+        expert = f", experts on {self.expert}" if self.expert > 1 else ""
+        return f"tensor {self.tensor} x pipeline {self.pipeline}{stages}{context} x data {self.data}{expert}"
+
 
 def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
     where = device.resolve(options["device"])
