@@ -79,6 +79,16 @@ def test_split_blends(
             assert_same_order(ours, theirs)
 
 
+def test_a_blend_whose_ties_hang_on_the_last_bit_of_its_weights(tmp_path: Path) -> None:
+    """Megatron divides the weights by their sum twice; after once, the 19th sample would come from another dataset."""
+    datasets = tuple(
+        dataclasses.replace(synthetic.write(tmp_path / str(weight), [30] * 40), weight=weight) for weight in (0.1, 0.2, 0.3)
+    )
+    plan = synthetic.plan(*SIZES, "--train-iters", "12", "--split", "1,0,0", "--eval-iters", "0", datasets=datasets)
+    train, _, _ = blends.build(plan, str(tmp_path / "cache"))
+    assert_same_order(train, megatrons(plan, blend=blend_of(datasets), split="1,0,0")[0])
+
+
 def test_parts_of_their_own(tmp_path: Path) -> None:
     first, second, third = (synthetic.write(tmp_path / name, [5, 30, 8] * 10) for name in ("first", "second", "third"))
     lists = ("--train-data-path", "3", first.prefix, "1", second.prefix, "--valid-data-path", third.prefix)
