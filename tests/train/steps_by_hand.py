@@ -123,11 +123,12 @@ def not_a_number(prefix: str) -> dict[str, Any]:
 
 def loss_scaling(prefix: str) -> dict[str, Any]:
     """fp16 from a loss scale that is too high, beside fp32, and with a fixed scale."""
-    high = Run(prefix, "--lr", "1e-3", "--fp16", "--initial-loss-scale", str(2.0**30), "--hysteresis", "1", "--loss-scale-window", "3")
+    falling = ("--fp16", "--initial-loss-scale", str(2.0**30), "--hysteresis", "1")
+    high = Run(prefix, "--lr", "1e-3", *falling, "--loss-scale-window", "3")
     steps = [high.step() for _ in range(24)]
     fixed = Run(prefix, "--lr", "1e-3", "--fp16", "--loss-scale", "1024")
     fixed_steps = [fixed.step() for _ in range(4)]
-    stuck = Run(prefix, "--fp16", "--initial-loss-scale", str(2.0**30), "--min-loss-scale", str(2.0**29), "--hysteresis", "1")
+    stuck = Run(prefix, *falling, "--min-loss-scale", str(2.0**29))
     falls = [stuck.step().scale_falls for _ in range(2)]
     fp32 = Run(prefix, "--lr", "1e-3")
     return {
@@ -237,7 +238,7 @@ def z_loss(prefix: str) -> dict[str, Any]:
 
 
 def fp8_products(prefix: str) -> dict[str, Any]:
-    """The errors of a feed-forward layer in fp8 against fp32, relative to the largest value; alone, split, and with sequence parallelism."""
+    """The relative errors of a feed-forward layer in fp8 against fp32; alone, split, and with sequence parallelism."""
     found = {}
     for recipe in ("tensorwise", *(("rowwise",) if ROWWISE else ())):
         for form in ("e4m3", "hybrid"):

@@ -54,8 +54,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--ranks", "2", "--use-distributed-optimizer"), ("--tensor-model-parallel-size", "2", "--bf16")],
-    ids=["one-rank", "dp2-distributed", "tp2-bf16"],
+    [
+        (),
+        # The loss scale begins too high: some steps are skipped before and after the kill.
+        ("--ranks", "2", "--use-distributed-optimizer", "--fp16", "--initial-loss-scale", str(2**24), "--hysteresis", "1"),
+        ("--tensor-model-parallel-size", "2", "--bf16"),
+    ],
+    ids=["one-rank", "dp2-distributed-fp16", "tp2-bf16"],
 )
 def test_killed_run_continues_bit_for_bit(options: tuple[str, ...], tmp_path: Path, dataset: Dataset, finished: Path) -> None:
     whole = tmp_path / "whole" if options else finished

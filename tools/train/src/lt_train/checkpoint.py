@@ -74,7 +74,7 @@ class TrainingState:
     def sharded_optimizer(self, model: dict[str, Any], loading: bool) -> dict[str, Any]:
         """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made.
 
-        Before the first step there is none, also in fp16 while all steps so far were skipped; megatron-core asserts that there is.
+        Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
         """
         create_state(self.optimizer)
         return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))

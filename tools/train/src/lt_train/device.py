@@ -60,7 +60,7 @@ def make_deterministic(device: str) -> None:
 
     torch.use_deterministic_algorithms(True)
     # Writing NaN into every new tensor finds reads of what nobody wrote; it takes time and changes no result.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def resolve(choice: str) -> str:

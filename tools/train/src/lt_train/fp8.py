@@ -59,12 +59,13 @@ def _linear(
     elif allreduce_dgrad:
         input = copy_to_tensor_model_parallel_region(input, group=tp_group)
     rows = input.reshape(-1, input.shape[-1])
-    output = _Product.apply(rows, weight, gradient, rowwise).view(*input.shape[:-1], weight.shape[0])
+    product: Tensor = _Product.apply(rows, weight, gradient, rowwise)  # type: ignore[no-untyped-call]
+    output = product.view(*input.shape[:-1], weight.shape[0])
     return output if bias is None else output + bias
 
 
 class _Product(torch.autograd.Function):
-    """`rows` [m, k] times the transpose of `weight` [n, k]. The hardware wants both factors with the summed dimension innermost."""
+    """`rows` [m, k] times the transpose of `weight` [n, k]. The hardware wants the summed dimension of both factors innermost."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, gradient: torch.dtype, rowwise: bool) -> Tensor:
@@ -86,9 +87,7 @@ class _Product(torch.autograd.Function):
 
 def _multiply(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
     """`left` [m, k] times the transpose of `right` [n, k], of `dtype`. `fast` sums in fewer bits, which gradients do not bear."""
-    return torch._scaled_mm(
-        left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=dtype, use_fast_accum=fast
-    )
+    return torch._scaled_mm(left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=dtype, use_fast_accum=fast)
 
 
 def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:

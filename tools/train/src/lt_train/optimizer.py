@@ -1,6 +1,6 @@
 """megatron-core's optimizers, the schedule of their learning rate and weight decay, and one careful step with them.
 
-Norms and biases have no weight decay: megatron-core puts them in groups with `wd_mult` 0, which its schedule applies at every step.
+Norms and biases have no weight decay: megatron-core puts them in groups with `wd_mult` 0, which its schedule applies every step.
 """
 
 import math
@@ -86,14 +86,15 @@ def _fuse(optimizer: MegatronOptimizer) -> None:
 
 
 @torch.no_grad()
-def step(optimizer: MegatronOptimizer, clip_grad: float) -> tuple[bool, float]:
-    """Clip and apply the gradients; returns whether it did, and their norm before clipping.
+def step(optimizer: MegatronOptimizer, clip_grad: float) -> tuple[bool, float | None]:
+    """Clip and apply the gradients; returns whether it did, and their norm before clipping, None for too high a loss scale.
 
-    Gradients with an infinity or a NaN are not applied. megatron-core looks for them only when it scales the loss (fp16) and would
-    write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
+    Gradients with an infinity or a NaN are not applied. megatron-core looks for them only when it scales the loss (fp16) and
+    would write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
     """
-    overflow = optimizer.prepare_grads()
-    norm = math.inf if overflow else float(optimizer.get_grad_norm())
+    if optimizer.prepare_grads():
+        return False, None
+    norm = float(optimizer.get_grad_norm())
     if not math.isfinite(norm):
         return False, norm
     if clip_grad:
@@ -117,7 +118,7 @@ def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer
 
 
 def create_state(optimizer: MegatronOptimizer) -> None:
-    """Make the empty state that megatron-core expects to be there before it loads a checkpoint into it."""
+    """Make the state of an optimizer that has made no step; megatron-core neither saves nor loads one without."""
     for outer in _inner(optimizer):
         if isinstance(outer.optimizer, torch.optim.AdamW):
             _create_adam_state(outer.optimizer)

@@ -23,13 +23,13 @@ from lt_train.plan import Plan
 class StepResult:
     """The same on every rank. `loss` is the mean over the global batch of `samples`, in nats per token.
 
-    A skipped step has not `updated`. `loss_scale` is that of the next step, 1 without scaling; `scale_falls` says that a skipped
-    step can still lower it.
+    A skipped step has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is that of the next step,
+    1 without scaling; `scale_falls` says that a skipped step can still lower it.
     """
 
     loss: float
     samples: int
-    grad_norm: float
+    grad_norm: float | None
     updated: bool
     loss_scale: float = 1.0
     scale_falls: bool = False

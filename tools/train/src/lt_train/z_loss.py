@@ -12,8 +12,8 @@ from torch import Tensor
 def add_z_loss(model: GPTModel, coefficient: float) -> None:
     """Make `model` minimise `coefficient` x log(Z)^2 beside the cross entropy, where Z normalises the softmax.
 
-    PaLM uses 1e-4. The reported loss stays the cross entropy. log(Z) is the cross entropy plus the logit of the label, so no second
-    softmax is computed; the backward pass needs memory for one more gradient of the logits.
+    PaLM uses 1e-4. The reported loss stays the cross entropy. log(Z) is the cross entropy plus the logit of the label, so no
+    second softmax is computed; the backward pass needs memory for one more gradient of the logits.
     """
     cross_entropy = model.compute_language_model_loss
 
@@ -21,7 +21,8 @@ def add_z_loss(model: GPTModel, coefficient: float) -> None:
         # megatron-core's cross entropy overwrites fp32 logits: the labels' are taken before it.
         chosen = _label_logits(labels, logits)
         losses = cross_entropy(labels, logits)
-        return _WithGradientOf.apply(losses, coefficient * (losses + chosen).square())
+        combined: Tensor = _WithGradientOf.apply(losses, coefficient * (losses + chosen).square())  # type: ignore[no-untyped-call]
+        return combined
 
     model.compute_language_model_loss = with_z_loss
 
@@ -36,7 +37,8 @@ def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
     rows = torch.arange(local.numel(), device=local.device)
     mine = logits.view(-1, columns)[rows, local.clamp(0, columns - 1).flatten()].view_as(local).float()
     # Not by multiplication: the columns of the padding hold -inf.
-    return reduce_from_tensor_model_parallel_region(torch.where(here, mine, 0.0)).transpose(0, 1)
+    chosen: Tensor = reduce_from_tensor_model_parallel_region(torch.where(here, mine, 0.0))
+    return chosen.transpose(0, 1)
 
 
 class _WithGradientOf(torch.autograd.Function):
