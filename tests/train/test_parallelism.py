@@ -49,7 +49,7 @@ LAYOUTS = {
     "pp4": PP4,
     "pp2-uneven": (*PP2, "--decoder-first-pipeline-num-layers", "3"),
     "pp2-vpp2": (*PP2, *VPP2),
-    "pp2-vpp2-dp2-zero": (*PP2, *VPP2, *ZERO, "--ranks", "4"),
+    "pp2-vpp2-dp2-zero": (*PP2, *VPP2, *ZERO, "--overlap-grad-reduce", "--overlap-param-gather", "--ranks", "4"),
     "pp2-vpp2-tp2-sp": (*PP2, *VPP2, *TP2, *SP),
     "dp2": DP2,
     "dp4-zero": (*DP4, *ZERO),
