@@ -54,8 +54,8 @@ def train_all(
 ) -> dict[str, Outcome]:
     """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
 
-    A layout that fails does not stop the others. Without `saving` no checkpoint is written; without `steps` each only saves what it
-    has loaded.
+    A layout that fails does not stop the others. Without `saving` no checkpoint is written; without `steps` each saves only what
+    it has loaded.
     """
     if not commands:
         return {}

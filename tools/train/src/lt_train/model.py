@@ -79,7 +79,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
 
 
 def _window(plan: Plan) -> tuple[int, int] | None:
-    """How far a query sees to the left and to the right, its own token aside; None where a sample is no longer than the window."""
+    """How far a query sees to the left and to the right, beside its own token; None if a sample is no longer than the window."""
     window = plan.architecture.sliding_window
     return None if window is None or window >= plan.batches.seq_length else (window - 1, 0)
 
