@@ -144,7 +144,7 @@ def moves(gpus: int, place: Path, command: Callable[..., tuple[str, ...]]) -> di
 def refusal(command: tuple[str, ...]) -> str | None:
     """Why lt-train does not start this run on this machine."""
     try:
-        plan_of(command)
+        plan_of([*command, "--save", "run"])
     except ToolError as error:
         return str(error)
     return None
