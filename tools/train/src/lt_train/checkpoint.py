@@ -29,8 +29,7 @@ from lt_train.plan import VOCABULARY_MULTIPLE, Plan
 from lt_train.settings.data import blend_words, changes_of_order
 
 CHECKPOINT_VERSION = 3.0
-# The default sharding of the distributed optimizer needs CUDA buffers; this one also loads under other parallel sizes.
-# The other two are Megatron-LM's own.
+# The form of a split optimizer state that loads under other parallel sizes, see `shards`. The other two are Megatron-LM's own.
 CONTENT_METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -158,6 +157,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
         "data_parallel_size": parallel.data,
         "sequence_parallel": parallel.sequence,
         "use_distributed_optimizer": parallel.distributed_optimizer,
+        **plan.memory.arguments(),
         "lr": optimization.lr,
         "min_lr": optimization.min_lr,
         "optimizer": optimization.optimizer,

@@ -74,13 +74,13 @@ def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     its weight; --mock-data stands in for it. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
     error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
     """
-    from lt_train import launch, resume
+    from lt_train import launch, memory, resume
     from lt_train.plan import resolve
 
     plan = resolve(options, data_settings.training_datasets(data, options))
     if dry_run:
         plan = launch.prepare(plan)
-        console.print_json(plan.as_record() | {"up_to_date": resume.is_finished(plan)})
+        console.print_json(plan.as_record() | memory.record(plan) | {"up_to_date": resume.is_finished(plan)})
         return 0
     return launch.launch(plan)
 
@@ -110,14 +110,14 @@ def bench(dry_run: bool, **options: Any) -> int:
     Trains on made-up tokens for some steps and shows their median time, throughput, MFU and memory, how long a step waits for
     data, and what the training loop's own Python takes.
     """
-    from lt_train import launch
+    from lt_train import launch, memory
     from lt_train.plan import resolve
 
     hidden = [parameter for parameter in command.params if parameter.name not in options and parameter.expose_value]
     defaults = click.Command("defaults", params=hidden).make_context("defaults", []).params
     plan = resolve(defaults | options | benchmark.training_options(options), ())
     if dry_run:
-        console.print_json(plan.as_record())
+        console.print_json(plan.as_record() | memory.record(plan))
         return 0
     return launch.launch(plan)
 

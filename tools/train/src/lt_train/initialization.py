@@ -1,10 +1,10 @@
 """Initial weights that depend on the seed and on a weight's place in the whole model, not on how the model is split.
 
 A weight's value is a function of the run's seed, the parameter's global name and layer, and the weight's index in the whole
-parameter: a counter-based generator (SplitMix64, then Box-Muller), computed where the weight lies. A rank so draws exactly its own
-share, whatever the share is, and runs with different tensor, pipeline, data parallel and FSDP sizes start from the same weights;
-their losses can be compared. Price: about 20 passes over the elements, 40 ns per weight and core on a CPU; on a GPU the passes are
-bound by its memory, 8 billion weights take seconds.
+parameter: a counter-based generator (SplitMix64, then Box-Muller), computed where the weight lies. A rank so draws exactly its
+own share, whatever the share is, and runs with different tensor, pipeline, data parallel and FSDP sizes start from the same
+weights; their losses can be compared. The price are 20 passes over the elements, 40 ns per weight and core on a CPU; on a GPU the
+passes are bound by its memory, 8 billion weights take seconds.
 """
 
 import hashlib

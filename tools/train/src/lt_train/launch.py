@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import CannotCreate, ExitCode, TryAgain, note, warn
-from lt_train import place, processes, rank, remote_datasets, remote_run, resume, trust
+from lt_train import memory, place, processes, rank, remote_datasets, remote_run, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.settings.data import check_datasets
@@ -63,6 +63,7 @@ def _describe(plan: Plan) -> None:
         f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
         f" {parallel.device} rank(s): {parallel.described}"
     )
+    note(f"memory: {memory.estimate(plan)}")
 
 
 def _described_data(plan: Plan) -> str:

@@ -75,6 +75,24 @@ class Memory:
     recompute: Recompute | None
     offloaded_layers: int
 
+    def arguments(self) -> dict[str, Any]:
+        """The settings under Megatron's argument names."""
+        recompute = self.recompute
+        return {
+            "use_torch_fsdp2": self.fully_sharded,
+            "num_distributed_optimizer_instances": self.instances,
+            "overlap_grad_reduce": self.overlap_grad_reduce,
+            "overlap_param_gather": self.overlap_param_gather,
+            "ddp_bucket_size": self.bucket_elements,
+            "accumulate_allreduce_grads_in_fp32": self.gradient_dtype == "float32",
+            "grad_reduce_in_bf16": self.gradient_dtype == "bfloat16",
+            "recompute_granularity": recompute.granularity if recompute else None,
+            "recompute_method": recompute.method if recompute else None,
+            "recompute_num_layers": recompute.layers if recompute else None,
+            "recompute_modules": list(recompute.modules) if recompute else None,
+            "cpu_offloading_num_layers": self.offloaded_layers,
+        }
+
 
 def resolve(options: dict[str, Any]) -> Memory:
     if options["grad_reduce_in_bf16"] and options["accumulate_allreduce_grads_in_fp32"]:

@@ -1,0 +1,98 @@
+"""Counts the bytes that the ranks of a plan hold in tensors; a program of test_memory.py: `memory_probe.py WORK.json RANK`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lt_train.place import Place
+from lt_train.plan import Plan
+
+
+def main(work_file: str, rank: int) -> None:
+    import torch
+
+    from lt_train import device
+    from lt_train import rank as rank_module
+
+    work = json.loads(Path(work_file).read_text())
+    torch.set_num_threads(1)
+    rank_module.quiet()
+    found: dict[str, dict[str, int]] = {}
+    where = device.prepare("cpu", Place(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
+    from megatron.core import parallel_state
+
+    from lt_train import training
+
+    for number, (name, text) in enumerate(work["plans"].items()):
+        plan = Plan.from_json(text)
+        ranks = plan.parallelism.world_size
+        if rank >= ranks:
+            continue
+        place = Place(rank, rank, ranks, ranks, "127.0.0.1", work["ports"][number], "test")
+        os.environ.update(place.environment())
+        loops: list[Any] = []
+        training.Loop.run = lambda loop, profiler, loops=loops: loops.append(measure(loop)) or training.Reason.NONE
+        training.train(plan, place, where)
+        (found[name],) = loops
+        parallel_state.destroy_model_parallel()
+    Path(f"{work_file}.{rank}").write_text(json.dumps(found))
+
+
+def measure(loop: Any) -> dict[str, int]:
+    """Bytes after a step: what is in memory of each kind, every piece of memory once; activations of one micro batch."""
+    import torch
+
+    from lt_train import data, optimizer
+    from lt_train.step import forward_step
+
+    batches = data.batches(loop.train_data, loop.plan, loop.where, 0)
+    loop.stepper.train(batches)
+    (chunk,) = loop.state.chunks
+    weights = Memory()
+    for parameter in chunk.parameters():
+        weights.add(parameter)
+    gradients = Memory()
+    for parameter in chunk.parameters():
+        gradients.add(parameter.main_grad)
+    state = Memory(weights.pieces)
+    for inner in optimizer.torch_optimizers(loop.state.optimizer):
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                state.add(parameter)
+                for value in inner.state[parameter].values():
+                    if isinstance(value, torch.Tensor) and value.dim():
+                        state.add(value)
+    kept = Memory(weights.pieces)
+    with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda tensor: tensor):
+        output, loss = forward_step(batches, chunk)
+        loss(output)
+    return {
+        "weights": weights.size_bytes,
+        "gradients": gradients.size_bytes,
+        "optimizer": state.size_bytes,
+        "activations": kept.size_bytes,
+    }
+
+
+class Memory:
+    """Pieces of memory, each counted once; those of `others` not at all."""
+
+    def __init__(self, others: frozenset[int] | set[int] = frozenset()):
+        self.others = others
+        self.pieces: set[int] = set()
+        self.size_bytes = 0
+        self.held: list[Any] = []
+
+    def add(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.pieces and storage.data_ptr() not in self.others:
+            self.pieces.add(storage.data_ptr())
+            self.size_bytes += storage.nbytes()
+            self.held.append(tensor)
+        return tensor
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
