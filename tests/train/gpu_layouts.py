@@ -1,14 +1,15 @@
-"""Every layout that the GPUs at hand allow, beside one GPU: `python tests/train/gpu_layouts.py`.
+"""Every layout that the GPUs at hand allow, beside one GPU: `python tests/train/gpu_layouts.py [FAMILY...]`.
 
 Not a part of the test session, which runs without a GPU. Prints a table of the largest difference of any step's or evaluation's
 loss, the speed and the memory of the fullest GPU; fails when a layout differs by more than its tolerance. The model is small, so
-the speeds say no more than that nothing is slow by an accident. Takes about 6 minutes on two GPUs.
+several runs share the GPUs: the speeds say no more than that nothing is slow by an accident.
 """
 
 import json
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy
@@ -19,6 +20,7 @@ from lt_shared.console import ToolError
 from lt_shared.manifest import Dataset
 from lt_train.device import gpu_count
 
+AT_ONCE = 3
 STEPS = 8
 HALF = 4
 VOCABULARY = 4096
@@ -100,33 +102,41 @@ MOVES: dict[int, list[tuple[int, str, tuple[str, ...]]]] = {
 }
 
 
-def main() -> int:
+def main(chosen: list[str]) -> int:
+    """Run the families named, or all. A few at a time: the models are small, and most of the time is start and compilation."""
     gpus = gpu_count()
-    with tempfile.TemporaryDirectory() as place:
+    print(f"{'layout':52} {'loss from':>9} {'to':>9} {'difference':>10} {'tokens/s':>10} {'GiB':>6}", flush=True)
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(AT_ONCE) as pool:
         data = ("--data-cache-path", f"{place}/cache", write_text(Path(place) / "data"))
-        commands, families = layouts(gpus, lambda *options: (*MODEL, *options, *data))
-        commands |= moves(gpus, Path(place) / "moves", lambda *options: (*MODEL, *FP32, *options, *data))
-        refused = {name: reason for name, command in commands.items() if (reason := refusal(command))}
-        runs = {name: command for name, command in commands.items() if name not in refused}
-        saving = {name: command for name, command in runs.items() if name.startswith("resume") or "--async-save" in command}
-        outcomes = train_all({name: runs[name] for name in runs if name not in saving}, Path(place) / "runs", gpus)
-        outcomes |= train_all(saving, Path(place) / "moves", gpus, saving=True)
-    print(f"{'layout':52} {'loss from':>9} {'to':>9} {'difference':>10} {'tokens/s':>10} {'GiB':>6}")
-    failed = [name for name in commands if not report(name, families.get(name, "fp32"), outcomes.get(name), refused, outcomes)]
-    print(f"{len(commands)} runs on up to {gpus} GPUs, {len(refused)} refused; failed: {', '.join(failed) or 'none'}")
+        runs = [
+            pool.submit(run_family, family, gpus, Path(place) / family.replace(" ", "-"), data) for family in (chosen or FAMILIES)
+        ]
+        for run in as_completed(runs):
+            lines, failures = run.result()
+            print("\n".join(lines), flush=True)
+            failed += failures
+    print(f"failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 
-def layouts(gpus: int, command: Callable[..., tuple[str, ...]]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The command line and the family of every run, by its name; each family begins with its run on one GPU."""
-    commands, family_of = {}, {}
-    for family, (common, _) in FAMILIES.items():
-        own = [(ranks, name, options) for ranks, name, options, members in LAYOUTS if family in members and ranks <= gpus]
-        for ranks, name, options in [(1, "one GPU", ()), *own]:
-            key = f"{family}: {name}"
-            commands[key] = command(*common, "--ranks", str(ranks), *options)
-            family_of[key] = family
-    return commands, family_of
+def run_family(family: str, gpus: int, place: Path, data: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The table's lines of a family, and the names of the runs that failed."""
+    common, _ = FAMILIES[family]
+    commands = {
+        f"{family}: {name}": (*MODEL, *common, *data, "--ranks", str(ranks), *options)
+        for ranks, name, options in [(1, "one GPU", ()), *((r, n, o) for r, n, o, members in LAYOUTS if family in members)]
+        if ranks <= gpus
+    }
+    if family == "fp32":
+        commands |= moves(gpus, place / "saving", lambda *options: (*MODEL, *FP32, *options, *data))
+    refused = {name: reason for name, command in commands.items() if (reason := refusal(command))}
+    runs = {name: command for name, command in commands.items() if name not in refused}
+    saving = {name: command for name, command in runs.items() if name.startswith("resume") or "--async-save" in command}
+    outcomes = train_all({name: runs[name] for name in runs if name not in saving}, place / "runs", gpus)
+    outcomes |= train_all(saving, place / "saving", gpus, saving=True)
+    reports = {name: report(name, family, outcomes.get(name), refused, outcomes) for name in commands}
+    return [line for line, _ in reports.values()], [name for name, (_, is_right) in reports.items() if not is_right]
 
 
 def moves(gpus: int, place: Path, command: Callable[..., tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -150,25 +160,22 @@ def refusal(command: tuple[str, ...]) -> str | None:
     return None
 
 
-def report(name: str, family: str, outcome: Outcome | None, refused: dict[str, str], outcomes: dict[str, Outcome]) -> bool:
-    """Print the run's line; False when it failed or differs."""
+def report(
+    name: str, family: str, outcome: Outcome | None, refused: dict[str, str], outcomes: dict[str, Outcome]
+) -> tuple[str, bool]:
+    """The run's line, and whether it is as it should be."""
     alone = outcomes.get(f"{family}: one GPU")
     if outcome is None:
-        print(f"{name:52} refused: {refused[name]}")
         # Without TransformerEngine its families are refused; anything else on this list should run.
-        return family.startswith("te")
+        return f"{name:52} refused: {refused[name]}", family.startswith("te")
     if outcome.error is not None or alone is None or alone.error is not None:
-        print(f"{name:52} FAILED\n{outcome.error}")
-        return False
+        return f"{name:52} FAILED\n{outcome.error}", False
     difference = max(abs(loss - alone.losses[key]) for key, loss in outcome.losses.items())
-    right = difference <= FAMILIES[family][1]
+    is_right = difference <= FAMILIES[family][1]
     losses = [loss for (kind, _), loss in sorted(outcome.losses.items()) if kind == "step"]
     speed, memory = outcome.tokens_per_second or 0.0, outcome.peak_bytes / 2**30
-    print(
-        f"{name:52} {losses[0]:9.5f} {losses[-1]:9.5f} {difference:10.1e} {speed:10,.0f} {memory:6.2f}"
-        + ("" if right else "  DIFFERS")
-    )
-    return right
+    line = f"{name:52} {losses[0]:9.5f} {losses[-1]:9.5f} {difference:10.1e} {speed:10,.0f} {memory:6.2f}"
+    return line + ("" if is_right else "  DIFFERS"), is_right
 
 
 def write_text(prefix: Path) -> str:
@@ -185,4 +192,4 @@ def write_text(prefix: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
