@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -13,7 +14,7 @@ from lt_train.fsdp import FullySharded
 from lt_train.initialization import initialize, tensors_of
 from lt_train.plan import Plan
 
-Chunk = DistributedDataParallel | FullySharded
+Chunk: TypeAlias = DistributedDataParallel | FullySharded
 
 
 def building(plan: Plan) -> contextlib.AbstractContextManager[object]:
@@ -40,7 +41,8 @@ def wrap(plan: Plan, config: TransformerConfig, model: GPTModel, device: torch.d
         bucket_size=memory.bucket_elements,
         check_for_nan_in_grad=False,
     )
-    return DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
+    chunk: Chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
+    return chunk
 
 
 @contextlib.contextmanager

@@ -31,10 +31,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from lt_train import shards
 from lt_train.device import CPU
 
-Parameters = dict[str, torch.nn.Parameter]
 
-
-class FullySharded(_BaseDataParallel):
+class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     """A GPTModel built on the meta device, its parameters replaced by this rank's shards of them, in float32.
 
     `dtype` is that of the forward and backward pass and of the weights in checkpoints.
@@ -50,14 +48,13 @@ class FullySharded(_BaseDataParallel):
             if isinstance(entry, shards.Entry) and entry.data is not None
         }
         self.mesh = _mesh(device, instances)
-        attributes = {name: vars(parameter) for name, parameter in model.named_parameters()}
-        _shard(model, self.mesh, dtype, device)
-        self.sharded: Parameters = dict(model.named_parameters())
-        self.shards: Parameters = {}
+        marks = _shard(model, self.mesh, dtype, device)
+        self.sharded: dict[str, Any] = dict(model.named_parameters())  # of torch's DTensor
+        self.shards: dict[str, torch.nn.Parameter] = {}
         for name, parameter in self.sharded.items():
             shard = torch.nn.Parameter(parameter.to_local().detach())
             for target in (parameter, shard):
-                vars(target).update(attributes[name])
+                vars(target).update(marks[name])
             self.shards[name] = shard
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -113,7 +110,7 @@ class FullySharded(_BaseDataParallel):
         return [], []
 
 
-class ShardOptimizer(FP32Optimizer):
+class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
     """The optimizer of the shards. Its checkpoints have the form and the names of megatron-core's DistributedOptimizer's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig, init_state: Any, chunk: FullySharded):
@@ -130,12 +127,15 @@ class ShardOptimizer(FP32Optimizer):
         state = self.optimizer.state
         weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in self.chunk.shards.values()}
         self.loaded = weights if is_loading else {}
-        values: dict[str, Callable[[torch.nn.Parameter], torch.Tensor]] = {"param": weights.__getitem__}
+        values = {"param": weights}
         for name in sorted({name for moments in state.values() for name in moments} - {"step"}):
-            values[name] = lambda shard, name=name: state[shard][name]
+            values[name] = {shard: state[shard][name] for shard in weights}
         saved = {
-            name: {key: shards.for_checkpoint(tensor, f"optimizer.state.{name}.") for key, tensor in self.chunk.tensors(value)}
-            for name, value in values.items()
+            name: {
+                key: shards.for_checkpoint(tensor, f"optimizer.state.{name}.")
+                for key, tensor in self.chunk.tensors(of_shards.__getitem__)
+            }
+            for name, of_shards in values.items()
         }
         step = max((float(moments["step"]) for moments in state.values() if "step" in moments), default=0.0)
         groups = [
@@ -171,8 +171,8 @@ def _mesh(device: torch.device, instances: int) -> DeviceMesh:
     return DeviceMesh.from_group([among, within], device.type, mesh=ranks, mesh_dim_names=("instance", "shard"))
 
 
-def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> None:
-    """Give memory to one unit after the other and keep this rank's rows of it.
+def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
+    """Give memory to one unit after the other and keep this rank's rows of it; returns megatron-core's marks on each parameter.
 
     A tied embedding is used at both ends of the model and stays gathered with what belongs to no unit; the output layer stays
     gathered from the forward to the backward pass, which begins with it.
@@ -180,8 +180,12 @@ def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     ends = [] if model.share_embeddings_and_output_weights else [model.embedding, model.output_layer]
     previous: list[FSDPModule] = []
+    marks: dict[str, dict[str, Any]] = {}
     for unit in [*ends, *model.decoder.layers, model]:
         _materialize(unit, device)
+        for name, parameter in model.named_parameters():
+            if not parameter.is_meta:
+                marks.setdefault(name, vars(parameter))
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=unit not in (model, model.output_layer))
         if unit in model.decoder.layers:
             # Recomputation would disturb the order that torch finds out by itself.
@@ -189,10 +193,12 @@ def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.
             previous = [unit]
     if device.type == CPU:
         model.set_force_sum_reduction_for_comms(True)  # gloo cannot average
+    return marks
 
 
 def _materialize(unit: torch.nn.Module, device: torch.device) -> None:
     """Allocate the unit's parameters that are still on the meta device, with megatron-core's marks on them."""
+    module: Any
     for module in unit.modules():
         attributes = {name: vars(value) for name, value in module.named_parameters(recurse=False) if value.is_meta}
         if attributes and hasattr(module, "param_init_meta"):

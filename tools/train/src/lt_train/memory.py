@@ -119,7 +119,7 @@ def _activations(plan: Plan, pipeline_rank: int) -> int:
             kept, again = count * residual + (layers - count) * layer, layer
         else:
             kept, again = layers // count * residual, count * layer
-    in_flight = min(plan.micro_batches(plan.batches.global_batch_size), parallel.pipeline - pipeline_rank)
+    in_flight: float = min(plan.micro_batches(plan.batches.global_batch_size), parallel.pipeline - pipeline_rank)
     if parallel.interleaving:
         in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
     last = _logits(plan) if pipeline_rank == parallel.pipeline - 1 else 0

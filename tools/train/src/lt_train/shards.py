@@ -14,7 +14,7 @@ name, without a message, whenever the size of a bucket is no multiple of 128 and
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core import parallel_state
@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-Entry = ShardedTensor | ShardedTensorFactory
+Entry: TypeAlias = ShardedTensor | ShardedTensorFactory
 
 
 @dataclasses.dataclass(frozen=True)
