@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from layouts import train_all
+from running import RUNS
 from tokenizers import ByteLevelBPETokenizer
 
 from lt_shared import indexed_dataset, manifest, tokenizer_files
@@ -47,3 +49,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..
 def manifest_text(dataset: Dataset) -> str:
     end = {"v": manifest.VERSION, "kind": "end", "count": 1}
     return f"{json.dumps(manifest.record_of(dataset))}\n{json.dumps(end)}\n"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """Uninterrupted runs of RUNS, each in its directory, with checkpoints at 4, 8 and 12."""
+    place = tmp_path_factory.mktemp("finished")
+    outcomes = train_all({name: (*options, dataset.prefix) for name, options in RUNS.items()}, place, ranks=2, saving=True)
+    errors = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
+    assert not errors, errors
+    return place

@@ -16,6 +16,18 @@ SMALL = (
     *("--eval-iters", "1", "--device", "cpu"),
 )
 
+STEPS = ("--train-iters", "12", "--save-interval", "4", "--eval-interval", "5", "--lr", "1e-3")
+RUNS = {
+    "one": (*SMALL, *STEPS, "--ranks", "1"),
+    # The loss scale begins too high: some steps are skipped. A line gives the mean over the steps since the line before, and
+    # checkpoints lie between two lines.
+    "two": (
+        *(*SMALL, *STEPS, "--ranks", "2", "--log-interval", "5", "--use-distributed-optimizer"),
+        *("--fp16", "--initial-loss-scale", str(2**24), "--hysteresis", "1"),
+    ),
+}
+FAULTS = Path(__file__).parent / "faults"
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -32,6 +44,11 @@ def environment() -> dict[str, str]:
     """The present environment without anything that would make lt-train a rank or change its options."""
     left_out = ("RANK", "LOCAL_RANK", "LT_DEBUG")
     return {key: value for key, value in os.environ.items() if key not in left_out and not key.startswith(("LT_TRAIN", "SLURM"))}
+
+
+def faulty(fault: str) -> dict[str, str]:
+    """Variables for `run` that make the fault happen; see faults/sitecustomize.py."""
+    return {"LT_FAULT": fault, "PYTHONPATH": str(FAULTS)}
 
 
 def command(*arguments: str) -> list[str]:

@@ -1,10 +1,12 @@
-"""Sends a signal at an exact moment of a run: Python imports this module at its start when this directory is in PYTHONPATH.
+"""A fault at an exact moment of a run: Python imports this module at its start when this directory is in PYTHONPATH.
 
-LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename with
-a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when a process that it forked
-calls the function. Of os.fsync, the path is that of the open file. It happens once.
+LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename
+with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when a process that it
+forked calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
+file. It happens once.
 """
 
+import errno
 import os
 import signal
 
@@ -15,12 +17,22 @@ def install(fault: str) -> None:
         return
     victim = os.getpid() if target == "rank" else int(os.environ["LT_TRAIN_PARENT"])
     original = getattr(os, function)
-    sent = []
+    # One byte, which forked processes share: whoever reads it may act.
+    permission, writing_end = os.pipe()
+    os.set_blocking(permission, False)
+    os.write(writing_end, b"1")
+
+    def is_permitted():
+        try:
+            return bool(os.read(permission, 1))
+        except BlockingIOError:
+            return False
 
     def faulty(*arguments, **options):
         path = os.readlink(f"/proc/self/fd/{arguments[0]}") if function == "fsync" else os.fspath(arguments[0])
-        if text in path and not sent:
-            sent.append(True)
+        if text in path and is_permitted():
+            if not name.startswith("SIG"):
+                raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
             os.kill(victim, signal.Signals[name])
         return original(*arguments, **options)
 

@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import gc
 import inspect
+import logging
 import multiprocessing
 import os
 import pickle
@@ -135,6 +136,8 @@ def _write(
     errors: Connection,
 ) -> None:
     end_with_parent(parent)
+    # What it would log, the ranks report.
+    logging.getLogger("megatron").setLevel(logging.CRITICAL)
     try:
         write(*arguments)
         if destination:
@@ -290,11 +293,19 @@ class Saver:
                 raise Echo(str(error)) from error
             free_bytes = shutil.disk_usage(self.run).free
             shutil.rmtree(partial, ignore_errors=True)
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+            reason = _reason(error)
             raise IoFailure(
-                f"{self.run}: iteration {iteration} not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason[-1]}",
+                f"{self.run}: iteration {iteration} not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason}",
                 "make room and run the same command again: it continues from the checkpoint before",
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(cause)}"
+    lines = str(error).strip().splitlines()
+    return lines[-1].removeprefix("Worker failure: ") if lines else type(error).__name__
 
 
 def _request(content: dict[str, Any], partial: Path) -> Any:

@@ -1,0 +1,171 @@
+"""A run that is killed at any moment, also inside of a save, goes on as if nothing had happened, bit for bit on a CPU."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from running import RUNS, SMALL, STEPS, faulty, losses, run
+
+from lt_shared import checkpoint_layout, storage
+from lt_shared.manifest import Checkpoint, Dataset
+from lt_train import remote_run, saving
+
+
+def iterations(directory: Path) -> list[int]:
+    """The checkpoints that are visible; each must be complete."""
+    found = checkpoint_layout.checkpoints(directory)
+    assert all(checkpoint_layout.damage(path) is None for path in found)
+    return sorted(checkpoint_layout.iteration_of(path) or 0 for path in found)
+
+
+def error_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "error:" in line]
+
+
+def test_killed_at_every_point_of_asynchronous_saves(tmp_path: Path, dataset: Dataset, finished: Path) -> None:
+    """All processes are killed while shards are written, before the checkpoint appears, and before the tracker names it; then the
+    run is asked to end during a save."""
+    directory = tmp_path / "run"
+    arguments = (*RUNS["one"], "--async-save", "--keep-last", "2", "--save", str(directory), dataset.prefix)
+    for moment, visible in (("fsync:.distcp", []), ("rename:iter_0000004", []), ("replace:latest_checkpointed", [4])):
+        killed = run(*arguments, **faulty(f"0:{moment}:SIGKILL:launcher"))
+        assert killed.code == -9, killed.err
+        assert iterations(directory) == visible
+    assert checkpoint_layout.read_tracker(directory) is None
+    ended = run(*arguments, **faulty("0:rename:iter_0000008:SIGTERM:launcher"))
+    assert ended.code == 75, ended.err
+    assert not error_lines(ended.err)
+    assert "at iteration       4" not in ended.err
+    assert "successfully loaded checkpoint" in ended.err
+    stopped = checkpoint_layout.read_tracker(directory)
+    assert iterations(directory) == [8, stopped]
+    assert '"kind":"end"' not in ended.out
+    done = run(*arguments)
+    assert done.code == 0, done.err
+    assert losses(directory) == losses(finished / "one")
+    assert iterations(directory) == [stopped, 12]
+    assert not list(directory.glob(".iter_*"))
+    metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    costs = [record for record in metrics if record["kind"] == "checkpoint"]
+    assert costs
+    assert all(0 < record["waited_seconds"] <= record["seconds"] for record in costs)
+
+
+def test_one_of_two_ranks_fails_and_is_killed_while_it_saves(tmp_path: Path, dataset: Dataset, finished: Path) -> None:
+    directory = tmp_path / "run"
+    arguments = (*RUNS["two"], "--save", str(directory), dataset.prefix)
+    full = run(*arguments, **faulty("1:fsync:.distcp:ENOSPC:rank"))
+    assert full.code == 74, full.err
+    assert len(error_lines(full.err)) == 1, full.err
+    assert "iteration 4 not saved" in error_lines(full.err)[0]
+    assert "rank 1: [Errno 28] No space left on device" in error_lines(full.err)[0]
+    assert iterations(directory) == []
+    killed = run(*arguments, **faulty("1:fsync:.distcp:SIGKILL:rank"))
+    assert killed.code == 137, killed.err
+    assert len(error_lines(killed.err)) == 1, killed.err
+    assert "rank 1 on" in error_lines(killed.err)[0]
+    assert iterations(directory) == []
+    ended = run(*arguments, **faulty("1:fsync:.distcp:SIGUSR1:rank"))
+    assert ended.code == 75, ended.err
+    assert iterations(directory) == [4, 5]
+    done = run(*arguments)
+    assert done.code == 0, done.err
+    assert losses(directory) == losses(finished / "two")
+
+
+def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec treats file:// as it treats s3://: nothing but whole objects."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("FSSPEC_FILE_AUTO_MKDIR", "1")
+    store = tmp_path / "store"
+    arguments = (*RUNS["one"], "--keep-last", "1", "--save", f"file://{store}", dataset.prefix)
+    first = run(*arguments, "--exit-interval", "8", "--async-save")
+    assert first.code == 75, first.err
+    assert complete(store) == ["iter_0000008"]
+    (store / "iter_0000009").mkdir()
+    (store / "iter_0000009/__0_0.distcp").write_bytes(b"cut off")
+    # Another node has nothing of the first attempt.
+    shutil.rmtree(tmp_path / "tmp")
+    (tmp_path / "tmp").mkdir()
+    second = run(*arguments)
+    assert second.code == 0, second.err
+    assert "passing over an incomplete checkpoint" in second.err
+    (checkpoint,) = second.manifest
+    assert isinstance(checkpoint, Checkpoint)
+    assert checkpoint.path == f"file://{store}/iter_0000012"
+    assert complete(store) == ["iter_0000012"]
+    assert losses(store) == losses(finished / "one")
+    assert (store / "tokenizer/vocab.json").is_file()
+    assert checkpoint_layout.read_tracker(store) == 12
+    assert not list((tmp_path / "tmp").rglob("*.distcp"))
+    again = run(*arguments)
+    assert (again.code, again.out) == (0, second.out)
+    assert "up to date" in again.err
+
+
+def complete(store: Path) -> list[str]:
+    """A store has no empty directories, which file:// leaves where all files were deleted."""
+    return [path.parent.name for path in store.glob("*/run.json") if checkpoint_layout.damage(path.parent) is None]
+
+
+def test_what_is_kept(tmp_path: Path, finished: Path) -> None:
+    copy = Path(shutil.copytree(finished / "one", tmp_path / "run"))
+    (copy / "iter_0000004/.metadata").unlink()
+    saving.delete_expired(copy, 12, keep_last=1, keep_every=8)
+    assert [path.name for path in checkpoint_layout.checkpoints(copy)] == ["iter_0000012", "iter_0000008", "iter_0000004"]
+    saving.delete_expired(copy, 12, keep_last=1, keep_every=None)
+    assert [path.name for path in checkpoint_layout.checkpoints(copy)] == ["iter_0000012", "iter_0000004"]
+
+
+def test_the_only_complete_checkpoint_is_never_deleted(tmp_path: Path, finished: Path) -> None:
+    copy = Path(shutil.copytree(finished / "one", tmp_path / "run"))
+    for path in checkpoint_layout.checkpoints(copy)[:2]:
+        (path / ".metadata").unlink()
+    saving.delete_expired(copy, 12, keep_last=1, keep_every=None)
+    assert len(checkpoint_layout.checkpoints(copy)) == 3
+
+
+def test_remote_checkpoints(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    url = "memory://checkpoints/run"
+    assert remote_run.newest(url) is None
+    for iteration in (4, 8):
+        checkpoint = checkpoint_layout.iteration_directory(finished / "one", iteration)
+        for path in checkpoint.iterdir():
+            storage.upload(path, f"{url}/{checkpoint.name}/{path.name}")
+    assert remote_run.newest(url) == remote_run.resolve(f"{url}/") == f"{url}/iter_0000008"
+    copy = remote_run.fetch(f"{url}/iter_0000008")
+    assert checkpoint_layout.damage(copy) is None
+    assert remote_run.fetch(f"{url}/iter_0000008") == copy
+    remote_run.forget(copy)
+    assert not copy.exists()
+    storage.write_bytes(f"{url}/iter_0000008/.metadata", b"cut off")
+    assert remote_run.newest(url) == f"{url}/iter_0000004"
+    remote_run.delete_expired(url, 8, keep_last=1, keep_every=None)
+    assert remote_run.newest(url) == f"{url}/iter_0000004"
+    storage.remove(f"{url}/iter_0000004/run.json")
+    with pytest.raises(Exception, match="none of its checkpoints is complete"):
+        remote_run.newest(url)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small filesystem")
+def test_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path, dataset: Dataset) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(small)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr}")
+    try:
+        result = run(*SMALL, *STEPS, "--ranks", "2", "--save", str(small / "run"), dataset.prefix)
+        assert result.code == 74, result.err
+        assert "not saved" in result.err
+        assert "Traceback" not in result.err
+        assert len(error_lines(result.err)) == 1
+        assert iterations(small / "run")
+        assert not list((small / "run").glob(".iter*"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
