@@ -50,14 +50,15 @@ TE = ("--bf16", "--transformer-impl", "te")
 FP8 = ("--fp8-format", "hybrid", "--fp8-recipe", "tensorwise")
 
 # Name of the family, its options on one GPU, and the tolerance of the layouts within it. fp32 sums in another order, amplified by
-# the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4.
+# the steps; bf16 rounds each layer's output to 8 bits, fp8 each product's operands to 3 or 4. A token whose
+# two best experts are nearly equal may go to the other one.
 FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp32": (FP32, 1e-4),
     "bf16": (BF16, 2e-2),
     "fp8": ((*BF16, *FP8), 5e-2),
     "fp32 documents": ((*FP32, *DOCUMENTS), 1e-4),
     "bf16 documents": ((*BF16, *DOCUMENTS), 2e-2),
-    "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 1e-4),
+    "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
     "te": (TE, 2e-2),
     "te fp8": ((*TE, *FP8), 5e-2),
 }

@@ -281,3 +281,18 @@ def test_the_description_counts_exactly(name: str) -> None:
     assert f"{preset(name).parameters():,} parameters" in lines[1]
     assert ("active" in lines[1]) == (name == "mixtral-8x7b")
     assert math.prod(len(line) < 200 for line in lines)
+
+
+def test_transformer_engine_is_left_alone_on_a_cpu(tmp_path: Path) -> None:
+    """Its kernels read a CPU's memory as a GPU's, and megatron-core uses them wherever the package can be imported."""
+    (tmp_path / "transformer_engine").mkdir()
+    (tmp_path / "transformer_engine/__init__.py").write_text("raise SystemExit('imported')")
+    command = [sys.executable, "-m", "lt_train", "--mock-data", "--model", "tiny", "--seq-length", "32", "--train-iters", "1"]
+    done = subprocess.run(
+        [*command, "--eval-iters", "0", "--device", "cpu"],
+        env=environment() | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """What megatron-core 0.16 and 0.19 need to run without CUDA; installed only when a rank trains on a CPU.
 
-megatron-core names CUDA in five ways, and each has one remedy here:
+megatron-core reaches for CUDA in six ways, and each has one remedy here:
 
 1. functions such as torch.cuda.current_device() and synchronize(), called without a check: replaced in `torch.cuda`;
 2. tensors made with device="cuda" (the schedules' token counter, gradient clipping, the optimizer's buffers) and `.cuda()`: the
@@ -9,7 +9,9 @@ megatron-core names CUDA in five ways, and each has one remedy here:
 3. the random state tracker reads and sets the CUDA generator: it gets the CPU's;
 4. experts on other ranks: the dispatcher copies the numbers of tokens to the host on a stream of its own; on a CPU they only have
    to become arrays, which is what the copy also does;
-5. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name.
+5. the optimizer asks whether a parameter's type is called "torch.cuda.FloatTensor": `Tensor.type()` answers with that name;
+6. TransformerEngine's and apex's optimizer kernels are used wherever these packages are installed, and read the CPU's memory as a
+   GPU's: here the packages count as absent.
 
 torch.compile is replaced by nothing: megatron-core wraps small functions in it at import; on a CPU that costs tens of seconds and
 needs a C++ compiler.
@@ -17,6 +19,7 @@ needs a C++ compiler.
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +32,8 @@ FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zero
 
 def install() -> None:
     """Redirect the CUDA calls of megatron-core to the CPU in this process. Call before megatron is imported."""
+    for package in ("transformer_engine", "apex"):
+        sys.modules.setdefault(package, None)  # type: ignore[arg-type]
     _replace_cuda_functions()
     _redirect_factories()
     setattr(torch.Tensor, devices.CUDA, lambda tensor, *args, **kwargs: tensor)
