@@ -37,6 +37,11 @@ RECOMPUTED = {
     "recompute": (*FULL, "--bf16"),
     "block": (*FULL, "--recompute-method", "block", "--recompute-num-layers", "3"),
 }
+LARGE = {
+    "large-fsdp": (
+        *("--ranks", "2", "--use-torch-fsdp2", "--hidden-size", "1024", "--ffn-hidden-size", "4096", "--seq-length", "16"),
+    ),
+}
 # Weights, gradients and optimizer are counted; what the backward pass needs depends on the kernels too.
 TOLERANCES = {"weights": 0.01, "gradients": 0.01, "optimizer": 0.01, "activations": 0.3}
 
@@ -45,7 +50,7 @@ TOLERANCES = {"weights": 0.01, "gradients": 0.01, "optimizer": 0.01, "activation
 def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """Per layout, the bytes of each kind on rank 0."""
     work_file = tmp_path_factory.mktemp("memory") / "work.json"
-    plans = {name: plan_of((*SMALL, *options)).to_json() for name, options in (LAYOUTS | RECOMPUTED).items()}
+    plans = {name: plan_of((*SMALL, *options)).to_json() for name, options in (LAYOUTS | RECOMPUTED | LARGE).items()}
     work_file.write_text(json.dumps({"plans": plans, "ports": [processes.free_port() for _ in plans]}))
     probe = Path(__file__).parent / "memory_probe.py"
     started = [subprocess.Popen([sys.executable, probe, work_file, str(rank)], env=environment()) for rank in range(2)]
@@ -73,6 +78,14 @@ def test_recomputation_keeps_the_inputs_of_layers(held: dict[str, dict[str, int]
     for layout, without in (("recompute", "bf16"), ("block", "alone")):
         assert held[layout]["activations"] < estimate(plan_of((*SMALL, *RECOMPUTED[layout]))).activations
         assert held[layout]["activations"] < held[without]["activations"] / 2
+
+
+def test_no_rank_ever_holds_a_model_that_is_split_among_ranks(held: dict[str, dict[str, int]]) -> None:
+    plan = plan_of((*SMALL, *LARGE["large-fsdp"]))
+    whole_bytes = 4 * plan.architecture.parameters(plan.padded_vocab_size)
+    assert whole_bytes > 200e6
+    # Its half, one layer of four, and what drawing the weights takes.
+    assert whole_bytes / 2 < held["large-fsdp"]["building"] < whole_bytes * 0.85
 
 
 def test_weights_of_all_stages_add_up_to_the_architecture() -> None:
