@@ -53,7 +53,7 @@ def manifest_text(dataset: Dataset) -> str:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    """Uninterrupted runs of RUNS, each in its directory, with checkpoints at 4, 8 and 12."""
+    """Uninterrupted runs of RUNS, each in its directory."""
     place = tmp_path_factory.mktemp("finished")
     outcomes = train_all({name: (*options, dataset.prefix) for name, options in RUNS.items()}, place, ranks=2, saving=True)
     errors = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}

@@ -1,4 +1,4 @@
-"""megatron-core alone, without lt-train's model: `python megatron_loading.py RUN` loads a run as Megatron-LM's trainer does.
+"""megatron-core alone, without lt-train's model: `python megatron_loading.py RUN...` loads runs as Megatron-LM's trainer does.
 
 It asks for the same entries in the same order as load_checkpoint in Megatron-LM's training/checkpointing.py, for a GPTModel of
 megatron-core's own layers. Only the arguments that describe the model are taken from the checkpoint.
@@ -22,10 +22,21 @@ READ = (
 )
 
 
-def main(run: Path) -> None:
+def main(runs: list[str]) -> None:
     place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
     os.environ.update(place.environment())
     device.prepare(device.CPU, place)
+    import torch
+    from megatron.core import parallel_state, tensor_parallel
+
+    torch.distributed.init_process_group("gloo")
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    for run in runs:
+        load(Path(run))
+
+
+def load(run: Path) -> None:
     import torch
     from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
     from megatron.core.dist_checkpointing.mapping import ShardedObject
@@ -38,10 +49,6 @@ def main(run: Path) -> None:
     from megatron.core.transformer.module import Float16Module
 
     from lt_train.optimizer import create_state
-
-    torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
 
     iteration = int((run / "latest_checkpointed_iteration.txt").read_text())
     directory = str(run / f"iter_{iteration:07d}")
@@ -138,4 +145,4 @@ def make_loadable(optimizer: Any, create_state: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

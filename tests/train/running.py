@@ -19,6 +19,7 @@ SMALL = (
 STEPS = ("--train-iters", "12", "--save-interval", "4", "--eval-interval", "5", "--lr", "1e-3")
 RUNS = {
     "one": (*SMALL, *STEPS, "--ranks", "1"),
+    "short": (*SMALL, "--train-iters", "3", "--ranks", "2"),
     # The loss scale begins too high: some steps are skipped. A line gives the mean over the steps since the line before, and
     # checkpoints lie between two lines.
     "two": (

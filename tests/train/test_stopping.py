@@ -1,17 +1,12 @@
-"""Signals and limits end a run once, at the right step; a second signal ends it at once."""
+"""Signals and limits end a run; a second signal ends it at once."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import psutil
 import pytest
-from running import SMALL, command, environment
 
-from lt_shared.manifest import Dataset
 from lt_train import stopping
 from lt_train.stopping import Limits, Reason
 
@@ -47,23 +42,3 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Limits(first=0, interval=1, duration_minutes=1).reached(1) == Reason.DURATION
     monkeypatch.setattr(stopping, "_received", Reason.TERMINATION)
     assert Limits(first=0, interval=1, duration_minutes=1).reached(1) == Reason.TERMINATION
-
-
-@pytest.mark.parametrize(("signals", "code"), [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT,), 130)])
-def test_impatience_ends_all_processes(tmp_path: Path, dataset: Dataset, signals: tuple[signal.Signals, ...], code: int) -> None:
-    """The ranks are stopped, so that they cannot end by themselves after the first signal."""
-    arguments = command(*SMALL, "--train-iters", "100000", "--ranks", "2", "--save", str(tmp_path / "run"), dataset.prefix)
-    process = subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run/train.log").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    ranks = psutil.Process(process.pid).children()
-    for rank in ranks:
-        rank.suspend()
-    for number in signals:
-        os.kill(process.pid, number)
-        time.sleep(0.3)
-    assert process.wait(timeout=30) == code
-    assert not psutil.wait_procs(ranks, timeout=10)[1]

@@ -9,6 +9,7 @@ file. It happens once.
 import errno
 import os
 import signal
+import time
 
 
 def install(fault: str) -> None:
@@ -34,6 +35,9 @@ def install(fault: str) -> None:
             if not name.startswith("SIG"):
                 raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
             os.kill(victim, signal.Signals[name])
+            if name == "SIGKILL":
+                # The kernel ends this process too, but not in the same moment.
+                time.sleep(60)
         return original(*arguments, **options)
 
     setattr(os, function, faulty)
