@@ -33,7 +33,12 @@ def test_unknown_key_in_a_config_file(tmp_path: Path, dataset: Dataset) -> None:
     config = tmp_path / "run.toml"
     config.write_text("max-steps = 5\n")
     result = run("--config", str(config), dataset.prefix)
-    assert (result.code, "max_steps" in result.err) == (78, True)
+    assert (result.code, "max-steps" in result.err) == (78, True)
+    config.write_text("global-batch-size = [4, 8]\n")
+    result = run("--config", str(config), dataset.prefix)
+    assert (result.code, "expected one value" in result.err) == (78, True)
+    config.write_text("num-layers = 2.7\n")
+    assert run("--config", str(config), dataset.prefix).code == 2
     config.write_text("= 5\n")
     assert run("--config", str(config), dataset.prefix).code == 78
 

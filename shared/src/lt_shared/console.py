@@ -9,6 +9,7 @@ import contextlib
 import enum
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -145,6 +146,18 @@ class Command(click.Command):
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without infinity and NaN, which click's own lets through."""
+
+    name = "float range"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        number = super().convert(value, parameter, context)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", parameter, context)
+        return number
 
 
 def section(title: str, *options: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[Any], Any]:

@@ -91,9 +91,10 @@ def read_config(context: click.Context, parameter: click.Parameter, path: str | 
         return
     from lt_train import config_file
 
-    parameters = {parameter.name: parameter for parameter in context.command.params if parameter.name}
-    lists = {name for name, parameter in parameters.items() if parameter.multiple or parameter.nargs == -1}
-    context.default_map = config_file.from_toml(path, parameters.keys(), lists)
+    parameters = [parameter for parameter in context.command.params if parameter.name]
+    names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
+    lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
+    context.default_map = config_file.from_toml(path, names, lists)
 
 
 @click.group(cls=console.Group)
@@ -101,7 +102,7 @@ def commands() -> None:
     """Pretrain language models."""
 
 
-@commands.command(cls=console.Command, examples=BENCH_EXAMPLES)
+@commands.command(cls=console.Command, examples=BENCH_EXAMPLES, context_settings={"auto_envvar_prefix": "LT_TRAIN"})
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")
 @settings_options(benchmark, *MEASURED_SUBJECTS, without=benchmark.SETTLED)
 def bench(dry_run: bool, **options: Any) -> int:

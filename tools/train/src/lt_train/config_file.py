@@ -1,29 +1,36 @@
-"""A run's options in a TOML file: they become defaults, so flags and environment variables come before them."""
+"""A run's options in a TOML file: they become defaults, so flags and environment variables come before them.
+
+Values go to click as text, as those of environment variables do, and so are checked alike.
+"""
 
 import tomllib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import BadConfig
 
 
-def from_toml(path: str, known: Set[str], lists: Set[str]) -> dict[str, Any]:
-    """The options in a TOML file, keys with dashes or underscores; those in `lists` have a list even of one value.
+def from_toml(path: str, names: Mapping[str, str], lists: Set[str]) -> dict[str, Any]:
+    """The options in a TOML file, keys with dashes or underscores.
 
-    Raises BadConfig for unknown keys.
+    `names` maps each key, with underscores, to its parameter; those in `lists` have a list even of one value. Raises BadConfig
+    for unknown keys, for tables, and for a list where one value is expected.
     """
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
-    options = {key.replace("-", "_"): value for key, value in content.items()}
-    for name, value in options.items():
-        if not all(isinstance(entry, str | int | float) for entry in (value if isinstance(value, list) else [value])):
-            raise BadConfig(f"{path}: {name} is {value!r}, expected one value or a list of values")
-        if name in lists and not isinstance(value, list):
-            options[name] = [value]
-    unknown = sorted(set(options) - known)
+    unknown = sorted(key for key in content if key.replace("-", "_") not in names)
     if unknown:
         raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", "see lt-train --help for their names")
+    options: dict[str, Any] = {}
+    for key, value in content.items():
+        name = names[key.replace("-", "_")]
+        values = value if isinstance(value, list) and name in lists else [value]
+        if not all(isinstance(entry, str | int | float) for entry in values):
+            expected = "a list of values" if name in lists else "one value"
+            raise BadConfig(f"{path}: {key} is {value!r}, expected {expected}")
+        texts = [str(entry) for entry in values]
+        options[name] = texts if name in lists else texts[0]
     return options

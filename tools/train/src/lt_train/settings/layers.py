@@ -36,8 +36,10 @@ OPTIONS = console.section(
         default="auto",
         help="TransformerEngine or PyTorch; auto takes TransformerEngine on GPUs where it is installed.",
     ),
-    click.option("--hidden-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."),
-    click.option("--attention-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
+    click.option(
+        "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
+    ),
+    click.option("--attention-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
     click.option(
         "--moe-token-dispatcher-type",
         type=click.Choice(["alltoall", "allgather"]),

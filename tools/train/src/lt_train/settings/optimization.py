@@ -24,13 +24,13 @@ MUON_VERSION = (0, 19)
 
 POSITIVE = click.IntRange(min=1)
 NOT_NEGATIVE = click.IntRange(min=0)
-RATE = click.FloatRange(min=0)
-MOMENT = click.FloatRange(0, 1, max_open=True)
+RATE = console.FiniteRange(min=0)
+MOMENT = console.FiniteRange(0, 1, max_open=True)
 
 OPTIONS = console.section(
     "Optimizer",
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", help="AdamW, or Muon for the matrices."),
-    click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=3e-4, help="Peak learning rate."),
+    click.option("--lr", type=console.FiniteRange(min=0, min_open=True), default=3e-4, help="Peak learning rate."),
     click.option("--min-lr", type=RATE, help="Final learning rate; by default a tenth of the peak."),
     click.option("--lr-decay-style", type=click.Choice(DECAY_STYLES), default="cosine", help="Shape of the decay."),
     click.option("--lr-decay-iters", type=POSITIVE, help="Steps until the final learning rate; by default all."),
@@ -50,7 +50,7 @@ OPTIONS = console.section(
     ),
     click.option("--adam-beta1", type=MOMENT, default=0.9, help="Decay of the first moment."),
     click.option("--adam-beta2", type=MOMENT, default=0.95, help="Decay of the second moment."),
-    click.option("--adam-eps", type=click.FloatRange(min=0, min_open=True), default=1e-8, help="Epsilon of AdamW."),
+    click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Epsilon of AdamW."),
     click.option("--clip-grad", type=RATE, default=1.0, help="Largest gradient norm; 0 does not clip."),
     click.option("--z-loss-coeff", type=RATE, default=0.0, help="Weight of the squared log of the softmax's normaliser."),
     click.option("--max-nan-steps", type=POSITIVE, default=10, help="Stop after so many skipped steps in a row."),
