@@ -1,9 +1,11 @@
 """What cannot run is refused before any rank starts: one line, the right exit code, nothing written."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from running import SMALL, run
 
@@ -29,6 +31,13 @@ BAD_CONFIGURATIONS = {
     "warm-up": (("--train-iters", "5", "--lr-warmup-iters", "5"), "warm-up over 40 samples"),
     "learning rates": (("--lr", "1e-4", "--min-lr", "1e-3"), "minimum learning rate"),
     "mixed families": (("--position-embedding-type", "learned_absolute"), "does not go with the llama family"),
+    "rotary options of a model without": (
+        ("--model", "tiny-gpt3", "--use-rope-scaling"),
+        "--use-rope-scaling for a model with learned positions",
+    ),
+    "one expert": (("--model", "tiny-mixtral", "--moe-router-topk", "1"), "the router would not learn"),
+    "exit without a way on": (("--exit-interval", "2", "--no-save-optim"), "the run could not go on"),
+    "long ramp": (("--rampup-batch-size", "1", "1", "1000000000000"), "grows over 1,000,000,000,000 samples"),
     "small vocabulary": (("--vocab-size", "1000"), "vocabulary of 2048, the model's has 1000"),
 }
 
@@ -51,6 +60,8 @@ def test_refused_usage(tmp_path: Path, dataset: Dataset) -> None:
     assert run().code == 2
     assert run(*SMALL, "--micro-batch-size", "0", dataset.prefix).code == 2
     assert run(*SMALL, "--adam-beta1", "2", dataset.prefix).code == 2
+    for option, value in (("--lr", "inf"), ("--clip-grad", "nan"), ("--seed", str(2**32)), ("--save", "")):
+        assert run(*SMALL, option, value, dataset.prefix).code == 2
 
 
 def test_missing_and_broken_datasets(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
@@ -110,8 +121,6 @@ def test_checkpoint_of_another_tokenizer_or_model_is_refused(
     other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
     tokenizer = run(*SMALL, "--train-iters", "2", *save, other.prefix)
     assert (tokenizer.code, "different tokenizers" in tokenizer.err) == (78, True)
-    optimizer = run(*SMALL, "--train-iters", "2", "--use-distributed-optimizer", *save, dataset.prefix)
-    assert (optimizer.code, "resume without it" in optimizer.err) == (78, True)
     model = run(*SMALL, "--train-iters", "2", "--ffn-hidden-size", "192", *save, dataset.prefix)
     assert (model.code, "ffn_hidden_size 128 there, 192 here" in model.err) == (78, True)
 
@@ -138,3 +147,29 @@ def test_plan_travels_to_the_ranks_unchanged(dataset: Dataset) -> None:
 def test_split_shares() -> None:
     assert split_shares("969,30,1") == pytest.approx((0.969, 0.03, 0.001))
     assert split_shares("1") == (1.0, 0.0, 0.0)
+
+
+def test_document_flags_need_documents_that_end(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    endless = write_dataset(tmp_path / "endless", documents=100)
+    tokens = np.fromfile(f"{endless.prefix}.bin", np.uint16)
+    tokens[tokens == endless.eod] = 0
+    tokens.tofile(f"{endless.prefix}.bin")
+    result = run(*SMALL, "--reset-attention-mask", "--dry-run", endless.prefix)
+    assert (result.code, "do not end with token" in result.err) == (78, True)
+
+
+def test_what_a_checkpoint_cannot_give_is_refused(tmp_path: Path, dataset: Dataset) -> None:
+    first = ("--train-iters", "2", "--save", str(tmp_path / "run"))
+    assert run(*SMALL, *first, dataset.prefix).code == 0
+    renamed = shutil.copytree(tmp_path / "run/iter_0000002", tmp_path / "copy/mine")
+    cases = {
+        "leaves none": ("--train-iters", "2", "--load", str(tmp_path / "run"), "--save", str(tmp_path / "next")),
+        "its name does not say": ("--train-iters", "4", "--load", str(renamed)),
+        "would follow": ("--train-iters", "3", "--save", str(tmp_path / "run"), "--global-batch-size", "2"),
+    }
+    for message, options in cases.items():
+        result = run(*SMALL, *options, dataset.prefix)
+        assert (result.code, message in result.err) == (78, True), result.err
+    larger = run(*SMALL, "--train-iters", "3", "--save", str(tmp_path / "run"), "--global-batch-size", "16", dataset.prefix)
+    assert larger.code == 0
+    assert "the batch size is another than before" in larger.err

@@ -143,7 +143,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def expired(complete: Iterable[int], keep_last: int | None, keep_every: int | None) -> list[int]:
-    """Which iterations of the `complete` checkpoints need not be kept: not the newest `keep_last`, nor multiples of `keep_every`."""
+    """Which of the `complete` iterations need not be kept: not the newest `keep_last`, nor multiples of `keep_every`."""
     older = sorted(complete)[:-keep_last] if keep_last else []
     return [iteration for iteration in older if not keep_every or iteration % keep_every]
 

@@ -79,7 +79,7 @@ def _without_store(place: Place, code: int) -> BaseException:
     return RankError(place, "the connection to rank 0 was lost", "see how rank 0 ended; the kernel's log tells of memory", code)
 
 
-def is_echo(error: Exception) -> bool:
+def is_echo(error: BaseException) -> bool:
     """Whether `error` may be the consequence of another rank's end."""
     if isinstance(error, Echo | torch.distributed.DistError):
         return True

@@ -73,11 +73,11 @@ def _described_data(plan: Plan) -> str:
 def _report_finished(plan: Plan) -> None:
     start = str(plan.checkpointing.start)
     record = resume.record(start)
-    assert record is not None
-    note(f"{start}: up to date, {record.iteration} iterations are done")
+    iteration = checkpoint_layout.iteration_of(Path(start)) or 0
+    note(f"{start}: up to date, {iteration} iterations are done")
     reports = manifest.Writer(plan.reporting.plain)
     path = start if storage.is_remote(start) else os.path.abspath(start)
-    reports.write(manifest.Checkpoint(path, "megatron-dist", record.iteration, record.loss))
+    reports.write(manifest.Checkpoint(path, "megatron-dist", iteration, record.loss if record else None))
     reports.end()
 
 

@@ -41,8 +41,8 @@ def record(plan: Plan) -> dict[str, dict[str, int]]:
 
 
 def estimate(plan: Plan) -> Estimate:
-    """The fullest rank of the pipeline's first and last."""
-    ranks = {0, plan.parallelism.pipeline - 1}
+    """The fullest rank: the pipeline's first, its last, or one of those between, which are alike."""
+    ranks = {0, min(1, plan.parallelism.pipeline - 1), plan.parallelism.pipeline - 1}
     return max((_on_rank(plan, rank) for rank in ranks), key=lambda found: found.total)
 
 

@@ -49,17 +49,50 @@ def record(checkpoint: str) -> RunRecord | None:
 
 def check_compatible(plan: Plan, checkpoint: str) -> None:
     """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the plan's."""
+    named = checkpoint_layout.iteration_of(Path(checkpoint)) or 0
+    settings = plan.checkpointing
+    if named >= plan.batches.train_iters and not settings.continues and not settings.finetune:
+        raise BadConfig(
+            f"{checkpoint}: {named} iterations are done, --train-iters {plan.batches.train_iters} leaves none",
+            "raise --train-iters, or begin at iteration 0 with its weights: --finetune",
+        )
     saved = record(checkpoint)
     if saved is None:
         return
+    if saved.iteration != named:
+        raise BadConfig(
+            f"{checkpoint}: is the checkpoint of iteration {saved.iteration}, which its name does not say",
+            f"name the directory {checkpoint_layout.iteration_directory(Path(), saved.iteration)}",
+        )
     check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, checkpoint)
     _check_optimizer(plan, checkpoint, saved)
+    _check_length(plan, checkpoint, saved)
     of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
     ours = plan.architecture.to_record() | of_training
     theirs = saved.architecture.to_record() | of_training
     differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
     if differing:
         raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
+
+
+def _check_length(plan: Plan, checkpoint: str, saved: RunRecord) -> None:
+    """The data of a run is laid out for the samples that its steps take at the present batch size."""
+    batches = plan.batches
+    left = batches.train_iters - saved.iteration
+    if not plan.checkpointing.continues or left <= 0:
+        return
+    needed = saved.consumed_samples + batches.samples_between(saved.consumed_samples, left)
+    if saved.consumed_samples != batches.samples_after(saved.iteration):
+        warn(
+            f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
+            f" {batches.samples_after(saved.iteration)} here; the schedule of the learning rate counts samples"
+        )
+    if needed > batches.train_samples:
+        raise BadConfig(
+            f"{checkpoint}: {saved.consumed_samples} samples are consumed and {needed - saved.consumed_samples} would follow,"
+            f" but a run of {batches.train_iters} steps has {batches.train_samples} at this batch size",
+            "keep --global-batch-size and --rampup-batch-size between two attempts, or make the batch larger",
+        )
 
 
 def _check_optimizer(plan: Plan, checkpoint: str, saved: RunRecord) -> None:

@@ -300,7 +300,7 @@ class Saver:
             ) from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
         return f"rank {rank}: {_reason(cause)}"

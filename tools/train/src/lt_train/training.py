@@ -121,7 +121,9 @@ class Loop:
         with self.saver:
             stop = self._steps(batches, profiler, stop)
         if stop:
-            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; the same command continues")
+            is_saved = plan.checkpointing.save and not plan.checkpointing.no_save_optim
+            then = "the same command continues" if is_saved else "nothing is saved to continue from"
+            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; {then}")
         else:
             self.log.end()
         return stop

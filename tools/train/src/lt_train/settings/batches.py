@@ -14,6 +14,8 @@ from lt_train.settings.parallelism import Parallelism
 POSITIVE = click.IntRange(min=1)
 LONGEST_DEFAULT_SEQUENCE = 8192
 DEFAULT_STEPS = 1000
+# Megatron ramps over some million; each step of the ramp is counted one by one.
+LONGEST_RAMP_SAMPLES = 1_000_000_000
 
 OPTIONS = console.section(
     "Steps and batches",
@@ -32,7 +34,9 @@ OPTIONS = console.section(
     click.option("--train-iters", type=POSITIVE, help=f"Steps to train in all; {DEFAULT_STEPS} when no length is given."),
     click.option("--train-samples", type=POSITIVE, help="The same in samples, rounded down to whole steps."),
     click.option("--train-tokens", type=POSITIVE, help="The same in tokens, rounded down to whole steps."),
-    click.option("--seed", type=click.IntRange(min=0), default=1234, help="Seed of the weights and of the order of the data."),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="Seed of the weights and of the order of the data."
+    ),
 )
 
 
@@ -79,6 +83,13 @@ class Batches:
         within = ramp[min(steps, len(ramp) - 1)]
         return within + max(0, steps - len(ramp) + 1) * self.global_batch_size
 
+    def samples_between(self, consumed_samples: int, steps: int) -> int:
+        """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
+        end = consumed_samples
+        while steps and (size := self.size_at(end)) < self.global_batch_size:
+            end, steps = end + size, steps - 1
+        return end + steps * self.global_batch_size - consumed_samples
+
     def steps_within(self, samples: int) -> int:
         """Whole steps, from the beginning of the run, that take no more than `samples` together."""
         ramp = _ramp_steps(self)
@@ -115,7 +126,9 @@ def resolve(options: dict[str, Any], architecture: Architecture, parallelism: Pa
         return batches
     steps = batches.steps_within(samples)
     if steps == 0:
-        raise BadConfig(f"{samples} samples of {batches.seq_length} tokens are less than one step of {batches.size_at(0)} samples")
+        raise BadConfig(
+            f"{samples} samples of {batches.seq_length} tokens are less than one step of {batches.size_at(0)} samples"
+        )
     return dataclasses.replace(batches, train_iters=steps)
 
 
@@ -123,11 +136,13 @@ def _check_ramp_up(batches: Batches) -> None:
     ramp = batches.ramp_up
     if ramp is None:
         return
+    if ramp.samples > LONGEST_RAMP_SAMPLES:
+        raise BadConfig(f"a batch size that grows over {ramp.samples:,} samples", f"at most {LONGEST_RAMP_SAMPLES:,}")
     rise = batches.global_batch_size - ramp.start
     if rise <= 0 or rise % ramp.increment:
         raise BadConfig(
             f"a batch size that grows from {ramp.start} by {ramp.increment} does not arrive at {batches.global_batch_size}",
-            "choose the increment as a divisor of the difference",
+            "--rampup-batch-size is first size, increment and samples; --global-batch-size is the size after it",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lt_shared import console, storage
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, UsageError
 
 POSITIVE = click.IntRange(min=1)
 
@@ -29,7 +29,9 @@ OPTIONS = console.section(
     click.option("--no-save-rng", is_flag=True, help="Save no random state."),
     click.option("--exit-interval", type=POSITIVE, help="Save and end with exit code 75 at steps divisible by this."),
     click.option(
-        "--exit-duration-in-mins", type=click.FloatRange(min=0, min_open=True), help="Save and end with exit code 75 after this."
+        "--exit-duration-in-mins",
+        type=console.FiniteRange(min=0, min_open=True),
+        help="Save and end with exit code 75 after this.",
     ),
     click.option("--exit-signal-handler", is_flag=True, help="As in Megatron; lt-train always saves on SIGTERM and SIGUSR1."),
 )
@@ -80,6 +82,10 @@ def spool(url: str) -> str:
 
 
 def resolve(options: dict[str, Any]) -> Checkpointing:
+    """Raises UsageError for an empty path, as of an unset variable of the shell."""
+    for name in ("save", "load"):
+        if options[name] == "":
+            raise UsageError(f"--{name} is empty", "name a directory")
     return Checkpointing(
         save=options["save"],
         load=options["load"],
@@ -104,13 +110,18 @@ def check(settings: Checkpointing) -> None:
     if settings.keep_every and settings.keep_every % settings.save_interval:
         raise BadConfig(
             f"--keep-every {settings.keep_every} is not a multiple of --save-interval {settings.save_interval}",
-            "no checkpoint would be kept by it: use a multiple",
+            "most of its steps are never saved: use a multiple",
         )
+    ends = {"--exit-interval": settings.exit_interval, "--exit-duration-in-mins": settings.exit_duration_minutes}
+    for option, end in ends.items():
+        if end and (not settings.save or settings.no_save_optim):
+            what = "--no-save-optim" if settings.save else "no --save"
+            raise BadConfig(f"{option} with {what}: the run could not go on", f"add --save, or drop {option} or --no-save-optim")
     for name, value in (("--finetune", settings.finetune), ("--no-load-optim", settings.no_load_optim)):
         if value and not settings.load:
             raise BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
-    for name, value in (("--async-save", settings.async_save), ("--keep-last", settings.keep_last)):
-        if value and not settings.save:
+    for name, asked in (("--async-save", settings.async_save), ("--keep-last", settings.keep_last is not None)):
+        if asked and not settings.save:
             raise BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
     for name, path in (("--save", settings.save), ("--load", settings.load)):
         if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():

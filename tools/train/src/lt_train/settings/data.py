@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lt_shared import console, manifest, storage
-from lt_shared.console import BadConfig, BadData, UsageError
+from lt_shared.console import BadConfig, BadData, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
 
 POSITIVE = click.IntRange(min=1)
@@ -152,6 +152,8 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
     separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
     if separate and options["split"]:
         raise UsageError("--split, but training, validation and test data are named separately", "drop --split")
+    if options["mock_data"] and options["split"]:
+        note("--split has no meaning for made-up data")
     return Data(
         datasets=datasets,
         validation_datasets=_read(tuple(options["valid_data_path"])),
@@ -182,7 +184,7 @@ def check(data: Data, vocab_size: int) -> None:
     if data.minds_documents and data.eod is None and not data.mock:
         raise BadConfig(
             "where documents end is not known: the data does not say which token ends them",
-            "tokenize with lt-preprocess --append-eod, which writes it into the manifest",
+            "tokenize with lt-preprocess --append-eod, and keep the .json beside the .bin",
         )
     remote = [dataset.prefix for dataset in data.all_datasets if storage.is_remote(dataset.prefix)]
     if remote and data.object_cache_path is None:
@@ -226,6 +228,11 @@ def check_datasets(data: Data, vocab_size: int) -> None:
             _check_tokens(dataset, reader.tokens, vocab_size)
             if data.split is not None:
                 _check_splits(data, dataset.prefix, len(reader.sequence_lengths))
+            if data.minds_documents and reader.tokens[-1] != data.eod:
+                raise BadConfig(
+                    f"{dataset.prefix}: its documents do not end with token {data.eod}, so that their boundaries do not show",
+                    "tokenize with lt-preprocess --append-eod",
+                )
         if data.minds_documents and dataset.eod != data.eod:
             raise BadConfig(f"{dataset.prefix}: documents end with token {dataset.eod}, others with {data.eod}")
         if dataset.tokenizer is None:

@@ -28,24 +28,25 @@ OPTIONS = console.section(
     click.option("--vocab-size", type=POSITIVE, help="Vocabulary before padding; by default the data's."),
     click.option("--position-embedding-type", type=click.Choice(["rope", "learned_absolute"]), help="How positions are encoded."),
     click.option("--normalization", type=click.Choice(["RMSNorm", "LayerNorm"]), help="Kind of norm."),
-    click.option("--norm-epsilon", type=click.FloatRange(min=0, min_open=True), help="Epsilon of the norms."),
+    click.option("--norm-epsilon", type=console.FiniteRange(min=0, min_open=True), help="Epsilon of the norms."),
     click.option("--rotary-base", type=POSITIVE, help="Base of the rotary embeddings."),
-    click.option("--rotary-percent", type=click.FloatRange(0, 1, min_open=True), help="Part of each head that is rotated."),
+    click.option("--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Part of each head that is rotated."),
     click.option("--use-rope-scaling", is_flag=True, help="Llama 3.1's scaling of the rotary embeddings."),
-    click.option("--rope-scaling-factor", type=click.FloatRange(min=1), help="Its factor; by default the preset's, or 8."),
+    click.option("--rope-scaling-factor", type=console.FiniteRange(min=1), help="Its factor; by default the preset's, or 8."),
     click.option("--swiglu", is_flag=True, default=None, help="Gated feed-forward layers with SiLU."),
     click.option("--disable-bias-linear", is_flag=True, default=None, help="No biases in linear layers."),
     click.option("--add-qkv-bias", is_flag=True, default=None, help="Biases of queries, keys and values alone (Qwen2)."),
     click.option("--qk-layernorm", is_flag=True, default=None, help="Norms of queries and keys (Qwen3)."),
     click.option("--window-size", metavar="LEFT,0|none", help="Tokens before its own that a query sees (Mistral)."),
     click.option("--untie-embeddings-and-output-weights", is_flag=True, default=None, help="Separate output matrix."),
-    click.option("--init-method-std", type=click.FloatRange(min=0), help="Standard deviation of the initial weights."),
+    click.option("--init-method-std", type=console.FiniteRange(min=0), help="Standard deviation of the initial weights."),
     click.option("--num-experts", type=POSITIVE, help="Experts of each layer (Mixtral)."),
     click.option("--moe-router-topk", type=POSITIVE, help="Experts that a token goes to."),
     click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Width of an expert; by default the feed-forward layer's."),
-    click.option("--moe-aux-loss-coeff", type=click.FloatRange(min=0), help="Weight of the loss that balances the experts."),
+    click.option("--moe-aux-loss-coeff", type=console.FiniteRange(min=0), help="Weight of the loss that balances the experts."),
 )
 
+LLAMA_STYLE = "Llama style is --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear"
 SIZES = {
     "num_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -183,13 +184,20 @@ def _check_family(options: dict[str, Any], architecture: Architecture) -> None:
         if value is not None and value != expected[name]:
             raise BadConfig(
                 f"{name} {value} does not go with the {architecture.family} family, which has {expected[name]}",
-                "Llama style is --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear",
+                LLAMA_STYLE,
             )
+    for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor"):
+        if architecture.family == "gpt" and options[name]:
+            raise BadConfig(f"--{name.replace('_', '-')} for a model with learned positions", f"drop it; {LLAMA_STYLE}")
     if architecture.family == "gpt" and options["no_position_embedding"]:
         raise BadConfig("--no-position-embedding for a model with learned positions", "add --position-embedding-type rope")
 
 
 def _check_expert_options(options: dict[str, Any], architecture: Architecture) -> None:
+    if architecture.num_experts and architecture.moe_router_topk < 2:
+        raise BadConfig(
+            "one expert per token: its weight would always be 1, and the router would not learn", "--moe-router-topk 2"
+        )
     for name in ("moe_router_topk", "moe_ffn_hidden_size", "moe_aux_loss_coeff"):
         if options[name] is not None and not architecture.num_experts:
             raise BadConfig(f"--{name.replace('_', '-')} for a model without experts", "add --num-experts")
