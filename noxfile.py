@@ -66,8 +66,8 @@ def types(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with.
 
-    `-- train-data` measures how lt-train gets at its data, `-- train-quality` tells whether it reaches the validation loss that it
-    is known for.
+    `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
+    known for.
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")

@@ -58,6 +58,7 @@ def test_every_example_runs(example: str, workplace: Path) -> None:
     variables = environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "LT_TRAIN_DEVICE": "cpu",
+        "LT_TRAIN_BENCH_DEVICE": "cpu",
     }
     script = f"set -o pipefail\n{example}{' --dry-run' if NEEDS_A_GPU.search(example) else ''}"
     done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=240)

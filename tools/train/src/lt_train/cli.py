@@ -102,7 +102,7 @@ def commands() -> None:
     """Pretrain language models."""
 
 
-@commands.command(cls=console.Command, examples=BENCH_EXAMPLES, context_settings={"auto_envvar_prefix": "LT_TRAIN"})
+@commands.command(cls=console.Command, examples=BENCH_EXAMPLES)
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")
 @settings_options(benchmark, *MEASURED_SUBJECTS, without=benchmark.SETTLED)
 def bench(dry_run: bool, **options: Any) -> int:
