@@ -49,7 +49,7 @@ def environment() -> dict[str, str]:
 
 def faulty(fault: str) -> dict[str, str]:
     """Variables for `run` that make the fault happen; see faults/sitecustomize.py."""
-    return {"LT_FAULT": fault, "PYTHONPATH": str(FAULTS)}
+    return {"LT_FAULT": fault, "PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])}
 
 
 def command(*arguments: str) -> list[str]:

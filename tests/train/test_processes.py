@@ -1,5 +1,6 @@
 """lt-train as the parent of its ranks, which are small scripts here: what they exit with and which signals they get."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def launch(place: Path, dataset: Dataset, script: str) -> subprocess.Popen[bytes
     with (place / "stderr").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, "--", *words],
-            env=environment() | {"PYTHONPATH": str(Path(__file__).parent)},
+            env=environment() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])},
             stderr=stderr,
         )
 
@@ -105,9 +106,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, dataset: Dataset, numb
 
 
 @pytest.mark.parametrize(("numbers", "code"), [((signal.SIGTERM, signal.SIGTERM), 143), ((signal.SIGINT,), 130)])
-def test_impatience_ends_all_processes(
-    tmp_path: Path, dataset: Dataset, numbers: tuple[signal.Signals, ...], code: int
-) -> None:
+def test_impatience_ends_all_processes(tmp_path: Path, dataset: Dataset, numbers: tuple[signal.Signals, ...], code: int) -> None:
     process = launch(tmp_path, dataset, DEAF)
     ready(tmp_path, process)
     for number in numbers:

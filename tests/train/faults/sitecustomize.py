@@ -36,8 +36,8 @@ def install(fault: str) -> None:
                 raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
             os.kill(victim, signal.Signals[name])
             if name == "SIGKILL":
-                # The kernel ends this process too, but not in the same moment.
-                time.sleep(60)
+                # The kernel ends this process too, but not in the same moment. If it did not, the test would run out of time.
+                time.sleep(600)
         return original(*arguments, **options)
 
     setattr(os, function, faulty)
