@@ -50,7 +50,7 @@ def test_no_complete_checkpoint_is_an_error(copy: Path, dataset: Dataset) -> Non
 
 
 def test_load_is_for_a_run_without_checkpoints(copy: Path, tmp_path: Path, dataset: Dataset) -> None:
-    new = plan("--load", str(copy), "--save", str(tmp_path / "new"), dataset.prefix)
+    new = plan("--load", str(copy), "--save", str(tmp_path / "new"), "--train-iters", "24", dataset.prefix)
     assert new["checkpointing"]["start"] == str(copy / "iter_0000012")
     assert (new["checkpointing"]["continues"], new["up_to_date"]) == (False, False)
     own = plan("--load", str(tmp_path / "nowhere"), "--save", str(copy), dataset.prefix)

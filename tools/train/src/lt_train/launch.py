@@ -20,7 +20,7 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
     Of many ranks, the first looks into the checkpoint before any loads it.
     """
     check_datasets(plan.data, plan.architecture.vocab_size)
-    plan = resume.starting(plan)
+    plan = resume.starting(plan, is_first)
     start = plan.checkpointing.start
     if start is not None:
         resume.check_compatible(plan, start)

@@ -54,8 +54,10 @@ def start(plan: Plan, here: Place) -> int:
 
 
 def quiet() -> None:
-    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank."""
+    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank, and torch of how
+    megatron-core uses its checkpoints."""
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.checkpoint")
     logging.getLogger("megatron").setLevel(logging.ERROR)
 
 

@@ -11,15 +11,16 @@ from lt_train.plan import Plan
 from lt_train.settings.data import check_same_tokenizer
 
 
-def starting(plan: Plan) -> Plan:
+def starting(plan: Plan, is_first: bool = True) -> Plan:
     """The plan with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
 
-    Warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but no complete one.
+    The first rank warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but none that is
+    complete.
     """
     save, load = plan.checkpointing.save, plan.checkpointing.load
     own = None
     if save:
-        own = remote_run.newest(save) if storage.is_remote(save) else _newest(save)
+        own = remote_run.newest(save) if storage.is_remote(save) else _newest(save, is_first)
     if own is not None:
         return plan.starting_at(own, continues=True)
     if load is None:
@@ -28,13 +29,14 @@ def starting(plan: Plan) -> Plan:
     return plan.starting_at(found, continues=False)
 
 
-def _newest(run: str) -> str | None:
+def _newest(run: str, is_first: bool) -> str | None:
     candidates = checkpoint_layout.checkpoints(Path(run))
     for candidate in candidates:
         problem = checkpoint_layout.damage(candidate)
         if problem is None:
             return str(candidate)
-        warn(f"passing over an incomplete checkpoint: {problem}")
+        if is_first:
+            warn(f"passing over an incomplete checkpoint: {problem}")
     if candidates:
         raise BadData(f"{run}: none of its checkpoints is complete", "move them away to start again from the beginning")
     return None

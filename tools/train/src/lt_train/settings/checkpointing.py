@@ -124,5 +124,7 @@ def check(settings: Checkpointing) -> None:
         if asked and not settings.save:
             raise BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
     for name, path in (("--save", settings.save), ("--load", settings.load)):
+        if path and path.startswith("file:"):
+            raise BadConfig(f"{name} {path}: the URL of a local directory", "name the directory itself")
         if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
             raise BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")
