@@ -69,12 +69,12 @@ def test_one_of_two_ranks_is_told_to_end_and_one_is_killed(tmp_path: Path, datas
 
 
 def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fsspec treats file:// as it treats s3://: nothing but whole objects."""
+    """fsspec treats local:// as it treats s3://: nothing but whole objects."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("FSSPEC_FILE_AUTO_MKDIR", "1")
     store = tmp_path / "store"
-    arguments = (*RUNS["one"], "--keep-last", "1", "--save", f"file://{store}", dataset.prefix)
+    arguments = (*RUNS["one"], "--keep-last", "1", "--save", f"local://{store}", dataset.prefix)
     first = run(*arguments, "--exit-interval", "8", "--async-save")
     assert first.code == 75, first.err
     assert complete(store) == ["iter_0000008"]
@@ -88,7 +88,7 @@ def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypa
     assert "passing over an incomplete checkpoint" in second.err
     (checkpoint,) = second.manifest
     assert isinstance(checkpoint, Checkpoint)
-    assert checkpoint.path == f"file://{store}/iter_0000012"
+    assert checkpoint.path == f"local://{store}/iter_0000012"
     assert complete(store) == ["iter_0000012"]
     assert losses(store) == losses(finished / "one")
     assert (store / "tokenizer/vocab.json").is_file()
@@ -100,7 +100,7 @@ def test_a_remote_run(tmp_path: Path, dataset: Dataset, finished: Path, monkeypa
 
 
 def complete(store: Path) -> list[str]:
-    """A store has no empty directories, which file:// leaves where all files were deleted."""
+    """A store has no empty directories, which local:// leaves where all files were deleted."""
     return [path.parent.name for path in store.glob("*/run.json") if checkpoint_layout.damage(path.parent) is None]
 
 
