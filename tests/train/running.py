@@ -16,7 +16,10 @@ SMALL = (
     *("--eval-iters", "1", "--device", "cpu"),
 )
 
-STEPS = ("--train-iters", "12", "--save-interval", "4", "--eval-interval", "5", "--lr", "1e-3")
+STEPS = (
+    *("--train-iters", "12", "--save-interval", "4", "--eval-interval", "5", "--lr", "1e-3"),
+    *("--seq-length", "32", "--global-batch-size", "4"),
+)
 RUNS = {
     "one": (*SMALL, *STEPS, "--ranks", "1"),
     "short": (*SMALL, "--train-iters", "3", "--ranks", "2"),
