@@ -120,6 +120,8 @@ def _run_directory(plan: Plan) -> Iterator[None]:
         if settings.is_remote:
             remote_run.send_tokenizer(run, settings.save)
         yield
+        if settings.is_remote:
+            remote_run.send_log(run, settings.save)
     finally:
         os.close(lock)
 

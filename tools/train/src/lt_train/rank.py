@@ -54,10 +54,12 @@ def start(plan: Plan, here: Place) -> int:
 
 
 def quiet() -> None:
-    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank, and torch of how
-    megatron-core uses its checkpoints."""
+    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
+
+    torch warns of the old names by which megatron-core still calls it.
+    """
     warnings.filterwarnings("ignore", module=r"megatron\.")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.checkpoint")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     logging.getLogger("megatron").setLevel(logging.ERROR)
 
 
