@@ -80,6 +80,9 @@ def test_rank_1_reports_the_loss_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> N
 def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     long = failures.raised(RuntimeError("shapes differ\nframe #0: libtorch"), place(0))
     assert str(long).endswith("internal error: RuntimeError: shapes differ")
+    lost = failures._report(ECHOES[1], place(0))
+    assert lost.exit_code == 74
+    assert "communication with the other ranks failed" in str(lost)
     memory = failures._report(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), place(3))
     assert memory.exit_code == 78
     assert "--micro-batch-size" in str(memory.hint)

@@ -97,4 +97,7 @@ def _report(error: Exception, place: Place) -> RankError:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return RankError(place, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
+    if is_echo(error):
+        remedy = "see how the other ranks ended; where one was killed, the kernel's log tells of memory"
+        return RankError(place, f"communication with the other ranks failed: {first_line}", remedy, ExitCode.IO)
     return RankError(place, f"internal error: {type(error).__name__}: {first_line}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
