@@ -32,12 +32,14 @@ from lt_train.shared_cache import make_once
 SURPLUS = 0.005
 
 
-def build(plan: Plan, cache: str | None) -> list[Samples | None]:
+def build(plan: Plan, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
     """Training, validation and test samples; None for a part without data or evaluations. Called by all ranks together.
+
+    `train_samples` are those of the plan's steps when none are given.
 
     Indices are kept in the directory `cache`; without one they are made anew by each node and forgotten. Raises BadData.
     """
-    parts = _parts(plan)
+    parts = _parts(plan, train_samples or plan.batches.train_samples)
     indices = [index for part in parts if part is not None for index in part.indices]
     directory = Path(cache or _from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = _from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
@@ -116,7 +118,7 @@ class Blend:
         return BlendedSamples.load([member.load(found) for member in self.members], found[self])
 
 
-def _parts(plan: Plan) -> list[DatasetPart | Blend | None]:
+def _parts(plan: Plan, train_samples: int) -> list[DatasetPart | Blend | None]:
     """Training, validation and test; what is read is opened once."""
     data, batches = plan.data, plan.batches
     evaluated = data.eval_iters * batches.global_batch_size
@@ -125,7 +127,7 @@ def _parts(plan: Plan) -> list[DatasetPart | Blend | None]:
     for dataset in data.all_datasets:
         opened.setdefault(dataset.prefix, StoredSequences(dataset.prefix))
     parts: list[DatasetPart | Blend | None] = []
-    for number, (datasets, samples) in enumerate(zip(of_each, (batches.train_samples, evaluated, evaluated), strict=True)):
+    for number, (datasets, samples) in enumerate(zip(of_each, (train_samples, evaluated, evaluated), strict=True)):
         sources = [(dataset.prefix, opened[dataset.prefix]) for dataset in datasets]
         if data.mock:
             sources = [("mock data", MockSequences(plan.architecture.vocab_size))]

@@ -25,9 +25,14 @@ Batch = dict[str, Tensor]
 AHEAD = 4
 
 
-def build(plan: Plan) -> list[Samples | None]:
-    """Training, validation and test samples, as `blends.build`."""
-    return blends.build(plan, cache_directory(plan))
+def build(plan: Plan, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
+    """Training, validation and test samples, as `blends.build`, for a run at `iteration` that has consumed so many.
+
+    A run that was started with another batch size may need more than its steps would have taken at the present one.
+    """
+    batches = plan.batches
+    left = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
+    return blends.build(plan, cache_directory(plan), max(batches.train_samples, consumed_samples + left))
 
 
 def cache_directory(plan: Plan) -> str | None:

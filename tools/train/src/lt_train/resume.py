@@ -68,7 +68,7 @@ def check_compatible(plan: Plan, checkpoint: str) -> None:
         )
     check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, checkpoint)
     _check_optimizer(plan, checkpoint, saved)
-    _check_length(plan, checkpoint, saved)
+    _compare_batches(plan, saved)
     of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
     ours = plan.architecture.to_record() | of_training
     theirs = saved.architecture.to_record() | of_training
@@ -77,23 +77,13 @@ def check_compatible(plan: Plan, checkpoint: str) -> None:
         raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
 
 
-def _check_length(plan: Plan, checkpoint: str, saved: RunRecord) -> None:
-    """The data of a run is laid out for the samples that its steps take at the present batch size."""
-    batches = plan.batches
-    left = batches.train_iters - saved.iteration
-    if not plan.checkpointing.continues or left <= 0:
-        return
-    needed = saved.consumed_samples + batches.samples_between(saved.consumed_samples, left)
-    if saved.consumed_samples != batches.samples_after(saved.iteration):
+def _compare_batches(plan: Plan, saved: RunRecord) -> None:
+    """Warn when the steps so far took another number of samples than they would now."""
+    expected = plan.batches.samples_after(saved.iteration)
+    if plan.checkpointing.continues and saved.consumed_samples != expected:
         warn(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
-            f" {batches.samples_after(saved.iteration)} here; the schedule of the learning rate counts samples"
-        )
-    if needed > batches.train_samples:
-        raise BadConfig(
-            f"{checkpoint}: {saved.consumed_samples} samples are consumed and {needed - saved.consumed_samples} would follow,"
-            f" but a run of {batches.train_iters} steps has {batches.train_samples} at this batch size",
-            "keep --global-batch-size and --rampup-batch-size between two attempts, or make the batch larger",
+            f" {expected} here; the schedule of the learning rate counts samples"
         )
 
 

@@ -104,7 +104,7 @@ class Loop:
         settings = plan.checkpointing
         self.saver = Saver(plan, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
-        self.train_data, self.validation_data, self.test_data = data.build(plan)
+        self.train_data, self.validation_data, self.test_data = data.build(plan, state.consumed_samples, state.iteration)
         self.speedometer = Speedometer(plan, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(plan, state)
