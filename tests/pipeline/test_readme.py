@@ -95,7 +95,8 @@ def test_the_trainer_and_the_converted_model_agree(
     options = "--model tiny --device cpu --seq-length 256 --train-iters 41 --log-interval 1 --split 1,0,0 --eval-iters 0"
     done = shell(f"lt-train {options} --load {directory}/pipeline/run --save {tmp_path}/run {tmp_path}/copies", tmp_path)
     assert done.returncode == 0, done.stderr
-    (step,) = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    (step,) = [record for record in records if record["kind"] == "step"]
     tokens = torch.from_numpy(numpy.append(sample, sample[0]).astype(numpy.int64))
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(tokens[None, :-1]).logits[0], tokens[1:])

@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
-from lt_train import agreement, checkpoint, data, device, model, optimizer, remote_run, timers
+from lt_train import agreement, checkpoint, data, device, megatron_arguments, model, optimizer, remote_run, timers
 from lt_train.anomalies import Anomalies
 from lt_train.bench import Measurement
 from lt_train.checkpoint import TrainingState, Unlogged
@@ -49,7 +49,7 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
     model_parallel_cuda_manual_seed(plan.seed)
     is_first = place.rank == 0
     with Measurement(plan, is_first, device.name(where)) if plan.benchmark else Log(plan, is_first) as log:
-        arguments = checkpoint.arguments(plan)
+        arguments = megatron_arguments.of(plan)
         log.arguments(arguments)
         for line in describe(plan.architecture):
             log.line(line)
