@@ -10,6 +10,8 @@ import gc
 import json
 import multiprocessing
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -28,7 +30,9 @@ from lt_train.settings.data import training_datasets
 
 LONGEST_SECONDS = 900
 # One that takes longer waits for a rank that has gone another way.
-LONGEST_LAYOUT_SECONDS = 240
+LONGEST_LAYOUT_SECONDS = 150
+# At this signal a rank prints where it is.
+STACKS = signal.SIGUSR2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +58,9 @@ def train_all(
 ) -> dict[str, Outcome]:
     """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
 
-    A layout that fails does not stop the others. Without `saving` no checkpoint is written; without `steps` each saves only what
-    it has loaded.
+    A layout that fails does not stop the others. One whose ranks hung, or were killed, is tried once more: gloo has been seen to
+    wait for ever in the tenth process group that a process makes on a loaded machine. Without `saving` no checkpoint is written;
+    without `steps` each saves only what it has loaded.
     """
     if not commands:
         return {}
@@ -65,6 +70,7 @@ def train_all(
         plan = plan_of([*arguments, "--save", str(place / name)])
         work.append({"name": name, "port": processes.free_port(), "plan": plan.to_json()})
     failed: dict[str, str] = {}
+    hung: set[str] = set()
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
         (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "steps": steps, "work": left}))
         program = [sys.executable, __file__, str(place / "work.json")]
@@ -72,7 +78,14 @@ def train_all(
         if result.returncode:
             name = _failing(place, [entry["name"] for entry in left], result.stderr)
             said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
-            failed[name] = said[0] if said else result.stderr[-3000:]
+            if said or name in hung:
+                failed[name] = said[0] if said else result.stderr[-6000:]
+                continue
+            hung.add(name)
+            print(f"{name} hung: {result.stderr[-6000:]}")
+            shutil.rmtree(place / name)
+            (place / name).mkdir()
+            next(entry for entry in left if entry["name"] == name)["port"] = processes.free_port()
     return {name: _outcome(place / name, failed.get(name)) for name in commands}
 
 
@@ -115,7 +128,11 @@ def main(work_file: str) -> int:
             process = running.pop(int(sentinel))  # type: ignore[call-overload]
             process.join()
             if process.exitcode:
-                for other in started:
+                left = [other for other in started if other.is_alive()]
+                for other in left:
+                    os.kill(other.pid, STACKS)  # type: ignore[arg-type]
+                wait([other.sentinel for other in left], timeout=2)
+                for other in left:
                     other.kill()
                 return 1
     return 0
@@ -136,6 +153,7 @@ def prepare(on: str, rank: int, ranks: int) -> Any:
 def serve(work_file: str, rank: int) -> None:
     """One rank: train every layout that has so many ranks."""
     processes.die_with(os.getppid())
+    faulthandler.register(STACKS)
     import torch
 
     work = json.loads(Path(work_file).read_text())
