@@ -1,7 +1,8 @@
 """What happens in a training run, as JSON records: the output of `scrape` and the input of everything else.
 
-A record holds the fields that its line had. A field whose value is not a finite number is null, because JSON has no NaN; a field
-that the line lacks is absent. Fields that are not known here pass through, so a newer trainer may add some.
+A record holds the fields that its line had, in one set of names and base units whatever trainer printed it (seconds, bytes, shares
+of 1). A field whose value is not a finite number is null, because JSON has no NaN; a field that the line lacks is absent. Fields
+that are not known here pass through, so a newer trainer may add some.
 """
 
 import datetime
@@ -11,6 +12,7 @@ from typing import Any
 from lt_shared import run_log
 
 VERSION = 1
+MESSAGE_CHARACTERS = 500
 
 Record = dict[str, Any]
 
@@ -22,31 +24,98 @@ KINDS: dict[type[run_log.Event], str] = {
     run_log.DocumentsProcessed: "preprocess",
 }
 
-_REQUIRED = {
+END_REASONS = ("completed", "signal", "duration", "iterations", "failed")
+CAUSES = ("root", "cascade", "unknown")
+SEVERITIES = ("critical", "warning", "info")
+FAULTS = (
+    "out-of-memory",
+    "host-out-of-memory",
+    "nccl-timeout",
+    "nccl-error",
+    "cuda-error",
+    "neuron-error",
+    "xid",
+    "sxid",
+    "nan",
+    "disk-full",
+    "killed",
+    "exit",
+    "traceback",
+    "preemption",
+    "time-limit",
+    "node-failure",
+    "requeue",
+    "cancelled",
+    "hyperpod",
+)
+NOTES = (
+    "efa",
+    "socket",
+    "throughput",
+    "straggler",
+    "timers",
+    "memory",
+    "allocation-retries",
+    "parameters",
+    "initialized",
+    "hyperpod",
+    "mlperf",
+    "wandb",
+    "progress",
+)
+
+_REQUIRED: dict[str, tuple[str, ...]] = {
     "step": ("step",),
     "eval": ("step", "loss"),
-    "checkpoint": ("step", "path"),
-    "load": ("step", "path"),
+    "checkpoint": (),
+    "load": (),
     "preprocess": ("documents",),
     "start": ("arguments",),
+    "end": ("reason",),
+    "fault": ("fault", "cause", "severity", "message"),
+    "note": ("note", "message"),
 }
-_COUNTS = ("step", "total_steps", "consumed_samples", "global_batch_size", "skipped_steps", "nan_steps", "documents")
-_NUMBERS = (
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "loss_scale",
-    "step_seconds",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu",
-    "memory_bytes",
-    "reserved_memory_bytes",
-    "documents_per_second",
-    "megabytes_per_second",
+_COUNTS = frozenset(
+    {
+        "step",
+        "total_steps",
+        "epoch",
+        "consumed_samples",
+        "global_batch_size",
+        "skipped_steps",
+        "nan_steps",
+        "skipped_samples",
+        "documents",
+        "rank",
+        "task",
+        "first_step",
+    }
 )
-_TEXTS = ("run", "path", "split", "time")
+_NUMBERS = frozenset(
+    {
+        "loss",
+        "grad_norm",
+        "params_norm",
+        "zeros",
+        "learning_rate",
+        "loss_scale",
+        "step_seconds",
+        "seconds",
+        "tokens_per_second",
+        "tokens_per_second_per_gpu",
+        "samples_per_second",
+        "tflops_per_gpu",
+        "energy_joules",
+        "power_watts",
+        "mfu",
+        "memory_bytes",
+        "reserved_memory_bytes",
+        "documents_per_second",
+        "megabytes_per_second",
+    }
+)
+_TEXTS = frozenset({"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note"})
+_FLAGS = frozenset({"asynchronous", "begun"})
 
 
 def from_log(event: run_log.Event) -> Record:
@@ -67,23 +136,23 @@ def problem(record: object) -> str | None:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _REQUIRED:
         return f"kind {kind!r} is not an event"
-    for field in _REQUIRED[kind]:
+    required = _REQUIRED[kind]
+    for field in required:
         if field not in record:
             return f"has no {field}"
-    for field in _COUNTS:
-        value = record.get(field)
-        if field in record and (type(value) is not int or value < 0) and (value is not None or field in _REQUIRED[kind]):
+    for field, value in record.items():
+        if field in _COUNTS:
+            if (type(value) is not int or value < 0) and (value is not None or field in required):
+                return f"{field} is {value!r}"
+        elif field in _NUMBERS:
+            if value is not None and type(value) not in (int, float):
+                return f"{field} is {value!r}"
+            record[field] = _finite(value)
+        elif (field in _TEXTS and not isinstance(value, str)) or (field in _FLAGS and not isinstance(value, bool)):
             return f"{field} is {value!r}"
-    for field in _NUMBERS:
-        if field in record:
-            if record[field] is not None and type(record[field]) not in (int, float):
-                return f"{field} is {record[field]!r}"
-            record[field] = _finite(record[field])
-    for field in _TEXTS:
-        if field in record and not isinstance(record[field], str):
-            return f"{field} is {record[field]!r}"
-    if kind == "start" and not isinstance(record["arguments"], dict):
-        return "arguments is not an object"
+    for field in ("arguments", "metrics", "fields"):
+        if field in record and not isinstance(record[field], dict):
+            return f"{field} is not an object"
     return None
 
 
