@@ -1,4 +1,4 @@
-"""Throughput and MFU against figures that were measured and published elsewhere, and the table of peaks."""
+"""Throughput and MFU against figures that were measured and published elsewhere."""
 
 import dataclasses
 import math
@@ -8,45 +8,9 @@ from typing import Any
 import pytest
 
 from lt_shared import presets
+from lt_shared.peak_flops import FP8, FP32, HALF
 from lt_train import throughput
-from lt_train.throughput import FP8, FP32, HALF, Speedometer, peak_flops
-
-
-@pytest.mark.parametrize(
-    ("name", "number_type", "tflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", HALF, 989),
-        ("NVIDIA H100 80GB HBM3", FP8, 1979),
-        ("NVIDIA H100 PCIe", HALF, 756),
-        ("NVIDIA H100 NVL", HALF, 835),
-        ("NVIDIA H200", HALF, 989),
-        ("NVIDIA GH200 480GB", HALF, 989),
-        ("NVIDIA GB200", HALF, 2500),
-        ("NVIDIA A100-SXM4-80GB", HALF, 312),
-        ("NVIDIA A100-SXM4-80GB", FP32, 19.5),
-        ("NVIDIA A10G", HALF, 70),
-        ("NVIDIA A10", HALF, 125),
-        ("NVIDIA L40S", FP8, 733),
-        ("Tesla V100-SXM2-16GB", HALF, 125),
-        ("Tesla V100-PCIE-16GB", HALF, 112),
-    ],
-)
-def test_peak_of_a_device_by_the_name_that_torch_gives_it(name: str, number_type: str, tflops: float) -> None:
-    assert peak_flops(name, number_type) == tflops * 1e12
-
-
-@pytest.mark.parametrize(
-    ("name", "number_type"),
-    [
-        ("cpu", FP32),
-        ("NVIDIA GeForce GTX 1080", HALF),
-        ("NVIDIA H1000", HALF),
-        ("NVIDIA A100-SXM4-80GB", FP8),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", HALF),
-    ],
-)
-def test_what_is_not_in_the_table_has_no_peak(name: str, number_type: str) -> None:
-    assert math.isnan(peak_flops(name, number_type))
+from lt_train.throughput import Speedometer
 
 
 def plan_of(model: str, layers: int | None, ranks: int) -> Any:

@@ -1,0 +1,53 @@
+"""How many floating-point operations a device can do at most: what lt-train and lt-monitor count the MFU against.
+
+Peaks are the vendor's dense figures, without sparsity and at full clock. A device that is not in the table has no MFU, rather
+than one against another device's peak.
+"""
+
+import math
+
+# Dense TFLOP/s of matrix products by type of their inputs, sums in fp32. Half stands for fp16 and bf16; fp32 is without TF32.
+HALF, FP8, FP32 = "half", "fp8", "fp32"
+PEAKS: dict[str, dict[str, float]] = {
+    "B200": {HALF: 2250, FP8: 4500, FP32: 75},
+    "GB200": {HALF: 2500, FP8: 5000, FP32: 80},
+    "B100": {HALF: 1750, FP8: 3500, FP32: 60},
+    "H200": {HALF: 989, FP8: 1979, FP32: 67},
+    "H200 NVL": {HALF: 835, FP8: 1671, FP32: 60},
+    "GH200": {HALF: 989, FP8: 1979, FP32: 67},
+    "H100": {HALF: 989, FP8: 1979, FP32: 67},
+    "H100 NVL": {HALF: 835, FP8: 1671, FP32: 60},
+    "H100 PCIe": {HALF: 756, FP8: 1513, FP32: 51},
+    "H800": {HALF: 989, FP8: 1979, FP32: 67},
+    "H800 PCIe": {HALF: 756, FP8: 1513, FP32: 51},
+    "H20": {HALF: 148, FP8: 296, FP32: 44},
+    "A100": {HALF: 312, FP32: 19.5},
+    "A800": {HALF: 312, FP32: 19.5},
+    "A40": {HALF: 149.7, FP32: 37.4},
+    "A30": {HALF: 165, FP32: 10.3},
+    "A10": {HALF: 125, FP32: 31.2},
+    "A10G": {HALF: 70, FP32: 35},
+    "L40S": {HALF: 362, FP8: 733, FP32: 91.6},
+    "L40": {HALF: 181, FP8: 362, FP32: 90.5},
+    "L4": {HALF: 121, FP8: 242, FP32: 30.3},
+    "V100": {HALF: 125, FP32: 15.7},
+    "V100 PCIE": {HALF: 112, FP32: 14},
+    "T4": {HALF: 65, FP32: 8.1},
+}
+# The share of a chip that such a name stands for is not in the name.
+PARTS_OF_A_CHIP = {"MIG", "GRID", "vGPU"}
+
+
+def peak_flops(device_name: str, number_type: str) -> float:
+    """FLOP/s that the device can do at most in `number_type` (HALF, FP8 or FP32); NaN when it is not in the table.
+
+    `device_name` is as torch reports it, for example "NVIDIA H100 80GB HBM3" or "NVIDIA A100-SXM4-80GB".
+    """
+    words = set(device_name.replace("-", " ").split())
+    if words & PARTS_OF_A_CHIP:
+        return math.nan
+    known = [name for name in PEAKS if words.issuperset(name.split())]
+    if not known:
+        return math.nan
+    closest = max(known, key=lambda name: len(name.split()))
+    return PEAKS[closest].get(number_type, math.nan) * 1e12
