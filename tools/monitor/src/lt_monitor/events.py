@@ -1,7 +1,7 @@
 """What happens in a training run, as JSON records: the output of `scrape` and the input of everything else.
 
-A record holds the fields that its line had, in one set of names and base units whatever trainer printed it (seconds, bytes, shares
-of 1). A field whose value is not a finite number is null, because JSON has no NaN; a field that the line lacks is absent. Fields
+A record holds the fields that its line had, in one set of names and base units whatever trainer printed it (seconds, bytes,
+shares of 1). A field whose value is not a finite number is null, because JSON has no NaN; a field that the line lacks is absent. Fields
 that are not known here pass through, so a newer trainer may add some.
 """
 
