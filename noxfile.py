@@ -32,10 +32,10 @@ def install(session: nox.Session, *more: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, or those that the arguments choose (as for pytest)."""
+    """Run all tests, or those that the arguments choose (as for pytest), a file at a time on every core."""
     install(session, "-r", "tests/requirements.txt")
     session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session
