@@ -52,6 +52,12 @@ def test_torch_objects_become_records() -> None:
     assert (index.name, index.fqn, index.offset) == ("torch.distributed.checkpoint.metadata.MetadataIndex", "key", (1, 2))
 
 
+def test_the_attributes_of_a_modules_state_dict_are_dropped(tmp_path: Path) -> None:
+    state = torch.nn.LayerNorm(2).state_dict()
+    torch.save(state, tmp_path / "model.pt")
+    assert list(pickles.load_torch_file(tmp_path / "model.pt")) == list(state)
+
+
 def test_arguments_keep_their_values(tmp_path: Path) -> None:
     torch.save(
         {"args": argparse.Namespace(num_layers=2, params_dtype=torch.bfloat16), "t": torch.ones(2)}, tmp_path / "common.pt"

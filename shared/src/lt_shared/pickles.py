@@ -18,9 +18,18 @@ INERT_PACKAGES = {
     "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "pathlib", "signal", "torch",
     "transformer_engine", "types",
 }  # fmt: skip
+
+
+class OrderedDict(dict[Any, Any]):
+    """A dict; the attributes that a module's state dict carries beside its entries are dropped."""
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
 PLAIN_TYPES: dict[tuple[str, str], type] = {
     ("torch", "Size"): tuple,
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "dict"): dict,
     ("builtins", "list"): list,
     ("builtins", "set"): set,
