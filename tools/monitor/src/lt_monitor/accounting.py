@@ -1,0 +1,223 @@
+"""Where the seconds of an attempt went, as totals that grow with each event and fit into a state file.
+
+An attempt of a million steps is a few hundred numbers here: durations of steps are counted in bins 2 % wide, so the median and
+the time above it come out within 1 %, whatever the number of steps. Work that a later attempt does again is looked up in marks,
+the seconds of training up to each checkpoint. All that needs is step lines; times in the lines tell the seconds between them
+too.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+CAUSES = ("queue", "start", "compile", "data", "checkpoint", "evaluation", "lost-work", "hang", "slow-steps", "stop")
+BIN_WIDTH = math.log(1.02)
+MARKS = 32
+SLOW_FACTOR = 1.5
+HANG_MINIMUM_SECONDS = 300.0
+HANG_STEP_FACTOR = 10.0
+
+
+@dataclasses.dataclass
+class Totals:
+    """One attempt. Times are seconds since 1970, None where the log has none.
+
+    `histogram` maps a bin of step durations to [steps, seconds], `marks` are pairs (step, seconds of training so far), `gaps` are
+    seconds between step lines by cause, `waiting` is what happened since the last step line. `first_seconds` and `first_steps`
+    are those of the first step line, which holds the compilation. `failed` tells of a critical fault since the last step.
+    """
+
+    begin: float | None = None
+    end: float | None = None
+    resumed_at: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    first_step_begin: float | None = None
+    last_step_time: float | None = None
+    first_seconds: float = 0.0
+    first_steps: int = 0
+    step_seconds: float = 0.0
+    histogram: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    marks: list[list[float]] = dataclasses.field(default_factory=list)
+    gaps: dict[str, float] = dataclasses.field(default_factory=dict)
+    waiting: dict[str, float] = dataclasses.field(default_factory=dict)
+    failed: bool = False
+
+    def note_time(self, time: float | None) -> None:
+        if time is not None:
+            self.begin = time if self.begin is None else min(self.begin, time)
+            self.end = time if self.end is None else max(self.end, time)
+
+    def take_step(self, step: int, seconds: float | None, time: float | None, log_interval: int) -> None:
+        """A step line: `seconds` a step since the line before, None where the line does not say."""
+        first = self.first_step is None
+        before = self.last_step if not first else self._step_before(step, log_interval)
+        steps = max(1, step - before) if before is not None else 1
+        since = time - self.last_step_time if time is not None and self.last_step_time is not None else None
+        if seconds is None:
+            seconds = self._from_times(since, steps)
+        spent = (seconds or 0.0) * steps
+        if first:
+            self.first_step, self.first_seconds, self.first_steps = step, seconds or 0.0, steps
+            self.first_step_begin = time - spent if time is not None else None
+            self.marks = [[before if before is not None else step - steps, 0.0]]
+        elif seconds:
+            entry = self.histogram.setdefault(str(round(math.log(max(seconds, 1e-6)) / BIN_WIDTH)), [0, 0.0])
+            entry[0] += steps
+            entry[1] += spent
+        self.step_seconds += spent
+        if since is not None:
+            self._book(since - spent)
+        self.waiting, self.failed = {}, False
+        self.last_step, self.last_step_time = step, time
+
+    def take_pause(self, cause: str, seconds: float | None) -> None:
+        """A checkpoint, a load or an evaluation; `seconds` is what its line says it took."""
+        self.waiting[cause] = self.waiting.get(cause, 0.0) + (seconds or 0.0)
+
+    def mark(self, step: int) -> None:
+        """Remember how much training a checkpoint of `step` holds."""
+        if self.last_step is not None and step <= self.last_step and self.marks[-1][0] < step:
+            self.marks = [*self.marks[:1], *self.marks[1:][1 - MARKS :], [step, self._seconds_at(step)]]
+
+    def median_seconds(self) -> float | None:
+        """The median duration of a step, None before the second step line."""
+        total = sum(steps for steps, _ in self.histogram.values())
+        seen = 0.0
+        for _, (steps, seconds) in sorted(self.histogram.items(), key=lambda item: int(item[0])):
+            seen += steps
+            if seen * 2 >= total:
+                return seconds / steps
+        return None
+
+    def slow_seconds(self) -> float:
+        """What steps that took over SLOW_FACTOR times the median took above the median."""
+        median = self.median_seconds()
+        if median is None:
+            return 0.0
+        entries = self.histogram.values()
+        return sum(seconds - steps * median for steps, seconds in entries if seconds > SLOW_FACTOR * median * steps)
+
+    def compile_seconds(self) -> float:
+        """What the first step line took above the median."""
+        median = self.median_seconds()
+        return 0.0 if median is None else max(0.0, self.first_seconds - median) * self.first_steps
+
+    def lost_steps(self, resumed_at: int) -> int:
+        """Steps that an attempt which went on from `resumed_at` did again."""
+        return max(0, self.last_step - max(resumed_at, int(self.marks[0][0]))) if self.last_step is not None else 0
+
+    def lost_seconds(self, resumed_at: int) -> float:
+        """What these steps took, without the share of slow steps and compilation."""
+        if not self.lost_steps(resumed_at):
+            return 0.0
+        useful = max(0.0, self.step_seconds - self.slow_seconds() - self.compile_seconds())
+        lost = self.step_seconds - self._seconds_at(resumed_at)
+        return lost * useful / self.step_seconds if self.step_seconds else 0.0
+
+    def _step_before(self, step: int, log_interval: int) -> int | None:
+        """The step after which the first line's interval began."""
+        if self.resumed_at is not None and self.resumed_at < step:
+            return self.resumed_at
+        return step - log_interval if step >= log_interval and step % log_interval == 0 else None
+
+    def _from_times(self, since: float | None, steps: int) -> float | None:
+        """The duration of a step from the times of its lines, unless something else happened between them."""
+        if since is None or since < 0:
+            return None
+        median = self.median_seconds()
+        if median is not None and (self.waiting or since > 3 * median * steps):
+            return min(median, since / steps)
+        return since / steps
+
+    def _book(self, gap: float) -> None:
+        """Give the seconds between two step lines that no step took to what happened there."""
+        if gap <= 0:
+            return
+        limit = max(HANG_MINIMUM_SECONDS, HANG_STEP_FACTOR * (self.median_seconds() or 0.0))
+        known = {cause: seconds for cause, seconds in self.waiting.items() if seconds > 0}
+        if self.waiting and sum(known.values()) < gap:
+            # Those whose lines say how long they took get that, the others share the rest.
+            others = [cause for cause in self.waiting if cause not in known] or list(self.waiting)
+            rest = gap - sum(known.values())
+            for cause in others:
+                known[cause] = known.get(cause, 0.0) + rest / len(others)
+        elif self.waiting:
+            total = sum(known.values())
+            known = {cause: gap * seconds / total for cause, seconds in known.items()}
+        else:
+            known = {"hang" if gap > limit else "data": gap}
+        for cause, seconds in known.items():
+            self.gaps[cause] = self.gaps.get(cause, 0.0) + seconds
+
+    def _seconds_at(self, step: float) -> float:
+        """Seconds of training up to `step`, between marks in proportion to the steps."""
+        if self.last_step is None or step >= self.last_step:
+            return self.step_seconds
+        points = [*self.marks, [self.last_step, self.step_seconds]]
+        for (left, before), (right, after) in itertools.pairwise(points):
+            if left <= step <= right:
+                return before + (after - before) * (step - left) / max(1, right - left)
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """Seconds of a run: `productive` and by cause. `queue` is among the lost ones, but nothing was allocated then."""
+
+    productive_seconds: float
+    lost_seconds: dict[str, float]
+    lost_steps: int
+    restarts: int
+    has_times: bool
+
+    @property
+    def allocated_seconds(self) -> float:
+        return self.productive_seconds + sum(seconds for cause, seconds in self.lost_seconds.items() if cause != "queue")
+
+    @property
+    def goodput(self) -> float | None:
+        """The productive share of the allocated seconds, None when there are none."""
+        return self.productive_seconds / self.allocated_seconds if self.allocated_seconds > 0 else None
+
+
+def account(attempts: Sequence[Totals]) -> Account:
+    """Add up the attempts of one run, in their order."""
+    lost = dict.fromkeys(CAUSES, 0.0)
+    productive = 0.0
+    lost_steps = 0
+    for index, attempt in enumerate(attempts):
+        later = [other.resumed_at for other in attempts[index + 1 :] if other.resumed_at is not None]
+        slow, compilation = attempt.slow_seconds(), attempt.compile_seconds()
+        again = attempt.lost_seconds(min(later)) if later else 0.0
+        lost_steps += attempt.lost_steps(min(later)) if later else 0
+        for cause, seconds in [*attempt.gaps.items(), ("slow-steps", slow), ("compile", compilation), ("lost-work", again)]:
+            lost[cause] += seconds
+        productive += max(0.0, attempt.step_seconds - slow - compilation - again)
+        for cause, seconds in _edges(attempt):
+            lost[cause] += seconds
+        if index and attempt.begin is not None and (ended := _latest_end(attempts[:index])) is not None:
+            lost["queue"] += max(0.0, attempt.begin - ended)
+    restarts = max(0, len(attempts) - 1) + bool(attempts and attempts[0].resumed_at)
+    has_times = any(attempt.begin != attempt.end for attempt in attempts)
+    return Account(productive, lost, lost_steps, restarts, has_times)
+
+
+def _edges(attempt: Totals) -> Iterable[tuple[str, float]]:
+    """The seconds before the first and after the last step."""
+    if attempt.begin is None or attempt.end is None:
+        return
+    if attempt.first_step_begin is None:
+        if attempt.first_step is None:
+            yield ("start", attempt.end - attempt.begin)
+        return
+    yield ("start", max(0.0, attempt.first_step_begin - attempt.begin))
+    if attempt.last_step_time is not None:
+        tail = max(0.0, attempt.end - attempt.last_step_time)
+        saving = attempt.waiting.get("checkpoint") if not attempt.failed else None
+        yield ("hang" if attempt.failed else "checkpoint" if saving is not None else "stop", tail)
+
+
+def _latest_end(attempts: Iterable[Totals]) -> float | None:
+    return max((attempt.end for attempt in attempts if attempt.end is not None), default=None)

@@ -1,0 +1,344 @@
+"""What is known of a run after so many events, small enough to be kept between two passes of cron.
+
+Everything that is printed for machines (alerts, metrics, goodput) is computed from this state, so an event has to be read once
+only. The state of a run is about 10 kB, whatever its length: the recent steps, sums, the last checkpoint, the faults since the
+last step, and the totals of each attempt (`accounting`).
+
+Attempts begin as in `attempts`: where the trainer starts again, where a checkpoint is loaded after steps, or where the steps of
+one process go back. Logs of several ranks and several files are merged, a step counts once in an attempt.
+"""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import math
+import statistics
+from typing import Any, Self
+
+from lt_monitor.accounting import Totals
+from lt_monitor.events import Record
+
+RECENT_STEPS = 100
+RECENT_FAULTS = 100
+RECENT_SAVES = 8
+MAXIMUM_ATTEMPTS = 1000
+_ARGUMENTS = ("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval")
+_STEP_FIELDS = frozenset({"v", "kind", "src", "metrics", "rank", "task", "node", "run"})
+
+
+@dataclasses.dataclass
+class LogState:
+    """How far the records of one log were taken.
+
+    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` the processes that
+    started in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
+    last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
+    reader did not finish, and its records up to `offset` are not taken again.
+    """
+
+    attempt: int
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    started: list[str] = dataclasses.field(default_factory=list)
+    head: list[Any] | None = None
+    batch: list[Any] | None = None
+    offset: int = -1
+
+
+@dataclasses.dataclass
+class RunState:
+    """One run. `recent` are the last steps, each with the fields that rules need; `seen` is when the last step was read.
+
+    Times are seconds since 1970. `losses_missing` and `skipped_in_a_row` count step lines in a row without a loss and with a
+    skipped step. `episodes` is for rules that must not report one episode at each of its steps.
+    """
+
+    run: str
+    attempts: list[Totals] = dataclasses.field(default_factory=lambda: [Totals()])
+    logs: dict[str, LogState] = dataclasses.field(default_factory=dict)
+    arguments: Record = dataclasses.field(default_factory=dict)
+    last: Record = dataclasses.field(default_factory=dict)
+    recent: list[Record] = dataclasses.field(default_factory=list)
+    seen: float | None = None
+    first_seen: float | None = None
+    highest_step: int = 0
+    step_lines: int = 0
+    skipped_steps: int = 0
+    nan_steps: int = 0
+    losses_missing: int = 0
+    skipped_in_a_row: int = 0
+    maximum_loss: float | None = None
+    validation: Record = dataclasses.field(default_factory=dict)
+    checkpoint: Record = dataclasses.field(default_factory=dict)
+    saving: float | None = None
+    save_seconds: list[float] = dataclasses.field(default_factory=list)
+    faults: list[Record] = dataclasses.field(default_factory=list)
+    fault_counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    end: Record = dataclasses.field(default_factory=dict)
+    job: Record = dataclasses.field(default_factory=dict)
+    episodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    best_seconds: float | None = None
+    gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._repeating: dict[str, bool] = {}
+        self._loss_median: float | None = None
+        self._loss_median_line = -1
+
+    @property
+    def attempt(self) -> Totals:
+        return self.attempts[-1]
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.end)
+
+    @property
+    def last_step_time(self) -> float | None:
+        """When the last step was logged, or read where the log has no times."""
+        return self.last.get("at", self.seen)
+
+    def take(self, record: Record, now: float) -> bool:
+        """Add a record of this run. False when it tells nothing new: another rank's line, or one that was taken before."""
+        self.first_seen = now if self.first_seen is None else self.first_seen
+        kind = record["kind"]
+        if kind in ("gpu", "neuron"):
+            if kind == "gpu":
+                name = str(record.get("uuid", record.get("gpu")))
+                self.gpus[name] = {key: record[key] for key in ("gpu", "uuid", "utilization", "sm_clock_hertz") if key in record}
+            return True
+        if kind == "job":
+            self.job = {**{key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}, "seen": now}
+            return True
+        time = epoch_seconds(record.get("time"))
+        at = min(time, now) if time is not None else None
+        file = str(record["src"]["file"])
+        log = self.logs.get(file)
+        if log is None:
+            log = self.logs[file] = LogState(self._attempt_at(record, at))
+        if self._is_repeated(file, log, record):
+            return False
+        self._enter(log, record)
+        totals = self.attempts[log.attempt]
+        current = log.attempt == len(self.attempts) - 1
+        if kind == "step":
+            return self._step(log, totals, current, record, at, now)
+        totals.note_time(at)
+        if current:
+            self._other(totals, record, at, now)
+        return True
+
+    def tokens_per_second(self, step: Record | None = None) -> float | None:
+        """As the trainer says, or batch size times sequence length over the step's time."""
+        step = step or self.last
+        if step.get("tokens_per_second") is not None:
+            return float(step["tokens_per_second"])
+        if step.get("tokens_per_second_per_gpu") is not None and positive(self.arguments.get("world_size")):
+            return float(step["tokens_per_second_per_gpu"] * self.arguments["world_size"])
+        batch = positive(step.get("global_batch_size")) or positive(self.arguments.get("global_batch_size"))
+        length, seconds = positive(self.arguments.get("seq_length")), step.get("step_seconds")
+        return batch * length / seconds if batch and length and seconds else None
+
+    def median_step_seconds(self) -> float | None:
+        """The median of the recent steps, of the whole attempt where there are none."""
+        known = [step["step_seconds"] for step in self.recent if step.get("step_seconds")]
+        return statistics.median(known) if known else self.attempt.median_seconds()
+
+    def loss_median(self) -> float | None:
+        """The median loss of the recent steps, at most ten lines old."""
+        if not 0 <= self.step_lines - self._loss_median_line < 10:
+            losses = [step["loss"] for step in self.recent[:-1] if step.get("loss") is not None]
+            self._loss_median = statistics.median(losses) if losses else None
+            self._loss_median_line = self.step_lines
+        return self._loss_median
+
+    def save_interval_seconds(self) -> float | None:
+        """How often the run saves: the median of what it did, or the interval in its arguments."""
+        if self.save_seconds:
+            return statistics.median(self.save_seconds)
+        interval, seconds = positive(self.arguments.get("save_interval")), self.median_step_seconds()
+        return interval * seconds if interval and seconds else None
+
+    def episode(self, rule: str, step: int, gap: int) -> int:
+        """The first step of the episode of `rule` that `step` belongs to; after `gap` quiet steps a new one begins."""
+        begin, last = self.episodes.get(rule, [step, step])
+        if step - last > gap or step < begin:
+            begin = step
+        self.episodes[rule] = [begin, step]
+        return begin
+
+    def to_record(self) -> Record:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Raises TypeError, KeyError or ValueError when the record is none."""
+        fields = dict(record)
+        fields["attempts"] = [Totals(**each) for each in fields["attempts"]]
+        fields["logs"] = {file: LogState(**each) for file, each in fields["logs"].items()}
+        if not fields["attempts"] or not isinstance(fields["run"], str):
+            raise ValueError("a run without a name or without attempts")
+        return cls(**fields)
+
+    def _attempt_at(self, record: Record, at: float | None) -> int:
+        """The attempt that a log which was not seen before begins with."""
+        last = len(self.attempts) - 1
+        if at is not None:
+            known = [index for index, each in enumerate(self.attempts) if each.end is not None and each.end >= at]
+            if known:
+                return known[0]
+            if record["kind"] in ("start", "load") and self.attempt.first_step is not None:
+                return self._open()
+            return last
+        if record["kind"] == "step" and self.attempt.last_step is not None and record["step"] <= self.attempt.last_step:
+            return 0
+        return last
+
+    def _is_repeated(self, file: str, log: LogState, record: Record) -> bool:
+        """Whether this record was taken before, by a pass that its reader did not finish."""
+        offset = int(record["src"].get("offset", 0))
+        if file not in self._repeating:
+            place = [offset, _digest(record)]
+            self._repeating[file] = offset <= log.offset and place in (log.head, log.batch)
+            if not self._repeating[file]:
+                log.batch = place
+                if log.head is None or offset <= log.offset:
+                    log.head = place
+        if self._repeating[file]:
+            if offset <= log.offset:
+                return True
+            self._repeating[file] = False
+        log.offset = offset
+        return False
+
+    def _enter(self, log: LogState, record: Record) -> None:
+        """Move the log on to its next attempt where this record begins one."""
+        kind, stream = record["kind"], f"{record.get('task')}/{record.get('rank')}"
+        if kind == "step":
+            begins = record["step"] < log.steps.get(stream, 0)
+        elif kind == "start":
+            begins = bool(log.steps) or stream in log.started
+        else:
+            begins = kind == "load" and bool(log.steps)
+        if begins:
+            log.steps, log.started = {}, []
+            log.attempt = log.attempt + 1 if log.attempt + 1 < len(self.attempts) else self._open()
+        if kind == "step":
+            log.steps[stream] = record["step"]
+        elif kind == "start" and record["arguments"]:
+            log.started.append(stream)
+
+    def _open(self) -> int:
+        """Begin an attempt and forget what only concerned the one before."""
+        median = self.attempt.median_seconds()
+        if median is not None and sum(steps for steps, _ in self.attempt.histogram.values()) >= 20:
+            self.best_seconds = min(median, self.best_seconds or median)
+        if len(self.attempts) < MAXIMUM_ATTEMPTS:
+            self.attempts.append(Totals())
+        self.recent, self.faults, self.end, self.saving, self.episodes = [], [], {}, None, {}
+        self.losses_missing = self.skipped_in_a_row = 0
+        return len(self.attempts) - 1
+
+    def _step(self, log: LogState, totals: Totals, current: bool, record: Record, at: float | None, now: float) -> bool:
+        step = record["step"]
+        totals.note_time(at)
+        if not current or (totals.last_step is not None and step <= totals.last_step):
+            return False
+        if totals.resumed_at is None and totals.first_step is None:
+            totals.resumed_at = self._guessed_resume(step)
+        totals.take_step(step, record.get("step_seconds"), at, positive(self.arguments.get("log_interval")) or 1)
+        self.last = {key: value for key, value in record.items() if key not in _STEP_FIELDS}
+        if at is not None:
+            self.last["at"] = at
+        self.seen, self.saving, self.end, self.faults = now, None, {}, []
+        kept = ("step", "loss", "grad_norm", "step_seconds")
+        recent = {key: record[key] for key in kept if key in record}
+        recent["tokens_per_second"] = self.tokens_per_second(self.last)
+        self.recent.append(recent)
+        del self.recent[:-RECENT_STEPS]
+        self.step_lines += 1
+        self.highest_step = max(self.highest_step, step)
+        self.skipped_steps += record.get("skipped_steps") or 0
+        self.nan_steps += record.get("nan_steps") or 0
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
+        self.losses_missing = 0 if record.get("loss") is not None else self.losses_missing + 1
+        if record.get("loss") is not None:
+            self.maximum_loss = max(record["loss"], self.maximum_loss or -math.inf)
+        return True
+
+    def _guessed_resume(self, step: int) -> int | None:
+        if not self.step_lines:
+            return 0 if step <= 1 else None
+        interval = positive(self.arguments.get("log_interval")) or 1
+        saved = self.checkpoint.get("step")
+        return saved if saved is not None and step - interval <= saved < step else max(0, step - interval)
+
+    def _other(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
+        kind = record["kind"]
+        if kind == "start":
+            self.arguments |= {key: record["arguments"][key] for key in _ARGUMENTS if key in record["arguments"]}
+            if record.get("first_step") and totals.resumed_at is None:
+                totals.resumed_at = record["first_step"] - 1
+            self.end = {}
+        elif kind == "load":
+            if record.get("step") is not None and totals.first_step is None:
+                totals.resumed_at = record["step"]
+        elif kind == "checkpoint":
+            self._checkpoint(totals, record, at, now)
+        elif kind == "eval":
+            totals.take_pause("evaluation", record.get("seconds"))
+            if record.get("split", "validation") == "validation":
+                self.validation = {"step": record["step"], "loss": record["loss"]}
+        elif kind == "end":
+            self.end = {"reason": record["reason"], "at": at or now}
+        elif kind == "fault":
+            totals.failed = totals.failed or record["severity"] == "critical"
+            kept = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
+            if len(self.faults) < RECENT_FAULTS:
+                self.faults.append(kept)
+            self.fault_counts[record["fault"]] = self.fault_counts.get(record["fault"], 0) + 1
+
+    def _checkpoint(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
+        totals.take_pause("checkpoint", record.get("seconds"))
+        if record.get("begun"):
+            self.saving = at if at is not None else now
+            return
+        self.saving = None
+        step = record.get("step", totals.last_step)
+        time = at if at is not None else now
+        if step is None or step == self.checkpoint.get("step"):
+            return
+        totals.mark(step)
+        before = self.checkpoint.get("at")
+        if at is not None and before is not None and self.checkpoint.get("exact") and at > before:
+            self.save_seconds = [*self.save_seconds[1 - RECENT_SAVES :], at - before]
+        self.checkpoint = {"step": step, "at": time, "exact": at is not None, "attempt": len(self.attempts)}
+        if isinstance(record.get("path"), str):
+            self.checkpoint["path"] = record["path"]
+
+
+def epoch_seconds(text: object) -> float | None:
+    """Seconds since 1970 of an ISO 8601 time, local time when it has no zone; None for what is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        if len(text) in (19, 23, 26) and text[10] in " T":
+            return _local_hour(text[:13]) + int(text[14:16]) * 60 + float(text[17:])
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _local_hour(text: str) -> float:
+    return datetime.datetime.fromisoformat(text + ":00").timestamp()
+
+
+def positive(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _digest(record: Record) -> str:
+    text = json.dumps(record, sort_keys=True, default=str).encode(errors="replace")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
