@@ -99,11 +99,15 @@ class BadConfig(ToolError):
 
 
 class Terminated(BaseException):
-    """A signal asked this process to end; raised in the main thread so that `with` blocks clean up."""
+    """A signal asked this process to end; raised in the main thread so that `with` blocks clean up.
 
-    def __init__(self, signal_number: int):
+    The exit code is that of a process which the signal has killed, unless another is given.
+    """
+
+    def __init__(self, signal_number: int, exit_code: int | None = None):
         super().__init__(signal_number)
         self.signal_number = signal_number
+        self.exit_code = 128 + signal_number if exit_code is None else exit_code
 
 
 _tool_name = "lt"
@@ -280,7 +284,7 @@ def _exit_code_of(work: Callable[[], int]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _report("interrupted", None, ExitCode.INTERRUPTED)
     except Terminated as end:
-        return _report(f"ended by {signal.Signals(end.signal_number).name}", None, 128 + end.signal_number)
+        return _report(f"ended by {signal.Signals(end.signal_number).name}", None, end.exit_code)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     except OSError as error:

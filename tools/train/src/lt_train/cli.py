@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from lt_shared import console
-from lt_train import __version__
+from lt_train import __version__, stopping
 from lt_train.plan import MEASURED_SUBJECTS, SUBJECTS
 from lt_train.settings import benchmark
 from lt_train.settings import data as data_settings
@@ -125,4 +125,6 @@ def bench(dry_run: bool, **options: Any) -> int:
 
 def main() -> NoReturn:
     is_named = len(sys.argv) > 1 and sys.argv[1] in commands.commands
+    if not is_named:
+        stopping.end_before_training()
     console.run(commands if is_named else command, "lt-train")

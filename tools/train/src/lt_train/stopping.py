@@ -3,7 +3,8 @@
 SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`) ask the run to finish its step, save, and end
 with exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another
 moment: after every step the ranks take the maximum of what each of them knows, so all save the same step. That costs one
-all-reduce of four bytes per step. A second signal ends the process at once.
+all-reduce of four bytes per step. A second signal ends the process at once. Before the first step there is nothing to save, and
+a signal ends the program with the same exit code.
 """
 
 import enum
@@ -12,6 +13,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from lt_shared.console import ExitCode, Terminated
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -37,6 +40,18 @@ class Reason(enum.IntEnum):
 
 _received = Reason.NONE
 _started = time.monotonic()
+
+
+def end_before_training() -> None:
+    """Until `listen` is called, a signal ends this program with the exit code that puts the job back into the queue."""
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _try_again)
+
+
+def _try_again(number: int, frame: FrameType | None) -> None:
+    die_by_signals()
+    raise Terminated(number, ExitCode.TRY_AGAIN)
 
 
 def listen() -> None:
