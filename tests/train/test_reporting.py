@@ -22,7 +22,7 @@ def resolved(*arguments: str, save: str | None = "run", ranks: int = 4, where: s
     options = command.make_context("test", list(arguments)).params
     parallelism: Any = type("Layout", (), {"world_size": ranks})
     settings = reporting.resolve(options | {"save": save}, parallelism)
-    reporting.check(settings, where)
+    reporting.check(settings, where, 100)
     return settings
 
 
@@ -45,6 +45,9 @@ def test_wandb_keeps_its_files_in_the_run() -> None:
 
 REFUSED: dict[tuple[str, ...], tuple[type[ToolError], str]] = {
     ("--profile", "--profile-step-start", "5", "--profile-step-end", "5"): (BadConfig, "ends at step 5"),
+    ("--profile", "--profile-step-start", "100", "--profile-step-end", "102"): (BadConfig, "begins at step 100"),
+    ("--tensorboard-dir", "/dev/null/curves"): (BadConfig, "/dev/null is not a directory"),
+    ("--wandb-project", "p", "--wandb-save-dir", "/dev/null"): (BadConfig, "--wandb-save-dir"),
     ("--profile", "--profile-ranks", "0,4"): (BadConfig, "names rank 4, the run has 4"),
     ("--profile", "--profile-ranks", "first"): (UsageError, "no list of ranks"),
     ("--wandb-exp-name", "e"): (UsageError, "without --wandb-project"),

@@ -138,4 +138,4 @@ def check(plan: Plan) -> None:
     memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
     data.check(plan.data, plan.architecture.vocab_size)
     checkpointing.check(plan.checkpointing)
-    reporting.check(plan.reporting, plan.parallelism.device)
+    reporting.check(plan.reporting, plan.parallelism.device, plan.batches.train_iters)

@@ -126,5 +126,7 @@ def check(settings: Checkpointing) -> None:
     for name, path in (("--save", settings.save), ("--load", settings.load)):
         if path and path.startswith("file:"):
             raise BadConfig(f"{name} {path}: the URL of a local directory", "name the directory itself")
+        if path and path.startswith("memory:"):
+            raise BadConfig(f"{name} {path}: is the memory of one process", "name a directory or an s3:// URL")
         if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
             raise BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")

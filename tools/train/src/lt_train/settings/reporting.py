@@ -3,11 +3,12 @@
 import dataclasses
 import importlib.util
 import os
+from pathlib import Path
 from typing import Any
 
 import click
 
-from lt_shared import console
+from lt_shared import console, storage
 from lt_shared.console import BadConfig, Unavailable, UsageError
 from lt_train import device
 from lt_train.settings.checkpointing import local_directory
@@ -123,9 +124,15 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
     return ranks
 
 
-def check(reporting: Reporting, where: str) -> None:
-    """Raises BadConfig for a profile without steps or hardware, Unavailable when a tracker's package is not installed."""
+def check(reporting: Reporting, where: str, train_iters: int) -> None:
+    """Raises BadConfig for a profile without steps or hardware and for directories that cannot be written, Unavailable when a
+    tracker's package is not installed.
+    """
     profile = reporting.profile
+    if profile and profile.first >= train_iters:
+        raise BadConfig(
+            f"profiling begins at step {profile.first}, and the run has {train_iters}", "choose --profile-step-start within it"
+        )
     if profile and profile.end <= profile.first:
         raise BadConfig(f"profiling ends at step {profile.end}, before it begins at step {profile.first}")
     if profile and profile.memory and where == device.CPU:
@@ -136,3 +143,17 @@ def check(reporting: Reporting, where: str) -> None:
     ):
         if asked and importlib.util.find_spec(package) is None:
             raise Unavailable(f"{option} needs the package {package}", f"pip install 'lt-train[{package}]'")
+    for option, directory in (
+        ("--tensorboard-dir", reporting.tensorboard_dir),
+        ("--wandb-save-dir", reporting.wandb and reporting.wandb.directory),
+    ):
+        if directory and not storage.is_remote(directory):
+            _check_writable(option, Path(directory))
+
+
+def _check_writable(option: str, directory: Path) -> None:
+    there = directory.absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise BadConfig(f"{option} {directory}: {there} is not a directory that can be written", "choose another one")
