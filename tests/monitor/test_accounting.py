@@ -29,9 +29,10 @@ def test_the_median_is_within_one_bin(durations: list[float]) -> None:
     assert low / 1.021 <= totals.median_seconds() <= high * 1.021
 
 
-@given(
-    st.lists(st.tuples(st.lists(st.floats(0.1, 50), min_size=1, max_size=20), st.floats(0, 500), st.booleans()), min_size=1, max_size=4)
-)
+DURATIONS = st.lists(st.floats(0.1, 50), min_size=1, max_size=20)
+
+
+@given(st.lists(st.tuples(DURATIONS, st.floats(0, 500), st.booleans()), min_size=1, max_size=4))
 def test_every_second_is_in_one_place(attempts: list[tuple[list[float], float, bool]]) -> None:
     made, clock, first = [], 0.0, 1
     for durations, tail, failed in attempts:

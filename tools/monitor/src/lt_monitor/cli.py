@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from lt_monitor import __version__
+from lt_monitor import __version__, machine_commands
 from lt_shared import console
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -80,6 +80,10 @@ def plot(logs: tuple[str, ...], output: str, references: tuple[str, ...], plain:
             click.echo(output)
         else:
             console.print_json({"v": 1, "kind": "plot", "path": output})
+
+
+for _command in machine_commands.COMMANDS:
+    command.add_command(_command)
 
 
 def main() -> None:

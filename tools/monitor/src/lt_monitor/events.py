@@ -1,8 +1,8 @@
 """What happens in a training run, as JSON records: the output of `scrape` and the input of everything else.
 
 A record holds the fields that its line had, in one set of names and base units whatever trainer printed it (seconds, bytes,
-shares of 1). A field whose value is not a finite number is null, because JSON has no NaN; a field that the line lacks is absent. Fields
-that are not known here pass through, so a newer trainer may add some.
+shares of 1). A field whose value is not a finite number is null, because JSON has no NaN; a field that the line lacks is absent.
+Fields that are not known here pass through, so a newer trainer may add some.
 """
 
 import datetime
@@ -37,6 +37,7 @@ FAULTS = (
     "xid",
     "sxid",
     "nan",
+    "loss-spike",
     "disk-full",
     "killed",
     "exit",
@@ -47,6 +48,7 @@ FAULTS = (
     "requeue",
     "cancelled",
     "hyperpod",
+    "gpu-lost",
 )
 NOTES = (
     "efa",
@@ -62,6 +64,7 @@ NOTES = (
     "mlperf",
     "wandb",
     "progress",
+    "missing",
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {
@@ -74,6 +77,9 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "end": ("reason",),
     "fault": ("fault", "cause", "severity", "message"),
     "note": ("note", "message"),
+    "gpu": ("node",),
+    "neuron": ("node",),
+    "job": ("job", "state"),
 }
 _COUNTS = frozenset(
     {
@@ -89,6 +95,9 @@ _COUNTS = frozenset(
         "rank",
         "task",
         "first_step",
+        "core",
+        "device",
+        "restarts",
     }
 )
 _NUMBERS = frozenset(
@@ -112,9 +121,16 @@ _NUMBERS = frozenset(
         "reserved_memory_bytes",
         "documents_per_second",
         "megabytes_per_second",
+        "utilization",
+        "memory_total_bytes",
+        "temperature_celsius",
+        "sm_clock_hertz",
+        "ecc_uncorrected_errors",
     }
 )
-_TEXTS = frozenset({"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note"})
+_TEXTS = frozenset(
+    {"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note", "state", "uuid"}
+)
 _FLAGS = frozenset({"asynchronous", "begun"})
 
 
@@ -150,7 +166,7 @@ def problem(record: object) -> str | None:
             record[field] = _finite(value)
         elif (field in _TEXTS and not isinstance(value, str)) or (field in _FLAGS and not isinstance(value, bool)):
             return f"{field} is {value!r}"
-    for field in ("arguments", "metrics", "fields"):
+    for field in ("arguments", "metrics", "fields", "errors"):
         if field in record and not isinstance(record[field], dict):
             return f"{field} is not an object"
     return None

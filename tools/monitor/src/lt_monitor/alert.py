@@ -1,0 +1,193 @@
+"""`lt-monitor alert`: what is wrong with the runs in the logs, each finding once.
+
+A pass takes the records that are new, asks the rules, prints the findings that the state file does not know yet, delivers them,
+and publishes the state last. A pass that is killed before that repeats its findings the next time; none is lost. Two passes
+with one state exclude each other (exit code 75).
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from lt_monitor import delivery, detectors, failures, thresholds
+from lt_monitor.events import Record
+from lt_monitor.findings import Finding, worst
+from lt_monitor.memory import Memory
+from lt_monitor.run_state import RunState
+from lt_monitor.thresholds import Thresholds
+from lt_shared import checkpoint_layout, console
+from lt_shared.console import BadData, ExitCode, warn
+
+EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": 2}
+CAUSE_ORDER = {"root": 0, "unknown": 1, None: 2, "cascade": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Channels:
+    """Where findings go besides stdout: a command, a webhook."""
+
+    command: str | None = None
+    webhook: str | None = None
+
+
+def alert(
+    patterns: Sequence[str],
+    rules: str = thresholds.DEFAULT,
+    state: str | None = None,
+    channels: Channels = Channels(),
+    heartbeat: str | None = None,
+    as_json: bool = False,
+    now: float | None = None,
+) -> int:
+    """One pass; returns the exit code: 0 when nothing is wrong, 1 with a warning, 2 with something critical.
+
+    Raises what `Memory.open` does, BadConfig for a bad rules file, UsageError for a bad webhook.
+    """
+    limits = thresholds.read(rules)
+    if channels.webhook:
+        delivery.check_webhook(channels.webhook)
+    moment = time.time() if now is None else now
+    with Memory.open(state, "alert", patterns) as memory:
+        findings = list(examine(memory.records(), memory.runs, limits, moment))
+        holding = {_identity(finding) for finding in findings}
+        fresh = [finding for finding in findings if _identity(finding) not in memory.known]
+        for finding in fresh:
+            if as_json:
+                console.print_json(finding.to_record())
+            else:
+                click.echo(finding.line())
+        memory.known = {identity: memory.known.get(identity, moment) for identity in _remembered(memory, holding)}
+        undelivered = _deliver([*memory.undelivered, *(_pending(finding, channels) for finding in fresh)], channels)
+        memory.undelivered = undelivered
+        memory.save()
+    severity = worst(finding.severity for finding in findings)
+    if heartbeat:
+        delivery.beat(heartbeat, moment, severity)
+    return max(int(EXIT_CODES[severity]), int(bool(undelivered)))
+
+
+def examine(records: Iterable[Record], runs: dict[str, RunState], limits: Thresholds, now: float) -> Iterator[Finding]:
+    """Take `records` into `runs` and yield the findings, each once, causes before what follows from them."""
+    found: dict[tuple[str, str], Finding] = {}
+
+    def add(findings: Iterable[Finding], newer: bool = True) -> None:
+        for finding in findings:
+            place = (finding.run, finding.key)
+            if limits.is_enabled(finding.rule) and (newer or place not in found):
+                severity = limits.severity(finding.rule, finding.severity)
+                found[place] = dataclasses.replace(finding, severity=severity)
+
+    for state in runs.values():
+        if state.attempt.last_step is None and not state.arguments:
+            # What a log without training said in earlier passes, such as a system log, was reported then.
+            state.faults = []
+    for record in records:
+        state = _state_of(runs, record["run"])
+        if state.faults and record["kind"] in ("step", "start", "load"):
+            add(failures.failures(state))
+        if state.take(record, now):
+            # Of an episode the first record tells when it began; a failure is told with all that followed.
+            add(detectors.on_record(state, record, limits), newer=False)
+    snapshot = observe(runs.values(), now)
+    for state in runs.values():
+        add(detectors.on_pass(state, snapshot, limits))
+    order = sorted(found.values(), key=lambda finding: (finding.run, CAUSE_ORDER.get(finding.fields.get("cause"), 2)))
+    yield from order
+
+
+def _state_of(runs: dict[str, RunState], name: str) -> RunState:
+    if name not in runs:
+        runs[name] = RunState(name)
+    return runs[name]
+
+
+def observe(states: Iterable[RunState], now: float) -> detectors.Snapshot:
+    """What the rules need to know of the file system."""
+    modified: dict[str, float] = {}
+    damaged: dict[str, detectors.Damage] = {}
+    for state in states:
+        for file in state.logs:
+            try:
+                modified[file] = min(Path(file).stat().st_mtime, now)
+            except (OSError, ValueError):
+                continue
+        damage = checkpoint_damage(state)
+        if damage:
+            damaged[state.run] = damage
+    return detectors.Snapshot(now, modified, damaged)
+
+
+def checkpoint_damage(state: RunState) -> detectors.Damage | None:
+    """What is wrong on disk with the newest checkpoint that the log claims; None too where that cannot be told from here.
+
+    Relative paths and object stores are not looked at, nor is a checkpoint of a run that is over: it may have been moved.
+    """
+    path = state.checkpoint.get("path")
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or state.is_over:
+        return None
+    directory = Path(path)
+    try:
+        if not directory.is_dir():
+            return None if directory.is_file() else detectors.Damage(f"{directory} does not exist on this machine", False)
+        problem = _problem(directory, state.checkpoint["step"])
+    except BadData as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{directory}: {(error.strerror or str(error)).lower()}"
+    return detectors.Damage(problem) if problem else None
+
+
+def _problem(directory: Path, step: int) -> str | None:
+    """`directory` is the checkpoint's or, as in Megatron's logs, the one in which it has a directory of its own."""
+    numbered = checkpoint_layout.iteration_directory(directory, step)
+    if numbered.is_dir():
+        directory = numbered
+    elif checkpoint_layout.read_tracker(directory) is not None or checkpoint_layout.checkpoints(directory):
+        return f"{numbered} does not exist"
+    if not any(directory.iterdir()):
+        return f"{directory} is empty"
+    return checkpoint_layout.damage(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+
+
+def _identity(finding: Finding) -> str:
+    return f"{finding.run}\t{finding.key}"
+
+
+def _remembered(memory: Memory, holding: set[str]) -> set[str]:
+    """The findings to keep in mind: those that hold, and earlier ones of the runs' present attempts, which may come again."""
+    known = sorted(memory.known, key=lambda identity: memory.known[identity])
+    return holding | set(known[-10_000:])
+
+
+def _pending(finding: Finding, channels: Channels) -> Record:
+    names = [name for name in ("command", "webhook") if getattr(channels, name)]
+    return {"finding": dataclasses.asdict(finding), "channels": names}
+
+
+def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
+    """Deliver; what is left for the next pass. Warns of what went wrong."""
+    problems: dict[str, None] = {}
+    remaining = []
+    for one in pending:
+        left = [name for name in one["channels"] if getattr(channels, name)]
+        if "command" in left and channels.command:
+            problem = delivery.run_command(channels.command, Finding(**one["finding"]))
+            if problem is None:
+                left.remove("command")
+            else:
+                problems[problem] = None
+        remaining.append({**one, "channels": left})
+    for_webhook = [one for one in remaining if "webhook" in one["channels"]]
+    if for_webhook and channels.webhook:
+        problem = delivery.post(channels.webhook, [Finding(**one["finding"]) for one in for_webhook])
+        if problem is None:
+            for one in for_webhook:
+                one["channels"].remove("webhook")
+        else:
+            problems[problem] = None
+    for problem in problems:
+        warn(problem)
+    return [one for one in remaining if one["channels"]]

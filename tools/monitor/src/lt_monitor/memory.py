@@ -1,0 +1,92 @@
+"""The state file of a command that runs again and again: what it knows of each run, and how far it read each log.
+
+Both are published together, in one step: a pass that is killed leaves the state as it was, and the next one takes the same
+records again. So each event counts once in the state, which a pipeline of two commands with two states cannot promise by
+itself; there, a record that comes again is recognised (`run_state.LogState`).
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from lt_monitor import log_files
+from lt_monitor.events import Record
+from lt_monitor.run_state import RunState
+from lt_shared import storage
+from lt_shared.console import BadData, UsageError
+
+STATE_VERSION = 1
+
+
+class Memory:
+    """What a pass knows: `runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
+
+    Without a state file all of it is empty at first and forgotten at the end.
+    """
+
+    def __init__(self, command: str, patterns: Sequence[str]):
+        self.kind = f"{command}-state"
+        self.patterns = patterns
+        self.runs: dict[str, RunState] = {}
+        self.known: dict[str, float] = {}
+        self.undelivered: list[Record] = []
+        self._positions: Record | None = None
+        self._file: IO[bytes] | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[Memory]":
+        """The memory in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
+
+        Raises: BadData when the file holds something else, TryAgain when another pass holds it, CannotCreate and IoFailure when
+        it cannot be written, UsageError for a remote path.
+        """
+        memory = cls(command, patterns)
+        if path is None:
+            yield memory
+            return
+        if storage.is_remote(path):
+            raise UsageError(f"{path}: a state file needs a local or mounted path")
+        with storage.publish(path) as memory._file:
+            memory._read(path)
+            yield memory
+
+    def records(self) -> Iterator[Record]:
+        """The records of the logs, with a state only those that are new; standard input is taken as it comes.
+
+        Raises NoInput when a log is missing.
+        """
+        for path in log_files.expand(self.patterns):
+            for block in log_files.event_blocks(path):
+                yield from block
+
+    def save(self) -> None:
+        """Write the state; it is published when the block of `open` ends."""
+        if self._file is not None:
+            state = {
+                "v": STATE_VERSION,
+                "kind": self.kind,
+                "runs": [run.to_record() for run in self.runs.values()],
+                "known": self.known,
+                "undelivered": self.undelivered,
+                "positions": self._positions,
+            }
+            self._file.write(json.dumps(state, separators=(",", ":")).encode(errors="surrogatepass") + b"\n")
+
+    def _read(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return
+        try:
+            state: dict[str, Any] = json.loads(content)
+            if state["v"] != STATE_VERSION or state["kind"] != self.kind:
+                raise ValueError("written by another version or another command")
+            self.runs = {run["run"]: RunState.from_record(run) for run in state["runs"]}
+            self.known = {str(key): float(time) for key, time in state["known"].items()}
+            self.undelivered = list(state["undelivered"])
+            self._positions = state["positions"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadData(f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it") from None

@@ -1,0 +1,43 @@
+"""`lt-monitor prom`: the metrics of runs as a file for node_exporter's textfile collector.
+
+With an output file the command remembers what it has read in `FILE.state` beside it: in a pipeline it gets only the new events,
+and a run that hangs gives none at all, just when its metrics matter most. The collector reads `*.prom` only.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from lt_monitor import metrics
+from lt_monitor.memory import Memory
+from lt_monitor.run_state import RunState
+from lt_shared import storage
+from lt_shared.console import UsageError
+
+STANDARD_OUTPUT = "-"
+MODE = 0o644
+
+
+def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None) -> None:
+    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`.
+
+    Raises: UsageError for a name that the collector does not read, what `Memory.open` and `storage.publish` raise.
+    """
+    moment = time.time() if now is None else now
+    if output != STANDARD_OUTPUT and not output.endswith(".prom"):
+        raise UsageError(f"{output}: node_exporter reads only files whose names end in .prom")
+    state = None if output == STANDARD_OUTPUT else f"{output}.state"
+    with Memory.open(state, "prom", patterns) as memory:
+        for record in memory.records():
+            run = memory.runs.setdefault(record["run"], RunState(record["run"]))
+            run.take(record, moment)
+        text = metrics.render(memory.runs.values(), moment)
+        if output == STANDARD_OUTPUT:
+            sys.stdout.write(text)
+        else:
+            with storage.publish(output) as file:
+                file.write(text.encode())
+                # node_exporter runs as another user, whatever the umask here.
+                os.fchmod(file.fileno(), MODE)
+        memory.save()
