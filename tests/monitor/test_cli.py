@@ -61,7 +61,7 @@ def examples() -> list[str]:
     return list(dict.fromkeys([*found, *(line.strip() for line in section.splitlines() if line.startswith("    "))]))
 
 
-@pytest.mark.parametrize("example", [line for line in examples() if not line.startswith("tail")])
+@pytest.mark.parametrize("example", [line for line in examples() if not line.startswith(("tail", "lt-monitor watch"))])
 def test_documented_examples_run(example: str, logs: Path) -> None:
     if "| jq" in example:
         example = example.partition("| jq")[0]
@@ -112,8 +112,9 @@ def test_filters_compose() -> None:
         (["scrape", "."], 66, ".: is a directory"),
         (["summarize", "no_events.log"], 65, "no_events.log: no training steps"),
         (["plot", "no_events.log", "-o", "x.png"], 65, "no_events.log: no training steps"),
-        (["plot", "lt_train.log", "-o", "x.pdf"], 2, "x.pdf: the picture is a PNG"),
-        (["plot", "lt_train.log"], 2, "Missing option '-o' / '--output'."),
+        (["plot", "lt_train.log", "-o", "x.pdf"], 2, "x.pdf: not a kind of picture"),
+        (["summarize", "lt_train.log", "--gpu", "H1000"], 2, "--gpu H1000: its peak is not known"),
+        (["watch", "lt_train.log"], 2, "watch needs a terminal"),
         (["plot", "lt_train.log", "-o", "x.png", "--reference", "x"], 2, "--reference x: expected NAME=VALUE"),
         (["scrape"], 2, "Missing argument 'LOG...'."),
         (["scrape", "-", "--state", "s"], 2, "--state needs files"),

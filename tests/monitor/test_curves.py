@@ -1,4 +1,4 @@
-"""Smoothing keeps what matters of a curve."""
+"""Smoothing and thinning keep what matters of a curve."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from lt_monitor import curves
-from lt_monitor.runs import Run
 
 VALUES = arrays.arrays(np.float64, st.integers(1, 500), elements=st.floats(-100, 100))
+
+
+def of(values: list[float]) -> curves.Series:
+    return np.arange(len(values)), np.array(values)
 
 
 @given(VALUES)
@@ -40,13 +43,33 @@ def test_medians_drop_single_spikes() -> None:
     assert set(middle) == {1.0}
 
 
-def test_series_leave_out_what_is_no_number() -> None:
-    run = Run("a", steps={1: {"loss": 2.0}, 2: {"loss": None}, 3: {}, 4: {"loss": 1.0}})
-    steps, values = curves.series(run, "loss")
-    assert steps.tolist() == [1, 4]
-    assert values.tolist() == [2.0, 1.0]
+def test_what_is_no_number_is_left_out() -> None:
+    steps, values = curves.finite(np.array([1, 2, 3, 4]), np.array([2.0, np.nan, np.inf, 1.0]))
+    assert (steps.tolist(), values.tolist()) == ([1, 4], [2.0, 1.0])
 
 
-@pytest.mark.parametrize(("values", "line"), [([2.0], "2.000 ▁ 2.000"), ([3.0, 2.0, 1.0], "3.000 █▅▁ 1.000")])
-def test_sparkline(values: list[float], line: str) -> None:
-    assert curves.sparkline(np.array(values)) == line
+@given(VALUES, st.integers(1, 60))
+def test_an_envelope_has_points_of_the_curve_and_both_extremes(values: np.ndarray, half: int) -> None:
+    steps, kept = curves.envelope((np.arange(len(values)), values), 2 * half)
+    assert len(steps) <= max(2 * half, 1)
+    assert (np.diff(steps) > 0).all()
+    assert kept.tolist() == values[steps].tolist()
+    assert (kept.min(), kept.max()) == (values.min(), values.max())
+
+
+@given(VALUES, st.integers(2, 60))
+def test_a_thinned_curve_keeps_its_ends(values: np.ndarray, points: int) -> None:
+    steps, kept = curves.thinned((np.arange(len(values)), values), points)
+    assert len(steps) <= points
+    assert (steps[0], steps[-1]) == (0, len(values) - 1)
+    assert kept.tolist() == values[steps].tolist()
+
+
+@pytest.mark.parametrize(("values", "line"), [([2.0], "▁"), ([3.0, 2.0, 1.0], "█▅▁"), ([2.0, 2.0], "▁▁"), ([], "")])
+def test_a_sparkline_goes_from_low_to_high(values: list[float], line: str) -> None:
+    assert curves.sparkline(of(values), 0, len(values) - 1, len(values)) == line
+
+
+def test_a_sparkline_is_blank_where_the_curve_has_no_point() -> None:
+    assert curves.sparkline((np.array([0, 9]), np.array([1.0, 2.0])), 0, 9, 5) == "▁   █"
+    assert curves.sparkline((np.array([100]), np.array([1.0])), 0, 99, 3) == "  ▁"

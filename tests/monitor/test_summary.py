@@ -1,27 +1,31 @@
 """The numbers of a summary, against values worked out by hand from the logs."""
 
+import datetime
 import math
 import statistics
 from pathlib import Path
 
 import pytest
 
-from lt_monitor import runs, summary_table
-from lt_monitor.log_parser import LogParser
-from lt_monitor.runs import Run
+from lt_monitor import assembly, summary_table
+from lt_monitor.attempts import Attempt, Run
+from lt_monitor.speed import Known
+from lt_monitor.steps import Steps
 from lt_monitor.summary import Summary, summarize
-from lt_shared import run_log
+from lt_shared import presets
 
 LOGS = Path(__file__).parent / "logs"
 
 
-def of_log(name: str) -> Summary:
-    (run,) = runs.read([str(LOGS / name)])
-    return summarize(run)
+def of_log(name: str, known: Known | None = None) -> Summary:
+    (run,) = assembly.read([str(LOGS / name)])
+    return summarize(run, known)
 
 
-def of_steps(*steps: dict, **fields: object) -> Summary:
-    return summarize(Run("a", steps={number: {"step": number, **step} for number, step in enumerate(steps, 1)}, **fields))
+def of_steps(*steps: dict, events: list[dict] | None = None, files: list[str] | None = None) -> Summary:
+    records = [{"step": number, **step} for number, step in enumerate(steps, 1)]
+    attempt = Attempt(1, resumed_at=0, steps=Steps.from_records(records), events=events or [])
+    return summarize(Run("a", [attempt], files or []))
 
 
 def test_old_megatron_log() -> None:
@@ -33,7 +37,6 @@ def test_old_megatron_log() -> None:
     assert summary.consumed_tokens == 200 * 32 * 1024
     assert summary.step_seconds is not None
     assert summary.tokens_per_second == pytest.approx(32 * 1024 / summary.step_seconds, rel=1e-3)
-    assert summary.tflops_per_gpu is None
 
 
 def test_new_megatron_log() -> None:
@@ -49,6 +52,39 @@ def test_new_megatron_log() -> None:
     assert summary.updated.startswith("2026-01-16T")
 
 
+def test_a_device_gives_the_mfu_of_the_tflops_that_are_printed() -> None:
+    assert of_log("megatron_new.log").mfu is None
+    assert of_log("megatron_new.log", Known(gpu="NVIDIA H100 80GB HBM3")).mfu == pytest.approx(490.5 / 989, abs=0.001)
+
+
+def test_the_arguments_give_the_tflops_that_are_not_printed() -> None:
+    summary = of_log("story.jsonl")
+    flops_per_token = presets.preset("llama3-8b").flops_per_token(8192)
+    assert summary.tokens_per_second == pytest.approx(512 * 8192 / 7.15, rel=0.01)
+    assert summary.tflops_per_gpu == pytest.approx(summary.tokens_per_second * flops_per_token / 64 / 1e12, rel=1e-3)
+
+
+def test_the_fault_of_a_run_is_the_root_cause_of_its_last_failure() -> None:
+    summary = of_log("story.jsonl")
+    assert (summary.restarts, summary.lost_steps, summary.nan_steps, summary.faults) == (2, 34, 1, 3)
+    assert summary.fault is not None
+    assert (summary.fault["fault"], summary.fault["cause"], summary.fault["attempt"]) == ("node-failure", "root", 2)
+    assert summary_table.ROWS["fault"](summary) == "node-failure on ip-10-1-4-12 in attempt 2, 2 more"
+    critical = {"kind": "fault", "severity": "critical", "message": "m"}
+    first = {**critical, "fault": "nccl-timeout", "cause": "cascade", "rank": 0}
+    root = {**critical, "fault": "out-of-memory", "cause": "root", "rank": 3}
+    warning = {**critical, "fault": "xid", "cause": "root", "severity": "warning", "xid": 63}
+    assert summary_table.ROWS["fault"](of_steps({}, events=[first, root])) == "out-of-memory on rank 3 in attempt 1"
+    assert summary_table.ROWS["fault"](of_steps({}, events=[first])) == "nccl-timeout on rank 0 in attempt 1"
+    assert summary_table.ROWS["fault"](of_steps({}, events=[warning])) == "xid 63 in attempt 1"
+    assert of_steps({}).fault is None
+
+
+def test_an_orderly_end_is_told() -> None:
+    assert of_steps({}, events=[{"kind": "end", "reason": "iterations"}]).ended == "iterations"
+    assert of_steps({}).ended is None
+
+
 def test_lt_train_and_its_metrics_agree() -> None:
     log, metrics = of_log("lt_train.log"), of_log("lt_train_metrics.jsonl")
     assert metrics.loss == pytest.approx(log.loss, rel=1e-6)
@@ -58,13 +94,9 @@ def test_lt_train_and_its_metrics_agree() -> None:
     assert (metrics.total_steps, metrics.eta_seconds, metrics.checkpoint_step) == (None, None, None)
 
 
-def test_mfu_and_memory_of_lines_that_lt_train_prints() -> None:
-    lines = [
-        run_log.Step(number, 10, mfu=mfu, memory_bytes=gibibytes << 30).format() + "\n"
-        for number, mfu, gibibytes in ((1, 0.2, 30), (2, 0.41, 60), (3, 0.42, 62), (4, math.nan, 61))
-    ]
-    steps = [record for line in lines if (record := LogParser().parse(line.encode(), 0))]
-    summary = of_steps(*steps)
+def test_mfu_and_memory_of_lines_that_print_them() -> None:
+    values = ((0.2, 30), (0.41, 60), (0.42, 62), (None, 61))
+    summary = of_steps(*({"mfu": mfu, "memory_bytes": gibibytes << 30} for mfu, gibibytes in values))
     assert summary.mfu == pytest.approx(0.41)
     assert summary.memory_bytes == 62 << 30
     assert (summary_table.ROWS["MFU"](summary), summary_table.ROWS["memory"](summary)) == ("41.0%", "62.00 GiB")
@@ -84,25 +116,24 @@ def test_missing_and_broken_values_are_left_out() -> None:
     assert (summary.step_seconds, summary.tokens_per_second, summary.loss_change, summary.updated) == (None,) * 4
 
 
-def test_the_batch_size_of_the_step_comes_before_that_of_the_arguments() -> None:
-    arguments = {"seq_length": 10, "global_batch_size": 4}
-    assert of_steps({"step_seconds": 2.0}, arguments=arguments).tokens_per_second == 20
-    assert of_steps({"step_seconds": 2.0, "global_batch_size": 8}, arguments=arguments).tokens_per_second == 40
-    assert of_steps({"step_seconds": 0.0}, arguments=arguments).tokens_per_second is None
-    assert of_steps({"step_seconds": 2.0}, arguments={"seq_length": "x"}).tokens_per_second is None
+def test_a_loss_that_is_printed_as_nan_counts_as_one() -> None:
+    assert of_steps({"loss": 2.0}, {"loss": None}, {"loss": None}).nan_steps == 2
 
 
-def test_updated_is_the_newest_time_or_the_logs_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = ["2026-11-21T10:00:00+09:00", "2026-11-21T02:00:00Z", "nonsense"]
-    summary = of_steps({}, last_times=times)
-    assert summary.updated is not None
-    assert "2026-11-21T02:00:00+00:00" in (summary.updated, _utc(summary.updated))
+def test_updated_is_the_newest_time_or_the_logs_change(tmp_path: Path) -> None:
+    (run,) = assembly.assemble(
+        {"v": 1, "kind": "step", "run": "a", "step": step, "time": time, "src": {"file": "a", "offset": step}}
+        for step, time in enumerate(["2026-11-21T10:00:00+09:00", "2026-11-21T02:00:00Z"], 1)
+    )
+    updated = summarize(run).updated
+    assert updated is not None
+    assert datetime.datetime.fromisoformat(updated) == datetime.datetime(2026, 11, 21, 2, tzinfo=datetime.UTC)
     log = tmp_path / "a.log"
     log.touch()
     assert of_steps({}, files=[str(log)]).updated is not None
 
 
-def _utc(text: str) -> str:
-    import datetime
-
-    return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC).isoformat()
+def test_every_number_is_json() -> None:
+    values = of_log("story.jsonl").to_record().values()
+    assert all(type(value) in (int, float, str, dict, type(None)) for value in values)
+    assert all(math.isfinite(value) for value in values if isinstance(value, float))

@@ -1,10 +1,11 @@
 """The table for people: aligned, one column a run."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from lt_monitor import runs, summary, summary_table
+from lt_monitor import assembly, summary, summary_table
 
 LOGS = Path(__file__).parent / "logs"
 NAMES = ("lt_train.log", "megatron_new.log", "megatron_old.log")
@@ -12,7 +13,7 @@ NAMES = ("lt_train.log", "megatron_new.log", "megatron_old.log")
 
 def test_plain_table_is_aligned(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(LOGS)
-    summary_table.print_table([summary.summarize(run) for run in runs.read(NAMES)])
+    summary_table.print_table([summary.summarize(run) for run in assembly.read(NAMES)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "lt_train", "megatron_new", "megatron_old"]
     rows = {line[: lines[0].index("lt_train")].strip(): line for line in lines}
@@ -21,12 +22,12 @@ def test_plain_table_is_aligned(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert rows["step"][column:].startswith("90 / 100 (90.0%)")
     assert rows["restarts"][column:].startswith("1, 13 steps done again")
     assert rows["checkpoint"][column:].startswith("step 80 in /fsx/moe/checkpoints")
-    assert rows["TFLOP/s per GPU"].endswith("  -")
+    assert rows["MFU"].endswith("  -")
     assert all(line[column - 2 : column] == "  " for line in lines)
 
 
 def test_many_runs_are_shown_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = runs.read([str(LOGS / "lt_train.log")])
+    (run,) = assembly.read([str(LOGS / "lt_train.log")])
     one = summary.summarize(run)
     summary_table.print_table([one] * 5)
     groups = capsys.readouterr().out.rstrip().split("\n\n")
@@ -39,3 +40,13 @@ def test_many_runs_are_shown_in_groups(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_durations(seconds: float, text: str) -> None:
     assert summary_table.duration(seconds) == text
+
+
+def test_names_and_texts_from_logs_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    one = summary.summarize(run)
+    fault = (one.fault or {}) | {"node": "n\x1b]0;title\x07", "fault": "x\x9b31m"}
+    hostile = dataclasses.replace(one, run="a\x1b[2J", checkpoint_path="/x\x1b[H", ended="\x1bc", fault=fault)
+    summary_table.print_table([hostile])
+    output = capsys.readouterr().out
+    assert not {character for character in output if ord(character) < 32 or 127 <= ord(character) < 160} - {"\n"}

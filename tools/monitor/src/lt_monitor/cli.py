@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from lt_monitor import __version__, machine_commands
+from lt_monitor import __version__, machine_commands, view_commands
 from lt_shared import console
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -39,50 +39,7 @@ def scrape(logs: tuple[str, ...], state: str | None) -> None:
     scrape_logs(logs, state, sys.stdout.buffer)
 
 
-@command.command(
-    examples="""
-lt-monitor summarize run1/train.log
-lt-monitor summarize --json slurm-*.out | jq '.runs[] | [.run, .step, .loss]'
-""",
-)
-@_LOGS
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def summarize(logs: tuple[str, ...], as_json: bool) -> None:
-    """Print where each run is, how fast it is, how good, and what happened to it."""
-    from lt_monitor import runs, summary, summary_table
-
-    summaries = [summary.summarize(run) for run in runs.read(logs)]
-    if as_json:
-        console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
-    else:
-        summary_table.print_table(summaries)
-
-
-@command.command(
-    examples="""
-lt-monitor plot run1/train.log -o loss.png
-lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compare.png
-""",
-)
-@_LOGS
-@click.option("-o", "--output", metavar="FILE.png", required=True, help="The picture; - is stdout.")
-@click.option(
-    "--reference", "references", metavar="NAME=VALUE", multiple=True, help="Draw a labelled line at this loss. Repeatable."
-)
-@click.option("--plain", is_flag=True, help="Print the bare path instead of a JSON line.")
-def plot(logs: tuple[str, ...], output: str, references: tuple[str, ...], plain: bool) -> None:
-    """Draw loss, gradient norm and speed of the runs in the logs, and print the path of the picture."""
-    from lt_monitor import plot as picture
-
-    picture.plot(logs, output, [picture.parse_reference(reference) for reference in references])
-    if output != "-":
-        if plain:
-            click.echo(output)
-        else:
-            console.print_json({"v": 1, "kind": "plot", "path": output})
-
-
-for _command in machine_commands.COMMANDS:
+for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
     command.add_command(_command)
 
 

@@ -1,31 +1,21 @@
-"""Curves over the steps of a run: raw, smoothed, and small enough for one line of text."""
+"""Curves over the steps of a run: smoothed, thinned out for a picture, and small enough for one line of text."""
+
+import itertools
 
 import numpy as np
-
-from lt_monitor import summary
-from lt_monitor.runs import Run
 
 WINDOWS_PER_RUN = 40
 MEDIANS_PER_RUN = 200
 SPARKS = "▁▂▃▄▅▆▇█"
-SPARKLINE_WIDTH = 60
 
+# Steps (int64) and finite values (float64), both of shape (points,).
 Series = tuple[np.ndarray, np.ndarray]
 
 
-def series(run: Run, field: str) -> Series:
-    """Steps (int64) and finite values (float64) of a field, both of shape (points,)."""
-    points = [(step, event[field]) for step, event in run.steps.items() if event.get(field) is not None]
-    return series_of(points)
-
-
-def series_of(points: list[tuple[int, float]]) -> Series:
-    return np.array([step for step, _ in points], dtype=np.int64), np.array([value for _, value in points], dtype=np.float64)
-
-
-def speed(run: Run) -> Series:
-    rates = ((step, summary.tokens_per_second(event, run.arguments)) for step, event in run.steps.items())
-    return series_of([(step, rate) for step, rate in rates if rate is not None])
+def finite(steps: np.ndarray, values: np.ndarray) -> Series:
+    """The points whose value is a number."""
+    known = np.isfinite(values)
+    return steps[known], values[known]
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
@@ -50,10 +40,40 @@ def medians(curve: Series) -> Series:
     return middle, np.array([np.median(part) for part in np.array_split(values, parts)])
 
 
-def sparkline(values: np.ndarray) -> str:
-    """The curve in one line of text, low to high, with the first and the last value."""
-    parts = np.array_split(values, min(SPARKLINE_WIDTH, len(values)))
-    means = np.array([part.mean() for part in parts])
-    span = float(np.ptp(means)) or 1.0
-    levels = ((means - means.min()) / span * (len(SPARKS) - 1)).round().astype(int)
-    return f"{values[0]:.3f} {''.join(SPARKS[level] for level in levels)} {values[-1]:.3f}"
+def envelope(curve: Series, points: int) -> Series:
+    """At most `points` of the curve's own points: of each stretch the lowest and the highest, so that no spike is lost."""
+    steps, values = curve
+    if len(values) <= points:
+        return curve
+    edges = np.linspace(0, len(values), points // 2 + 1).astype(np.int64)
+    chosen = []
+    for begin, end in itertools.pairwise(edges):
+        part = values[begin:end]
+        chosen += sorted({int(begin + part.argmin()), int(begin + part.argmax())})
+    return steps[chosen], values[chosen]
+
+
+def thinned(curve: Series, points: int) -> Series:
+    """At most `points` of the curve's own points, evenly spaced, the first and the last among them: for smooth curves."""
+    steps, values = curve
+    if len(values) <= points:
+        return curve
+    chosen = np.linspace(0, len(values) - 1, points).round().astype(np.int64)
+    return steps[chosen], values[chosen]
+
+
+def sparkline(curve: Series, first: int, last: int, width: int) -> str:
+    """The curve over the steps `first` to `last` in `width` characters, low to high; blank where it has no point.
+
+    Each character is the mean of its steps. The highest and the lowest value of the line are its own, so two lines cannot be
+    compared by height.
+    """
+    steps, values = curve
+    if not len(values):
+        return " " * width
+    cells = np.minimum((steps - first) * width // max(1, last - first + 1), width - 1)
+    counts = np.bincount(cells, minlength=width)
+    means = np.bincount(cells, values, minlength=width) / np.maximum(counts, 1)
+    low, high = means[counts > 0].min(), means[counts > 0].max()
+    levels = ((means - low) / ((high - low) or 1.0) * (len(SPARKS) - 1)).round().astype(int)
+    return "".join(SPARKS[level] if count else " " for level, count in zip(levels, counts, strict=True))

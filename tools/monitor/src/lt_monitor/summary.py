@@ -3,13 +3,18 @@
 import dataclasses
 import datetime
 import os
-import statistics
 from typing import Any
 
+import numpy as np
+
+from lt_monitor import speed
+from lt_monitor.attempts import Attempt, Run
 from lt_monitor.events import Record
-from lt_monitor.runs import Run
+from lt_monitor.speed import Known, Sizes, positive
+from lt_monitor.steps import Steps
 
 RECENT_STEPS = 50
+FAULT_FIELDS = ("fault", "cause", "severity", "message", "time", "rank", "node", "xid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Summary:
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
-    these. `skipped_steps` and `nan_steps` are sums over the run.
+    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses.
     """
 
     run: str
@@ -35,7 +40,7 @@ class Summary:
     tokens_per_second: float | None
     tflops_per_gpu: float | None
     mfu: float | None
-    memory_bytes: float | None
+    memory_bytes: int | None
     eta_seconds: float | None
     restarts: int
     lost_steps: int
@@ -43,99 +48,126 @@ class Summary:
     checkpoint_path: str | None
     skipped_steps: int
     nan_steps: int
+    faults: int
+    fault: Record | None
+    ended: str | None
     updated: str | None
 
     def to_record(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def summarize(run: Run) -> Summary:
-    """The summary of a run that has at least one step."""
-    steps = list(run.steps.values())
-    last = steps[-1]
-    losses = values(steps, "loss")
-    mean, change = _trend(losses)
-    validations = [event for event in run.evaluations.values() if event["loss"] is not None]
-    best = min(validations, key=lambda event: float(event["loss"]), default=None)
+def summarize(run: Run, known: Known | None = None) -> Summary:
+    """The summary of a run that has at least one step; `known` is what the user tells about it."""
+    arguments = run.arguments
+    sizes = Sizes.of(arguments, known or Known())
+    steps = run.steps
     recent = steps[-RECENT_STEPS:]
-    step_seconds = _median(values(recent, "step_seconds"))
-    total_steps = last.get("total_steps") or _whole(run.arguments.get("train_iters"))
-    checkpoint = list(run.checkpoints.values())[-1] if run.checkpoints else None
+    step = int(steps.numbers[-1])
+    total_steps = _whole(steps.last("total_steps")) or positive(arguments.get("train_iters"))
+    _, losses = steps.finite("loss")
+    mean, change = _trend(losses)
+    validations = [event for event in run.evaluations if event["loss"] is not None]
+    best = min(validations, key=lambda event: float(event["loss"]), default=None)
+    seconds = median(speed.step_seconds(recent))
+    checkpoint = next(iter(reversed(run.checkpoints)), None)
+    faults = run.of_kind("fault")
+    end = run.attempts[-1].end
     return Summary(
         run=run.name,
-        step=last["step"],
+        step=step,
         total_steps=total_steps,
-        loss=losses[-1] if losses else None,
+        loss=float(losses[-1]) if len(losses) else None,
         loss_mean=mean,
         loss_change=change,
         validation_loss=validations[-1]["loss"] if validations else None,
         best_validation_loss=best["loss"] if best else None,
         best_validation_step=best["step"] if best else None,
-        consumed_tokens=_consumed_tokens(last, run.arguments),
-        step_seconds=step_seconds,
-        tokens_per_second=_median([rate for step in recent if (rate := tokens_per_second(step, run.arguments)) is not None]),
-        tflops_per_gpu=_median(values(recent, "tflops_per_gpu")),
-        mfu=_median(values(recent, "mfu")),
-        memory_bytes=max(values(recent, "memory_bytes"), default=None),
-        eta_seconds=None if step_seconds is None or total_steps is None else max(0, total_steps - last["step"]) * step_seconds,
-        restarts=len(run.resumed_at),
+        consumed_tokens=_consumed_tokens(steps, sizes),
+        step_seconds=seconds,
+        tokens_per_second=median(speed.tokens_per_second(recent, sizes)),
+        tflops_per_gpu=median(speed.tflops_per_gpu(recent, sizes)),
+        mfu=median(speed.mfu(recent, sizes)),
+        memory_bytes=_most(recent.column("memory_bytes")),
+        eta_seconds=None if seconds is None or total_steps is None else max(0, total_steps - step) * seconds,
+        restarts=run.restarts,
         lost_steps=run.lost_steps,
         checkpoint_step=checkpoint["step"] if checkpoint else None,
-        checkpoint_path=checkpoint["path"] if checkpoint else None,
-        skipped_steps=sum(step.get("skipped_steps") or 0 for step in steps),
-        nan_steps=sum(step.get("nan_steps") or 0 for step in steps),
+        checkpoint_path=checkpoint.get("path") if checkpoint else None,
+        skipped_steps=_total(steps.column("skipped_steps")),
+        nan_steps=_total(nan_steps(steps)),
+        faults=sum(fault["cause"] != "cascade" for fault in faults),
+        fault=main_fault(run),
+        ended=end["reason"] if end else None,
         updated=_updated(run),
     )
 
 
-def values(steps: list[Record], field: str) -> list[float]:
-    """The finite values of a field, in order."""
-    return [value for step in steps if (value := step.get(field)) is not None]
+def main_fault(run: Run) -> Record | None:
+    """The fault to look at first: of the last attempt with critical faults the first root cause, else the first of them.
+
+    Without critical faults, the last warning. Holds those of FAULT_FIELDS that the line told, and the number of the `attempt`.
+    """
+    for attempt in reversed(run.attempts):
+        critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
+        if critical:
+            return _of_attempt(next((fault for fault in critical if fault["cause"] == "root"), critical[0]), attempt)
+    for attempt in reversed(run.attempts):
+        warnings = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "warning"]
+        if warnings:
+            return _of_attempt(warnings[-1], attempt)
+    return None
 
 
-def tokens_per_second(step: Record, arguments: Record) -> float | None:
-    """The trainer's own figure, or batch size times sequence length over the step's time; the step's batch size comes first."""
-    if step.get("tokens_per_second") is not None:
-        return float(step["tokens_per_second"])
-    batch_size = step.get("global_batch_size") or _whole(arguments.get("global_batch_size"))
-    sequence_length = _whole(arguments.get("seq_length"))
-    seconds = step.get("step_seconds")
-    return batch_size * sequence_length / seconds if batch_size and sequence_length and seconds else None
+def _of_attempt(fault: Record, attempt: Attempt) -> Record:
+    return {"attempt": attempt.number} | {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
 
 
-def _consumed_tokens(step: Record, arguments: Record) -> int | None:
-    sequence_length = _whole(arguments.get("seq_length"))
-    samples = step.get("consumed_samples")
-    return None if sequence_length is None or samples is None else samples * sequence_length
+def nan_steps(steps: Steps) -> np.ndarray:
+    """How many steps of each line had no number for a loss, shape (points,): as counted by the trainer, or as `loss: nan`."""
+    counted = steps.column("nan_steps")
+    return np.asarray(np.maximum(np.where(np.isfinite(counted), counted, 0), np.isinf(steps.column("loss"))))
 
 
-def _trend(losses: list[float]) -> tuple[float | None, float | None]:
+def median(values: np.ndarray) -> float | None:
+    """Of the finite values; None without any."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _trend(losses: np.ndarray) -> tuple[float | None, float | None]:
     """Mean of the last tenth, and its difference to the tenth before."""
-    if not losses:
+    if not len(losses):
         return None, None
     tenth = max(1, len(losses) // 10)
-    mean = statistics.fmean(losses[-tenth:])
+    mean = float(losses[-tenth:].mean())
     before = losses[-2 * tenth : -tenth]
-    return mean, mean - statistics.fmean(before) if before else None
+    return mean, mean - float(before.mean()) if len(before) else None
 
 
-def _median(numbers: list[float]) -> float | None:
-    return statistics.median(numbers) if numbers else None
+def _consumed_tokens(steps: Steps, sizes: Sizes) -> int | None:
+    samples = steps.last("consumed_samples")
+    if samples is None and sizes.global_batch_size:
+        samples = float(steps.numbers[-1]) * sizes.global_batch_size
+    return None if samples is None or sizes.seq_length is None else int(samples) * sizes.seq_length
 
 
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
+def _most(values: np.ndarray) -> int | None:
+    known = values[np.isfinite(values)]
+    return int(known.max()) if len(known) else None
+
+
+def _total(values: np.ndarray) -> int:
+    return int(values[np.isfinite(values)].sum())
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or value < 1 else int(value)
 
 
 def _updated(run: Run) -> str | None:
-    """When the run last logged: the newest time in its lines, else its newest log's modification. No zone means local time."""
-    times = []
-    for text in run.last_times:
-        try:
-            times.append(datetime.datetime.fromisoformat(text).astimezone())
-        except (ValueError, OverflowError):
-            continue
-    if not times:
-        existing = [file for file in run.files if os.path.isfile(file)]
-        times = [datetime.datetime.fromtimestamp(os.path.getmtime(file)).astimezone() for file in existing]
-    return max(times).isoformat(timespec="seconds") if times else None
+    """When the run last logged, ISO 8601 in local time: the newest time in its lines, else its newest log's modification."""
+    seconds = run.updated
+    if seconds is None:
+        seconds = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)
+    return None if seconds is None else datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

@@ -4,6 +4,8 @@ import datetime
 import sys
 from collections.abc import Callable
 
+from lt_monitor.display import printable
+from lt_monitor.events import Record
 from lt_monitor.summary import Summary
 from lt_shared.run_log import GIB
 
@@ -32,14 +34,14 @@ def _rich_table(group: list[Summary]) -> object:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("run", style="bold")
     for summary in group:
-        table.add_column(Text(summary.run), overflow="fold")
+        table.add_column(Text(printable(summary.run)), overflow="fold")
     for title, cell in ROWS.items():
         table.add_row(title, *[Text(cell(summary)) for summary in group])
     return table
 
 
 def _plain_table(group: list[Summary]) -> str:
-    rows = [["run", *[summary.run for summary in group]]]
+    rows = [["run", *[printable(summary.run) for summary in group]]]
     rows += [[title, *[cell(summary) for summary in group]] for title, cell in ROWS.items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(group) + 1)]
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
@@ -114,7 +116,26 @@ def _restarts(summary: Summary) -> str:
 
 
 def _checkpoint(summary: Summary) -> str:
-    return "-" if summary.checkpoint_step is None else f"step {summary.checkpoint_step:,} in {summary.checkpoint_path}"
+    if summary.checkpoint_step is None:
+        return "-"
+    return f"step {summary.checkpoint_step:,}" + (f" in {printable(summary.checkpoint_path)}" if summary.checkpoint_path else "")
+
+
+def _fault(summary: Summary) -> str:
+    if summary.fault is None:
+        return "-"
+    return describe_fault(summary.fault) + (f", {summary.faults - 1:,} more" if summary.faults > 1 else "")
+
+
+def describe_fault(fault: Record) -> str:
+    """What it is, where, and when in the run: `out-of-memory on rank 3 in attempt 2`."""
+    number = f" {fault['xid']}" if "xid" in fault else ""
+    where = f" on rank {fault['rank']}" if "rank" in fault else f" on {printable(fault['node'])}" if "node" in fault else ""
+    return f"{printable(fault['fault'])}{number}{where} in attempt {fault['attempt']}"
+
+
+def _ended(summary: Summary) -> str:
+    return "-" if summary.ended is None else printable(summary.ended)
 
 
 def _updated(summary: Summary) -> str:
@@ -139,5 +160,7 @@ ROWS: dict[str, Cell] = {
     "checkpoint": _checkpoint,
     "skipped steps": lambda summary: f"{summary.skipped_steps:,}",
     "nan steps": lambda summary: f"{summary.nan_steps:,}",
+    "fault": _fault,
+    "ended": _ended,
     "updated": _updated,
 }

@@ -1,0 +1,47 @@
+"""Many runs in one table."""
+
+from pathlib import Path
+
+import pytest
+
+from lt_monitor import assembly, comparison
+from lt_monitor.attempts import Attempt, Run
+from lt_monitor.steps import Steps
+from lt_monitor.summary import summarize
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def run_with(name: str, **arguments: object) -> Run:
+    event = {"kind": "start", "arguments": arguments}
+    return Run(name, [Attempt(1, steps=Steps.from_records([{"step": 5, "loss": 2.0}]), events=[event])], [])
+
+
+def test_a_row_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = assembly.read([str(LOGS / name) for name in ("story.jsonl", "megatron_old.log")])
+    comparison.print_table(runs, ["story", "old"], [summarize(run) for run in runs])
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split()[:8] == ["run", "step", "done", "loss", "validation", "best", "tokens/s", "left"]
+    assert first.split()[:6] == ["story", "400", "80%", "1.8756", "1.9304", "1.9304"]
+    assert second.split()[:3] == ["old", "200", "100%"]
+    assert first[head.index("fault") :].startswith("node-failure")
+    assert first[head.index("restarts")] == "2"
+
+
+def test_the_arguments_that_differ_are_columns() -> None:
+    runs = [run_with("a", lr=0.1, seq_length=10, save="/a"), run_with("b", lr=0.2, seq_length=10, save="/b"), run_with("c")]
+    assert comparison.differences(runs) == {"lr": ["0.1", "0.2", ""]}
+    assert comparison.differences(runs[:1]) == {}
+    assert comparison.differences([runs[0], runs[2]]) == {}
+
+
+def test_columns_that_nobody_has_are_left_out() -> None:
+    assert list(comparison.columns([summarize(run_with("a"))])) == ["step", "loss"]
+
+
+def test_names_and_arguments_from_logs_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_with("a", **{"l\x1br": "x\x1b[2J"}), run_with("b", **{"l\x1br": "y\x07" + "z" * 100})]
+    comparison.print_table(runs, ["a\x1b[31m", "b\n"], [summarize(run) for run in runs])
+    output = capsys.readouterr().out
+    assert not {character for character in output if ord(character) < 32} - {"\n"}
+    assert max(map(len, output.splitlines())) < 80

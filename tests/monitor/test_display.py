@@ -1,0 +1,26 @@
+"""Nothing that a terminal would obey gets through."""
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lt_monitor.display import printable
+
+
+@given(st.text() | st.text("\x00\x07\x08\t\n\r\x1b\x7f\x85\x9b\u200f\u2028\u202e\u2066\ud800\ufeffa[31m"))
+def test_text_is_one_line_without_control_characters(text: str) -> None:
+    safe = printable(text)
+    assert len(safe.splitlines()) <= 1
+    assert not {unicodedata.category(character) for character in safe} & {"Cc", "Cs", "Zl", "Zp"}
+    assert not {"RLO", "LRO", "RLE", "LRE", "RLI", "LRI", "FSI", "PDI", "PDF"} & set(map(unicodedata.bidirectional, safe))
+
+
+def test_other_text_stays_as_it_is() -> None:
+    assert printable("실행/llama-3 ▁▂ é") == "실행/llama-3 ▁▂ é"
+    assert printable("\x1b[31mred\x1b[0m\nnext") == "\ufffd[31mred\ufffd[0m next"
+
+
+def test_long_text_ends_in_an_ellipsis() -> None:
+    assert printable("abcdef", 4) == "abc…"
+    assert printable("abcd", 4) == "abcd"

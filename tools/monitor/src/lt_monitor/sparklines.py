@@ -1,0 +1,62 @@
+"""The curves of a run as lines of text: what a terminal over ssh can show.
+
+llama3-8b  step 17,420 of 20,000
+loss       11.02 █▆▄▃▂▂▁▁▁▁▁▁  1.83
+grad norm   4.31 █▄▂▁▁▁▂▁▁▁▁▁  0.38
+                      R  X     R restart  X fault
+"""
+
+import shutil
+
+from lt_monitor import curves, speed
+from lt_monitor.attempts import Run
+from lt_monitor.curves import Series, finite
+from lt_monitor.display import printable
+from lt_monitor.marks import marks
+from lt_monitor.speed import Known, Sizes
+
+# Later ones cover earlier ones in the line of marks.
+SIGNS = {"restart": ("R", "restart"), "nan": ("N", "loss not a number"), "fault": ("X", "fault")}
+LABEL_WIDTH = 20
+WIDEST = 100
+
+
+def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
+    """A heading, a line for each curve that the run has, and one that marks what happened. `width` is in characters."""
+    steps = run.steps
+    first, last = int(steps.numbers[0]), int(steps.numbers[-1])
+    wide = min(width or shutil.get_terminal_size().columns, WIDEST) - LABEL_WIDTH - 10
+    cells = min(max(10, wide), len(steps))
+    rate = finite(steps.numbers, speed.tokens_per_second(steps, Sizes.of(run.arguments, known)))
+    rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm"))]
+    rows.append(("tokens/s", rate) if len(rate[0]) else ("s/step", finite(steps.numbers, speed.step_seconds(steps))))
+    total = steps.last("total_steps")
+    lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
+    lines += [_row(title, curve, first, last, cells) for title, curve in rows if len(curve[0])]
+    return "\n".join(lines + _marks(run, first, last, cells))
+
+
+def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
+    line = curves.sparkline(curve, first, last, cells)
+    return f"{title:<10}{_short(curve[1][0]):>9} {line} {_short(curve[1][-1])}"
+
+
+def _marks(run: Run, first: int, last: int, cells: int) -> list[str]:
+    found = marks(run)
+    if not found:
+        return []
+    line = [" "] * cells
+    for kind, (sign, _) in SIGNS.items():
+        for mark in found:
+            if mark.kind == kind and first <= mark.step <= last:
+                line[min((mark.step - first) * cells // max(1, last - first + 1), cells - 1)] = sign
+    present = [f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if any(mark.kind == kind for mark in found)]
+    return [" " * LABEL_WIDTH + "".join(line).rstrip(), " " * LABEL_WIDTH + "  ".join(present)]
+
+
+def _short(value: float) -> str:
+    """Four digits at most: 2.134, 23.1, 590k."""
+    for limit, size, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.4g}"
