@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from lt_shared.architecture import Architecture, RopeScaling
@@ -15,6 +15,7 @@ from lt_shared.console import BadConfig
 from lt_shared.huggingface import from_config, model_type, to_config
 from lt_shared.presets import PRESETS, preset
 
+GPTS = [name for name, architecture in PRESETS.items() if architecture.family == "gpt"]
 LLAMAS = [name for name, architecture in PRESETS.items() if architecture.family == "llama"]
 TYPES = {"tiny": "llama", "tiny-mistral": "mistral", "tiny-qwen2": "qwen2", "tiny-qwen3": "qwen3", "tiny-mixtral": "mixtral"}
 SCALED = preset("llama3.2-1b")
@@ -148,11 +149,13 @@ def test_the_older_name_of_the_scaling_type_is_read() -> None:
     ("change", "message"),
     [
         ({"model_type": "phi3"}, "model type 'phi3'"),
-        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window is set"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window is True"),
         ({"model_type": "mistral"}, "has no 'sliding_window'"),
         ({"model_type": "mixtral", "sliding_window": None}, "has no 'num_local_experts'"),
-        ({"attention_bias": True}, "attention_bias is set"),
-        ({"mlp_bias": True}, "mlp_bias is set"),
+        ({"attention_bias": True}, "attention_bias is True, the llama family here has False"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5"),
+        ({"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0\.5"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling type 'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling type 'linear'"),
@@ -178,6 +181,59 @@ def test_a_missing_size_is_named(field: str) -> None:
         from_config(config, "model")
 
 
-def test_the_gpt_family_has_no_form_there() -> None:
-    with pytest.raises(BadConfig, match=r"gpt3-1\.7b"):
-        to_config(preset("gpt3-1.7b"), "float32")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", GPTS)
+def test_the_gpt_style_is_gpt2(tmp_path: Path, name: str, tied: bool) -> None:
+    """Megatron's GPT-3 style with an untied output has a form there too."""
+    architecture = dataclasses.replace(preset(name), tie_embeddings=tied, ffn_hidden_size=96)
+    written = to_config(architecture, "bfloat16")
+    config = saved(written, tmp_path)
+    assert isinstance(config, GPT2Config)
+    assert (config.n_embd, config.n_inner, config.n_layer, config.n_head, config.n_positions) == (
+        architecture.hidden_size,
+        96,
+        architecture.num_layers,
+        architecture.num_attention_heads,
+        architecture.max_position_embeddings,
+    )
+    assert (config.tie_word_embeddings, config.layer_norm_epsilon) == (tied, architecture.norm_epsilon)
+    config.save_pretrained(tmp_path)
+    assert from_config(json.loads((tmp_path / "config.json").read_text()), name) == architecture == from_config(written, name)
+
+
+def test_a_gpt2_of_2019_is_read() -> None:
+    """Its file says nothing of the feed-forward size, nor of tied embeddings."""
+    config = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+    architecture = from_config(config | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}, "gpt2")
+    assert (architecture.ffn_hidden_size, architecture.tie_embeddings, architecture.parameters()) == (3072, True, 124439808)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation_function": "gelu"}, "activation_function is 'gelu', the gpt2 family here has gelu_new or"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
+        ({"n_head": "12"}, "malformed"),
+    ],
+)
+def test_another_gpt2_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=f"model: .*{message}"):
+        from_config(to_config(preset("tiny-gpt3"), "float32") | change, "model")
+
+
+@pytest.mark.parametrize("change", [{"num_query_groups": 2}, {"kv_channels": 64}, {"qk_layernorm": True}])
+def test_a_gpt_that_gpt2_is_not(change: dict[str, Any]) -> None:
+    architecture = dataclasses.replace(preset("tiny-gpt3"), **change)
+    assert model_type(architecture) is None
+    with pytest.raises(BadConfig, match="no Hugging Face form"):
+        to_config(architecture, "float32")
+
+
+@pytest.mark.parametrize("config", [Qwen3Config(hidden_size=1024), MixtralConfig()], ids=["qwen3", "mixtral"])
+def test_what_a_type_takes_for_granted(config: Any) -> None:
+    """A file without the size of a head, and without the base of the rotary embedding."""
+    bare = {name: value for name, value in config.to_dict().items() if name not in ("head_dim", "rope_parameters")}
+    architecture = from_config(bare, "bare")
+    assert architecture.kv_channels == (config.head_dim or config.hidden_size // config.num_attention_heads)
+    assert architecture.rotary_base == config.rope_parameters["rope_theta"]

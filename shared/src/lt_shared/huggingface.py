@@ -1,9 +1,9 @@
 """An `Architecture` as Hugging Face `config.json`, and back.
 
 transformers has a model type per family; here a family is the Llama style with one feature, so the feature decides the type, and
-a model with none of them is a Llama (Mistral 7B from version 0.2 on is one, whatever its file says). transformers 5 keeps the
-rotary settings in `rope_parameters`; older files have `rope_theta` and `rope_scaling`. Both are read; both are written, so that
-transformers 4.43 and later load the result with the same frequencies.
+a model with none of them is a Llama (Mistral 7B from version 0.2 on is one, whatever its file says). The GPT style is GPT-2, with
+names of its own for everything. transformers 5 keeps the rotary settings in `rope_parameters`; older files have `rope_theta` and
+`rope_scaling`. Both are read; both are written, so that transformers 4.43 and later load the result with the same frequencies.
 """
 
 import dataclasses
@@ -22,7 +22,16 @@ _TYPES = {
     ("num_experts",): ("mixtral", "MixtralForCausalLM"),
     ("sliding_window", "num_experts"): ("mixtral", "MixtralForCausalLM"),
 }
-MODEL_TYPES = tuple(dict.fromkeys(model_type for model_type, _ in _TYPES.values()))
+_GPT2 = ("gpt2", "GPT2LMHeadModel")
+MODEL_TYPES = tuple(dict.fromkeys(model_type for model_type, _ in (*_TYPES.values(), _GPT2)))
+# The hyperbolic tangent's approximation of GELU, which is Megatron's, under its names.
+_GELU = ("gelu_new", "gelu_pytorch_tanh")
+# What transformers takes for a setting that is not there, where that is not the same for all types.
+_ROTARY_BASES = {"mixtral": 1000000.0}
+_QWEN3_HEAD = 128
+# Settings that would make another model, with the value that leaves them without effect.
+_ABSENT_HERE = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "partial_rotary_factor": 1.0}
+_ABSENT_IN_GPT2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 
 def model_type(architecture: Architecture) -> str | None:
@@ -32,9 +41,11 @@ def model_type(architecture: Architecture) -> str | None:
 
 
 def _type(architecture: Architecture) -> tuple[str, str] | None:
-    if architecture.family != "llama" or architecture.rotary_percent != 1:
-        return None
-    return _TYPES.get(tuple(feature for feature in _FEATURES if getattr(architecture, feature)))
+    features = tuple(feature for feature in _FEATURES if getattr(architecture, feature))
+    if architecture.family == "gpt":
+        square = architecture.query_size == architecture.kv_size == architecture.hidden_size
+        return _GPT2 if square and not features else None
+    return _TYPES.get(features) if architecture.rotary_percent == 1 else None
 
 
 def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
@@ -46,31 +57,49 @@ def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
     if found is None:
         kinds = ", ".join(MODEL_TYPES)
         raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}")
+    common = {
+        "architectures": [found[1]],
+        "model_type": found[0],
+        "vocab_size": architecture.vocab_size,
+        "tie_word_embeddings": architecture.tie_embeddings,
+        "initializer_range": architecture.init_std,
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+    return common | (_gpt2_fields(architecture) if found == _GPT2 else _llama_fields(found[0], architecture))
+
+
+def _gpt2_fields(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "n_embd": architecture.hidden_size,
+        "n_inner": architecture.ffn_hidden_size,
+        "n_layer": architecture.num_layers,
+        "n_head": architecture.num_attention_heads,
+        "n_positions": architecture.max_position_embeddings,
+        "layer_norm_epsilon": architecture.norm_epsilon,
+        "activation_function": _GELU[0],
+    }
+
+
+def _llama_fields(kind: str, architecture: Architecture) -> dict[str, Any]:
     scaling = architecture.rope_scaling
     rope = {"rope_type": "llama3", **dataclasses.asdict(scaling)} if scaling else {"rope_type": "default"}
     return {
-        "architectures": [found[1]],
-        "model_type": found[0],
         "hidden_size": architecture.hidden_size,
         "intermediate_size": architecture.ffn_hidden_size,
         "num_hidden_layers": architecture.num_layers,
         "num_attention_heads": architecture.num_attention_heads,
         "num_key_value_heads": architecture.num_query_groups,
         "head_dim": architecture.kv_channels,
-        "vocab_size": architecture.vocab_size,
         "max_position_embeddings": architecture.max_position_embeddings,
         "rms_norm_eps": architecture.norm_epsilon,
         "rope_theta": architecture.rotary_base,
         "rope_scaling": rope if scaling else None,
         "rope_parameters": {**rope, "rope_theta": architecture.rotary_base},
-        "tie_word_embeddings": architecture.tie_embeddings,
-        "initializer_range": architecture.init_std,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
-        "use_cache": True,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-        **_type_fields(found[0], architecture),
+        **_type_fields(kind, architecture),
     }
 
 
@@ -96,40 +125,69 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if config.get(field):
-            raise BadConfig(f"{name}: {field} is set, which the {kind} family here does not have")
-    if config.get("hidden_act", "silu") != "silu":
-        raise BadConfig(f"{name}: hidden_act is {config['hidden_act']!r}, the {kind} family here has silu")
     try:
-        rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-        return Architecture(
-            name=name,
-            family="llama",
-            num_layers=config["num_hidden_layers"],
-            hidden_size=config["hidden_size"],
-            ffn_hidden_size=config["intermediate_size"],
-            num_attention_heads=config["num_attention_heads"],
-            num_query_groups=config.get("num_key_value_heads") or config["num_attention_heads"],
-            vocab_size=config["vocab_size"],
-            max_position_embeddings=config["max_position_embeddings"],
-            kv_channels=config.get("head_dim") or 0,
-            norm_epsilon=config["rms_norm_eps"],
-            rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            rope_scaling=_scaling(rope, name),
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            init_std=config.get("initializer_range", 0.02),
-            add_qkv_bias=kind == "qwen2",
-            qk_layernorm=kind == "qwen3",
-            sliding_window=config["sliding_window"] if kind in ("mistral", "mixtral") else None,
-            num_experts=config["num_local_experts"] if kind == "mixtral" else None,
-            moe_router_topk=config["num_experts_per_tok"] if kind == "mixtral" else 2,
-            moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.001) if kind == "mixtral" else 0.0,
-        )
+        return _from_gpt2(config, name) if kind == "gpt2" else _from_llama(config, name, kind)
     except KeyError as error:
         raise BadConfig(f"{name}: config.json has no {error}") from None
     except (TypeError, ValueError) as error:
         raise BadConfig(f"{name}: config.json is malformed: {error}") from None
+
+
+def _check_absent(config: dict[str, Any], absent: dict[str, Any], name: str, kind: str) -> None:
+    for field, value in absent.items():
+        if config.get(field) not in (None, value):
+            raise BadConfig(f"{name}: {field} is {config[field]!r}, the {kind} family here has {value!r}")
+
+
+def _from_gpt2(config: dict[str, Any], name: str) -> Architecture:
+    _check_absent(config, _ABSENT_IN_GPT2, name, "gpt2")
+    activation = config.get("activation_function", _GELU[0])
+    if activation not in _GELU:
+        raise BadConfig(f"{name}: activation_function is {activation!r}, the gpt2 family here has {' or '.join(_GELU)}")
+    return Architecture(
+        name=name,
+        family="gpt",
+        num_layers=config["n_layer"],
+        hidden_size=config["n_embd"],
+        ffn_hidden_size=config.get("n_inner") or 4 * config["n_embd"],
+        num_attention_heads=config["n_head"],
+        num_query_groups=config["n_head"],
+        vocab_size=config["vocab_size"],
+        max_position_embeddings=config["n_positions"],
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        init_std=config.get("initializer_range", 0.02),
+    )
+
+
+def _from_llama(config: dict[str, Any], name: str, kind: str) -> Architecture:
+    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    _check_absent(config | rope, _ABSENT_HERE, name, kind)
+    if config.get("hidden_act", "silu") != "silu":
+        raise BadConfig(f"{name}: hidden_act is {config['hidden_act']!r}, the {kind} family here has silu")
+    return Architecture(
+        name=name,
+        family="llama",
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["intermediate_size"],
+        num_attention_heads=config["num_attention_heads"],
+        num_query_groups=config.get("num_key_value_heads") or config["num_attention_heads"],
+        vocab_size=config["vocab_size"],
+        max_position_embeddings=config["max_position_embeddings"],
+        kv_channels=config.get("head_dim") or (_QWEN3_HEAD if kind == "qwen3" else 0),
+        norm_epsilon=config["rms_norm_eps"],
+        rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or _ROTARY_BASES.get(kind, 10000.0)),
+        rope_scaling=_scaling(rope, name),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        init_std=config.get("initializer_range", 0.02),
+        add_qkv_bias=kind == "qwen2",
+        qk_layernorm=kind == "qwen3",
+        sliding_window=config["sliding_window"] if kind in ("mistral", "mixtral") else None,
+        num_experts=config["num_local_experts"] if kind == "mixtral" else None,
+        moe_router_topk=config["num_experts_per_tok"] if kind == "mixtral" else 2,
+        moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.001) if kind == "mixtral" else 0.0,
+    )
 
 
 def _scaling(rope: dict[str, Any], name: str) -> RopeScaling | None:
