@@ -56,12 +56,25 @@ def test_megatrons_defaults_are_read() -> None:
         ({"multi_latent_attention": True}, "multi_latent_attention is True"),
         ({"num_experts": 8, "moe_router_pre_softmax": True}, "moe_router_pre_softmax is True"),
         ({"window_size": (128, 128)}, "128 tokens to the left and 128 to the right"),
+        ({"rotary_interleaved": True}, "rotary_interleaved is True"),
+        ({"apply_layernorm_1p": True}, "apply_layernorm_1p is True"),
+        ({"mtp_num_layers": 1}, "mtp_num_layers is 1"),
         ({"vocab_size": None}, "malformed"),
     ],
 )
 def test_another_architecture_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=f"run: .*{message}"):
         from_arguments(to_arguments(LLAMA) | change, "run")
+
+
+def test_only_the_approximate_gelu_is_known() -> None:
+    """megatron-core's fused kernel computes it by hyperbolic tangent, as OpenAI did; its plain one exactly."""
+    arguments = to_arguments(preset("gpt3-1.7b"))
+    for same in ({}, {"bias_gelu_fusion": True}, {"bias_gelu_fusion": False, "openai_gelu": True}):
+        assert from_arguments(arguments | same, "gpt3-1.7b") == preset("gpt3-1.7b")
+    with pytest.raises(BadConfig, match="run: bias_gelu_fusion is False"):
+        from_arguments(arguments | {"bias_gelu_fusion": False, "openai_gelu": False}, "run")
+    assert from_arguments(to_arguments(LLAMA) | {"bias_gelu_fusion": False}, LLAMA.name) == LLAMA
 
 
 def test_a_missing_size_is_named() -> None:

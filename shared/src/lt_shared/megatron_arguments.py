@@ -16,7 +16,17 @@ _SCALING_PREFIX = "lt_rope_"
 # Arguments that would make another model, with the value that leaves them without effect.
 _ABSENT_HERE = {
     "multi_latent_attention": False,
+    "qk_l2_norm": False,
+    "softmax_type": "vanilla",
     "window_attn_skip_freq": None,
+    "rotary_interleaved": False,
+    "rotary_seq_len_interpolation_factor": None,
+    "no_rope_freq": None,
+    "apply_layernorm_1p": False,
+    "apply_residual_connection_post_layernorm": False,
+    "squared_relu": False,
+    "quick_geglu": False,
+    "mtp_num_layers": None,
     "moe_layer_freq": 1,
     "moe_shared_expert_intermediate_size": None,
     "moe_router_pre_softmax": False,
@@ -97,6 +107,8 @@ def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
         for field, value in (expected | _ABSENT_HERE).items():
             if arguments.get(field, value) != value:
                 raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
+        if not llama and not arguments.get("bias_gelu_fusion", True) and not arguments.get("openai_gelu", False):
+            raise BadConfig(f"{name}: bias_gelu_fusion is False, so GELU is exact, and that of GPT here is Megatron's fused one")
         heads = arguments["num_attention_heads"]
         experts = arguments.get("num_experts")
         return Architecture(
