@@ -50,8 +50,8 @@ def steps(records: list[dict]) -> list[int]:
     [
         ("lt_train.log", {"start": 2, "load": 1, "step": 135, "eval": 6, "checkpoint": 4}),
         ("lt_train_metrics.jsonl", {"step": 135, "eval": 6}),
-        ("megatron_new.log", {"start": 2, "load": 1, "step": 103, "eval": 6, "checkpoint": 4}),
-        ("megatron_old.log", {"start": 2, "load": 1, "step": 23, "eval": 2, "checkpoint": 4}),
+        ("megatron_new.log", {"start": 2, "load": 1, "step": 103, "eval": 6, "checkpoint": 8, "fault": 2, "note": 1}),
+        ("megatron_old.log", {"start": 2, "load": 1, "step": 23, "eval": 2, "checkpoint": 8, "fault": 1, "end": 1, "note": 22}),
         ("no_events.log", {}),
     ],
 )
@@ -95,7 +95,7 @@ def _append(log: Path, content: bytes) -> None:
 def test_a_partial_last_line_waits_for_its_end(tmp_path: Path) -> None:
     log, state = tmp_path / "a.log", tmp_path / "state"
     line = step_lines(1, 1)
-    log.write_bytes(line + line[:-1])
+    log.write_bytes(line + step_lines(2, 2)[:-1])
     assert len(events(log)) == 1
     assert len(events(log, state=state)) == 1
     with log.open("ab") as file:
@@ -221,22 +221,61 @@ def test_an_output_that_breaks_leaves_the_state_as_it_was(tmp_path: Path, error:
     log, state = tmp_path / "a.log", tmp_path / "state"
     log.write_bytes(step_lines(1, 3))
     events(log, state=state)
-    before = state.read_bytes()
+    before = json.loads(state.read_bytes())["logs"]
     _append(log, step_lines(1, 30_000))
     with pytest.raises(raised):
         scrape([str(log)], str(state), Broken(error, 500_000))
-    assert state.read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["a.log", "state"]
+    assert json.loads(state.read_bytes())["logs"] == before
+    assert sorted(os.listdir(tmp_path)) == [".state.lock", "a.log", "state"]
     assert steps(events(log, state=state)) == list(range(4, 30_001))
 
 
-def test_a_killed_scrape_repeats_but_never_leaves_out(tmp_path: Path) -> None:
+KILLED = """
+import os, signal, sys
+from lt_monitor import outputs, scrape
+left = int(sys.argv[1])
+class Killed:
+    def __init__(self, stream): self.stream = stream
+    def fileno(self): return self.stream.fileno()
+    def flush(self): self.stream.flush()
+    def write(self, text):
+        global left
+        self.stream.write(text[:left])
+        self.stream.flush()
+        left -= len(text)
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+scrape.scrape(sys.argv[3:], sys.argv[2], Killed(sys.stdout.buffer))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_scrape_that_is_killed_while_it_writes_loses_and_doubles_nothing(tmp_path: Path, has_state: bool) -> None:
     log, state, output = tmp_path / "a.log", tmp_path / "state", tmp_path / "events.jsonl"
-    command = [sys.executable, "-m", "lt_monitor", "scrape", str(log), "--state", str(state)]
+    log.write_bytes(step_lines(1, 100))
+    if has_state:
+        with output.open("ab") as file:
+            scrape([str(log)], str(state), file)
+    _append(log, step_lines(1, 400))
+    for limit_bytes in (1, 150, 17_000, 30_000):
+        with output.open("ab") as file:
+            command = [sys.executable, "-c", KILLED, str(limit_bytes), str(state), str(log)]
+            assert subprocess.run(command, stdout=file, check=False).returncode == -signal.SIGKILL
+        _append(log, step_lines(1, 400) + step_lines(401, 400 + limit_bytes % 7))
+    with output.open("ab") as file:
+        scrape([str(log)], str(state), file)
+    assert steps([json.loads(line) for line in output.read_bytes().splitlines()]) == list(range(1, 406))
+
+
+def test_a_scrape_that_is_killed_at_any_moment_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    logs, state, output = [tmp_path / "a.log", tmp_path / "b.log"], tmp_path / "state", tmp_path / "events.jsonl"
+    command = [sys.executable, "-m", "lt_monitor", "scrape", *map(str, logs), "--state", str(state)]
     written = 0
-    for delay_seconds in (0.0, 0.15, 0.25, 0.35, 0.5, 0.8):
-        with log.open("ab") as file:
-            file.write(step_lines(written + 1, written + 4000))
+    for delay_seconds in (0.0, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
+        for log in logs:
+            with log.open("ab") as file:
+                file.write(step_lines(written + 1, written + 4000))
         written += 4000
         with output.open("ab") as file:
             process = subprocess.Popen(command, stdout=file)
@@ -245,17 +284,39 @@ def test_a_killed_scrape_repeats_but_never_leaves_out(tmp_path: Path) -> None:
             process.wait()
     with output.open("ab") as file:
         subprocess.run(command, stdout=file, check=True)
-    printed = set()
-    for line in output.read_text().splitlines():
-        # A killed process may leave half a line, and the next one continues it.
-        start = line.rfind('{"v":1,')
-        printed.add(json.loads(line[start:])["step"])
-    assert printed == set(range(1, written + 1))
+    printed = [json.loads(line) for line in output.read_bytes().splitlines()]
+    for log in logs:
+        assert sorted(steps([record for record in printed if record["src"]["file"] == str(log)])) == list(range(1, written + 1))
+
+
+def test_what_others_append_to_the_output_stays(tmp_path: Path) -> None:
+    log, state, output = tmp_path / "a.log", tmp_path / "state", tmp_path / "events.jsonl"
+    for last in (2, 4):
+        log.write_bytes(step_lines(1, last))
+        with output.open("ab") as file:
+            scrape([str(log)], str(state), file)
+        with output.open("ab") as file:
+            file.write(b"a word of another program\n")
+    lines = output.read_bytes().splitlines()
+    assert [line[:1] for line in lines] == [b"{", b"{", b"a", b"{", b"{", b"a"]
+
+
+def test_an_output_that_was_rotated_begins_anew(tmp_path: Path) -> None:
+    log, state, output = tmp_path / "a.log", tmp_path / "state", tmp_path / "events.jsonl"
+    for last in (2, 4):
+        log.write_bytes(step_lines(1, last))
+        with output.open("ab") as file:
+            scrape([str(log)], str(state), file)
+        output.rename(tmp_path / f"until-{last}.jsonl")
+    assert [steps([json.loads(line) for line in (tmp_path / name).open()]) for name in ("until-2.jsonl", "until-4.jsonl")] == [
+        [1, 2],
+        [3, 4],
+    ]
 
 
 def test_two_scrapes_with_one_state_exclude_each_other(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with (tmp_path / ".state.partial").open("wb") as held:
+    with (tmp_path / ".state.lock").open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TryAgain):
             events(LOGS / "lt_train.log", state=state)

@@ -1,4 +1,4 @@
-"""Logs as streams of whole lines with their byte offsets, and which run a log belongs to.
+"""Logs as streams of blocks of whole lines, and which run a log belongs to.
 
 A carriage return ends a line as well as a newline does: progress bars rewrite one line for hours. The end of a file that has no
 line end yet is still being written and is left for the next time; the end of standard input is final.
@@ -9,20 +9,20 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 from lt_monitor.events import Record
-from lt_monitor.log_parser import LogParser
+from lt_monitor.log_parser import Block, LogParser
 from lt_shared import storage
 from lt_shared.console import NoInput, warn
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 22
 LINE_LIMIT_BYTES = 1 << 22
 STANDARD_INPUT = "-"
 
 _EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
-_NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr")
-
-Line = tuple[int, bytes]
+_RANK = re.compile(r"[._-](?:rank|task|node|proc)[._-]?\d+$|/attempt_\d+/\d+(?=/|$)")
+_NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
@@ -37,6 +37,8 @@ def expand(patterns: Sequence[str]) -> list[str]:
             raise NoInput(f"{path}: no such file") from None
         except PermissionError:
             raise NoInput(f"{path}: permission denied") from None
+        except NotADirectoryError:
+            raise NoInput(f"{path}: a part of the path is not a directory") from None
         if stat.S_ISDIR(mode):
             raise NoInput(f"{path}: is a directory", f"name the logs in it, e.g. {os.path.join(path, '*.out')}")
         if not os.access(path, os.R_OK):
@@ -45,81 +47,67 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
 
 def run_name(path: str) -> str:
-    """A run's name from its log: the path without the extension, or the directory when the file's own name says nothing.
+    """A run's name from its log: the path without extension and rank, or the directory when the file's own name says nothing.
 
-    `/fsx/gpt/slurm-77.out` and its rotated `slurm-77.out.1` are `/fsx/gpt/slurm-77`; `/fsx/gpt/train.log` is `/fsx/gpt`.
+    `/fsx/gpt/slurm-77.out` and its rotated `slurm-77.out.1` are `/fsx/gpt/slurm-77`; `/fsx/gpt/train.log` and
+    `/fsx/gpt/attempt_0/3/stdout.log` are `/fsx/gpt`.
     """
     if path == STANDARD_INPUT:
         return path
-    name = _EXTENSION.sub("", path) or path
+    name = _RANK.sub("", _EXTENSION.sub("", printable(path))) or printable(path)
     directory, base = os.path.split(name)
     return directory if base in _NAMES_FOR_ANY_RUN and directory.strip("./") else name
 
 
-def line_blocks(read: Callable[[int], bytes], offset: int = 0, final: bool = False) -> Iterator[list[Line]]:
-    """Whole lines with the offset of each, as many at a time as one read gave. `final`: the end of the input ends a line.
+def printable(path: str) -> str:
+    """A path for output: bytes of a file name that are not UTF-8 become replacement characters."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]:
+    """Blocks of whole lines, each as much as one read completed. `final`: the end of the input ends a line.
 
     A line longer than LINE_LIMIT_BYTES is passed on in pieces: nothing of interest is that long, and memory stays bounded.
     """
     pending = b""
-    while block := read(BLOCK_BYTES):
-        data = pending + block
+    while data := read(BLOCK_BYTES):
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if end == 0 and len(data) > LINE_LIMIT_BYTES:
-            end = len(data)
-        pending = data[end:]
         if end:
-            lines = _with_offsets(data[:end], offset)
-            offset += end
-            yield lines
+            yield pending + data[:end]
+            pending = data[end:]
+        else:
+            pending += data
+            if len(pending) > LINE_LIMIT_BYTES:
+                yield pending
+                pending = b""
     if final and pending:
-        yield [(offset, pending)]
+        yield pending
 
 
-def _with_offsets(data: bytes, offset: int) -> list[Line]:
-    lines = []
-    for line in data.splitlines(keepends=True):
-        lines.append((offset, line))
-        offset += len(line)
-    return lines
-
-
-def event_blocks(path: str) -> Iterator[list[Record]]:
-    """All events of one log (or `-`), as many at a time as one read gave. Warns on stderr about malformed event records."""
+def parsed_blocks(path: str) -> Iterator[Block]:
+    """What one log (or `-`) says, as much at a time as one read gave. Warns on stderr about malformed event records."""
     parser = LogParser()
-    if path == STANDARD_INPUT:
-        with open(sys.stdin.fileno(), "rb", closefd=False) as stdin:
-            for lines in line_blocks(stdin.read1, final=True):
-                yield parse_lines(parser, lines, path, run_name(path))
-    else:
-        with storage.open_read(path) as file:
-            for lines in line_blocks(file.read):
-                yield parse_lines(parser, lines, path, run_name(path))
+    offset = 0
+    with _open(path) as file:
+        # The pipe of a command that still runs gives what there is, so its events come at once.
+        read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
+        for block in blocks(read, final=path == STANDARD_INPUT):
+            yield parser.parse(block, offset)
+            offset += len(block)
     warn_of_malformed(parser, path)
 
 
-def parse_lines(parser: LogParser, lines: list[Line], path: str, run: str) -> list[Record]:
-    """The events among `lines` of the log `path`, complete with run and source."""
-    records = []
-    for offset, line in lines:
-        record = parser.parse(line, offset)
-        if record is not None:
-            records.append(_attributed(record, path, run))
-    return records
+def event_blocks(path: str) -> Iterator[list[Record]]:
+    """All events of one log (or `-`) as records, complete with run and source."""
+    run, shown = run_name(path), printable(path)
+    for block in parsed_blocks(path):
+        yield block.records(shown, run)
+
+
+def _open(path: str) -> IO[bytes]:
+    return open(sys.stdin.fileno(), "rb", closefd=False) if path == STANDARD_INPUT else storage.open_read(path)
 
 
 def warn_of_malformed(parser: LogParser, path: str) -> None:
     if parser.malformed:
-        warn(f"{path}: {parser.malformed} lines begin like events but are none, the first {parser.first_malformed}")
-
-
-def _attributed(record: Record, path: str, run: str) -> Record:
-    source = record.pop("src")
-    file = source.get("file")
-    return {
-        "v": record.pop("v"),
-        "kind": record.pop("kind"),
-        "run": record.pop("run", run),
-        **record,
-        "src": {"file": file if isinstance(file, str) else path, "offset": source["offset"]},
-    }
+        warn(f"{printable(path)}: {parser.malformed} lines begin like events but are none, the first {parser.first_malformed}")

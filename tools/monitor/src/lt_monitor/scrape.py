@@ -1,58 +1,104 @@
 """`lt-monitor scrape`: the events of logs as JSON lines, with a state only what is new since the last time.
 
-The state is published after the events are out, and not at all when the output broke. Exactly once is impossible when a process
-can be killed between the two, so this is at least once: after a kill the next run repeats what the killed one printed.
+The state is published after the events are out, and not at all when the output broke. A pass that is killed between the two is
+noticed by the next one, see `outputs`.
 """
 
 import contextlib
-import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from lt_monitor import log_files
-from lt_monitor.events import Record
 from lt_monitor.log_parser import LogParser
+from lt_monitor.merging import Merger
+from lt_monitor.outputs import Output
 from lt_monitor.positions import Position, Positions, SavedPosition, rotated_siblings
+from lt_monitor.state_files import locked
 from lt_shared import storage
-from lt_shared.console import IoFailure, UsageError, note
+from lt_shared.console import NoInput, UsageError, note
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+FOLLOW_SECONDS = 1.0
 
 
-def scrape(patterns: Sequence[str], state: str | None, output: IO[bytes]) -> None:
-    """Write the events of all logs to `output`, with a file at `state` only the new ones.
+def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow: bool = False) -> None:
+    """Write the events of all logs to `stream`, with a file at `state` only the new ones; with `follow` go on until interrupted.
 
     Raises: NoInput when a log is missing, before anything is written; UsageError for a log without offsets when there is a state;
-    BadData when the state file is not one; TryAgain when another scrape holds it; BrokenPipeError when nobody reads `output`.
+    BadData when the state file is not one; TryAgain when another scrape holds it; BrokenPipeError when nobody reads `stream`.
     """
     paths = log_files.expand(patterns)
-    if state is None:
+    if state is None and not follow:
+        output = Output(stream)
         for path in paths:
+            merger = Merger()
             for records in log_files.event_blocks(path):
-                _write(records, output)
+                output.write([record for record in records if merger.is_news(record)])
         return
+    option = "--state" if state is not None else "--follow"
     for path in paths:
-        _require_offsets(path)
-    with storage.publish(state) as file:
-        positions = Positions.read(state)
-        for path in paths:
-            _scrape_log(path, positions, output)
-        _settle(output)
-        file.write(positions.to_bytes())
+        _require_offsets(path, option)
+    output = Output(stream)
+    with contextlib.ExitStack() as stack:
+        positions = Positions([])
+        publish: Callable[[Positions], None] = _keep_in_memory
+        if state is not None:
+            stack.enter_context(locked(state))
+            positions = Positions.read(state)
+            publish = _Publisher(state)
+        if not output.resume(positions.output):
+            positions.output = output.place()
+            publish(positions)
+        positions = _pass(paths, positions, output, publish)
+        while follow:
+            time.sleep(FOLLOW_SECONDS)
+            with contextlib.suppress(NoInput):
+                paths = log_files.expand(patterns)
+            positions = _pass(paths, positions, output, publish)
 
 
-def _require_offsets(path: str) -> None:
+def _keep_in_memory(positions: Positions) -> None:
+    """Without a state file nothing outlives the process."""
+
+
+class _Publisher:
+    """Writes the state file whole."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __call__(self, positions: Positions) -> None:
+        storage.write_bytes(self._path, positions.to_bytes())
+
+
+def _require_offsets(path: str, option: str) -> None:
     if path == log_files.STANDARD_INPUT:
-        raise UsageError("--state needs files: standard input cannot be read again from an offset")
-    storage.require_local(path, "--state")
+        raise UsageError(f"{option} needs files: standard input cannot be read again from an offset")
+    storage.require_local(path, option)
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise UsageError(f"--state needs files: {path} is not a regular file")
+        raise UsageError(f"{option} needs files: {path} is not a regular file")
 
 
-def _scrape_log(path: str, positions: Positions, output: IO[bytes]) -> None:
+def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: Callable[[Positions], None]) -> Positions:
+    """Read what is new in all logs; the positions after it."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            _scrape_log(path, positions, output)
+    if not positions.new:
+        return positions
+    output.settle()
+    settled = positions.settled(output.place())
+    publish(settled)
+    return settled
+
+
+def _scrape_log(path: str, positions: Positions, output: Output) -> None:
     absolute = os.path.abspath(path)
+    saved = positions.saved.get(absolute)
+    if saved is not None and absolute not in positions.new and saved.is_unchanged(os.stat(path)):
+        return
     with storage.open_read(path) as log:
         position = positions.find(absolute, log.fileno())
         earlier = positions.replaced(position)
@@ -62,7 +108,7 @@ def _scrape_log(path: str, positions: Positions, output: IO[bytes]) -> None:
     positions.new[absolute] = position
 
 
-def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, output: IO[bytes]) -> None:
+def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, output: Output) -> None:
     """Read the rest of the log that was at `path` before rotation."""
     for sibling in rotated_siblings(earlier.path):
         with contextlib.suppress(PermissionError, FileNotFoundError), open(sibling, "rb") as log:
@@ -73,39 +119,16 @@ def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, out
                     _read_on(shown, log_files.run_name(path), log, position, output)
                     positions.new[sibling] = position
                 return
-    note(f"{path}: another log is there now, read from its beginning")
+    note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
 
 
-def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: IO[bytes]) -> None:
-    parser = LogParser(position.arguments, position.arguments_offset)
+def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Output) -> None:
+    parser, merger = LogParser(position.parser), Merger(position.merger)
+    shown = log_files.printable(path)
     log.seek(position.offset)
-    for lines in log_files.line_blocks(log.read, position.offset):
-        _write(log_files.parse_lines(parser, lines, path, run), output)
-        position.advance(b"".join(line for _, line in lines))
-    position.arguments, position.arguments_offset = parser.arguments, parser.arguments_offset
+    for block in log_files.blocks(log.read):
+        records = parser.parse(block, position.offset).records(shown, run)
+        output.write([record for record in records if merger.is_news(record)])
+        position.advance(block)
+    position.parser, position.merger = parser.to_record(), merger.to_record()
     log_files.warn_of_malformed(parser, path)
-
-
-def _write(records: Sequence[Record], output: IO[bytes]) -> None:
-    if records:
-        with _writing():
-            output.write("".join(f"{_ENCODER.encode(record)}\n" for record in records).encode(errors="replace"))
-            output.flush()
-
-
-def _settle(output: IO[bytes]) -> None:
-    """Make the events durable before the state says that they are out; only files can be synced."""
-    with _writing():
-        if stat.S_ISREG(os.fstat(output.fileno()).st_mode):
-            os.fsync(output.fileno())
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    """Name the output in its errors: the state file is open at the same time."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise IoFailure(f"standard output: {error.strerror or error}") from None

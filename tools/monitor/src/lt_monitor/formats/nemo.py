@@ -1,0 +1,103 @@
+"""NeMo 1 and 2, Lightning's progress bars (NeMo, NxD Training, HyperPod's recipes), and the NxD examples.
+
+A bar is drawn many times for one step, and `global_step` lags the bar by one or two: the step is `global_step`, and repetitions
+are merged later. The bar's own count is not used.
+"""
+
+import re
+
+from lt_monitor.events import Record
+from lt_monitor.formats import Numbers, last_match
+from lt_monitor.lines import Line
+from lt_monitor.measures import NUMBER, Measure, Value
+
+_BAR = re.compile(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
+_BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?=[,\]])")
+_LINE = re.compile(rb"Training epoch (?P<epoch>\d{1,9}), iteration (?P<iteration>\d{1,15})/(?P<total>\d{1,15}) \|")
+_LINE_PAIRS = re.compile(rb"\| (?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60}): (?P<value>" + NUMBER + rb")(?= \||\s*$)")
+_SAVED = re.compile(
+    rb"global step (?P<step>\d{1,15}): '[^']{1,80}' (?:reached [\d.e+-]{1,40}.{0,80}|was not in top \d{1,9})"
+    rb", saving model to '(?P<path>[^']{1,4096})'"
+)
+_RESUMED = re.compile(rb"Restored all states from the checkpoint at (?P<path>\S{1,4096})")
+_STEP_IN_PATH = re.compile(rb"step=(\d{1,15})")
+_FINISHED = re.compile(rb"`Trainer\.fit` stopped: `(?P<limit>max_steps|max_epochs|max_time)=")
+_NXD_STEP = re.compile(
+    rb"\bstep (?P<step>\d{1,15}) step_time (?P<seconds>" + NUMBER + rb")s throughput (?P<throughput>" + NUMBER + rb") seq/s"
+    rb" loss (?P<loss>" + NUMBER + rb")(?: grad norm (?P<grad_norm>" + NUMBER + rb"))?"
+)
+
+_EPOCH = Measure("epoch", whole=True)
+_TOTAL = Measure("total_steps", whole=True)
+_STEP_SECONDS = Measure("step_seconds")
+_MEASURES = {
+    b"global_step": Measure("step", whole=True),
+    b"reduced_train_loss": Measure("loss"),
+    b"lr": Measure("learning_rate"),
+    b"consumed_samples": Measure("consumed_samples", whole=True),
+    b"global_batch_size": Measure("global_batch_size", whole=True),
+    b"train_step_timing in s": _STEP_SECONDS,
+    b"gradient_norm": Measure("grad_norm"),
+    b"grad_norm": Measure("grad_norm"),
+    b"parameter_norm": Measure("params_norm"),
+    b"throughput": Measure("samples_per_second"),
+    b"TFLOPS_per_GPU": Measure("tflops_per_gpu"),
+    b"v_num": None,
+}
+_NXD_MEASURES = {
+    "step": Measure("step", whole=True),
+    "seconds": _STEP_SECONDS,
+    "throughput": Measure("samples_per_second"),
+    "loss": Measure("loss"),
+    "grad_norm": Measure("grad_norm"),
+}
+
+
+def step(line: Line) -> Numbers | None:
+    """A frame of a bar or a line of NeMo 2 that names the global step."""
+    text = line.text
+    head = last_match(_BAR, text)
+    pattern = _BAR_PAIRS
+    if head is None:
+        head, pattern = _LINE.search(text), _LINE_PAIRS
+        if head is None:
+            return None
+    values: list[Value] = [(_EPOCH, *head.span("epoch"))]
+    if pattern is _LINE_PAIRS:
+        first_epoch = int(head["epoch"]) == 0
+        values.append((None, *head.span("iteration")))
+        values.append((_TOTAL if first_epoch else None, *head.span("total")))
+    rest = head.end() - 1 if pattern is _BAR_PAIRS else head.end() - 2
+    pairs = {pair["key"].strip(): pair.span("value") for pair in pattern.finditer(text, rest)}
+    if b"global_step" not in pairs:
+        return None
+    values.insert(0, (_MEASURES[b"global_step"], *pairs.pop(b"global_step")))
+    if b"loss" in pairs and b"reduced_train_loss" in pairs:
+        # Lightning's own running mean.
+        del pairs[b"loss"]
+    for key, span in pairs.items():
+        known = key in _MEASURES
+        measure = _MEASURES[key] if known else Measure(key.decode(), is_metric=True)
+        values.append((Measure("loss") if key == b"loss" else measure, *span))
+    return Numbers([*values, *line.labels])
+
+
+def nxd_step(line: Line) -> Numbers | None:
+    match = _NXD_STEP.search(line.text)
+    if match is None:
+        return None
+    values: list[Value] = [(measure, *match.span(name)) for name, measure in _NXD_MEASURES.items() if match[name] is not None]
+    return Numbers([*values, *line.labels])
+
+
+def lifecycle(line: Line) -> Record | None:
+    text = line.text
+    if (match := _SAVED.search(text)) is not None:
+        return {"kind": "checkpoint", "step": int(match["step"]), "path": match["path"].decode(errors="replace")}
+    if (match := _RESUMED.search(text)) is not None:
+        record: Record = {"kind": "load", "path": match["path"].decode(errors="replace")}
+        in_path = _STEP_IN_PATH.search(match["path"])
+        return {**record, "step": int(in_path[1])} if in_path else record
+    if (match := _FINISHED.search(text)) is not None:
+        return {"kind": "end", "reason": "duration" if match["limit"] == b"max_time" else "completed"}
+    return None

@@ -1,0 +1,156 @@
+"""Lines that look alike, read a column at a time.
+
+A trainer prints its numbers with fixed formats, so the step lines of a run have only a few shapes: a line is like another one
+when they differ in nothing but the digits of its values. The first line of a shape is read by its trainer's parser, and its
+`Layout` then reads all others of a block at once: compare the constant bytes, turn columns of digits into integers, scale. Values
+are the same to the last bit as `Measure.read` gives, since both divide one exact integer by one exact power of ten. A line of 300
+bytes takes 1 microsecond where parsing it alone takes 15. Words where a number was (nan, N/A) are another shape.
+"""
+
+import re
+from typing import Self
+
+import numpy as np
+
+from lt_monitor.lines import Line
+from lt_monitor.measures import MOST_DIGITS, Measure, Value
+
+LARGEST_EXPONENT = 22
+_POWERS = np.array([10.0**exponent for exponent in range(LARGEST_EXPONENT + 1)])
+_PLAIN_NUMBER = re.compile(
+    rb"(?P<sign>[-+]?)(?P<mantissa>[\d,]+(?:\.\d*)?)(?:[eE](?P<exponent_sign>[-+]?)(?P<exponent>\d{1,2}))?"
+)
+_DIGIT, _SPACE = 48, 32
+# Month, day, hour, minute and second in "2026-01-16T07:32:24".
+_TIME_BOUNDS = ((5, 12), (8, 31), (11, 23), (14, 59), (17, 59))
+
+
+class Column:
+    """The places of one value in a line: its digits, and how they make up the number."""
+
+    def __init__(self, measure: Measure, text: bytes, begin: int):
+        self.measure = measure
+        self.begin, self.end = begin, begin + len(text)
+        self.digits: list[int] = []
+        self.exponent_digits: list[int] = []
+        self.decimals = 0
+        self.is_negative = False
+        self.exponent_sign = 1
+        if measure.is_time:
+            return
+        match = _PLAIN_NUMBER.fullmatch(text)
+        assert match is not None
+        mantissa = match["mantissa"]
+        self.digits = [begin + match.start("mantissa") + place for place, byte in enumerate(mantissa) if byte not in b",."]
+        self.decimals = len(mantissa) - mantissa.index(b".") - 1 if b"." in mantissa else 0
+        self.is_negative = match["sign"] == b"-"
+        if match["exponent"]:
+            self.exponent_digits = list(range(begin + match.start("exponent"), begin + match.end("exponent")))
+            self.exponent_sign = -1 if match["exponent_sign"] == b"-" else 1
+
+    def is_exact(self, rows: np.ndarray) -> np.ndarray:
+        """Where (bool) `read` gives what Python's float does: up to a power of ten that float64 holds exactly."""
+        return _integer(rows, self.exponent_digits) + self.decimals <= LARGEST_EXPONENT
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """The values (float64) of all rows (uint8, one line each) in base units."""
+        number = _integer(rows, self.digits).astype(np.float64)
+        if self.exponent_digits:
+            exponent = _integer(rows, self.exponent_digits) * self.exponent_sign - self.decimals
+            power = _POWERS[np.abs(exponent)]
+            number = np.where(exponent < 0, number / power, number * power)
+        elif self.decimals:
+            number /= _POWERS[self.decimals]
+        if self.is_negative:
+            number = -number
+        value = number / self.measure.divisor * self.measure.factor
+        return np.rint(value) if self.measure.whole else value
+
+
+class Layout:
+    """One shape of line. `columns` are in the order in which a record has its fields; `node` is one of its constants."""
+
+    def __init__(self, sample: np.ndarray, columns: list[Column], variable: np.ndarray, padding: np.ndarray, node: str | None):
+        self.length = len(sample)
+        self.columns = columns
+        self.node = node
+        self._constant = np.flatnonzero(~variable)
+        self._constant_bytes = sample[self._constant]
+        self._digits = np.flatnonzero(variable)
+        self._padded = padding[self._digits]
+        self._time = next((column for column in columns if column.measure.is_time), None)
+
+    @classmethod
+    def of(cls, raw: bytes, line: Line, values: list[Value]) -> Self | None:
+        """The layout of a parsed line (without its line end); None when one of its values is not a plain number."""
+        sample = np.frombuffer(raw, dtype=np.uint8)
+        variable = np.zeros(len(raw), dtype=bool)
+        padding = np.zeros(len(raw), dtype=bool)
+        columns = []
+        for measure, begin, end in values:
+            text, place = line.text[begin:end], line.raw_index(begin)
+            if raw[place : place + len(text)] != text:
+                return None
+            is_digit = (sample[place : place + len(text)] - _DIGIT) <= 9
+            if measure is None:
+                variable[place : place + len(text)] = is_digit
+                continue
+            if not measure.is_time and not (_PLAIN_NUMBER.fullmatch(text) and int(is_digit.sum()) <= MOST_DIGITS):
+                return None
+            variable[place : place + len(text)] = is_digit
+            column = Column(measure, text, place)
+            if not measure.is_time:
+                spaces = _padding(raw, place)
+                variable[place - spaces : place] = padding[place - spaces : place] = True
+                column.digits = [*range(place - spaces, place), *column.digits]
+                if len(column.digits) > MOST_DIGITS or column.begin != place:
+                    return None
+            columns.append(column)
+        return cls(sample, columns, variable, padding, line.node)
+
+    def matches(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the rows (uint8, shape (lines, length)) have this layout (bool)."""
+        alike: np.ndarray = (rows[:, self._constant] == self._constant_bytes).all(axis=1)
+        cells = rows[:, self._digits]
+        is_digit = (cells - _DIGIT) <= 9
+        alike &= (is_digit | (self._padded & (cells == _SPACE))).all(axis=1)
+        # A space behind a digit of the same number would be another number.
+        broken = ~is_digit[:, 1:] & is_digit[:, :-1] & (np.diff(self._digits) == 1)
+        alike &= ~broken.any(axis=1)
+        for column in self.columns:
+            if column.exponent_digits:
+                alike &= column.is_exact(rows)
+        if self._time is not None:
+            alike &= self._is_time(rows)
+        return alike
+
+    def _is_time(self, rows: np.ndarray) -> np.ndarray:
+        assert self._time is not None
+        valid = np.ones(len(rows), dtype=bool)
+        for place, bound in _TIME_BOUNDS:
+            valid &= _integer(rows, [self._time.begin + place, self._time.begin + place + 1]) <= bound
+        return valid
+
+    def times(self, rows: np.ndarray) -> np.ndarray | None:
+        """The time of each row as ISO 8601 text (bytes, shape (lines,)); None when the lines have none."""
+        if self._time is None:
+            return None
+        text = rows[:, self._time.begin : self._time.end].copy()
+        text[:, 10] = ord("T")
+        text[text == ord(",")] = ord(".")
+        return text.view(f"S{text.shape[1]}").ravel()
+
+
+def _integer(rows: np.ndarray, places: list[int]) -> np.ndarray:
+    """The digits at some places of each row as one integer (int64); a space counts as zero."""
+    number = np.zeros(len(rows), dtype=np.int64)
+    for place in places:
+        number *= 10
+        number += rows[:, place] & 15
+    return number
+
+
+def _padding(raw: bytes, place: int) -> int:
+    """How many of the spaces before a number may be digits in other lines: all but the one that separates it."""
+    spaces = place - len(raw[:place].rstrip(b" "))
+    return max(0, spaces - 1)
