@@ -101,13 +101,12 @@ def _block(one: Goodput) -> str:
     account = one.account
     share = "unknown" if account.goodput is None else f"{account.goodput:.1%}"
     lines = [f"{printable(one.run)}: goodput {share}"]
-    rows = [("productive", account.productive_seconds)]
-    rows += sorted(
-        ((cause, seconds) for cause, seconds in account.lost_seconds.items() if seconds >= 0.5), key=lambda row: -row[1]
-    )
-    for name, seconds in rows:
-        part = f"{seconds / account.allocated_seconds:7.1%}" if name != "queue" and account.allocated_seconds else " " * 7
-        lines.append(f"  {name:<12} {duration(seconds):>9} {part}")
+    lost = [(cause, seconds) for cause, seconds in account.lost_seconds.items() if seconds >= 0.5 and cause != "queue"]
+    for name, seconds in [("productive", account.productive_seconds), *sorted(lost, key=lambda row: -row[1])]:
+        part = f"{seconds / account.allocated_seconds:7.1%}" if account.allocated_seconds else ""
+        lines.append(f"  {name:<12} {duration(seconds):>9} {part}".rstrip())
+    if account.lost_seconds["queue"] >= 0.5:
+        lines.append(f"  {'queue':<12} {duration(account.lost_seconds['queue']):>9}")
     lines.append(f"  {account.restarts} restarts, {account.lost_steps} steps done again")
     if one.cost is not None:
         lines.append(f"  cost {one.cost:,.2f} for {one.gpus} GPUs, of which {one.lost_cost:,.2f} were lost")

@@ -1,0 +1,99 @@
+"""`lt-monitor goodput` on whole stories."""
+
+import json
+from typing import Any
+
+import pytest
+
+
+def event(kind: str, offset: int, seconds: float | None = None, file: str = "r.log", **fields: Any) -> str:
+    time = (
+        {}
+        if seconds is None
+        else {"time": f"2026-01-01T{10 + int(seconds // 3600):02}:{int(seconds // 60 % 60):02}:{seconds % 60:06.3f}"}
+    )
+    run = file.removesuffix(".log")
+    return json.dumps({"v": 1, "kind": kind, "run": run, **time, **fields, "src": {"file": file, "offset": offset}}) + "\n"
+
+
+def steps(first: int, last: int, begin: float, offset: int, file: str = "r.log", timed: bool = True) -> str:
+    return "".join(
+        event("step", offset + number, begin + 2 * (number - first + 1) if timed else None, file, step=number, step_seconds=2.0)
+        for number in range(first, last + 1)
+    )
+
+
+STORY = (
+    event("start", 0, 0, arguments={"world_size": 16, "save": "/save"})
+    + steps(1, 50, 60, 1)
+    + event("checkpoint", 60, 170, step=50, path="/save")
+    + steps(51, 80, 180, 61)
+    + event("fault", 200, 840, fault="nccl-timeout", cause="cascade", severity="critical", message="Watchdog")
+    + event("start", 201, 1440, arguments={"world_size": 16, "save": "/save"})
+    + event("load", 202, 1460, step=50, path="/save")
+    + steps(51, 100, 1500, 203)
+    + event("end", 300, 1610, reason="completed")
+)
+EXPECTED = {"queue": 600, "start": 120, "checkpoint": 20, "lost-work": 60, "hang": 600, "stop": 10}
+
+
+def test_a_story_with_a_crash(tool: Any) -> None:
+    done = tool("goodput", "--json", "-", stdin=STORY)
+    told = json.loads(done.stdout)
+    assert told["lost_seconds"] == pytest.approx(EXPECTED)
+    assert told["productive_seconds"] == pytest.approx(200)
+    assert told["allocated_seconds"] == pytest.approx(1010)
+    assert told["goodput"] == pytest.approx(200 / 1010, abs=1e-6)
+    assert (told["restarts"], told["lost_steps"], told["gpus"]) == (1, 30, 16)
+
+
+def test_a_table_for_people(tool: Any) -> None:
+    done = tool("goodput", "--price-per-gpu-hour", "3.6", "-", stdin=STORY)
+    assert done.stdout.splitlines() == [
+        "r: goodput 19.8%",
+        "  productive       3 min   19.8%",
+        "  hang            10 min   59.4%",
+        "  start            2 min   11.9%",
+        "  lost-work         60 s    5.9%",
+        "  checkpoint        20 s    2.0%",
+        "  stop              10 s    1.0%",
+        "  queue           10 min",
+        "  1 restarts, 30 steps done again",
+        "  cost 16.16 for 16 GPUs, of which 12.96 were lost",
+    ]
+
+
+def test_jobs_that_log_into_files_of_their_own_are_one_run(tool: Any) -> None:
+    head, _, tail = STORY.partition(event("start", 201, 1440, arguments={"world_size": 16, "save": "/save"}))
+    later = event("start", 201, 1440, arguments={"world_size": 16, "save": "/save"}) + tail
+    later = later.replace('"run": "r"', '"run": "second"').replace("r.log", "second.log")
+    told = [json.loads(line) for line in tool("goodput", "--json", "-", stdin=later + head).stdout.splitlines()]
+    assert len(told) == 1
+    assert told[0]["lost_seconds"] == pytest.approx(EXPECTED)
+
+
+def test_without_times_it_says_what_it_does_not_know(tool: Any) -> None:
+    story = steps(1, 50, 0, 1, timed=False) + event("load", 60, step=40, path="x") + steps(41, 60, 0, 100, timed=False)
+    done = tool("goodput", "-", stdin=story)
+    assert "no times" in done.stdout
+    told = json.loads(tool("goodput", "--json", "-", stdin=story).stdout)
+    assert told["lost_seconds"] == pytest.approx({"lost-work": 20})
+    assert told["has_times"] is False
+
+
+def test_a_price_without_a_number_of_gpus(tool: Any) -> None:
+    story = steps(1, 50, 0, 1)
+    done = tool("goodput", "--price-per-gpu-hour", "2", "-", stdin=story)
+    assert "--gpus" in done.stderr
+    told = json.loads(tool("goodput", "--json", "--price-per-gpu-hour", "2", "--gpus", "36", "-", stdin=story).stdout)
+    assert (told["cost"], told["lost_cost"]) == (2.0, 0.0)
+
+
+def test_no_steps(tool: Any) -> None:
+    assert tool("goodput", "-", stdin="noise\n").returncode == 65
+    assert tool("goodput", "--price-per-gpu-hour", "nan", "-").returncode == 2
+
+
+def test_hostile_run_names_are_shown(tool: Any) -> None:
+    done = tool("goodput", "-", stdin=steps(1, 5, 0, 1).replace('"run": "r"', '"run": "\\u001b[2Jx"'))
+    assert done.stdout.startswith("\\x1b[2Jx: goodput")
