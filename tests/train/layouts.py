@@ -25,7 +25,7 @@ from running import environment, losses
 from lt_train import cli, launch, processes
 from lt_train.device import CPU, CUDA
 from lt_train.place import Place
-from lt_train.plan import Plan, resolve
+from lt_train.plan import Plan, assemble, problems
 from lt_train.settings.data import training_datasets
 
 LONGEST_SECONDS = 900
@@ -47,10 +47,18 @@ class Outcome:
 
 def plan_of(arguments: Iterable[str]) -> Plan:
     """The plan of a command line of lt-train."""
+    plan = assembled(arguments)
+    for problem in problems(plan):
+        raise problem
+    return plan
+
+
+def assembled(arguments: Iterable[str]) -> Plan:
+    """The same, not checked."""
     context = cli.command.make_context("lt-train", list(arguments))
     data = context.params.pop("data")
     context.params.pop("dry_run")
-    return resolve(context.params, training_datasets(data, context.params))
+    return assemble(context.params, training_datasets(data, context.params))
 
 
 def train_all(

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from layouts import assembled
 from running import SMALL, run
 
 from lt_shared.manifest import Dataset
-from lt_train.plan import Plan, resolve
+from lt_train.plan import Plan, problems, resolve
 from lt_train.settings.data import split_shares
 
 BAD_CONFIGURATIONS = {
@@ -52,6 +53,26 @@ def test_refused_configurations(case: str, tmp_path: Path, dataset: Dataset) -> 
     assert message in error
     assert len(hint) <= 1
     assert not (tmp_path / "run").exists()
+
+
+def test_all_problems_of_a_plan_are_found_at_once(dataset: Dataset) -> None:
+    wrong = (
+        *("--tensor-model-parallel-size", "3", "--ranks", "3", "--seq-length", "4096", "--min-lr", "1"),
+        *("--split", "1,0,0", "--keep-every", "3"),
+    )
+    found = [str(problem) for problem in problems(assembled((*SMALL, *wrong, dataset.prefix)))]
+    expected = (
+        *("attention heads 4 not divisible", "query groups 2 not", "feed-forward size 128 not", "exceeds the model's 1024"),
+        *("minimum learning rate", "leaves no validation data", "--keep-every says"),
+    )
+    for message in expected:
+        assert any(message in problem for problem in found), message
+
+
+def test_too_few_ranks_do_not_hide_other_problems() -> None:
+    few = (*SMALL, "--ranks", "1", "--tensor-model-parallel-size", "2", "--min-lr", "1", "--mock-data")
+    found = [str(problem) for problem in problems(assembled(few))]
+    assert [problem[:12] for problem in found] == ["1 ranks do n", "minimum lear"]
 
 
 def test_refused_usage(tmp_path: Path, dataset: Dataset) -> None:

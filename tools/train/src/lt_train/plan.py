@@ -7,15 +7,18 @@ defaults are filled in by the subjects in `lt_train.settings`.
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
+from lt_shared.console import ToolError
 from lt_shared.manifest import Dataset, record_of
 from lt_train.settings import (
     batches,
     benchmark,
     checkpointing,
     data,
+    faults,
     layers,
     memory,
     model,
@@ -28,6 +31,7 @@ from lt_train.settings.batches import Batches
 from lt_train.settings.benchmark import Benchmark
 from lt_train.settings.checkpointing import Checkpointing
 from lt_train.settings.data import Data
+from lt_train.settings.faults import Faults
 from lt_train.settings.layers import Layers
 from lt_train.settings.memory import Memory
 from lt_train.settings.optimization import Optimization
@@ -35,7 +39,7 @@ from lt_train.settings.parallelism import Parallelism
 from lt_train.settings.precision import Precision
 from lt_train.settings.reporting import Reporting
 
-SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory, data, checkpointing, reporting)
+SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory, data, checkpointing, faults, reporting)
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.
 MEASURED_SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory)
 VOCABULARY_MULTIPLE = 128
@@ -54,6 +58,7 @@ class Plan:
     memory: Memory
     data: Data
     checkpointing: Checkpointing
+    faults: Faults
     reporting: Reporting
     seed: int
     benchmark: Benchmark | None = None
@@ -102,11 +107,19 @@ class Plan:
 
 
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
-    """The checked plan. Raises UsageError or BadConfig for what cannot run."""
+    """The checked plan. Raises UsageError or BadConfig for what cannot run, the first of its problems."""
+    plan = assemble(options, datasets)
+    for problem in problems(plan):
+        raise problem
+    return plan
+
+
+def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
+    """The plan, its parts not yet compared with each other. Raises UsageError or BadConfig for a part that has no meaning."""
     architecture = model.resolve(options, datasets)
     layout = parallelism.resolve(options, architecture)
     sizes = batches.resolve(options, architecture, layout)
-    plan = Plan(
+    return Plan(
         architecture=architecture,
         layers=layers.resolve(options, layout.device),
         batches=sizes,
@@ -116,26 +129,26 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
         memory=memory.resolve(options),
         data=data.resolve(options, datasets),
         checkpointing=checkpointing.resolve(options),
+        faults=faults.resolve(options),
         reporting=reporting.resolve(options, layout),
         seed=options["seed"],
         benchmark=benchmark.resolve(options),
     )
-    check(plan)
-    return plan
 
 
-def check(plan: Plan) -> None:
-    """Refuse what cannot run. Raises BadConfig with the reason."""
-    parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
+def problems(plan: Plan) -> Iterator[ToolError]:
+    """Yields an error for each reason why the plan cannot run, those that others follow from first."""
+    yield from parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
     seq_length, documents = plan.batches.seq_length, plan.data.reset_attention_mask
-    layers.check(plan.layers, plan.architecture, plan.parallelism, seq_length, documents)
-    batches.check(plan.batches, plan.architecture, plan.parallelism)
-    for size in plan.batches.sizes:
-        parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
+    yield from layers.check(plan.layers, plan.architecture, plan.parallelism, seq_length, documents)
+    yield from batches.check(plan.batches, plan.architecture, plan.parallelism)
+    if plan.parallelism.data:
+        for size in plan.batches.sizes:
+            yield from parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
     micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
-    precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
-    optimization.check(plan.optimization, plan.precision.dtype, plan.parallelism)
-    memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
-    data.check(plan.data, plan.architecture.vocab_size)
-    checkpointing.check(plan.checkpointing)
-    reporting.check(plan.reporting, plan.parallelism.device, plan.batches.train_iters)
+    yield from precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
+    yield from optimization.check(plan.optimization, plan.precision.dtype, plan.parallelism)
+    yield from memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
+    yield from data.check(plan.data, plan.architecture.vocab_size)
+    yield from checkpointing.check(plan.checkpointing)
+    yield from reporting.check(plan.reporting, plan.parallelism.device, plan.batches.train_iters)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.settings.parallelism import Parallelism
 
 POSITIVE = click.IntRange(min=1)
@@ -146,18 +147,18 @@ def _check_ramp_up(batches: Batches) -> None:
         )
 
 
-def check(batches: Batches, architecture: Architecture, parallelism: Parallelism) -> None:
-    """Raises BadConfig when a batch does not divide among the ranks, or a sample is longer than the model's positions."""
-    step_samples = batches.micro_batch_size * parallelism.data
+def check(batches: Batches, architecture: Architecture, parallelism: Parallelism) -> Iterator[ToolError]:
+    """Yields BadConfig when a batch does not divide among the ranks, or a sample is longer than the model's positions."""
+    step_samples = batches.micro_batch_size * max(1, parallelism.data)
     for size in batches.sizes:
         if size % step_samples:
-            raise BadConfig(
+            yield BadConfig(
                 f"global batch size {size} is not a multiple of micro batch size {batches.micro_batch_size}"
                 f" x data parallel size {parallelism.data}",
                 f"use {'multiples' if batches.ramp_up else 'a multiple'} of {step_samples}",
             )
     if batches.seq_length > architecture.max_position_embeddings:
-        raise BadConfig(
+        yield BadConfig(
             f"sequence length {batches.seq_length} exceeds the model's {architecture.max_position_embeddings} positions",
             "lower --seq-length or raise --max-position-embeddings",
         )

@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lt_shared import console, storage
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 
 POSITIVE = click.IntRange(min=1)
 
@@ -103,12 +104,12 @@ def resolve(options: dict[str, Any]) -> Checkpointing:
     )
 
 
-def check(settings: Checkpointing) -> None:
-    """Raises BadConfig for options that contradict each other or name no directory."""
+def check(settings: Checkpointing) -> Iterator[ToolError]:
+    """Yields BadConfig for options that contradict each other or name no directory."""
     if settings.keep_every and not settings.keep_last:
-        raise BadConfig("--keep-every says what --keep-last must not delete", "add --keep-last, or drop --keep-every")
+        yield BadConfig("--keep-every says what --keep-last must not delete", "add --keep-last, or drop --keep-every")
     if settings.keep_every and settings.keep_every % settings.save_interval:
-        raise BadConfig(
+        yield BadConfig(
             f"--keep-every {settings.keep_every} is not a multiple of --save-interval {settings.save_interval}",
             "most of its steps are never saved: use a multiple",
         )
@@ -116,17 +117,17 @@ def check(settings: Checkpointing) -> None:
     for option, end in ends.items():
         if end and (not settings.save or settings.no_save_optim):
             what = "--no-save-optim" if settings.save else "no --save"
-            raise BadConfig(f"{option} with {what}: the run could not go on", f"add --save, or drop {option} or --no-save-optim")
+            yield BadConfig(f"{option} with {what}: the run could not go on", f"add --save, or drop {option} or --no-save-optim")
     for name, value in (("--finetune", settings.finetune), ("--no-load-optim", settings.no_load_optim)):
         if value and not settings.load:
-            raise BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
+            yield BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")
     for name, asked in (("--async-save", settings.async_save), ("--keep-last", settings.keep_last is not None)):
         if asked and not settings.save:
-            raise BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
+            yield BadConfig(f"{name} without --save: nothing will be saved", "add --save DIRECTORY")
     for name, path in (("--save", settings.save), ("--load", settings.load)):
         if path and path.startswith("file:"):
-            raise BadConfig(f"{name} {path}: the URL of a local directory", "name the directory itself")
+            yield BadConfig(f"{name} {path}: the URL of a local directory", "name the directory itself")
         if path and path.startswith("memory:"):
-            raise BadConfig(f"{name} {path}: is the memory of one process", "name a directory or an s3:// URL")
+            yield BadConfig(f"{name} {path}: is the memory of one process", "name a directory or an s3:// URL")
         if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
-            raise BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")
+            yield BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")

@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from lt_shared import console, manifest, storage
-from lt_shared.console import BadConfig, BadData, UsageError, note
+from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
 
 POSITIVE = click.IntRange(min=1)
@@ -170,26 +170,34 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
     )
 
 
-def check(data: Data, vocab_size: int) -> None:
-    """Raises BadConfig when a part that is needed has no documents, or when the data does not fit the other settings."""
+def check(data: Data, vocab_size: int) -> Iterator[ToolError]:
+    """Yields BadConfig when a part that is needed has no documents, or when the data does not fit the other settings."""
     if data.split is None:
         if data.eval_iters and not data.validation_datasets:
-            raise BadConfig("no validation data", "pass --eval-iters 0 or --valid-data-path")
+            yield BadConfig("no validation data", "pass --eval-iters 0 or --valid-data-path")
     else:
-        shares = split_shares(data.split)
-        if shares[0] == 0:
-            raise BadConfig(f"split {data.split} leaves no training data")
-        if data.eval_iters and shares[1] == 0:
-            raise BadConfig(f"split {data.split} leaves no validation data", "pass --eval-iters 0 or give validation a share")
+        yield from _check_shares(data.split, data.eval_iters)
     if data.minds_documents and data.eod is None and not data.mock:
-        raise BadConfig(
+        yield BadConfig(
             "where documents end is not known: the data does not say which token ends them",
             "tokenize with lt-preprocess --append-eod, and keep the .json beside the .bin",
         )
     remote = [dataset.prefix for dataset in data.all_datasets if storage.is_remote(dataset.prefix)]
     if remote and data.object_cache_path is None:
-        raise BadConfig(f"{remote[0]}: nowhere to keep a copy", "pass --object-storage-cache-path, a directory on a local disk")
-    check_vocabulary(data.all_datasets, vocab_size)
+        yield BadConfig(f"{remote[0]}: nowhere to keep a copy", "pass --object-storage-cache-path, a directory on a local disk")
+    yield from check_vocabulary(data.all_datasets, vocab_size)
+
+
+def _check_shares(split: str, eval_iters: int) -> Iterator[ToolError]:
+    try:
+        shares = split_shares(split)
+    except BadConfig as problem:
+        yield problem
+        return
+    if shares[0] == 0:
+        yield BadConfig(f"split {split} leaves no training data")
+    elif eval_iters and shares[1] == 0:
+        yield BadConfig(f"split {split} leaves no validation data", "pass --eval-iters 0 or give validation a share")
 
 
 def split_shares(split: str) -> tuple[float, float, float]:
@@ -276,11 +284,11 @@ def check_same_tokenizer(first: Tokenizer | None, first_place: str, second: Toke
         )
 
 
-def check_vocabulary(datasets: tuple[Dataset, ...], vocab_size: int) -> None:
-    """Raises BadConfig when a dataset may hold token ids that the model has no row for."""
+def check_vocabulary(datasets: tuple[Dataset, ...], vocab_size: int) -> Iterator[ToolError]:
+    """Yields BadConfig when a dataset may hold token ids that the model has no row for."""
     for dataset in datasets:
         if dataset.vocab_size is not None and dataset.vocab_size > vocab_size:
-            raise BadConfig(
+            yield BadConfig(
                 f"{dataset.prefix}: vocabulary of {dataset.vocab_size}, the model's has {vocab_size}",
                 f"pass --vocab-size {dataset.vocab_size} or use the model's tokenizer",
             )

@@ -5,13 +5,14 @@ The checkpoints of both implementations have the same tensors: a run may change 
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, note
+from lt_shared.console import BadConfig, ToolError, note
 from lt_train import device
 from lt_train.settings.parallelism import Parallelism
 
@@ -94,46 +95,48 @@ def _has_transformer_engine() -> bool:
     return importlib.util.find_spec("transformer_engine") is not None
 
 
-def check(layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool) -> None:
-    """Raises BadConfig for an implementation that is not there, and for what the chosen one cannot compute."""
+def check(
+    layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool
+) -> Iterator[ToolError]:
+    """Yields BadConfig for an implementation that is not there, and for what the chosen one cannot compute."""
     if layers.transformer_engine:
         if parallelism.device != device.CUDA:
-            raise BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
+            yield BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
         if not _has_transformer_engine():
-            raise BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
+            yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     elif layers.grouped_experts:
-        raise BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
+        yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
     shared = parallelism.context > 1 and not layers.transformer_engine
     if layers.attention_dropout and (windowed or documents or shared) and parallelism.device == device.CUDA:
-        raise BadConfig(
+        yield BadConfig(
             "attention dropout works neither within a sliding window, nor within documents, nor with context parallelism",
             "drop --attention-dropout",
         )
     if parallelism.tensor_overlap and not layers.transformer_engine:
-        raise BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
+        yield BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
     if architecture.num_experts:
-        _check_experts(architecture.num_experts, parallelism, layers.token_dispatcher)
+        yield from _check_experts(architecture.num_experts, parallelism, layers.token_dispatcher)
     elif parallelism.expert > 1:
-        raise BadConfig(f"expert parallel size {parallelism.expert} for a model without experts", "give --num-experts")
+        yield BadConfig(f"expert parallel size {parallelism.expert} for a model without experts", "give --num-experts")
 
 
-def _check_experts(experts: int, parallelism: Parallelism, dispatcher: str) -> None:
+def _check_experts(experts: int, parallelism: Parallelism, dispatcher: str) -> Iterator[ToolError]:
     if experts % parallelism.expert:
-        raise BadConfig(f"{experts} experts not divisible by expert parallel size {parallelism.expert}")
+        yield BadConfig(f"{experts} experts not divisible by expert parallel size {parallelism.expert}")
     ranks = parallelism.data * parallelism.context
     if ranks % parallelism.expert:
-        raise BadConfig(
+        yield BadConfig(
             f"expert parallel size {parallelism.expert} does not divide the {ranks} ranks that read different tokens",
             "start more ranks, or lower --expert-model-parallel-size",
         )
     if parallelism.tensor > 1 and not parallelism.sequence:
-        raise BadConfig(
+        yield BadConfig(
             "experts with tensor parallelism need sequence parallelism: without it every rank would send the same tokens",
             "add --sequence-parallel",
         )
     if dispatcher == "alltoall" and parallelism.expert > 1 and parallelism.tensor > 1 and parallelism.device == device.CPU:
-        raise BadConfig(
+        yield BadConfig(
             "tensor-parallel ranks get different numbers of tokens for their experts, and gloo gathers only equal parts",
             "add --moe-token-dispatcher-type allgather",
         )

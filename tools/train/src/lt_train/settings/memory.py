@@ -1,13 +1,14 @@
 """What a rank keeps in memory and what it shares: gradients, fully sharded weights, recomputed and offloaded activations."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.settings.layers import Layers
 from lt_train.settings.optimization import Optimization
 from lt_train.settings.parallelism import Parallelism
@@ -145,83 +146,85 @@ def check(
     model: Architecture,
     precision: Precision,
     optimization: Optimization,
-) -> None:
-    """Raises BadConfig with the reason for what cannot run together."""
+) -> Iterator[ToolError]:
+    """Yields BadConfig with the reason for what cannot run together."""
     if memory.fully_sharded:
-        _check_fully_sharded(memory, parallel, precision, optimization)
+        yield from _check_fully_sharded(memory, parallel, precision, optimization)
     elif memory.overlap_param_gather and not (parallel.distributed_optimizer and memory.overlap_grad_reduce):
-        raise BadConfig(
+        yield BadConfig(
             "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:
-        raise BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
+        yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
     if memory.instances > 1:
-        _check_instances(memory, parallel)
+        yield from _check_instances(memory, parallel)
     if memory.offloaded_layers:
-        _check_offloading(memory, layers, parallel, model)
+        yield from _check_offloading(memory, layers, parallel, model)
     if memory.recompute:
-        _check_recompute(memory.recompute, layers, parallel, model)
+        yield from _check_recompute(memory.recompute, layers, parallel, model)
 
 
-def _check_fully_sharded(memory: Memory, parallel: Parallelism, precision: Precision, optimization: Optimization) -> None:
+def _check_fully_sharded(
+    memory: Memory, parallel: Parallelism, precision: Precision, optimization: Optimization
+) -> Iterator[ToolError]:
     if parallel.distributed_optimizer or memory.overlap_grad_reduce or memory.overlap_param_gather:
-        raise BadConfig(
+        yield BadConfig(
             "--use-torch-fsdp2 splits the optimizer and overlaps communication by itself",
             "drop --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather",
         )
     if precision.fp16:
-        raise BadConfig("--use-torch-fsdp2 has no loss scaling", "use --bf16, or --use-distributed-optimizer")
+        yield BadConfig("--use-torch-fsdp2 has no loss scaling", "use --bf16, or --use-distributed-optimizer")
     if memory.gradient_dtype == "bfloat16":
-        raise BadConfig("--use-torch-fsdp2 keeps gradients in float32 shards", "drop --grad-reduce-in-bf16")
+        yield BadConfig("--use-torch-fsdp2 keeps gradients in float32 shards", "drop --grad-reduce-in-bf16")
     if parallel.pipeline > 1:
-        raise BadConfig(
+        yield BadConfig(
             "--use-torch-fsdp2 would gather every layer again for each micro batch of a pipeline",
             "use --use-distributed-optimizer with pipeline parallelism, or tensor parallelism with --use-torch-fsdp2",
         )
     if parallel.expert > 1:
-        raise BadConfig(
+        yield BadConfig(
             "--use-torch-fsdp2 splits every weight among the same ranks, and expert parallel ranks have different experts",
             "drop --expert-model-parallel-size, or use --use-distributed-optimizer",
         )
     if optimization.optimizer not in ("adam", "sgd"):
-        raise BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 splits them by rows")
+        yield BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 splits them by rows")
 
 
-def _check_instances(memory: Memory, parallel: Parallelism) -> None:
+def _check_instances(memory: Memory, parallel: Parallelism) -> Iterator[ToolError]:
     if not (memory.fully_sharded or parallel.distributed_optimizer):
-        raise BadConfig(
+        yield BadConfig(
             "--num-distributed-optimizer-instances without anything that ranks split",
             "pass --use-torch-fsdp2 or --use-distributed-optimizer too",
         )
     ranks = parallel.data * parallel.context
     if ranks % memory.instances:
-        raise BadConfig(
+        yield BadConfig(
             f"{ranks} data-parallel ranks do not divide into {memory.instances} instances of the distributed optimizer"
         )
 
 
-def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> None:
+def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
     if not layers.transformer_engine:
-        raise BadConfig(
+        yield BadConfig(
             "--cpu-offloading-num-layers: megatron-core offloads the activations of TransformerEngine's layers only",
             "use --recompute-granularity full instead, or --transformer-impl te",
         )
     if memory.recompute:
-        raise BadConfig("--cpu-offloading-num-layers keeps what recomputation throws away", "choose one")
+        yield BadConfig("--cpu-offloading-num-layers keeps what recomputation throws away", "choose one")
     if parallel.pipeline > 1:
-        raise BadConfig("megatron-core offloads activations only without pipeline parallelism")
+        yield BadConfig("megatron-core offloads activations only without pipeline parallelism")
     if memory.offloaded_layers >= model.num_layers:
-        raise BadConfig(f"--cpu-offloading-num-layers {memory.offloaded_layers}: at most {model.num_layers - 1} of the layers")
+        yield BadConfig(f"--cpu-offloading-num-layers {memory.offloaded_layers}: at most {model.num_layers - 1} of the layers")
 
 
-def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism, model: Architecture) -> None:
+def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
     wrong = "mlp" if model.num_experts else "moe"
     if wrong in recompute.modules:
         kind = "experts" if model.num_experts else "no experts"
-        raise BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}")
+        yield BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}")
     if "layernorm" in recompute.modules and not layers.transformer_engine:
-        raise BadConfig(
+        yield BadConfig(
             "--recompute-modules layernorm: megatron-core asks TransformerEngine whether the norm is in fp8",
             "leave layernorm out, or use --transformer-impl te",
         )
@@ -230,7 +233,7 @@ def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism
         for rank in range(parallel.pipeline):
             size = parallel.layers_of(rank, model.num_layers) // stages
             if size % (recompute.layers or 1):
-                raise BadConfig(
+                yield BadConfig(
                     f"--recompute-num-layers {recompute.layers}: a stage's {size} layers do not divide into such groups",
                     "choose a divisor, or --recompute-method block",
                 )

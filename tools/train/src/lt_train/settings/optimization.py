@@ -5,13 +5,14 @@ All schedules count samples, as Megatron's do: what is given in iterations is th
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
 import click
 
 from lt_shared import console
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.settings.batches import Batches
 from lt_train.settings.parallelism import Parallelism
 
@@ -124,43 +125,43 @@ def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
     raise UsageError(f"both --{name}-iters and --{name}-samples", "give one of them")
 
 
-def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> None:
-    """Raises BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
+def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+    """Yields BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
     settings = optimization
     if not 0 <= settings.min_lr <= settings.lr:
-        raise BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")
+        yield BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")
     if settings.lr_warmup_init > settings.lr:
-        raise BadConfig(
+        yield BadConfig(
             f"warm-up starts at {settings.lr_warmup_init}, above the learning rate {settings.lr}", "lower --lr-warmup-init"
         )
     if settings.lr_warmup_samples >= settings.lr_decay_samples:
-        raise BadConfig(
+        yield BadConfig(
             f"warm-up over {settings.lr_warmup_samples} samples is not shorter than the decay over"
             f" {settings.lr_decay_samples} samples",
             "lower --lr-warmup-iters",
         )
     if settings.lr_decay_style == "WSD" and settings.lr_warmup_samples + settings.wsd_decay_samples > settings.lr_decay_samples:
-        raise BadConfig(
+        yield BadConfig(
             f"warm-up over {settings.lr_warmup_samples} and decay over {settings.wsd_decay_samples} samples do not fit in the"
             f" {settings.lr_decay_samples} samples of the schedule",
             "lower --lr-wsd-decay-iters",
         )
     start, end = settings.start_weight_decay, settings.end_weight_decay
     if end < start:
-        raise BadConfig(f"weight decay falls from {start} to {end}", "megatron-core knows constant and rising weight decay")
+        yield BadConfig(f"weight decay falls from {start} to {end}", "megatron-core knows constant and rising weight decay")
     if settings.weight_decay_style == "constant" and start != end:
-        raise BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
+        yield BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
     if settings.optimizer == "muon":
-        _check_muon(dtype, parallelism)
+        yield from _check_muon(dtype, parallelism)
 
 
-def _check_muon(dtype: str, parallelism: Parallelism) -> None:
+def _check_muon(dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
     version = metadata.version("megatron-core")
     if tuple(int(part) for part in version.split(".")[:2]) < MUON_VERSION:
-        raise BadConfig(f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}")
+        yield BadConfig(f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}")
     if importlib.util.find_spec("emerging_optimizers") is None:
-        raise BadConfig("megatron-core takes Muon from a package that is not installed", "pip install lt-train[muon]")
+        yield BadConfig("megatron-core takes Muon from a package that is not installed", "pip install lt-train[muon]")
     if dtype == "float16":
-        raise BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
+        yield BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
     if parallelism.distributed_optimizer:
-        raise BadConfig("Muon needs whole matrices, the distributed optimizer splits them", "drop --use-distributed-optimizer")
+        yield BadConfig("Muon needs whole matrices, the distributed optimizer splits them", "drop --use-distributed-optimizer")

@@ -1,13 +1,14 @@
 """How the ranks share the model and the data."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train import device, place
 
 POSITIVE = click.IntRange(min=1)
@@ -85,10 +86,7 @@ def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
     where = device.resolve(options["device"])
     tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
     context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]
-    here = place.find()
-    if here is not None and options["ranks"] and options["ranks"] != here.world_size:
-        raise UsageError(f"--ranks {options['ranks']}, but {here.found} started {here.world_size}", "drop --ranks")
-    ranks = here.world_size if here else options["ranks"] or device.default_ranks(where, tensor * pipeline * context * expert)
+    ranks = _world_size(options, where, tensor * pipeline * context * expert)
     return Parallelism(
         device=where,
         world_size=ranks,
@@ -103,6 +101,19 @@ def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
         expert=expert,
         tensor_overlap=options["tp_comm_overlap"],
     )
+
+
+def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int:
+    """The ranks that a launcher has started, or those that lt-train starts here and, alike, on the other nodes."""
+    here = place.find()
+    if here is not None:
+        if options["ranks"] and options["ranks"] != here.world_size:
+            raise UsageError(f"--ranks {options['ranks']}, but {here.found} started {here.world_size}", "drop --ranks")
+        return here.world_size
+    node = place.find_node()
+    if node is None:
+        return options["ranks"] or device.default_ranks(where, model_parallel)
+    return node.nodes * (options["ranks"] or node.ranks or device.default_ranks(where, -(-model_parallel // node.nodes)))
 
 
 def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
@@ -122,10 +133,10 @@ def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | 
     return stages if stages and stages > 1 else None
 
 
-def check(parallel: Parallelism, model: Architecture, seq_length: int) -> None:
-    """Raises BadConfig when the sizes do not divide the model or the ranks."""
+def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterator[ToolError]:
+    """Yields BadConfig when the sizes do not divide the model or the ranks."""
     if parallel.world_size % parallel.model:
-        raise BadConfig(
+        yield BadConfig(
             f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor}"
             f" x pipeline parallel {parallel.pipeline} x context parallel {parallel.context}",
             f"start a multiple of {parallel.model} ranks",
@@ -137,58 +148,58 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> None:
     )
     for what, size in divisible:
         if size % parallel.tensor:
-            raise BadConfig(
+            yield BadConfig(
                 f"{what} {size} not divisible by tensor parallel size {parallel.tensor}", "choose another tensor parallel size"
             )
     if parallel.sequence and parallel.tensor == 1:
-        raise BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
+        yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
     if parallel.tensor_overlap and not parallel.sequence:
-        raise BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
-    _check_stages(parallel, model.num_layers)
-    _check_sequence(parallel, seq_length)
+        yield BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
+    yield from _check_stages(parallel, model.num_layers)
+    yield from _check_sequence(parallel, seq_length)
 
 
-def _check_stages(parallel: Parallelism, layers: int) -> None:
+def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
     """Every pipeline rank has layers, and each of its stages the same number."""
     if parallel.interleaving and parallel.pipeline == 1:
-        raise BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
+        yield BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
     stages = parallel.interleaving or 1
     own = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
     rest, ranks = layers - sum(own), parallel.pipeline - len(own)
     if rest < 0 or ranks < 0 or bool(rest) != bool(ranks):
-        raise BadConfig(
+        yield BadConfig(
             f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks, the first or last with {own} of its own"
         )
     for size in own:
         if size % stages:
-            raise BadConfig(f"{size} layers of the first or last pipeline rank do not divide into {stages} virtual stages")
+            yield BadConfig(f"{size} layers of the first or last pipeline rank do not divide into {stages} virtual stages")
     if ranks and rest % (ranks * stages):
-        raise BadConfig(
+        yield BadConfig(
             f"layers {rest} not divisible by pipeline parallel size {ranks}"
             + (f" x {stages} virtual stages" if parallel.interleaving else ""),
             "choose another pipeline parallel size",
         )
 
 
-def _check_sequence(parallel: Parallelism, seq_length: int) -> None:
+def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolError]:
     """Context-parallel ranks have two chunks each; sequence parallelism splits these again."""
     pieces = 2 * parallel.context if parallel.context > 1 else 1
     if seq_length % pieces:
-        raise BadConfig(
+        yield BadConfig(
             f"sequence length {seq_length} not divisible by 2 x context parallel size {parallel.context}",
             "each rank has two chunks of the sequence",
         )
     if parallel.sequence and seq_length // parallel.context % parallel.tensor:
-        raise BadConfig(
+        yield BadConfig(
             f"sequence length {seq_length // parallel.context} of a context-parallel rank not divisible by tensor parallel size"
             f" {parallel.tensor}"
         )
 
 
-def check_micro_batches(parallel: Parallelism, micro_batches: int) -> None:
-    """An interleaved pipeline runs as many micro batches in turn as it has ranks. Raises BadConfig when some would be left."""
+def check_micro_batches(parallel: Parallelism, micro_batches: int) -> Iterator[ToolError]:
+    """An interleaved pipeline runs as many micro batches in turn as it has ranks. Yields BadConfig when some would be left."""
     if parallel.interleaving and micro_batches % parallel.pipeline:
-        raise BadConfig(
+        yield BadConfig(
             f"{micro_batches} micro batches a step do not divide into groups of {parallel.pipeline} pipeline ranks, which"
             " interleaved stages need",
             f"make the global batch size a multiple of micro batch size x data parallel size x {parallel.pipeline}",

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train import device
 from lt_train.settings.layers import Layers
 from lt_train.settings.parallelism import Parallelism
@@ -88,49 +89,49 @@ def resolve(options: dict[str, Any]) -> Precision:
 
 def check(
     precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
-) -> None:
-    """Raises BadConfig for numbers that contradict each other, and for what the hardware or the layers cannot compute."""
+) -> Iterator[ToolError]:
+    """Yields BadConfig for numbers that contradict each other, and for what the hardware or the layers cannot compute."""
     if precision.loss_scale and not precision.fp16:
-        raise BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
+        yield BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
     if precision.min_loss_scale > precision.initial_loss_scale:
-        raise BadConfig(
+        yield BadConfig(
             f"smallest loss scale {precision.min_loss_scale} above the first one {precision.initial_loss_scale}",
             "lower --min-loss-scale",
         )
     if precision.deterministic and parallelism.device == device.CUDA:
-        _check_deterministic(precision)
+        yield from _check_deterministic(precision)
     if precision.fp8_format:
-        _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
+        yield from _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
 
 
-def _check_deterministic(precision: Precision) -> None:
+def _check_deterministic(precision: Precision) -> Iterator[ToolError]:
     if not precision.half:
-        raise BadConfig("fp32 attention has no deterministic backward pass on a GPU", "add --bf16, or drop --deterministic")
+        yield BadConfig("fp32 attention has no deterministic backward pass on a GPU", "add --bf16, or drop --deterministic")
     algorithm = os.environ.get("NCCL_ALGO")
     if algorithm is not None and algorithm not in device.DETERMINISTIC_COLLECTIVES:
         allowed = ", ".join(device.DETERMINISTIC_COLLECTIVES)
-        raise BadConfig(f"NCCL_ALGO={algorithm} may sum in another order each time", f"unset it, or use one of {allowed}")
+        yield BadConfig(f"NCCL_ALGO={algorithm} may sum in another order each time", f"unset it, or use one of {allowed}")
 
 
 def _check_fp8(
     precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
-) -> None:
+) -> Iterator[ToolError]:
     if not precision.bf16:
-        raise BadConfig(f"fp8 products of weights in {precision.dtype}", "add --bf16")
+        yield BadConfig(f"fp8 products of weights in {precision.dtype}", "add --bf16")
     if parallelism.device != device.CUDA:
-        raise BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
+        yield BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
     capability = device.compute_capability()
     if capability is not None and capability < FP8_CAPABILITY:
-        raise BadConfig(
+        yield BadConfig(
             f"this GPU cannot multiply in fp8: its compute capability is {capability[0]}.{capability[1]}, 8.9 is needed",
             "drop --fp8-format, or use Ada, Hopper or later",
         )
     if precision.fp8_recipe == "delayed" and not layers.transformer_engine:
-        raise BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
+        yield BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
     if precision.fp8_recipe == "rowwise" and layers.transformer_engine:
-        raise BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
+        yield BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
     if architecture.num_experts:
-        raise BadConfig("fp8 for experts: their numbers of tokens do not divide by 16", "drop --fp8-format")
+        yield BadConfig("fp8 for experts: their numbers of tokens do not divide by 16", "drop --fp8-format")
     ways = parallelism.tensor
     sizes = {
         "hidden size": architecture.hidden_size,
@@ -141,4 +142,4 @@ def _check_fp8(
     }
     for name, size in sizes.items():
         if size % FP8_MULTIPLE:
-            raise BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 products need", "drop --fp8-format")
+            yield BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 products need", "drop --fp8-format")

@@ -3,13 +3,14 @@
 import dataclasses
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lt_shared import console, storage
-from lt_shared.console import BadConfig, Unavailable, UsageError
+from lt_shared.console import BadConfig, ToolError, Unavailable, UsageError
 from lt_train import device
 from lt_train.settings.checkpointing import local_directory
 from lt_train.settings.parallelism import Parallelism
@@ -124,36 +125,36 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
     return ranks
 
 
-def check(reporting: Reporting, where: str, train_iters: int) -> None:
-    """Raises BadConfig for a profile without steps or hardware and for directories that cannot be written, Unavailable when a
+def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolError]:
+    """Yields BadConfig for a profile without steps or hardware and for directories that cannot be written, Unavailable when a
     tracker's package is not installed.
     """
     profile = reporting.profile
     if profile and profile.first >= train_iters:
-        raise BadConfig(
+        yield BadConfig(
             f"profiling begins at step {profile.first}, and the run has {train_iters}", "choose --profile-step-start within it"
         )
     if profile and profile.end <= profile.first:
-        raise BadConfig(f"profiling ends at step {profile.end}, before it begins at step {profile.first}")
+        yield BadConfig(f"profiling ends at step {profile.end}, before it begins at step {profile.first}")
     if profile and profile.memory and where == device.CPU:
-        raise BadConfig("--record-memory-history records GPU memory, and this run is on a CPU", "drop it")
+        yield BadConfig("--record-memory-history records GPU memory, and this run is on a CPU", "drop it")
     for option, package, asked in (
         ("--tensorboard-dir", "tensorboard", reporting.tensorboard_dir),
         ("--wandb-project", "wandb", reporting.wandb),
     ):
         if asked and importlib.util.find_spec(package) is None:
-            raise Unavailable(f"{option} needs the package {package}", f"pip install 'lt-train[{package}]'")
+            yield Unavailable(f"{option} needs the package {package}", f"pip install 'lt-train[{package}]'")
     for option, directory in (
         ("--tensorboard-dir", reporting.tensorboard_dir),
         ("--wandb-save-dir", reporting.wandb and reporting.wandb.directory),
     ):
         if directory and not storage.is_remote(directory):
-            _check_writable(option, Path(directory))
+            yield from _check_writable(option, Path(directory))
 
 
-def _check_writable(option: str, directory: Path) -> None:
+def _check_writable(option: str, directory: Path) -> Iterator[ToolError]:
     there = directory.absolute()
     while not os.path.lexists(there):
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise BadConfig(f"{option} {directory}: {there} is not a directory that can be written", "choose another one")
+        yield BadConfig(f"{option} {directory}: {there} is not a directory that can be written", "choose another one")
