@@ -31,15 +31,20 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
 
 def launch(plan: Plan) -> int:
     """Run `plan` to its end, or report that it is up to date; returns the exit code."""
-    here = place.find()
-    plan = prepare(plan, is_first=here is None or here.rank == 0)
+    here, node = place.find(), place.find_node()
+    is_first = not (here.rank if here else node.index if node else 0)
+    plan = prepare(plan, is_first)
     if resume.is_finished(plan):
-        if here is None or here.rank == 0:
+        if is_first:
             _report_finished(plan)
         return ExitCode.OK
     plan = _fetch_start(remote_datasets.fetch(plan))
     if here is not None:
         return _become(plan, here)
+    if not is_first:
+        return processes.run(plan)
+    if node is not None:
+        note(node.described)
     _describe(plan)
     with _run_directory(plan):
         return processes.run(plan)
@@ -86,7 +91,7 @@ def _become(plan: Plan, here: Place) -> int:
     os.environ.update(here.environment())
     if here.rank:
         return rank.start(plan, here)
-    note(f"{here.world_size} ranks found in the environment of {here.found}")
+    note(here.described)
     _describe(plan)
     with _run_directory(plan):
         return rank.start(plan, here)

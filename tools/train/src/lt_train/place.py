@@ -1,18 +1,30 @@
-"""Where this process stands among the ranks: found in the environment that a launcher left, without asking the user.
+"""Where this process stands: found in the environment that a launcher left, without asking the user.
 
-torchrun sets RANK, WORLD_SIZE and the rendezvous. srun sets SLURM_PROCID and friends for one task per rank; the first host of the
-step's node list is the rendezvous, on a port derived from the job number. With neither, lt-train starts its own ranks.
+| found | this process is |
+|---|---|
+| torchrun's LOCAL_RANK | a rank |
+| a step of srun, or mpirun, with several tasks on a node | a rank |
+| a step of srun, or mpirun, with one task on each node; a pod of a PyTorchJob or TrainJob | a node, on which lt-train starts ranks |
+| none of these | alone: lt-train starts all ranks here |
+
+One task per node needs no torchrun and no number of GPUs in a job script; one per GPU lets Slurm bind cores to ranks. The
+rendezvous is the first host of the step's node list, on a port derived from the job number, so that two jobs that share a node
+do not meet.
 """
 
 import dataclasses
 import os
 import re
+import zlib
 from collections.abc import Mapping
 
 from lt_shared.console import BadConfig
 
-FIRST_SLURM_PORT = 20000
-SLURM_PORTS = 20000
+FIRST_PORT = 20000
+PORTS = 20000
+LOOPBACK = "127.0.0.1"
+# torchrun's own default, which the operators of Kubernetes use as well.
+TORCH_PORT = 29500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +39,10 @@ class Place:
     master_port: int
     found: str
 
+    @property
+    def described(self) -> str:
+        return f"{self.world_size} ranks found in the environment of {self.found}"
+
     def environment(self) -> dict[str, str]:
         """The variables that torch.distributed reads."""
         return {
@@ -39,21 +55,65 @@ class Place:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One of the machines on which lt-train was started, to start the ranks of its own.
+
+    `ranks` is the number of them that the launcher asks for, None when it leaves that to lt-train.
+    """
+
+    index: int
+    nodes: int
+    ranks: int | None
+    master_address: str
+    master_port: int
+    found: str
+
+    @property
+    def described(self) -> str:
+        return f"{self.nodes} node(s) found in the environment of {self.found}, rendezvous {self.master_address}:{self.master_port}"
+
+    def place(self, local_rank: int, local_ranks: int) -> Place:
+        """The place of a rank that is started here; all nodes have `local_ranks`."""
+        return Place(
+            rank=self.index * local_ranks + local_rank,
+            local_rank=local_rank,
+            local_ranks=local_ranks,
+            world_size=self.nodes * local_ranks,
+            master_address=self.master_address,
+            master_port=self.master_port,
+            found="lt-train",
+        )
+
+
 def find(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place in the environment, None when this process is no rank. Raises BadConfig for a half or malformed place."""
+    """The place of a rank, None when this process is none. Raises BadConfig for a half or malformed place."""
+    found = _found(environment)
+    return found if isinstance(found, Place) else None
+
+
+def find_node(environment: Mapping[str, str] = os.environ) -> Node | None:
+    """The node among others on which ranks are to be started, None for a rank and for a machine alone. Raises as `find`."""
+    found = _found(environment)
+    return found if isinstance(found, Node) else None
+
+
+def _found(environment: Mapping[str, str]) -> Place | Node | None:
     try:
-        return _find(environment)
+        if "LOCAL_RANK" in environment:
+            return _from_torchrun(environment)
+        if "PET_NNODES" in environment:
+            return _from_kubernetes(environment)
+        if "RANK" in environment:
+            return _from_torchrun(environment)
+        if int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
+            return _from_mpi(environment)
+        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+            return _from_slurm(environment)
     except KeyError as error:
         raise BadConfig(f"the environment describes a rank, but {error} is not set") from None
     except ValueError as error:
         raise BadConfig(f"the environment describes a rank with a malformed number: {error}") from None
-
-
-def _find(environment: Mapping[str, str]) -> Place | None:
-    if "RANK" in environment or "LOCAL_RANK" in environment:
-        return _from_torchrun(environment)
-    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
-        return _from_slurm(environment)
     return None
 
 
@@ -77,18 +137,63 @@ def _from_torchrun(environment: Mapping[str, str]) -> Place:
     )
 
 
-def _from_slurm(environment: Mapping[str, str]) -> Place:
-    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
-    step = int(environment.get("SLURM_JOB_ID", "0")) * 7 + int(environment.get("SLURM_STEP_ID", "0"))
-    return Place(
-        rank=int(environment["SLURM_PROCID"]),
-        local_rank=int(environment["SLURM_LOCALID"]),
-        local_ranks=int(tasks[0]) if tasks else 1,
-        world_size=int(environment["SLURM_STEP_NUM_TASKS"]),
-        master_address=environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
-        master_port=int(environment.get("MASTER_PORT") or FIRST_SLURM_PORT + step % SLURM_PORTS),
-        found="srun",
+def _from_kubernetes(environment: Mapping[str, str]) -> Node:
+    """The operators of PyTorchJob and TrainJob set torchrun's own variables; RANK, where it is set too, counts pods."""
+    if "PET_MASTER_ADDR" not in environment or not environment["PET_NNODES"].isdigit():
+        raise BadConfig(
+            f"an elastic job (PET_NNODES={environment['PET_NNODES']}): the number of nodes may change, which only torchrun follows",
+            "drop the job's elasticPolicy, or start the ranks with `torchrun -m lt_train`",
+        )
+    ranks = environment.get("PET_NPROC_PER_NODE", "auto")
+    return Node(
+        index=int(environment["PET_NODE_RANK"]),
+        nodes=int(environment["PET_NNODES"]),
+        # Otherwise "auto", "gpu" or "cpu".
+        ranks=int(ranks) if ranks.isdigit() else None,
+        master_address=environment["PET_MASTER_ADDR"],
+        master_port=int(environment.get("PET_MASTER_PORT", TORCH_PORT)),
+        found="Kubernetes",
     )
+
+
+def _from_mpi(environment: Mapping[str, str]) -> Place | Node:
+    """Open MPI tells no rank where the first one is; when all are on this machine it does not need to."""
+    size, local_size = int(environment["OMPI_COMM_WORLD_SIZE"]), int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    address = environment.get("MASTER_ADDR") or (LOOPBACK if local_size == size else None)
+    if address is None:
+        raise BadConfig(
+            f"mpirun started {size} processes, and MASTER_ADDR does not say on which host the first of them is",
+            'mpirun -x MASTER_ADDR="$(head -n 1 HOSTFILE | cut -d " " -f 1)" lt-train ...',
+        )
+    number = zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode()) if local_size == size else 0
+    port = int(environment.get("MASTER_PORT") or FIRST_PORT + number % PORTS)
+    rank = int(environment["OMPI_COMM_WORLD_RANK"])
+    if local_size == 1:
+        return Node(rank, size, None, address, port, "mpirun")
+    return Place(rank, int(environment["OMPI_COMM_WORLD_LOCAL_RANK"]), local_size, size, address, port, "mpirun")
+
+
+def _from_slurm(environment: Mapping[str, str]) -> Place | Node:
+    tasks = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", environment["SLURM_STEP_NUM_TASKS"]))
+    step = int(environment.get("SLURM_JOB_ID", "0")) * 7 + int(environment.get("SLURM_STEP_ID", "0"))
+    address = environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"])
+    port = int(environment.get("MASTER_PORT") or FIRST_PORT + step % PORTS)
+    rank, size = int(environment["SLURM_PROCID"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    if set(tasks) == {1}:
+        return Node(rank, size, None, address, port, "srun")
+    own = tasks[min(int(environment.get("SLURM_NODEID", "0")), len(tasks) - 1)]
+    return Place(rank, int(environment["SLURM_LOCALID"]), own, size, address, port, "srun")
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """The tasks on each node of a step, from Slurm's compressed list: "2(x3),1" is [2, 2, 2, 1]. Raises ValueError."""
+    counts = []
+    for part in text.split(","):
+        matched = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not matched:
+            raise ValueError(text)
+        counts += [int(matched[1])] * int(matched[2] or 1)
+    return counts
 
 
 def first_host(node_list: str) -> str:

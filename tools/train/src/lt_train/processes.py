@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from lt_shared.console import ExitCode, Terminated, ToolError
-from lt_train import stopping
-from lt_train.place import Place
+from lt_train import place, stopping
+from lt_train.place import Node
 from lt_train.plan import Plan
 
 PR_SET_PDEATHSIG = 1
@@ -45,8 +45,8 @@ def run(plan: Plan) -> int:
 
     Raises RankKilled for a rank that a signal ended; other failures are reported by the ranks.
     """
-    world = plan.parallelism.world_size
-    port = free_port()
+    node = place.find_node() or Node(0, 1, None, place.LOOPBACK, free_port(), "lt-train")
+    local_ranks = plan.parallelism.world_size // node.nodes
     with tempfile.TemporaryDirectory(prefix="lt-train-") as place_of_files:
         plan_file = Path(place_of_files) / "plan.json"
         plan_file.write_text(plan.to_json())
@@ -54,14 +54,14 @@ def run(plan: Plan) -> int:
         try:
             # Until a rank listens to signals, those that are passed on to it wait.
             with stopping.held_back():
-                for rank in range(world):
-                    place = Place(rank, rank, world, world, "127.0.0.1", port, "lt-train")
-                    environment = {**os.environ, **place.environment(), PARENT_VARIABLE: str(os.getpid())}
+                for local_rank in range(local_ranks):
+                    variables = node.place(local_rank, local_ranks).environment()
+                    environment = {**os.environ, **variables, PARENT_VARIABLE: str(os.getpid())}
                     command = [sys.executable, "-m", "lt_train.rank", str(plan_file)]
                     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
                     ranks.append(process)
                 _pass_on_signals(ranks)
-            return _wait(ranks)
+            return _wait(ranks, first=node.index * local_ranks)
         finally:
             _stop(ranks)
 
@@ -83,8 +83,11 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """0, or TRY_AGAIN when the ranks have saved and ended early, or the code of the first that failed."""
+def _wait(ranks: list[subprocess.Popen[bytes]], first: int) -> int:
+    """0, or TRY_AGAIN when the ranks have saved and ended early, or the code of the first that failed.
+
+    `first` is the number of the first of `ranks` among those of all nodes.
+    """
     running = set(range(len(ranks)))
     worst = ExitCode.OK
     while running:
@@ -93,7 +96,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
             if code is None:
                 continue
             if code < 0:
-                raise RankKilled(rank, -code)
+                raise RankKilled(first + rank, -code)
             if code not in (ExitCode.OK, ExitCode.TRY_AGAIN):
                 return code
             worst = max(worst, ExitCode(code))
