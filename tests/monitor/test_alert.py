@@ -235,7 +235,7 @@ def test_hostile_lines_reach_the_terminal_as_text(tmp_path: Path) -> None:
 def test_a_missing_log_or_a_foreign_state(tool: Any, tmp_path: Path) -> None:
     done = tool("alert", "--state", "s", "gone.log")
     assert (done.returncode, done.stderr) == (66, "lt-monitor: error: gone.log: no such file\n")
-    for content in ("{}", "[]", '{"v":1,"kind":"alert-state","runs":[{"run":1}],"known":{},"undelivered":[],"positions":null}'):
+    for content in ("{}", "[]", '{"v":1,"kind":"alert-state","runs":[{"run":1}],"known":{},"undelivered":[],"logs":[]}'):
         (tmp_path / "s").write_text(content)
         done = tool("alert", "--state", "s", "-", stdin="")
         assert done.returncode == 65

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lt_monitor.alert import examine
+from lt_monitor.alert import Examination
 from lt_monitor.findings import Finding
-from lt_monitor.run_state import RunState
 from lt_monitor.thresholds import DEFAULTS, Thresholds
 
 BEGIN = 1_768_500_000.0
@@ -36,7 +35,10 @@ def found(records: list[dict[str, Any]], now: float, changes: dict[str, Any] | N
     placed = [
         {"v": 1, "run": run, **record, "src": {"file": "no/such.log", "offset": index}} for index, record in enumerate(records)
     ]
-    return list(examine(placed, {}, Thresholds(changes or {}), BEGIN + now))
+    examination = Examination({}, Thresholds(changes or {}), BEGIN + now)
+    for record in placed:
+        examination.take(record)
+    return examination.findings()
 
 
 def rules(records: list[dict[str, Any]], now: float, **changes: Any) -> list[str]:
@@ -236,6 +238,8 @@ def test_a_million_steps_are_not_too_many() -> None:
 
     records = [{"v": 1, "run": "r", **record, "src": {"file": "f", "offset": n}} for n, record in enumerate(steps(20_000))]
     begin = time.process_time()
-    runs: dict[str, RunState] = {}
-    list(examine(records, runs, Thresholds({}), BEGIN + 200_010))
+    examination = Examination({}, Thresholds({}), BEGIN + 200_010)
+    for record in records:
+        examination.take(record)
+    assert examination.findings() == []
     assert (time.process_time() - begin) / 20_000 < 40e-6

@@ -7,7 +7,7 @@ with one state exclude each other (exit code 75).
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ from lt_monitor import delivery, detectors, failures, thresholds
 from lt_monitor.events import Record
 from lt_monitor.findings import Finding, worst
 from lt_monitor.memory import Memory
-from lt_monitor.run_state import RunState
+from lt_monitor.run_state import RunState, state_of
 from lt_monitor.thresholds import Thresholds
 from lt_shared import checkpoint_layout, console
 from lt_shared.console import BadData, ExitCode, warn
@@ -51,7 +51,9 @@ def alert(
         delivery.check_webhook(channels.webhook)
     moment = time.time() if now is None else now
     with Memory.open(state, "alert", patterns) as memory:
-        findings = list(examine(memory.records(), memory.runs, limits, moment))
+        examination = Examination(memory.runs, limits, moment)
+        memory.feed(examination.take)
+        findings = examination.findings()
         holding = {_identity(finding) for finding in findings}
         fresh = [finding for finding in findings if _identity(finding) not in memory.known]
         for finding in fresh:
@@ -69,39 +71,40 @@ def alert(
     return max(int(EXIT_CODES[severity]), int(bool(undelivered)))
 
 
-def examine(records: Iterable[Record], runs: dict[str, RunState], limits: Thresholds, now: float) -> Iterator[Finding]:
-    """Take `records` into `runs` and yield the findings, each once, causes before what follows from them."""
-    found: dict[tuple[str, str], Finding] = {}
+class Examination:
+    """One pass over records: takes them into `runs` and collects the findings, each once."""
 
-    def add(findings: Iterable[Finding], newer: bool = True) -> None:
+    def __init__(self, runs: dict[str, RunState], limits: Thresholds, now: float):
+        self._runs = runs
+        self._limits = limits
+        self._now = now
+        self._found: dict[tuple[str, str], Finding] = {}
+        for state in runs.values():
+            if state.attempt.last_step is None and not state.arguments:
+                # What a log without training said in earlier passes, such as a system log, was reported then.
+                state.faults = []
+
+    def take(self, record: Record) -> None:
+        state = state_of(self._runs, record["run"])
+        if state.faults and record["kind"] in ("step", "start", "load"):
+            self._add(failures.failures(state))
+        if state.take(record, self._now):
+            # Of an episode the first record tells when it began; a failure is told with all that followed.
+            self._add(detectors.on_record(state, record, self._limits), newer=False)
+
+    def findings(self) -> list[Finding]:
+        """All findings of this pass, by run, causes before what follows from them."""
+        snapshot = observe(self._runs.values(), self._now)
+        for state in self._runs.values():
+            self._add(detectors.on_pass(state, snapshot, self._limits))
+        return sorted(self._found.values(), key=lambda one: (one.run, CAUSE_ORDER.get(one.fields.get("cause"), 2)))
+
+    def _add(self, findings: Iterable[Finding], newer: bool = True) -> None:
         for finding in findings:
             place = (finding.run, finding.key)
-            if limits.is_enabled(finding.rule) and (newer or place not in found):
-                severity = limits.severity(finding.rule, finding.severity)
-                found[place] = dataclasses.replace(finding, severity=severity)
-
-    for state in runs.values():
-        if state.attempt.last_step is None and not state.arguments:
-            # What a log without training said in earlier passes, such as a system log, was reported then.
-            state.faults = []
-    for record in records:
-        state = _state_of(runs, record["run"])
-        if state.faults and record["kind"] in ("step", "start", "load"):
-            add(failures.failures(state))
-        if state.take(record, now):
-            # Of an episode the first record tells when it began; a failure is told with all that followed.
-            add(detectors.on_record(state, record, limits), newer=False)
-    snapshot = observe(runs.values(), now)
-    for state in runs.values():
-        add(detectors.on_pass(state, snapshot, limits))
-    order = sorted(found.values(), key=lambda finding: (finding.run, CAUSE_ORDER.get(finding.fields.get("cause"), 2)))
-    yield from order
-
-
-def _state_of(runs: dict[str, RunState], name: str) -> RunState:
-    if name not in runs:
-        runs[name] = RunState(name)
-    return runs[name]
+            if self._limits.is_enabled(finding.rule) and (newer or place not in self._found):
+                severity = self._limits.severity(finding.rule, finding.severity)
+                self._found[place] = dataclasses.replace(finding, severity=severity)
 
 
 def observe(states: Iterable[RunState], now: float) -> detectors.Snapshot:

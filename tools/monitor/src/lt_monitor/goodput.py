@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lt_monitor import accounting
+from lt_monitor import accounting, log_files
 from lt_monitor.accounting import Account
 from lt_monitor.findings import duration, printable
-from lt_monitor.memory import Memory
-from lt_monitor.run_state import RunState, positive
+from lt_monitor.run_state import RunState, positive, state_of
 from lt_shared.console import BadData, warn
 
 NO_TIMES = "the lines of this log have no times: only what lies within steps is known"
@@ -56,10 +55,10 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     """
     runs: dict[str, RunState] = {}
     now = time.time()
-    with Memory.open(None, "goodput", patterns) as memory:
-        for record in memory.records():
-            run = runs.setdefault(record["run"], RunState(record["run"]))
-            run.take(record, now)
+    for path in log_files.expand(patterns):
+        for block in log_files.event_blocks(path):
+            for record in block:
+                state_of(runs, record["run"]).take(record, now)
     trained = [run for run in runs.values() if run.step_lines]
     if not trained:
         raise BadData("no training steps in the logs", "expected logs of a trainer, or the output of lt-monitor scrape")

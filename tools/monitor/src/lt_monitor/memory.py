@@ -6,13 +6,18 @@ itself; there, a record that comes again is recognised (`run_state.LogState`).
 """
 
 import contextlib
-import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
+
+import orjson
 
 from lt_monitor import log_files
 from lt_monitor.events import Record
+from lt_monitor.findings import Finding
+from lt_monitor.positions import Positions, SavedPosition
 from lt_monitor.run_state import RunState
+from lt_monitor.scrape import scrape_log
 from lt_shared import storage
 from lt_shared.console import BadData, UsageError
 
@@ -31,7 +36,7 @@ class Memory:
         self.runs: dict[str, RunState] = {}
         self.known: dict[str, float] = {}
         self.undelivered: list[Record] = []
-        self._positions: Record | None = None
+        self._positions: Positions | None = None
         self._file: IO[bytes] | None = None
 
     @classmethod
@@ -49,30 +54,35 @@ class Memory:
         if storage.is_remote(path):
             raise UsageError(f"{path}: a state file needs a local or mounted path")
         with storage.publish(path) as memory._file:
+            memory._positions = Positions([])
             memory._read(path)
             yield memory
 
-    def records(self) -> Iterator[Record]:
-        """The records of the logs, with a state only those that are new; standard input is taken as it comes.
+    def feed(self, take: Callable[[Record], object]) -> None:
+        """Call `take` with each record of the logs, with a state only with those that are new.
 
-        Raises NoInput when a log is missing.
+        Standard input, pipes and remote logs are taken as they come. Raises NoInput when a log is missing.
         """
         for path in log_files.expand(self.patterns):
-            for block in log_files.event_blocks(path):
-                yield from block
+            if self._positions is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
+                for block in log_files.event_blocks(path):
+                    for record in block:
+                        take(record)
+            else:
+                scrape_log(path, self._positions, _Taker(take))
 
     def save(self) -> None:
         """Write the state; it is published when the block of `open` ends."""
-        if self._file is not None:
+        if self._file is not None and self._positions is not None:
             state = {
                 "v": STATE_VERSION,
                 "kind": self.kind,
-                "runs": [run.to_record() for run in self.runs.values()],
+                "runs": list(self.runs.values()),
                 "known": self.known,
                 "undelivered": self.undelivered,
-                "positions": self._positions,
+                "logs": [vars(position) for position in self._positions.settled(None).saved.values()],
             }
-            self._file.write(json.dumps(state, separators=(",", ":")).encode(errors="surrogatepass") + b"\n")
+            self._file.write(orjson.dumps(state, option=orjson.OPT_APPEND_NEWLINE))
 
     def _read(self, path: str) -> None:
         try:
@@ -81,12 +91,24 @@ class Memory:
         except FileNotFoundError:
             return
         try:
-            state: dict[str, Any] = json.loads(content)
+            state: dict[str, Any] = orjson.loads(content)
             if state["v"] != STATE_VERSION or state["kind"] != self.kind:
                 raise ValueError("written by another version or another command")
             self.runs = {run["run"]: RunState.from_record(run) for run in state["runs"]}
             self.known = {str(key): float(time) for key, time in state["known"].items()}
-            self.undelivered = list(state["undelivered"])
-            self._positions = state["positions"]
+            undelivered = [(Finding(**one["finding"]), list(one["channels"])) for one in state["undelivered"]]
+            self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
+            self._positions = Positions([SavedPosition(**log) for log in state["logs"]])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadData(f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it") from None
+
+
+class _Taker:
+    """Takes the records of a log one by one."""
+
+    def __init__(self, take: Callable[[Record], object]):
+        self._take = take
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._take(record)

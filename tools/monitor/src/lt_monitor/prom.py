@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lt_monitor import metrics
 from lt_monitor.memory import Memory
-from lt_monitor.run_state import RunState
+from lt_monitor.run_state import state_of
 from lt_shared import storage
 from lt_shared.console import UsageError
 
@@ -29,9 +29,7 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
         raise UsageError(f"{output}: node_exporter reads only files whose names end in .prom")
     state = None if output == STANDARD_OUTPUT else f"{output}.state"
     with Memory.open(state, "prom", patterns) as memory:
-        for record in memory.records():
-            run = memory.runs.setdefault(record["run"], RunState(record["run"]))
-            run.take(record, moment)
+        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(record, moment))
         text = metrics.render(memory.runs.values(), moment)
         if output == STANDARD_OUTPUT:
             sys.stdout.write(text)

@@ -277,7 +277,8 @@ class RunState:
     def _other(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
         kind = record["kind"]
         if kind == "start":
-            self.arguments |= {key: record["arguments"][key] for key in _ARGUMENTS if key in record["arguments"]}
+            said = record["arguments"]
+            self.arguments |= {key: said[key] for key in _ARGUMENTS if positive(said.get(key)) or isinstance(said.get(key), str)}
             if record.get("first_step") and totals.resumed_at is None:
                 totals.resumed_at = record["first_step"] - 1
             self.end = {}
@@ -318,6 +319,13 @@ class RunState:
             self.checkpoint["path"] = record["path"]
 
 
+def state_of(runs: dict[str, RunState], name: str) -> RunState:
+    """The state of the run `name` among `runs`; a new one when it is not there yet."""
+    if name not in runs:
+        runs[name] = RunState(name)
+    return runs[name]
+
+
 def epoch_seconds(text: object) -> float | None:
     """Seconds since 1970 of an ISO 8601 time, local time when it has no zone; None for what is none."""
     if not isinstance(text, str):
@@ -336,7 +344,7 @@ def _local_hour(text: str) -> float:
 
 
 def positive(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
+    return value if type(value) is int and 0 < value < 1 << 53 else None
 
 
 def _digest(record: Record) -> str:

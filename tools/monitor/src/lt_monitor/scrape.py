@@ -9,9 +9,10 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Protocol
 
 from lt_monitor import log_files
+from lt_monitor.events import Record
 from lt_monitor.log_parser import LogParser
 from lt_monitor.merging import Merger
 from lt_monitor.outputs import Output
@@ -35,7 +36,7 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
         for path in paths:
             merger = Merger()
             for records in log_files.event_blocks(path):
-                output.write([record for record in records if merger.is_news(record)])
+                output.write(merger.news(records))
         return
     option = "--state" if state is not None else "--follow"
     for path in paths:
@@ -85,7 +86,7 @@ def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: C
     """Read what is new in all logs; the positions after it."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            _scrape_log(path, positions, output)
+            scrape_log(path, positions, output)
     if not positions.new:
         return positions
     output.settle()
@@ -94,7 +95,14 @@ def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: C
     return settled
 
 
-def _scrape_log(path: str, positions: Positions, output: Output) -> None:
+class Sink(Protocol):
+    """What takes the records of a log, some at a time."""
+
+    def write(self, records: Sequence[Record]) -> None: ...
+
+
+def scrape_log(path: str, positions: Positions, output: Sink) -> None:
+    """Give `output` the records of one log that are new since `positions`, and move these on."""
     absolute = os.path.abspath(path)
     saved = positions.saved.get(absolute)
     if saved is not None and absolute not in positions.new and saved.is_unchanged(os.stat(path)):
@@ -108,7 +116,7 @@ def _scrape_log(path: str, positions: Positions, output: Output) -> None:
     positions.new[absolute] = position
 
 
-def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, output: Output) -> None:
+def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, output: Sink) -> None:
     """Read the rest of the log that was at `path` before rotation."""
     for sibling in rotated_siblings(earlier.path):
         with contextlib.suppress(PermissionError, FileNotFoundError), open(sibling, "rb") as log:
@@ -122,13 +130,13 @@ def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, out
     note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
 
 
-def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Output) -> None:
+def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Sink) -> None:
     parser, merger = LogParser(position.parser), Merger(position.merger)
     shown = log_files.printable(path)
     log.seek(position.offset)
     for block in log_files.blocks(log.read):
         records = parser.parse(block, position.offset).records(shown, run)
-        output.write([record for record in records if merger.is_news(record)])
+        output.write(merger.news(records))
         position.advance(block)
     position.parser, position.merger = parser.to_record(), merger.to_record()
     log_files.warn_of_malformed(parser, path)
