@@ -20,7 +20,7 @@ def run_with(name: str, **arguments: object) -> Run:
 def test_a_row_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
     runs = assembly.read([str(LOGS / name) for name in ("story.jsonl", "megatron_old.log")])
     comparison.print_table(runs, ["story", "old"], [summarize(run) for run in runs])
-    head, first, second = capsys.readouterr().out.splitlines()
+    head, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head.split()[:8] == ["run", "step", "done", "loss", "validation", "best", "tokens/s", "left"]
     assert first.split()[:6] == ["story", "400", "80%", "1.8756", "1.9304", "1.9304"]
     assert second.split()[:3] == ["old", "200", "100%"]
@@ -33,6 +33,14 @@ def test_the_arguments_that_differ_are_columns() -> None:
     assert comparison.differences(runs) == {"lr": ["0.1", "0.2", ""]}
     assert comparison.differences(runs[:1]) == {}
     assert comparison.differences([runs[0], runs[2]]) == {}
+
+
+def test_of_very_many_differences_only_some_are_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_with(name, **{f"argument_{number}": name for number in range(9)}) for name in "ab"]
+    comparison.print_table(runs, ["a", "b"], [summarize(run) for run in runs])
+    head, *_, more = capsys.readouterr().out.splitlines()
+    assert head.split()[-6:] == [f"argument_{number}" for number in range(6)]
+    assert more.endswith(": argument_6, argument_7, argument_8")
 
 
 def test_columns_that_nobody_has_are_left_out() -> None:

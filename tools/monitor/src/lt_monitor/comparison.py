@@ -9,6 +9,7 @@ from lt_monitor.summary import Summary
 from lt_monitor.summary_table import ROWS
 
 VALUE_CHARACTERS = 24
+MOST_ARGUMENTS = 6
 # They differ between any two runs and say nothing about them.
 NEVER_SHOWN = ("save", "load")
 
@@ -45,7 +46,16 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def print_table(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary]) -> None:
     """A rich table on a terminal, aligned text elsewhere."""
-    table = {"run": [printable(name) for name in names]} | columns(summaries) | differences(runs)
+    different = differences(runs)
+    shown_arguments = dict(list(different.items())[:MOST_ARGUMENTS])
+    table = {"run": [printable(name) for name in names]} | columns(summaries) | shown_arguments
+    _print(table)
+    if len(different) > MOST_ARGUMENTS:
+        others = ", ".join(list(different)[MOST_ARGUMENTS:])
+        print(f"\nThey differ in these arguments too (--json has their values): {others}")
+
+
+def _print(table: dict[str, list[str]]) -> None:
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console

@@ -14,9 +14,10 @@ from lt_monitor.summary import Summary
 from lt_shared.run_log import GIB
 
 FAULT_ROWS = 100
+OPEN_ARGUMENTS = 12
 MESSAGE_CHARACTERS = 300
 
-SHORT_CELLS = ("Attempt", "Began", "Lasted", "Steps", "Done again", "Cause", "Step", "When", "MFU", "Time left")
+SHORT_CELLS = ("Attempt", "Began", "Lasted", "Steps", "Done again", "Cause", "Step", "When", "MFU", "Left")
 SHORT = ' class="short"'
 
 Cell = tuple[str, str]
@@ -118,20 +119,24 @@ def _path_note(summary: Summary) -> str:
 
 
 def comparison(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """A row for each of several runs: figures, and the arguments that differ."""
-    swatches = [
-        f'<span><i class="swatch run c{index % 8}"></i><b>{escape(printable(name))}</b></span>'
-        for index, name in enumerate(names)
-    ]
-    texts = {
-        title.capitalize() if title.islower() else title: cells for title, cells in run_comparison.columns(summaries).items()
-    }
-    texts |= run_comparison.differences(runs)
-    rows = [
-        [("Run", swatches[index]), *[(escape(title), escape(cells[index])) for title, cells in texts.items()]]
-        for index in range(len(names))
-    ]
-    return f'<section class="card"><h2>Runs</h2>{_table(rows)}</section>'
+    """A row for each of several runs, and a row for each argument that differs."""
+    safe = [escape(printable(name)) for name in names]
+    cells = {title[0].upper() + title[1:]: texts for title, texts in run_comparison.columns(summaries).items()}
+    rows = []
+    for index, name in enumerate(safe):
+        row = [(title, escape(texts[index])) for title, texts in cells.items()]
+        rows.append([("Run", f'<i class="swatch run c{index % 8}"></i><b>{name}</b>'), *row])
+    page = f'<section class="card"><h2>Runs</h2>{_table(rows)}</section>'
+    differences = run_comparison.differences(runs)
+    if differences:
+        arguments = []
+        for argument, values in differences.items():
+            row = list(zip(safe, map(escape, values), strict=True))
+            arguments.append([("Argument", f"<b>{escape(argument)}</b>"), *row])
+        shown = " open" if len(arguments) <= OPEN_ARGUMENTS else ""
+        title = f"<summary><h2>Arguments that differ ({len(arguments):,})</h2></summary>"
+        page += f'<section class="card"><details{shown}>{title}{_table(arguments)}</details></section>'
+    return page
 
 
 def legend(runs: Sequence[Run], references: bool) -> str:
@@ -250,11 +255,11 @@ def _fault_name(fault: Record) -> str:
 
 
 def _table(rows: Sequence[Sequence[Cell]]) -> str:
-    """Rows of (title, HTML). On a narrow screen each row becomes a list of titles and values."""
+    """Rows of (title, HTML), both escaped. On a narrow screen each row becomes a list of titles and values."""
     head = "".join(f"<th>{title}</th>" for title, _ in rows[0])
     cells = (
         "".join(f'<td data-label="{title}"{SHORT if title in SHORT_CELLS else ""}>{cell}</td>' for title, cell in row)
         for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
