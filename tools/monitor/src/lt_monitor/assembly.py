@@ -1,8 +1,4 @@
-"""From events to runs and attempts.
-
-An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
-Several processes that print the same lines into one log, and several logs of one run, are merged.
-"""
+"""From logs to runs: the attempts of each log (`history`), and those of several logs of one run merged."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,26 +7,57 @@ import numpy as np
 from lt_monitor import log_files
 from lt_monitor.attempts import Attempt, Run
 from lt_monitor.events import Record
-from lt_monitor.steps import Steps, epoch_seconds
+from lt_monitor.history import History
+from lt_monitor.log_parser import Block, attributed
+from lt_monitor.steps import Steps
 from lt_shared.console import BadData, warn
 
 SAME_ATTEMPT_TOLERANCE = 1e-3
 
-Stream = tuple[object, object]
+
+class Assembly:
+    """Runs while their logs are read: a history for each run and log."""
+
+    def __init__(self) -> None:
+        self._histories: dict[tuple[str, str], History] = {}
+
+    def add(self, event: Record) -> None:
+        self._history(event["run"], event["src"]["file"]).take(event)
+
+    def add_block(self, block: Block, path: str, run: str) -> bool:
+        """Add what a block of the log `path` says, its step lines as columns; whether it says anything."""
+        steps = block.step_block()
+        begin = 0
+        for order, record in block.ordered_items():
+            end = begin if steps is None else int(np.searchsorted(steps.offsets, order))
+            if steps is not None and end > begin:
+                self._history(run, path).take_steps(steps, begin, end)
+            self.add(attributed(record, path, run))
+            begin = end
+        if steps is not None and len(steps.offsets) > begin:
+            self._history(run, path).take_steps(steps, begin, len(steps.offsets))
+        return bool(block.items or block.rows)
+
+    def _history(self, run: str, file: str) -> History:
+        source = run, file
+        if source not in self._histories:
+            self._histories[source] = History(file)
+        return self._histories[source]
+
+    def runs(self) -> list[Run]:
+        """In order of appearance; a run in several logs has the attempts of all of them."""
+        by_run: dict[str, list[list[Attempt]]] = {}
+        for (name, _), history in self._histories.items():
+            by_run.setdefault(name, []).append(history.attempts())
+        return [_run(name, attempts) for name, attempts in by_run.items()]
 
 
 def assemble(events: Iterable[Record]) -> list[Run]:
-    """The runs among `events`, in order of appearance; a run in several logs has the attempts of all of them."""
-    logs: dict[tuple[str, str], _Log] = {}
+    """The runs among records that are complete with run and source."""
+    assembly = Assembly()
     for event in events:
-        source = (event["run"], event["src"]["file"])
-        if source not in logs:
-            logs[source] = _Log(source[1])
-        logs[source].take(event)
-    by_run: dict[str, list[list[Attempt]]] = {}
-    for (name, _), log in logs.items():
-        by_run.setdefault(name, []).append(log.attempts())
-    return [_run(name, attempts) for name, attempts in by_run.items()]
+        assembly.add(event)
+    return assembly.runs()
 
 
 def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
@@ -39,14 +66,15 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
     Raises: NoInput when a log is missing, BadData when no log has a step and one is needed. Warns about a log without events.
     """
     paths = log_files.expand(patterns)
-    events: list[Record] = []
+    assembly = Assembly()
     for path in paths:
-        before = len(events)
-        for block in log_files.event_blocks(path):
-            events.extend(block)
-        if len(events) == before and len(paths) > 1:
-            warn(f"{path}: no training events")
-    runs = [run for run in assemble(events) if len(run.steps) or not need_steps]
+        shown, run = log_files.printable(path), log_files.run_name(path)
+        says_something = False
+        for block in log_files.parsed_blocks(path):
+            says_something |= assembly.add_block(block, shown, run)
+        if not says_something and len(paths) > 1:
+            warn(f"{shown}: no training events")
+    runs = [run for run in assembly.runs() if not need_steps or len(run.steps)]
     if need_steps and not runs:
         raise BadData(
             f"{paths[0]}: no training steps" if len(paths) == 1 else f"no training steps in {len(paths)} logs",
@@ -74,98 +102,6 @@ def join_by_checkpoints(runs: Sequence[Run]) -> list[Run]:
 def _checkpoint_directory(run: Run) -> str | None:
     paths = [run.arguments.get("save"), *(event.get("path") for event in run.of_kind("checkpoint"))]
     return next((path for path in paths if isinstance(path, str) and (path.startswith("/") or "://" in path)), None)
-
-
-class _Log:
-    """The events of one run in one log, taken in the order in which they were written."""
-
-    def __init__(self, file: str):
-        self.file = file
-        self.open: list[_Attempt] = [_Attempt()]
-
-    def take(self, event: Record) -> None:
-        kind = event["kind"]
-        stream: Stream = (event.get("task"), event.get("rank"))
-        if kind == "step":
-            if event["step"] < self.open[-1].last_steps.get(stream, 0):
-                self.open.append(_Attempt())
-            self.open[-1].take_step(event, stream)
-            return
-        if (kind == "start" and self.open[-1].is_over(stream)) or (kind == "load" and self.open[-1].last_steps):
-            self.open.append(_Attempt())
-        self.open[-1].take(event, stream)
-
-    def attempts(self) -> list[Attempt]:
-        return [attempt.finished(self.file) for attempt in self.open if attempt.events or attempt.step_records]
-
-
-class _Attempt:
-    """An attempt while its log is read.
-
-    A stream is one process: its own events are in order, those of several processes may not be.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[Record] = []
-        self.step_records: list[Record] = []
-        self.extras: list[Record] = []
-        self.last_steps: dict[Stream, int] = {}
-        self.started: set[Stream] = set()
-        self.times: list[str] = []
-        self.first_to_say: dict[tuple[object, ...], Stream] = {}
-
-    def is_over(self, stream: Stream) -> bool:
-        """Whether a start that this stream prints now is another attempt's: after steps, or the second one of the same stream."""
-        return bool(self.last_steps) or stream in self.started
-
-    def take(self, event: Record, stream: Stream) -> None:
-        self._note_time(event)
-        if event["kind"] in ("eval", "checkpoint", "load") and not self._is_news(event, stream):
-            return
-        if event["kind"] == "start" and event["arguments"]:
-            self.started.add(stream)
-        elif event["kind"] == "note" and event["note"] == "throughput":
-            self.extras.append({"step": None, **event.get("fields", {})})
-        self.events.append(event)
-
-    def _is_news(self, event: Record, stream: Stream) -> bool:
-        """False for what another process has told already."""
-        said = tuple(event.get(field) for field in ("kind", "step", "split", "path", "begun", "seconds"))
-        return self.first_to_say.setdefault(said, stream) == stream
-
-    def take_step(self, event: Record, stream: Stream) -> None:
-        step = event["step"]
-        self.last_steps[stream] = step
-        if self.extras and self.extras[-1]["step"] is None:
-            self.extras[-1]["step"] = step
-        self.step_records.append(event)
-        self._note_time(event)
-
-    def _note_time(self, event: Record) -> None:
-        if "time" in event:
-            self.times = [*self.times[:1], event["time"]]
-
-    def finished(self, file: str) -> Attempt:
-        extras = [extra for extra in self.extras if extra["step"] is not None]
-        times = [seconds for text in self.times if (seconds := epoch_seconds(text)) == seconds]
-        return Attempt(
-            number=0,
-            resumed_at=self._resumed_at(),
-            steps=Steps.join([Steps.from_records(extras), Steps.from_records(self.step_records)]),
-            events=self.events,
-            begin_time=min(times, default=None),
-            end_time=max(times, default=None),
-            files=[file],
-        )
-
-    def _resumed_at(self) -> int | None:
-        """What the log says about where it went on; None when it says nothing."""
-        for event in reversed(self.events):
-            if event["kind"] == "load" and event.get("step") is not None:
-                return int(event["step"])
-            if event["kind"] == "start" and event.get("first_step"):
-                return int(event["first_step"]) - 1
-        return None
 
 
 def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:

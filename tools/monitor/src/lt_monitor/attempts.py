@@ -5,6 +5,7 @@ the latest attempt that reached it wins. What an attempt did after the step from
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from lt_monitor.events import Record
@@ -70,7 +71,7 @@ class Run:
             merged |= attempt.arguments
         return merged
 
-    @property
+    @functools.cached_property
     def steps(self) -> Steps:
         """Each step once, of the latest attempt that did it; none that a later attempt went back before and has not reached."""
         return Steps.join(attempt.steps[attempt.steps.numbers <= bound] for attempt, bound in self._kept())
@@ -115,5 +116,7 @@ class Run:
     def _by_step(self, kind: str, counts: Callable[[Record], bool]) -> list[Record]:
         by_step: dict[int, Record] = {}
         for attempt, bound in self._kept():
-            by_step |= {event["step"]: event for event in attempt.of_kind(kind) if counts(event) and event["step"] <= bound}
+            for event in attempt.of_kind(kind):
+                if counts(event) and event["step"] <= bound:
+                    by_step[event["step"]] = {**by_step.get(event["step"], {}), **event}
         return [event for _, event in sorted(by_step.items())]

@@ -18,6 +18,14 @@ GROUP = 4
 _MULTIPLIER = np.uint32(2654435761)
 # Bytes that fill logs make bad groups: a group of rarer ones lets fewer lines through.
 _FREQUENT = b" etaoinsrhldcum0123456789._-:/"
+_NOISE = (
+    b"NCCL INFO Channel 00/32 : 0[0] -> 1[1] via P2P/IPC/read NET/OFI Using transport protocol Connected all rings trees comm 0x"
+    b"UserWarning: warnings.warn( FutureWarning: Please use torch.distributed DeprecationWarning: with process group will be set "
+    b"/usr/local/lib/python3.12/dist-packages/ [INFO] [WARNING] - INFO - root - DEBUG - building loading wandb: Tracking run "
+    b"2026-01-16 07:32:24,123 2025-03-04T00:44:44 [rank0]: [default0]: Running initialize initialized init_process_group device "
+    b"> building train, validation, and test datasets for GPT ... iteration configuration optimizer parameters of the learning "
+    b"from that this there which could number not available module object is not self, torch.nn. return import File line in "
+)
 
 Meaning = TypeVar("Meaning")
 
@@ -26,14 +34,13 @@ class Gate(Generic[Meaning]):
     """Finds keywords, each with what it means to the caller. Raises ValueError for a keyword shorter than WINDOW bytes."""
 
     def __init__(self, keywords: Mapping[bytes, Meaning]):
-        self._groups: dict[int, list[tuple[bytes, int, Meaning]]] = {}
+        self._groups: dict[bytes, list[tuple[bytes, int, Meaning]]] = {}
         for keyword, meaning in keywords.items():
             start = _rarest_window(keyword)
             for shift in range(start, start + WINDOW - GROUP + 1):
-                group = int.from_bytes(keyword[shift : shift + GROUP], "little")
-                self._groups.setdefault(group, []).append((keyword, shift, meaning))
+                self._groups.setdefault(keyword[shift : shift + GROUP], []).append((keyword, shift, meaning))
         self._flags = np.zeros(1 << 16, dtype=bool)
-        self._flags[_hashes(np.array(list(self._groups), dtype=np.uint32))] = True
+        self._flags[_hashes(np.frombuffer(b"".join(self._groups), dtype="<u4"))] = True
 
     def candidates(self, block: bytes) -> np.ndarray:
         """Positions (int64, ascending) in `block` where a keyword may be, within the keyword's length."""
@@ -41,10 +48,10 @@ class Gate(Generic[Meaning]):
         return np.flatnonzero(self._flags[_hashes(groups)]) * GROUP
 
     def confirmed(self, block: bytes, candidates: Iterable[int]) -> Iterator[tuple[int, Meaning]]:
-        """Those of the candidates where a keyword is, with its meaning. A keyword may be reported twice."""
+        """Those of the candidates where a keyword is, with its meaning."""
         groups = self._groups
         for position in candidates:
-            for keyword, shift, meaning in groups.get(int.from_bytes(block[position : position + GROUP], "little"), ()):
+            for keyword, shift, meaning in groups.get(block[position : position + GROUP], ()):
                 if position >= shift and block.startswith(keyword, position - shift):
                     yield position, meaning
 
@@ -63,5 +70,6 @@ def _rarest_window(keyword: bytes) -> int:
 
 
 def _commonness(text: bytes) -> int:
+    """How often a group is to be expected in logs: by its bytes, and first of all by what fills most logs."""
     places = (_FREQUENT.find(byte) for byte in text[:GROUP])
-    return sum(len(_FREQUENT) - place if place >= 0 else 0 for place in places)
+    return sum(len(_FREQUENT) - place if place >= 0 else 0 for place in places) + 1000 * _NOISE.count(text[:GROUP])

@@ -14,6 +14,7 @@ import numpy as np
 
 from lt_monitor.lines import Line
 from lt_monitor.measures import MOST_DIGITS, Measure, Value
+from lt_monitor.steps import epoch_seconds, is_local
 
 LARGEST_EXPONENT = 22
 _POWERS = np.array([10.0**exponent for exponent in range(LARGEST_EXPONENT + 1)])
@@ -131,6 +132,15 @@ class Layout:
             valid &= _integer(rows, [self._time.begin + place, self._time.begin + place + 1]) <= bound
         return valid
 
+    def values(self, column: Column, rows: np.ndarray) -> np.ndarray:
+        """A column's values in the type that its field has: counts int64, other numbers float64, the time text."""
+        if column.measure.is_time:
+            times = self.times(rows)
+            assert times is not None
+            return times
+        values = column.read(rows)
+        return values.astype(np.int64) if column.measure.whole else values
+
     def times(self, rows: np.ndarray) -> np.ndarray | None:
         """The time of each row as ISO 8601 text (bytes, shape (lines,)); None when the lines have none."""
         if self._time is None:
@@ -139,6 +149,20 @@ class Layout:
         text[:, 10] = ord("T")
         text[text == ord(",")] = ord(".")
         return text.view(f"S{text.shape[1]}").ravel()
+
+    def epoch_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """The time of each row in seconds since 1970 (float64); NaN when the lines have none."""
+        texts = self.times(rows)
+        if texts is None or self._time is None:
+            return np.full(len(rows), np.nan)
+        begin, length = self._time.begin, texts.dtype.itemsize
+        if not len(rows) or not is_local(texts[0].decode("ascii")):
+            return np.array([epoch_seconds(text.decode("ascii")) for text in texts.tolist()])
+        hours, hour_of = np.unique(texts.astype("S13"), return_inverse=True)
+        seconds = np.array([epoch_seconds(f"{hour.decode('ascii')}:00:00") for hour in hours.tolist()])[hour_of]
+        seconds += _integer(rows, [begin + 14, begin + 15]) * 60 + _integer(rows, [begin + 17, begin + 18])
+        fraction = list(range(begin + 20, begin + length))
+        return np.asarray(seconds + _integer(rows, fraction) / _POWERS[len(fraction)])
 
 
 def _integer(rows: np.ndarray, places: list[int]) -> np.ndarray:

@@ -24,7 +24,7 @@ from lt_monitor.gate import Gate
 from lt_monitor.layouts import Layout
 from lt_monitor.lines import Line
 from lt_monitor.measures import read_values
-from lt_monitor.step_rows import StepRows
+from lt_monitor.step_rows import StepBlock, StepRows
 
 FEWEST_ALIKE = 16
 MOST_LAYOUTS = 256
@@ -49,12 +49,20 @@ class Block:
 
     def records(self, path: str, run: str) -> list[Record]:
         """All events in the order of the log, complete with run and source."""
-        ordered = [(order, attributed(record, path, run)) for order, record in self.items]
+        ordered = [(order, attributed(record, path, run)) for order, record in self.ordered_items()]
         for part in self.rows:
             ordered += zip(part.offsets.tolist(), part.records(path, run), strict=True)
-        if self.rows or any(record["kind"] in ("start", "note") for _, record in ordered):
+        if self.rows:
             ordered.sort(key=_order)
         return [record for _, record in ordered]
+
+    def ordered_items(self) -> list[Item]:
+        """The items in the order of the log: a dump is found by its first line and ends at its last."""
+        return sorted(self.items, key=_order)
+
+    def step_block(self) -> StepBlock | None:
+        """The step rows together; None when there are none."""
+        return StepBlock.of(self.rows) if self.rows else None
 
 
 def attributed(record: Record, path: str, run: str) -> Record:

@@ -15,6 +15,8 @@ import orjson
 from lt_monitor import log_files
 from lt_monitor.events import Record
 from lt_monitor.findings import Finding
+from lt_monitor.log_parser import Block
+from lt_monitor.merging import Merger
 from lt_monitor.positions import Positions, SavedPosition
 from lt_monitor.run_state import RunState
 from lt_monitor.scrape import scrape_log
@@ -109,6 +111,6 @@ class _Taker:
     def __init__(self, take: Callable[[Record], object]):
         self._take = take
 
-    def write(self, records: Sequence[Record]) -> None:
-        for record in records:
+    def take(self, block: Block, merger: Merger, path: str, run: str) -> None:
+        for record in merger.news(block.records(path, run)):
             self._take(record)

@@ -5,15 +5,22 @@ progress bar draws one step many times. A line is new when its own process has n
 step that is done again after a restart counts again.
 """
 
-from collections import OrderedDict
+import bisect
+import json
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
+import orjson
+
 from lt_monitor.events import Record
+from lt_monitor.log_parser import Block, attributed
+from lt_monitor.step_rows import UNNAMED, StepBlock, Stream
 
 REMEMBERED_PER_STREAM = 8
-_KINDS = frozenset({"step", "eval", "checkpoint", "load"})
+_OTHER_KINDS = frozenset({"eval", "checkpoint", "load"})
 
-Stream = tuple[Any, Any]
+Words = tuple[Any, ...]
 
 
 class Merger:
@@ -21,32 +28,89 @@ class Merger:
 
     def __init__(self, state: Record | None = None):
         state = state or {}
-        self._said = OrderedDict((tuple(key), {tuple(stream) for stream in streams}) for key, streams in state.get("said", []))
-        self._latest: dict[Stream, tuple[Any, ...]] = {tuple(stream): tuple(key) for stream, key in state.get("latest", [])}
+        # What was said last by each stream, and what by which streams, oldest first.
+        self._latest: dict[Stream, Words] = {tuple(stream): tuple(words) for stream, words in state.get("latest", [])}
+        self._said: dict[Words, set[Stream]] = {
+            tuple(words): {tuple(stream) for stream in streams} for words, streams in state.get("said", [])
+        }
 
     def to_record(self) -> Record:
-        said = [[list(key), sorted(streams, key=str)] for key, streams in self._said.items()]
-        return {"said": said, "latest": [[list(stream), list(key)] for stream, key in self._latest.items()]}
+        said = [[list(words), sorted(map(list, streams), key=str)] for words, streams in self._said.items()]
+        return {"latest": [[list(stream), list(words)] for stream, words in self._latest.items()], "said": said}
+
+    def news(self, records: Sequence[Record]) -> list[Record]:
+        """The records without those that repeat another one."""
+        return [record for record in records if self.is_news(record)]
+
+    def new_lines(self, block: Block, path: str, run: str) -> list[bytes]:
+        """What is new in a block of the log `path`, as lines of JSON in the order of the log."""
+        steps = block.step_block()
+        if steps is None:
+            return encoded(self.news(block.records(path, run)))
+        lines = steps.lines(path, run)
+        new: list[bytes] = []
+        begin = 0
+        for order, item in block.ordered_items():
+            end = bisect.bisect_left(steps.offsets, order)
+            new += [lines[place] for place in self._new_steps(steps, begin, end, run)]
+            new += encoded(self.news([attributed(item, path, run)]))
+            begin = end
+        new += [lines[place] for place in self._new_steps(steps, begin, len(lines), run)]
+        return new
+
+    def _new_steps(self, block: StepBlock, begin: int, end: int, run: str) -> list[int]:
+        """Which of the steps `begin` to before `end` are news."""
+        if begin == end:
+            return []
+        numbers, losses = block.numbers[begin:end], block.losses[begin:end]
+        if block.stream_of is None:
+            # One process: only a step that is told twice in a row, as by a progress bar, is no news.
+            ahead = [self._latest.get(UNNAMED), *zip(repeat(run), numbers, losses, strict=False)]
+            self._latest[UNNAMED] = ahead[-1] or ()
+            return [begin + place for place, words in enumerate(ahead[1:]) if words != ahead[place]]
+        streams = [block.streams[place] for place in block.stream_of[begin:end].tolist()]
+        told = zip(streams, numbers, losses, strict=True)
+        return [begin + place for place, words in enumerate(told) if self._is_new_step(run, *words)]
+
+    def _is_new_step(self, run: str, stream: Stream, step: float, loss: float | None) -> bool:
+        words = run, step
+        exactly = run, step, loss
+        if self._latest.get(stream) == exactly:
+            return False
+        self._latest[stream] = exactly
+        return stream == UNNAMED or self._is_new_for(stream, words)
 
     def is_news(self, record: Record) -> bool:
         kind = record["kind"]
-        if kind not in _KINDS:
-            if kind == "start":
-                self._latest.clear()
-            return True
-        stream = record.get("task"), record.get("rank")
-        key = record["run"], kind, record.get("step"), record.get("split"), record.get("begun"), record.get("path")
+        stream: Stream = record.get("task"), record.get("rank")
+        words: Words
         if kind == "step":
-            latest = *key, record.get("loss")
-            if self._latest.get(stream) == latest:
-                return False
-            self._latest[stream] = latest
-        streams = self._said.get(key)
-        if streams is not None and stream not in streams:
-            streams.add(stream)
-            return False
-        self._said[key] = {stream}
-        self._said.move_to_end(key)
-        while len(self._said) > REMEMBERED_PER_STREAM * len(self._latest or (None,)):
-            self._said.popitem(last=False)
+            return self._is_new_step(record["run"], stream, record["step"], record.get("loss"))
+        if kind in _OTHER_KINDS:
+            words = record["run"], kind, record.get("step"), record.get("split"), record.get("begun"), record.get("path")
+            return stream == UNNAMED or self._is_new_for(stream, words)
+        if kind == "start":
+            self._latest.clear()
         return True
+
+    def _is_new_for(self, stream: Stream, words: Words) -> bool:
+        streams = self._said.get(words)
+        if streams is None:
+            self._said[words] = {stream}
+            if len(self._said) > REMEMBERED_PER_STREAM * len(self._latest) + REMEMBERED_PER_STREAM:
+                del self._said[next(iter(self._said))]
+            return True
+        if stream in streams:
+            self._said[words] = {stream}
+            return True
+        streams.add(stream)
+        return False
+
+
+def encoded(records: Sequence[Record]) -> list[bytes]:
+    """Each record as a line of JSON without its end."""
+    try:
+        return list(map(orjson.dumps, records))
+    except TypeError:
+        # Halves of characters and huge integers, which only an event record of another program can hold.
+        return [json.dumps(record, separators=(",", ":"), allow_nan=False).encode() for record in records]

@@ -6,16 +6,15 @@ A pipe cannot be looked at afterwards: there a kill repeats events, and (run, sr
 """
 
 import contextlib
-import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO
 
-import orjson
-
 from lt_monitor.events import Record
+from lt_monitor.log_parser import Block
+from lt_monitor.merging import Merger
 from lt_shared.console import IoFailure, warn
 
 
@@ -62,9 +61,9 @@ class Output:
         self._unfinished = lines.pop()
         self._written.update(line for line in lines if line)
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Write those that are not there yet and pass them on at once."""
-        lines = [_encode(record) for record in records]
+    def take(self, block: Block, merger: Merger, path: str, run: str) -> None:
+        """Write what is new in a block of the log `path` and not there yet, and pass it on at once."""
+        lines = merger.new_lines(block, path, run)
         if self._written:
             lines = [line for line in lines if not self._is_written(line)]
         if not lines:
@@ -99,11 +98,3 @@ def writing() -> Iterator[None]:
         raise
     except OSError as error:
         raise IoFailure(f"standard output: {error.strerror or error}") from None
-
-
-def _encode(record: Record) -> bytes:
-    try:
-        return orjson.dumps(record)
-    except TypeError:
-        # Halves of characters and huge integers, which only an event record of another program can hold.
-        return json.dumps(record, separators=(",", ":")).encode()

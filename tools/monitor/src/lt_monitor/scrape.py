@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Protocol
 
 from lt_monitor import log_files
-from lt_monitor.events import Record
-from lt_monitor.log_parser import LogParser
+from lt_monitor.log_parser import Block, LogParser
 from lt_monitor.merging import Merger
 from lt_monitor.outputs import Output
 from lt_monitor.positions import Position, Positions, SavedPosition, rotated_siblings
@@ -35,8 +34,9 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
         output = Output(stream)
         for path in paths:
             merger = Merger()
-            for records in log_files.event_blocks(path):
-                output.write(merger.news(records))
+            run, shown = log_files.run_name(path), log_files.printable(path)
+            for block in log_files.parsed_blocks(path):
+                output.take(block, merger, shown, run)
         return
     option = "--state" if state is not None else "--follow"
     for path in paths:
@@ -96,9 +96,9 @@ def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: C
 
 
 class Sink(Protocol):
-    """What takes the records of a log, some at a time."""
+    """What takes the events of a log, a block at a time."""
 
-    def write(self, records: Sequence[Record]) -> None: ...
+    def take(self, block: Block, merger: Merger, path: str, run: str) -> None: ...
 
 
 def scrape_log(path: str, positions: Positions, output: Sink) -> None:
@@ -135,8 +135,7 @@ def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Si
     shown = log_files.printable(path)
     log.seek(position.offset)
     for block in log_files.blocks(log.read):
-        records = parser.parse(block, position.offset).records(shown, run)
-        output.write(merger.news(records))
+        output.take(parser.parse(block, position.offset), merger, shown, run)
         position.advance(block)
     position.parser, position.merger = parser.to_record(), merger.to_record()
     log_files.warn_of_malformed(parser, path)

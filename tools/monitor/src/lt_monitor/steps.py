@@ -34,7 +34,7 @@ class Steps:
         return cls(np.empty(0, np.int64), {}, np.empty(0))
 
     @classmethod
-    def from_records(cls, records: Sequence[Record]) -> Self:
+    def from_records(cls, records: Sequence[Record]) -> "Steps":
         """Of step records in any order; `_join` rules on those of the same step."""
         size = len(records)
         columns: dict[str, np.ndarray] = {}
@@ -51,27 +51,28 @@ class Steps:
         return cls.join([cls(numbers, columns, times)])
 
     @classmethod
-    def join(cls, parts: Iterable["Steps"]) -> Self:
+    def concatenate(cls, parts: Sequence["Steps"]) -> Self:
+        """The parts one after the other, whatever their steps."""
+        names = list(dict.fromkeys(name for part in parts for name in part.columns))
+        columns = {name: np.concatenate([part.column(name) for part in parts]) for name in names}
+        return cls(np.concatenate([part.numbers for part in parts]), columns, np.concatenate([part.times for part in parts]))
+
+    @classmethod
+    def join(cls, parts: Iterable["Steps"]) -> "Steps":
         """All steps in ascending order. Of a step that is there more than once, a later value wins, absent ones do not."""
         present = [part for part in parts if len(part)]
         if not present:
             return cls.empty()
-        numbers = np.concatenate([part.numbers for part in present])
-        names = list(dict.fromkeys(name for part in present for name in part.columns))
-        columns = {
-            name: np.concatenate([part.columns[name] if name in part.columns else np.full(len(part), np.nan) for part in present])
-            for name in names
-        }
-        times = np.concatenate([part.times for part in present])
-        if len(numbers) > 1 and not bool((numbers[1:] > numbers[:-1]).all()):
-            order = np.argsort(numbers, kind="stable")
-            numbers = numbers[order]
-            # Where each step begins among its repetitions; reduceat takes the last present value of each group.
-            firsts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
-            columns = {name: _last_present(column[order], firsts) for name, column in columns.items()}
-            times = _last_present(times[order], firsts)
-            numbers = numbers[firsts]
-        return cls(numbers, columns, times)
+        whole = present[0] if len(present) == 1 else cls.concatenate(present)
+        numbers = whole.numbers
+        if bool((numbers[1:] > numbers[:-1]).all()):
+            return whole
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        # Where each step begins among its repetitions.
+        firsts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
+        columns = {name: _last_present(column[order], firsts) for name, column in whole.columns.items()}
+        return cls(numbers[firsts], columns, _last_present(whole.times[order], firsts))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -112,11 +113,21 @@ def epoch_seconds(text: object) -> float:
     if not isinstance(text, str):
         return float("nan")
     try:
-        if len(text) in (19, 23, 26) and text[10] in " T":
+        if is_local(text):
             return _local_hour(text[:13]) + int(text[14:16]) * 60 + float(text[17:])
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return float("nan")
+
+
+def is_local(text: str) -> bool:
+    """Whether a time has the form 2026-01-16T07:32:24.123456, with or without a fraction, and no zone."""
+    return (
+        len(text) >= 19
+        and text[10] in " T"
+        and text[16] == ":"
+        and (len(text) == 19 or (text[19] == "." and text[20:].isdigit()))
+    )
 
 
 @functools.lru_cache(maxsize=1024)
