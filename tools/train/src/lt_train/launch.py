@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
-from lt_shared.console import CannotCreate, ExitCode, TryAgain, note, warn
-from lt_train import memory, place, processes, rank, remote_datasets, remote_run, resume, trust
+from lt_shared.console import BadConfig, CannotCreate, ExitCode, TryAgain, note, warn
+from lt_train import attempts, memory, place, processes, rank, remote_datasets, remote_run, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
 from lt_train.settings.data import check_datasets
+
+# How ranks end that would end so again: the work is done, saved for another time, or cannot be done.
+NOT_AGAIN = (ExitCode.OK, ExitCode.TRY_AGAIN, ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.BAD_CONFIG)
 
 
 def prepare(plan: Plan, is_first: bool = True) -> Plan:
@@ -21,6 +24,8 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
     """
     check_datasets(plan.data, plan.architecture.vocab_size)
     plan = resume.starting(plan, is_first)
+    if is_first:
+        attempts.check(plan)
     start = plan.checkpointing.start
     if start is not None:
         resume.check_compatible(plan, start)
@@ -32,6 +37,11 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
 def launch(plan: Plan) -> int:
     """Run `plan` to its end, or report that it is up to date; returns the exit code."""
     here, node = place.find(), place.find_node()
+    if plan.faults.max_restarts and (here or node):
+        raise BadConfig(
+            "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
+            "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
+        )
     is_first = not (here.rank if here else node.index if node else 0)
     plan = prepare(plan, is_first)
     if resume.is_finished(plan):
@@ -42,12 +52,30 @@ def launch(plan: Plan) -> int:
     if here is not None:
         return _become(plan, here)
     if not is_first:
-        return processes.run(plan)
+        return _run_again(plan)
     if node is not None:
         note(node.described)
     _describe(plan)
     with _run_directory(plan):
-        return processes.run(plan)
+        return _run_again(plan)
+
+
+def _run_again(plan: Plan) -> int:
+    """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as the plan allows."""
+    code: int = ExitCode.OK
+    for left in reversed(range(plan.faults.max_restarts + 1)):
+        try:
+            code = processes.run(plan)
+        except processes.RankKilled as error:
+            if not left:
+                raise
+            warn(str(error))
+            code = error.exit_code
+        if not left or code in NOT_AGAIN:
+            break
+        plan = _fetch_start(prepare(plan))
+        note(f"starting the ranks again, {left - 1} more time(s) after this")
+    return ExitCode.TRY_AGAIN if code == processes.HUNG else code
 
 
 def _fetch_start(plan: Plan) -> Plan:

@@ -27,6 +27,8 @@ from lt_train.plan import Plan
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "LT_TRAIN_PARENT"
 POLL_SECONDS = 0.1
+# The exit code of a rank whose watchdog has ended it. The others may be stopped for good.
+HUNG = 76
 PORTS = (20000, 32000)
 
 
@@ -110,6 +112,11 @@ def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def hung_code() -> int:
+    """The exit code of a rank that waits in vain for others: to lt-train, or to another launcher."""
+    return HUNG if PARENT_VARIABLE in os.environ else ExitCode.TRY_AGAIN
 
 
 def die_with_launcher() -> None:

@@ -14,8 +14,9 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
-from lt_train import agreement, checkpoint, data, device, megatron_arguments, model, optimizer, remote_run, timers
+from lt_train import agreement, checkpoint, data, device, megatron_arguments, model, optimizer, remote_run, timers, watchdog
 from lt_train.anomalies import Anomalies
+from lt_train.attempts import Attempt
 from lt_train.bench import Measurement
 from lt_train.checkpoint import TrainingState, Unlogged
 from lt_train.clock import Clock
@@ -30,6 +31,10 @@ from lt_train.settings.model import describe
 from lt_train.step import Stepper, StepResult
 from lt_train.stopping import Limits, Reason
 from lt_train.throughput import Speedometer
+from lt_train.watchdog import Watchdog
+
+# What the communication libraries wait beyond the watchdog.
+LATER_SECONDS = 60.0
 
 
 def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
@@ -37,7 +42,7 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
 
     Manifest lines of checkpoints go to stdout of rank 0.
     """
-    _join(place, where)
+    _join(place, where, plan.faults.timeout_seconds)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=plan.parallelism.tensor,
         pipeline_model_parallel_size=plan.parallelism.pipeline,
@@ -61,7 +66,7 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
             torch.distributed.barrier()
             remote_run.forget(Path(start))
-        loop = Loop(plan, state, log, where)
+        loop = Loop(plan, state, log, where, place)
         log.begin(state.iteration, arguments)
         with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
@@ -70,14 +75,15 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
     return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
 
 
-def _join(place: Place, where: torch.device) -> None:
+def _join(place: Place, where: torch.device, timeout_seconds: float) -> None:
     device.communicate_on_loopback(place)
     torch.distributed.init_process_group(
         backend=device.BACKENDS[where.type],
         # The variables of `Place.environment`; torchrun adds one that says that its own store is to be used.
         init_method="env://",
         device_id=where if where.type == device.CUDA else None,
-        timeout=datetime.timedelta(minutes=10),
+        # Longer than the watchdog's, which knows more.
+        timeout=datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS),
     )
 
 
@@ -95,7 +101,7 @@ def _now() -> datetime.datetime:
 class Loop:
     """The steps from a state's iteration to the plan's last."""
 
-    def __init__(self, plan: Plan, state: TrainingState, log: Log, where: torch.device):
+    def __init__(self, plan: Plan, state: TrainingState, log: Log, where: torch.device, place: Place):
         self.plan = plan
         self.state = state
         self.log = log
@@ -110,6 +116,9 @@ class Loop:
         self.timers = timers.attach(plan, state)
         self.logged_samples = state.consumed_samples
         self.anomalies = Anomalies(plan.optimization.max_nan_steps)
+        self.watchdog = Watchdog(plan.faults.timeout_seconds, place, settings.directory)
+        keeps_attempts = place.rank == 0 and settings.directory is not None
+        self.attempt = Attempt(Path(str(settings.directory)), plan, state.iteration) if keeps_attempts else None
 
     def run(self, profiler: Profiler) -> Reason:
         """Train to the last step, or to the first after which the run has a reason to end."""
@@ -118,8 +127,10 @@ class Loop:
         assert self.train_data
         batches = clock.reading(data.batches(self.train_data, plan, self.where, state.consumed_samples))
         clock.start()
-        with self.saver:
+        with self.saver, self.watchdog:
             stop = self._steps(batches, profiler, stop)
+        if self.attempt:
+            self.attempt.end(state.iteration)
         if stop:
             is_saved = plan.checkpointing.save and not plan.checkpointing.no_save_optim
             then = "the same command continues" if is_saved else "nothing is saved to continue from"
@@ -135,6 +146,9 @@ class Loop:
                 result = self.stepper.train(batches)
             with clock.pause():
                 profiler.step()
+            self.watchdog.beat(state.iteration)
+            if self.attempt:
+                self.attempt.reached(state.iteration)
             self.log.advance()
             state.unlogged.add(result.loss, result.updated)
             spike = self.anomalies.observe(state.iteration, result)
@@ -144,7 +158,7 @@ class Loop:
             stop = Reason.NONE if last else self._agreed(self.limits.reached(state.iteration))
             if last or state.iteration % plan.reporting.log_interval == 0:
                 self._report(result)
-            with clock.pause():
+            with clock.pause(), self.watchdog.slow():
                 if self.validation_data and (last or state.iteration % plan.data.eval_interval == 0):
                     self._evaluate("validation", self.validation_data)
                 if self.test_data and last:
