@@ -1,10 +1,9 @@
 """What is printed of text that came from a log."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.findings import Finding, duration, printable, worst
+from lt_monitor.findings import Finding, duration, worst
 
 
 @given(st.text())
@@ -12,16 +11,6 @@ def test_a_line_is_one_line_that_a_terminal_only_prints(text: str) -> None:
     line = Finding("xid", "critical", text, "key", text).line()
     assert line.isprintable()
     assert len(line) <= 1100
-
-
-@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x1b[2J", "a\r\nb", "\u202eevil", "\ud800", "\x9b31m", "\x00"])
-def test_escapes_are_shown(text: str) -> None:
-    assert "\\" in printable(text)
-    assert printable(text).isprintable()
-
-
-def test_readable_text_is_left_as_it_is() -> None:
-    assert printable("손실 2.5 <b>") == "손실 2.5 <b>"
 
 
 def test_records_come_back() -> None:

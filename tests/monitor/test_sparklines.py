@@ -44,7 +44,7 @@ def test_a_run_with_nothing_but_a_loss() -> None:
 
 def test_a_hostile_name_stays_text() -> None:
     shown = sparklines.of_run(of_steps({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", Known(), 60)
-    assert shown.startswith("a\ufffd[2J\ufffd   step 1\n")
+    assert shown.startswith("a\\x1b[2J\\x07\\n  step 1\n")
 
 
 @pytest.mark.parametrize(

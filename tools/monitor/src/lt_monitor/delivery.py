@@ -15,7 +15,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 
-from lt_monitor.findings import Finding, printable
+from lt_monitor.display import printable
+from lt_monitor.findings import Finding
 from lt_shared import storage
 from lt_shared.console import UsageError
 

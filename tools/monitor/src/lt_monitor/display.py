@@ -1,16 +1,17 @@
 """Text from logs made safe to show: terminals obey escape sequences, and a name may hide what it is by writing backwards."""
 
-import re
-
-# Control characters (C0, DEL, C1), those that change the direction of writing, line separators, and lone surrogates.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-_REPLACEMENT = "\ufffd"
+from lt_monitor.events import MESSAGE_CHARACTERS
 
 
-def printable(text: object, limit: int | None = None) -> str:
-    """`text` in one line without anything that a terminal would obey; each such character becomes a replacement character.
+def printable(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
+    """One line without control, formatting or invalid characters, which are shown as escapes such as \\x1b.
 
-    A tab and a line end become a space. What is longer than `limit` characters ends in an ellipsis.
+    What is longer than `limit` characters ends in an ellipsis.
     """
-    safe = _UNSAFE.sub(_REPLACEMENT, re.sub(r"[\t\r\n]", " ", str(text)))
-    return safe if limit is None or len(safe) <= limit else safe[: limit - 1] + "…"
+    said = str(text)
+    shown = said if said.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in said)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")

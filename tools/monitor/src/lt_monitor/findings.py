@@ -1,13 +1,14 @@
 """What an alert says: one finding a line, once.
 
 A finding is about a run and a rule; its key tells whether it is news. Text in it comes from logs, which anybody may have written:
-`printable` leaves nothing in it that a terminal would obey.
+`display.printable` leaves nothing in it that a terminal would obey.
 """
 
 import dataclasses
 from typing import Any, Self
 
-from lt_monitor.events import MESSAGE_CHARACTERS, SEVERITIES, Record
+from lt_monitor.display import printable
+from lt_monitor.events import SEVERITIES, Record
 
 MACHINE_KINDS = ("gpu", "neuron")
 
@@ -34,16 +35,6 @@ class Finding:
     def from_record(cls, record: Record) -> Self:
         """Raises TypeError when the record is none."""
         return cls(**{key: value for key, value in record.items() if key not in ("v", "kind")})
-
-
-def printable(text: str) -> str:
-    """One line without control, formatting or invalid characters, which are shown as escapes such as \\x1b."""
-    shown = text if text.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in text)
-    return shown if len(shown) <= MESSAGE_CHARACTERS else shown[: MESSAGE_CHARACTERS - 3] + "..."
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def worst(severities: Any) -> str:

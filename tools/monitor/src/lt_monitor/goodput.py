@@ -11,7 +11,8 @@ from typing import Any
 
 from lt_monitor import accounting, log_files
 from lt_monitor.accounting import Account
-from lt_monitor.findings import duration, printable
+from lt_monitor.display import printable
+from lt_monitor.findings import duration
 from lt_monitor.run_state import RunState, positive, state_of
 from lt_shared.console import BadData, warn
 

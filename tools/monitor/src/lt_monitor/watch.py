@@ -33,7 +33,6 @@ SILENT_STEPS = 10
 PANEL_LINES = 9
 SPARK_WIDTH = 10
 COLUMN_GAP = 3
-MESSAGE_CHARACTERS = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +172,7 @@ def _panel(view: View, now: float) -> "RenderableType":
     grid.add_row("restarts", Text(rows["restarts"](summary)), _age(view, now, "last line {} ago"))
     parts: list[RenderableType] = [grid]
     if summary.fault is not None:
-        message = f"{rows['fault'](summary)}: {printable(summary.fault['message'], MESSAGE_CHARACTERS)}"
+        message = f"{rows['fault'](summary)}: {printable(summary.fault['message'])}"
         parts.append(Text(message, style="red", no_wrap=True, overflow="ellipsis"))
     state = view.silence(now)
     style = "red" if state and state[1] else "blue"
