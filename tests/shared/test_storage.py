@@ -537,3 +537,17 @@ def test_a_fresh_fingerprint_sees_a_change_behind_an_old_listing(bucket: str, mo
         file.write(b"b")
     assert storage.fingerprint(f"{bucket}/file") == first
     assert storage.fingerprint(f"{bucket}/file", refresh=True) != first
+
+
+def test_a_directory_to_be_resumed_keeps_what_is_in_it(tmp_path: Path) -> None:
+    for number in range(2):
+        with pytest.raises(KeyboardInterrupt), storage.publish_directory(tmp_path / "out", resume=True) as partial:
+            assert len(list(partial.iterdir())) == number
+            (partial / str(number)).write_bytes(b"kept")
+            raise KeyboardInterrupt
+    with storage.publish_directory(tmp_path / "out", resume=True):
+        pass
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0", "1"]
+    with pytest.raises(KeyboardInterrupt), storage.publish_directory(tmp_path / "other", resume=True):
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "an empty directory is not left"

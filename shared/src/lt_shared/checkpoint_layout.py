@@ -57,8 +57,11 @@ class RunRecord:
             for path in sorted(directory.rglob("*"))
             if path.is_file() and path.name != RECORD
         } | dict(elsewhere or {})
-        record = {"v": RECORD_VERSION, **dataclasses.asdict(dataclasses.replace(self, files=files))}
-        (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        (directory / RECORD).write_bytes(dataclasses.replace(self, files=files).to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The content of a `run.json`."""
+        return (json.dumps({"v": RECORD_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n").encode()
 
     @classmethod
     def read(cls, directory: Path) -> Self:

@@ -106,11 +106,12 @@ def _check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: st
 
 
 @contextlib.contextmanager
-def publish_directory(path: str | os.PathLike[str], replace: bool = False) -> Iterator[Path]:
+def publish_directory(path: str | os.PathLike[str], replace: bool = False, resume: bool = False) -> Iterator[Path]:
     """Yield an empty directory beside `path` that becomes `path` when the block ends without an exception.
 
     Every file in it is synced first. An existing `path` is an error unless it is empty or `replace` is set; then the old one is
-    moved away before and deleted after. Raises as `publish`.
+    moved away before and deleted after. With `resume` the directory holds what an earlier process left in it, and what is in it
+    after an exception is kept. Raises as `publish`.
     """
     target = Path(os.path.abspath(path))
     partial = target.parent / f".{target.name}.partial"
@@ -119,14 +120,18 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False) -> It
         lock = _create_partial_directory(partial, str(target))
     try:
         with filling(str(target)):
-            _empty(partial)
+            if not resume:
+                empty_directory(partial)
             _check_replaceable(target, replace)
             yield partial
         with writing(str(target)):
             _check_still_ours(lock, partial, str(target))
             publish_prepared_directory(partial, target)
     except BaseException:
-        if is_at(lock, partial):
+        if resume:
+            with contextlib.suppress(OSError):
+                os.rmdir(partial)
+        elif is_at(lock, partial):
             shutil.rmtree(partial, ignore_errors=True)
         raise
     finally:
@@ -207,7 +212,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _empty(directory: Path) -> None:
+def empty_directory(directory: Path) -> None:
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
