@@ -1,6 +1,7 @@
-"""Checkpoints to convert: saved by megatron-core in processes of its own, and by transformers here."""
+"""Checkpoints to convert: small models in Hugging Face's format, and a run of megatron-core in processes of its own."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -9,16 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
+from lt_convert import families
+from lt_convert.mapping import Model
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture, RopeScaling
 
 # transformers must not look for anything on the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
-
-MODEL = Path(__file__).with_name("megatron_model.py")
 
 GROUPED = Architecture("grouped", "llama", 3, 32, 88, 4, 2, 250, 512)
 ARCHITECTURES = {
@@ -27,7 +27,7 @@ ARCHITECTURES = {
     # The head is not hidden / heads, and the vocabulary needs no padding. With this base, scaling moves some frequencies
     # far enough to show within 400 tokens.
     "scaled": dataclasses.replace(
-        GROUPED, num_query_groups=1, kv_channels=16, rotary_base=20000.0, rope_scaling=RopeScaling(32.0), vocab_size=256
+        GROUPED, num_query_groups=2, kv_channels=16, rotary_base=20000.0, rope_scaling=RopeScaling(32.0), vocab_size=256
     ),
 }
 TOKENS = [[(7 * position * position + 3) % 250 for position in range(400)]]
@@ -46,77 +46,89 @@ def tokens() -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def megatron(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Run jobs for megatron_model.py, all in the same processes."""
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Run jobs for one of the scripts beside this file, all in the same processes."""
 
-    def run(jobs: list[Job], world_size: int = 1) -> None:
-        place = tmp_path_factory.mktemp("megatron")
+    def run(script: str, jobs: list[Job], world_size: int = 1) -> None:
+        place = tmp_path_factory.mktemp("ranks")
         (place / "jobs.json").write_text(json.dumps(jobs))
-        command = [sys.executable, "-W", "ignore", str(MODEL), str(place / "jobs.json")]
-        ranks = []
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), str(place / "jobs.json")]
+        processes = []
         for rank in range(world_size):
-            log = (place / f"{rank}.log").open("wb")
-            ranks.append(subprocess.Popen([*command, str(rank), str(world_size), str(place / "store")], stdout=log, stderr=log))
-            log.close()
+            arguments = [str(rank), str(world_size), str(place / "store")]
+            with (place / f"{rank}.log").open("wb") as log:
+                processes.append(subprocess.Popen([*command, *arguments], stdout=log, stderr=log))
         try:
-            codes = [rank.wait(timeout=240) for rank in ranks]
+            codes = [process.wait(timeout=240) for process in processes]
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+            for process in processes:
+                process.kill()
+                process.wait()
         assert codes == [0] * world_size, "\n".join((place / f"{rank}.log").read_text() for rank in range(world_size))
 
     return run
 
 
-def job(name: str, **more: Any) -> Job:
-    architecture = ARCHITECTURES[name]
-    return {"architecture": architecture.to_record(), "padded_vocab_size": 256, "tokens": TOKENS, **more}
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """A checkpoint that somebody else's software saved; `logits` float32 [1, position, vocabulary] of `TOKENS`."""
-
-    directory: Path
-    architecture: Architecture
-    logits: numpy.ndarray
+@pytest.fixture(scope="session")
+def megatron(ranks: Callable[..., None]) -> Callable[..., None]:
+    """Run jobs for megatron_model.py, all in the same processes."""
+    return functools.partial(ranks, "megatron_model.py")
 
 
 @pytest.fixture(scope="session")
-def megatron_checkpoints(megatron: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
-    """One per architecture by one process; `tensor` is `grouped` cut by heads, `pipeline` is `tied` cut into 2 and 1 layers."""
-    root = tmp_path_factory.mktemp("megatron-checkpoints")
-    alone = [job(name, save=str(root / name), logits=str(root / f"{name}.npy")) for name in ARCHITECTURES]
-    megatron([*alone, job("grouped", save=str(root / "bfloat16"), dtype="bfloat16", logits=str(root / "bfloat16.npy"))])
-    tensor = job("grouped", save=str(root / "tensor"), tensor_parallel=2)
-    megatron([tensor, job("tied", save=str(root / "pipeline"), pipeline_parallel=2)], world_size=2)
-    kinds = {name: name for name in ARCHITECTURES} | {"bfloat16": "grouped", "tensor": "grouped", "pipeline": "tied"}
-    logits = {name: name for name in kinds} | {"tensor": "grouped", "pipeline": "tied"}
-    return {
-        name: Saved(root / name, ARCHITECTURES[kind], numpy.load(root / f"{logits[name]}.npy")) for name, kind in kinds.items()
-    }
+def write_model() -> Callable[..., Path]:
+    """Write a Hugging Face directory of random weights with the safetensors library; `shards` of them get an index."""
+
+    def write(directory: Path, architecture: Architecture, dtype: str = "float32", shards: int = 1) -> Path:
+        import torch
+        from safetensors.torch import save_file
+
+        generator = torch.Generator().manual_seed(len(architecture.name))
+        shapes = families.family_of(architecture).canonical(Model(architecture, architecture.vocab_size))
+        tensors = {
+            name: (torch.randn(shape, generator=generator) * 0.1 + (len(shape) == 1)).to(getattr(torch, dtype))
+            for name, shape in shapes.items()
+        }
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text(json.dumps(huggingface.to_config(architecture, dtype)))
+        if shards == 1:
+            save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+            return directory
+        weight_map = {}
+        for number in range(shards):
+            name = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+            shard = dict(list(tensors.items())[number::shards])
+            save_file(shard, directory / name, {"format": "pt"})
+            weight_map |= dict.fromkeys(shard, name)
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        return directory
+
+    return write
 
 
 @pytest.fixture(scope="session")
-def hf_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
-    """One per architecture, and `grouped` as several shards of bfloat16."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def models(tmp_path_factory: pytest.TempPathFactory, write_model: Callable[..., Path]) -> dict[str, Path]:
+    """A Hugging Face directory per architecture, and `sharded`: `grouped` in bfloat16 and three files."""
+    root = tmp_path_factory.mktemp("models")
+    made = {name: write_model(root / name, architecture) for name, architecture in ARCHITECTURES.items()}
+    return made | {"sharded": write_model(root / "sharded", GROUPED, "bfloat16", shards=3)}
 
-    root = tmp_path_factory.mktemp("hf-checkpoints")
-    saved = {}
-    for name, architecture in ARCHITECTURES.items():
-        torch.manual_seed(len(name))
-        config = LlamaConfig(**huggingface.to_config(architecture, "float32"))
-        model = LlamaForCausalLM(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            logits = model(torch.tensor(TOKENS)).logits.numpy()
-        model.save_pretrained(root / name)
-        saved[name] = Saved(root / name, architecture, logits)
-        if name == "grouped":
-            model.to(torch.bfloat16).save_pretrained(root / "sharded", max_shard_size="30KB")
-            saved["sharded"] = Saved(root / "sharded", architecture, logits)
-    return saved
+
+@pytest.fixture(scope="session")
+def stored_tensors() -> Callable[[Path], dict[str, bytes]]:
+    """The bytes of every tensor of a Hugging Face directory, with dtype and shape, as the safetensors library reads them."""
+
+    def read(directory: Path) -> dict[str, tuple[str, bytes]]:
+        import torch
+        from safetensors import safe_open
+
+        found = {}
+        for path in sorted(directory.glob("model*.safetensors")):
+            with safe_open(path, "pt") as file:
+                assert file.metadata() == {"format": "pt"}
+                for name in file.keys():  # noqa: SIM118
+                    tensor = file.get_tensor(name)
+                    found[name] = (f"{tensor.dtype} {list(tensor.shape)}", tensor.view(torch.uint8).numpy().tobytes())
+        return found
+
+    return read

@@ -1,60 +1,68 @@
-"""`lt-convert.json` beside a converted checkpoint: what it was made of, so that running the same command again is quick.
+"""`lt-convert.json` beside a converted checkpoint: what it was made of and what is in it, byte range by byte range.
 
-A source is recognised by the path, size and modification time of its files, as make does, not by their content: hashing would
-read the whole checkpoint again.
+So running the same command again is quick, and `lt-convert verify` finds what changed since. A source is recognised by the path,
+size and modification time of its files, as make does, not by their content: hashing would read the whole checkpoint again.
 """
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any, Self
 
-from lt_shared.console import BadData
+from lt_convert.checksums import Checksums
+from lt_shared import storage
+from lt_shared.console import BadData, NoInput
 
-NAME = "lt-convert.json"
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class ConversionRecord:
-    """`source` has the fingerprint of each source file, `files` maps each output file to its size in bytes.
+    """`source` has the fingerprint of each source file, `files` the checksums of what was written.
 
     `tokenizer_file` is the first of the tokenizer's original files, beside which others may have been made.
     """
 
     options: dict[str, Any]
     source: list[dict[str, str | int]]
-    files: dict[str, int]
+    files: Checksums
     tokenizer_file: str | None = None
+    iteration: int | None = None
+    loss: float | None = None
 
-    def write(self, directory: Path) -> None:
-        """Write the record into a directory that is not yet visible, with the sizes of the files that are there."""
-        complete = dataclasses.replace(self, files=_sizes(directory))
-        (directory / NAME).write_text(json.dumps({"v": VERSION, **dataclasses.asdict(complete)}, indent=2) + "\n")
+    def to_bytes(self) -> bytes:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return (json.dumps({"v": VERSION, **fields, "files": self.files.to_record()}) + "\n").encode()
 
-    def made_of(self, options: dict[str, Any], source: list[dict[str, str | int]], directory: Path) -> bool:
-        """Whether `directory` still is what these options make of this source."""
-        return self.options == options and self.source == source and self.files == _sizes(directory)
+    def made_of(self, options: dict[str, Any], source: list[dict[str, str | int]], directory: str) -> bool:
+        """Whether `directory` still has the files that these options make of this source, by name and size."""
+        same = json.loads(json.dumps(options)) == self.options and source == self.source
+        return same and self.files.sizes == _sizes(directory, self.files.sizes)
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        return cls(record["options"], record["source"], record["files"], record["tokenizer_file"])
+    def read(cls, directory: str) -> Self | None:
+        """The record in `directory`, None when there is none. Raises BadData when it is malformed."""
+        path = f"{directory}/{Checksums.RECORD}"
+        try:
+            content = storage.read_bytes(path)
+        except NoInput:
+            return None
+        try:
+            record = dict(json.loads(content))
+            if record.pop("v") != VERSION:
+                return None
+            return cls(**{**record, "files": Checksums.from_record(record["files"])})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadData(f"{path}: malformed: {error}", "delete the file") from None
 
 
-def read(directory: Path) -> ConversionRecord | None:
-    """The record in `directory`, None when there is none. Raises BadData when it is malformed."""
-    path = directory / NAME
-    if not path.is_file():
-        return None
-    try:
-        return ConversionRecord.from_record(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{path}: malformed: {error}", "delete the file") from None
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    return {
-        str(path.relative_to(directory)): path.stat().st_size
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != NAME
-    }
+def _sizes(directory: str, names: Any) -> dict[str, int]:
+    if storage.is_remote(directory):
+        found = storage.sizes_below(directory)
+        return {name: found[name] for name in names if name in found}
+    sizes = {}
+    for name in names:
+        try:
+            sizes[name] = storage.size_bytes(f"{directory}/{name}")
+        except NoInput:
+            continue
+    return sizes

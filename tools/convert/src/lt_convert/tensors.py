@@ -1,215 +1,228 @@
-"""Tensors that are read only when somebody writes them: a shape, a dtype, and a way to get some of their rows.
+"""Tensors as strided views of files: what a conversion does to them is arithmetic on positions, and no value is read.
 
-Rows (slices of the first dimension) are the unit of everything here: every Llama mapping only moves rows. Values travel as raw
-bits in unsigned integers, so nothing is rounded unless a `CastTensor` asks for it. Memory is bounded by what one `read_rows` call
-returns; writers ask for about 64 MiB at a time.
+A tensor is a shape and the parts it is made of; a part says which of the tensor's places it fills (a `range` per axis, with steps
+where rows are interleaved) and where the values lie (a view: file, position and a stride per axis, as NumPy has them). Slicing,
+transposing, stacking and interleaving give another such tensor, so any chain of operations costs nothing until a writer reads the
+result block by block (`blocks`). Planning Llama 3 70B, 723 tensors in 50,000 parts, takes about a second.
 """
 
-import collections
 import dataclasses
-import itertools
 import math
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Protocol
-
-import numpy
-from numpy.typing import NDArray
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 from lt_shared.console import BadData
 
-Bits = NDArray[Any]
-
-DTYPES: dict[str, type] = {"float32": numpy.uint32, "bfloat16": numpy.uint16, "float16": numpy.uint16}
-BLOCK_BYTES = 64 << 20
+# Values travel as raw bits; the size is in bytes.
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4, "uint8": 1}
 
 
-class Tensor(Protocol):
-    """`dtype` is one of `DTYPES`; `read_rows(start, stop)` gives bits [stop - start, *shape[1:]]."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """Values in `file`: the first at byte `position`, the neighbours along each axis `strides` bytes on."""
 
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def read_rows(self, start: int, stop: int) -> Bits: ...
-
-
-def row_bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape[1:]) * numpy.dtype(DTYPES[tensor.dtype]).itemsize
-
-
-def size_bytes(tensor: Tensor) -> int:
-    return tensor.shape[0] * row_bytes(tensor)
-
-
-def row_blocks(tensor: Tensor, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
-    """Row ranges (start, stop) that cover the tensor in order, each of at most `block_bytes` (or one row)."""
-    step = max(1, block_bytes // max(1, row_bytes(tensor)))
-    for start in range(0, tensor.shape[0], step):
-        yield start, min(start + step, tensor.shape[0])
-
-
-class OpenFiles:
-    """Files of a checkpoint, opened on first use. At most `limit` are open: a large run has more shards than descriptors."""
-
-    def __init__(self, limit: int = 128):
-        self.limit = limit
-        self._descriptors: collections.OrderedDict[Path, int] = collections.OrderedDict()
-
-    def read(self, path: Path, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes. Raises BadData when the file is missing or ends early."""
-        if path not in self._descriptors:
-            if len(self._descriptors) >= self.limit:
-                os.close(self._descriptors.popitem(last=False)[1])
-            try:
-                self._descriptors[path] = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:
-                raise BadData(f"{path}: missing", "the checkpoint is incomplete: copy it again") from None
-        self._descriptors.move_to_end(path)
-        parts = []
-        while length > 0:
-            part = os.pread(self._descriptors[path], length, offset)
-            if not part:
-                raise BadData(f"{path}: truncated at {offset} bytes", "the checkpoint is incomplete: copy it again")
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def __enter__(self) -> "OpenFiles":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """A box of a tensor, row-major at byte `position` of a file: rows `offsets[0]` to `offsets[0] + sizes[0]` and so on."""
-
-    path: Path
+    file: str
     position: int
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in files, cut into boxes in any way."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """The values at the places `place` (one range per axis) of a tensor. Without a view they are zeros."""
+
+    place: tuple[range, ...]
+    view: View | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensor:
+    """`dtype` is what a reader of the tensor gets, `stored` what its parts hold; they differ only after `cast`.
+
+    `name` is that of the stored tensors it comes from, for messages and plans.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    chunks: Sequence[Chunk]
-    files: OpenFiles = dataclasses.field(repr=False)
+    parts: tuple[Part, ...]
+    stored: str
 
-    def check(self) -> None:
-        """Raises BadData unless the chunks cover the tensor exactly once."""
-        for chunk in self.chunks:
-            if any(offset + size > whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, self.shape, strict=True)):
-                raise BadData(f"{chunk.path}: a chunk of {self.name} lies outside its shape {list(self.shape)}")
-        covered = sum(math.prod(chunk.sizes) for chunk in self.chunks)
-        overlap = any(_overlap(one, other) for one, other in itertools.combinations(self.chunks, 2))
-        if covered != math.prod(self.shape) or overlap:
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(part.view.file for part in self.parts if part.view))
+
+    def cast(self, dtype: str) -> Self:
+        return dataclasses.replace(self, dtype=dtype)
+
+    def named(self, name: str) -> Self:
+        return dataclasses.replace(self, name=name)
+
+    def take(self, axis: int, indices: range) -> Self:
+        """The slices at `indices` (rising) along an axis: all of them exist, their number is the new size."""
+        parts = []
+        for part in self.parts:
+            common = meet(part.place[axis], indices)
+            if not common:
+                continue
+            place = range((common.start - indices.start) // indices.step, len(indices), max(1, common.step // indices.step))
+            place = place[: len(common)]
+            parts.append(
+                Part(_replaced(part.place, axis, place), part.view and _sliced(part.view, part.place[axis], axis, common))
+            )
+        return dataclasses.replace(self, shape=_replaced(self.shape, axis, len(indices)), parts=tuple(parts))
+
+    def permuted(self, order: Sequence[int]) -> Self:
+        """The axes in another order, as `numpy.transpose`."""
+        parts = tuple(Part(_ordered(part.place, order), part.view and _permuted(part.view, order)) for part in self.parts)
+        return dataclasses.replace(self, shape=_ordered(self.shape, order), parts=parts)
+
+    def transposed(self) -> Self:
+        return self.permuted(range(len(self.shape))[::-1])
+
+    def expanded(self, axes: int) -> Self:
+        """With `axes` axes of size 1 before the others."""
+        parts = tuple(Part((range(1),) * axes + part.place, part.view and _expanded(part.view, axes)) for part in self.parts)
+        return dataclasses.replace(self, shape=(1,) * axes + self.shape, parts=parts)
+
+    def squeezed(self, axes: int) -> Self:
+        """Without the first `axes` axes, which have size 1."""
+        parts = tuple(Part(part.place[axes:], part.view and _squeezed(part.view, axes)) for part in self.parts)
+        return dataclasses.replace(self, shape=self.shape[axes:], parts=parts)
+
+    def at(self, *indices: int) -> Self:
+        """The tensor at these indices of the first axes: one layer of a stack."""
+        result = self
+        for axis, index in enumerate(indices):
+            result = result.take(axis, range(index, index + 1))
+        return result.squeezed(len(indices))
+
+    def check_cover(self) -> None:
+        """Raises BadData unless the parts cover the tensor exactly once."""
+        for part in self.parts:
+            if any(places and places[-1] >= size for places, size in zip(part.place, self.shape, strict=True)):
+                raise BadData(f"{self.name}: a chunk lies outside its shape {list(self.shape)}")
+        covered = sum(math.prod(map(len, part.place)) for part in self.parts)
+        if covered != math.prod(self.shape) or _overlapping(self.parts):
             raise BadData(f"{self.name}: its chunks do not cover its shape {list(self.shape)} exactly once")
 
-    def read_rows(self, start: int, stop: int) -> Bits:
-        bits = DTYPES[self.dtype]
-        result: Bits = numpy.empty((stop - start, *self.shape[1:]), bits)
-        for chunk in self.chunks:
-            first, last = max(start, chunk.offsets[0]), min(stop, chunk.offsets[0] + chunk.sizes[0])
-            if first >= last:
-                continue
-            width = math.prod(chunk.sizes[1:]) * result.itemsize
-            data = self.files.read(chunk.path, chunk.position + (first - chunk.offsets[0]) * width, (last - first) * width)
-            box = tuple(slice(offset, offset + size) for offset, size in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True))
-            values: Bits = numpy.frombuffer(data, bits).reshape(last - first, *chunk.sizes[1:])
-            result[(slice(first - start, last - start), *box)] = values
-        return result
+
+def stored(
+    name: str, dtype: str, shape: Sequence[int], chunks: Iterable[tuple[Sequence[int], Sequence[int], str, int]]
+) -> Tensor:
+    """A tensor in files: chunks of (offsets, sizes, file, position), each row-major. Raises BadData unless they cover it once."""
+    parts = []
+    for offsets, sizes, file, position in chunks:
+        place = tuple(range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+        parts.append(Part(place, View(file, position, tuple(sizes), row_major(sizes, ITEM_BYTES[dtype]))))
+    tensor = Tensor(name, dtype, tuple(shape), tuple(parts), dtype)
+    tensor.check_cover()
+    return tensor
 
 
-def _overlap(one: Chunk, other: Chunk) -> bool:
-    boxes = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    return all(
-        offset < other_offset + other_size and other_offset < offset + size for offset, size, other_offset, other_size in boxes
+def zeros(dtype: str, shape: Sequence[int]) -> Tensor:
+    return Tensor("zeros", dtype, tuple(shape), (Part(tuple(map(range, shape)), None),), dtype)
+
+
+def assemble(name: str, shape: Sequence[int], pieces: Iterable[tuple[Sequence[range], Tensor]]) -> Tensor:
+    """A tensor of others, each at a place (a range per axis, as long as the piece's size there).
+
+    Raises BadData when the pieces differ in dtype: joining them would need a cast. Zeros take the dtype that the others are
+    stored in.
+    """
+    pieces = list(pieces)
+    dtypes = sorted({tensor.dtype for _, tensor in pieces})
+    held = sorted({tensor.stored for _, tensor in pieces if any(part.view for part in tensor.parts)}) or dtypes
+    if len(dtypes) > 1 or len(held) > 1:
+        raise BadData(
+            f"{name}: its parts are stored as {' and '.join(held if len(held) > 1 else dtypes)}",
+            "give all tensors one dtype first: lt-convert SRC --to hf --dtype bfloat16 -o DST",
+        )
+    parts = tuple(
+        Part(
+            tuple(outer[inner.start : inner.stop : inner.step] for outer, inner in zip(place, part.place, strict=True)), part.view
+        )
+        for place, tensor in pieces
+        for part in tensor.parts
+    )
+    names = ", ".join(dict.fromkeys(tensor.name for _, tensor in pieces))
+    return Tensor(names, dtypes[0], tuple(shape), parts, held[0])
+
+
+def concatenate(name: str, axis: int, tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors one after the other along an axis."""
+    pieces, end = [], 0
+    for tensor in tensors:
+        start, end = end, end + tensor.shape[axis]
+        pieces.append((_replaced(tuple(map(range, tensor.shape)), axis, range(start, end)), tensor))
+    return assemble(name, _replaced(tensors[0].shape, axis, end), pieces)
+
+
+def row_major(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
+    """The strides in bytes of values that lie one after the other."""
+    return tuple(item_bytes * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def meet(one: range, other: range) -> range:
+    """What two rising ranges have in common, rising."""
+    if one.step == 1 and other.step == 1:
+        return range(max(one.start, other.start), min(one.stop, other.stop))
+    step = math.lcm(one.step, other.step)
+    first = max(one.start, other.start)
+    begin = next((value for value in _aligned(one, first, step) if value in other), None)
+    return range(0) if begin is None else range(begin, min(one[-1], other[-1]) + 1, step)
+
+
+def _aligned(one: range, first: int, period: int) -> range:
+    """The members of `one` from `first` on, one period long."""
+    begin = one.start + -(-(first - one.start) // one.step) * one.step
+    return range(begin, min(begin + period, one.stop), one.step)
+
+
+def _sliced(view: View, places: range, axis: int, common: range) -> View:
+    first = (common.start - places.start) // places.step
+    step = max(1, common.step // places.step)
+    return View(
+        view.file,
+        view.position + first * view.strides[axis],
+        _replaced(view.shape, axis, len(common)),
+        _replaced(view.strides, axis, view.strides[axis] * step),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class ZeroTensor:
-    """A tensor of zeros, for rows that have no source."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    def read_rows(self, start: int, stop: int) -> Bits:
-        return numpy.zeros((stop - start, *self.shape[1:]), DTYPES[self.dtype])
+def _permuted(view: View, order: Sequence[int]) -> View:
+    return View(view.file, view.position, _ordered(view.shape, order), _ordered(view.strides, order))
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Rows `start` to `start + rows` of `source`, known as `name`."""
-
-    name: str
-    source: Tensor
-    start: int
-    rows: int
+def _expanded(view: View, axes: int) -> View:
+    return View(view.file, view.position, (1,) * axes + view.shape, (0,) * axes + view.strides)
 
 
-@dataclasses.dataclass(frozen=True)
-class AssembledTensor:
-    """Pieces of other tensors, one below the other. `operation` tells a person what is done."""
-
-    operation: str
-    pieces: Sequence[Piece]
-
-    @property
-    def dtype(self) -> str:
-        return self.pieces[0].source.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(piece.rows for piece in self.pieces), *self.pieces[0].source.shape[1:])
-
-    def check(self, name: str) -> None:
-        """Raises BadData when the pieces differ in dtype: stacking them would need a cast."""
-        dtypes = sorted({piece.source.dtype for piece in self.pieces})
-        if len(dtypes) > 1:
-            raise BadData(f"{name}: its parts are stored as {' and '.join(dtypes)}", "pass --dtype to choose one")
-
-    def read_rows(self, start: int, stop: int) -> Bits:
-        parts = []
-        ends = itertools.accumulate(piece.rows for piece in self.pieces)
-        for piece, end in zip(self.pieces, ends, strict=True):
-            begin = end - piece.rows
-            first, last = max(start, begin), min(stop, end)
-            if first < last:
-                parts.append(piece.source.read_rows(piece.start + first - begin, piece.start + last - begin))
-        return parts[0] if len(parts) == 1 else numpy.concatenate(parts)
+def _squeezed(view: View, axes: int) -> View:
+    return View(view.file, view.position, view.shape[axes:], view.strides[axes:])
 
 
-@dataclasses.dataclass(frozen=True)
-class CastTensor:
-    """`source` rounded to another dtype (to nearest, ties to even)."""
+def _replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])
 
-    name: str
-    source: Tensor
-    dtype: str
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
+def _ordered(values: tuple[Any, ...], order: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(values[axis] for axis in order)
 
-    def read_rows(self, start: int, stop: int) -> Bits:
-        """Raises BadData when a finite value becomes infinite."""
-        import torch
 
-        values = torch.from_numpy(self.source.read_rows(start, stop)).view(getattr(torch, self.source.dtype))
-        cast = values.to(getattr(torch, self.dtype))
-        if bool((cast.isinf() & ~values.isinf()).any()):
-            raise BadData(f"{self.name}: has values too large for {self.dtype}", "choose bfloat16 or float32")
-        return cast.view(getattr(torch, numpy.dtype(DTYPES[self.dtype]).name)).numpy()
+def _overlapping(parts: Sequence[Part]) -> bool:
+    """Whether two parts share a place: each is compared with those that begin before it ends along the first axis."""
+    if not parts or not parts[0].place:
+        return len(parts) > 1
+    ordered = sorted((part for part in parts if all(part.place)), key=lambda part: part.place[0].start)
+    for index, one in enumerate(ordered):
+        for other in ordered[index + 1 :]:
+            if other.place[0].start > one.place[0][-1]:
+                break
+            if all(meet(mine, its) for mine, its in zip(one.place, other.place, strict=True)):
+                return True
+    return False

@@ -1,0 +1,64 @@
+"""What a conversion wrote, byte range by byte range with its SHA-256: part of `lt-convert.json` beside the result.
+
+The hashes are those of the values of each tensor, so that the same tensor in two results has the same hash, whatever file it is
+in.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """`length` bytes of a file from `offset`; `tensor` is empty for what is not a tensor's values."""
+
+    file: str
+    offset: int
+    length: int
+    sha256: str
+    tensor: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Checksums:
+    """The pieces of every file, in order, and its size in bytes: together they cover it."""
+
+    RECORD: ClassVar[str] = "lt-convert.json"
+
+    sizes: Mapping[str, int]
+    pieces: Mapping[str, Sequence[Piece]]
+
+    @classmethod
+    def of(cls, files: Iterable[tuple[str, int]], pieces: Iterable[Piece]) -> Self:
+        by_file: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            by_file.setdefault(piece.file, []).append(piece)
+        ordered = {name: sorted(found, key=lambda piece: piece.offset) for name, found in by_file.items()}
+        return cls(dict(files), ordered)
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            name: {"bytes": size, "pieces": [list(dataclasses.astuple(piece))[1:] for piece in self.pieces.get(name, ())]}
+            for name, size in self.sizes.items()
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Raises KeyError, TypeError, AttributeError or ValueError for what is no record, or one that names files elsewhere."""
+        outside = [name for name in record if name.startswith("/") or ".." in name.split("/")]
+        if outside:
+            raise ValueError(f"names a file outside the directory: {outside[0]!r}")
+        sizes = {name: int(entry["bytes"]) for name, entry in record.items()}
+        pieces = [Piece(name, *piece) for name, entry in record.items() for piece in entry["pieces"]]
+        return cls.of(sizes.items(), pieces)
+
+    @property
+    def tensors(self) -> dict[str, list[str]]:
+        """The hashes of every tensor's chunks, by the tensor's name."""
+        found: dict[str, list[str]] = {}
+        for pieces in self.pieces.values():
+            for piece in pieces:
+                if piece.tensor:
+                    found.setdefault(piece.tensor, []).append(piece.sha256)
+        return found
