@@ -9,7 +9,9 @@ answers those.
 
 import argparse
 import contextlib
+import functools
 import json
+import queue
 import sys
 import zlib
 from collections.abc import Iterator
@@ -21,9 +23,11 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.overrides import TorchFunctionMode
 
@@ -46,6 +50,10 @@ def without_cuda() -> Iterator[None]:
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.manual_seed = lambda seed: torch.manual_seed(seed)
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor
+    # A save that is waited for needs no manager process, which would import torch once more.
+    filesystem_async._results_queue = queue.Queue()
+    # megatron-core 0.16's router asks whether it is None, and does not define it without TransformerEngine.
+    moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     with _CpuForCuda():
@@ -53,6 +61,7 @@ def without_cuda() -> Iterator[None]:
 
 
 def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype) -> GPTModel:
+    llama = architecture.family == "llama"
     config = TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -61,10 +70,15 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
         num_query_groups=architecture.num_query_groups,
         kv_channels=architecture.kv_channels,
         layernorm_epsilon=architecture.norm_epsilon,
-        normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu,
-        gated_linear_unit=True,
-        add_bias_linear=False,
+        normalization="RMSNorm" if llama else "LayerNorm",
+        activation_func=torch.nn.functional.silu if llama else functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+        gated_linear_unit=llama,
+        add_bias_linear=not llama,
+        add_qkv_bias=architecture.add_qkv_bias,
+        qk_layernorm=architecture.qk_layernorm,
+        window_size=(architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
+        num_moe_experts=architecture.num_experts,
+        moe_router_topk=architecture.moe_router_topk,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
@@ -82,14 +96,16 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
     scaling = architecture.rope_scaling
     return GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
+        transformer_layer_spec=get_gpt_layer_local_spec(
+            num_experts=architecture.num_experts, qk_layernorm=architecture.qk_layernorm, normalization=config.normalization
+        ),
         vocab_size=padded_vocab_size,
         max_sequence_length=architecture.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         parallel_output=False,
         share_embeddings_and_output_weights=architecture.tie_embeddings,
-        position_embedding_type="rope",
+        position_embedding_type="rope" if llama else "learned_absolute",
         rotary_base=int(architecture.rotary_base),
         rope_scaling=scaling is not None,
         rope_scaling_factor=scaling.factor if scaling else 8.0,
@@ -136,13 +152,20 @@ def load(model: GPTModel, directory: str) -> None:
 
 
 def logits(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits float32 [batch, position, vocabulary] of tokens int64 [batch, position]."""
+    """Logits float32 [batch, position, vocabulary] of tokens int64 [batch, position], on the last pipeline rank."""
     length = tokens.shape[1]
     positions = torch.arange(length).expand_as(tokens)
     mask = torch.ones(1, 1, length, length).tril() < 0.5
     model.eval()
     with torch.no_grad():
-        return model(tokens, positions, mask).float()
+        if not model.pre_process:
+            hidden = torch.empty(length, tokens.shape[0], model.config.hidden_size)
+            torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank())
+            model.set_input_tensor(hidden)
+        result = model(tokens, positions, mask).float()
+        if not model.post_process:
+            torch.distributed.send(result.detach().contiguous(), parallel_state.get_pipeline_model_parallel_next_rank())
+        return result
 
 
 def run(job: dict[str, Any]) -> None:
@@ -157,7 +180,9 @@ def run(job: dict[str, Any]) -> None:
     if "save" in job:
         save(model, job)
     if "logits" in job:
-        numpy.save(job["logits"], logits(model, torch.tensor(job["tokens"])).numpy())
+        found = logits(model, torch.tensor(job["tokens"])).detach().numpy()
+        if model.post_process and parallel_state.get_tensor_model_parallel_rank() == 0:
+            numpy.save(job["logits"], found)
     parallel_state.destroy_model_parallel()
 
 

@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lt_convert import cli
-from lt_shared import checkpoint_layout, huggingface
+from lt_shared import checkpoint_layout
 from lt_shared.architecture import Architecture
-from lt_shared.console import ToolError
 
 BINARIES = Path(sys.executable).parent
 README = Path(__file__).parents[2] / "tools" / "convert" / "README.md"
@@ -29,16 +28,26 @@ def run(*arguments: object, stdin: str = "", **options: Any) -> subprocess.Compl
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, **options)
 
 
-@pytest.fixture
-def place(megatron_checkpoints: dict[str, Any], hf_checkpoints: dict[str, Any], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the checkpoints that the examples name."""
-    shutil.copytree(megatron_checkpoints["grouped"].directory, tmp_path / "run1" / "iter_0001000")
-    checkpoint_layout.write_tracker(tmp_path / "run1", 1000)
-    shutil.copytree(hf_checkpoints["scaled"].directory, tmp_path / "Llama-3.2-1B")
+    place = tmp_path_factory.mktemp("made")
+    shutil.copytree(models["scaled"], place / "Llama-3.2-1B")
+    assert run(models["grouped"], "--to", "megatron-dist", "-o", place / "grouped").returncode == 0
+    shutil.copytree(place / "grouped" / "release", place / "run1" / "iter_0001000")
+    checkpoint_layout.write_tracker(place / "run1", 1000)
+    shutil.rmtree(place / "grouped")
+    assert run(place / "run1", "--to", "hf", "-o", place / "run1-hf").returncode == 0
+    return place
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-EXAMPLES = cli.EXAMPLES.strip().splitlines()
+EXAMPLES = [line for text in (cli.EXAMPLES, cli.INSPECT_EXAMPLES, cli.VERIFY_EXAMPLES) for line in text.strip().splitlines()]
 INDENTED = [line.strip() for line in README.read_text().splitlines() if line.startswith("    lt-convert")]
 
 
@@ -49,17 +58,21 @@ def test_examples(example: str, place: Path) -> None:
     (place / "manifest").write_text(f'{json.dumps(trained)}\n{{"v":1,"kind":"end","count":1}}\n')
     _, pipe, ours = example.rpartition(" | ")
     command = f"set -o pipefail; cat manifest | {ours}" if pipe else example
+    if not example.startswith("lt-convert verify"):
+        shutil.rmtree(place / "run1-hf")
     environment = os.environ | {"PATH": f"{BINARIES}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    if "--dry-run" not in example:
-        first, last = map(json.loads, done.stdout.splitlines())
-        assert (first["kind"], last) == ("checkpoint", {"v": 1, "kind": "end", "count": 1})
-        assert Path(first["path"]).is_dir()
+    assert done.stdout
+    if " -o " in example and "--dry-run" not in example:
+        *checkpoints, last = map(json.loads, done.stdout.splitlines())
+        assert last == {"v": 1, "kind": "end", "count": len(checkpoints)}
+        assert all(each["kind"] == "checkpoint" and Path(each["path"]).is_dir() for each in checkpoints)
 
 
-def test_readme_shows_the_help() -> None:
-    assert run("--help", env=os.environ | {"COLUMNS": "80"}).stdout.rstrip() in README.read_text()
+@pytest.mark.parametrize("command", [(), ("inspect",), ("verify",)])
+def test_readme_shows_the_help(command: tuple[str, ...]) -> None:
+    assert run(*command, "--help", env=os.environ | {"COLUMNS": "80"}).stdout.rstrip() in README.read_text()
 
 
 def test_output_is_a_manifest_and_the_same_again(place: Path) -> None:
@@ -73,22 +86,52 @@ def test_output_is_a_manifest_and_the_same_again(place: Path) -> None:
     assert plain.stdout == f"{place / 'hf'}\n"
 
 
+def test_several_checkpoints_in_one_call(place: Path) -> None:
+    done = run(place / "run1", place / "Llama-3.2-1B", "--to", "torchtitan", "-o", place / "out", "--plain")
+    assert done.stdout.splitlines() == [f"{place}/out/run1", f"{place}/out/Llama-3.2-1B"], done.stderr
+    assert run("verify", place / "out" / "Llama-3.2-1B", place / "Llama-3.2-1B").returncode == 0
+
+
 def test_dry_run_prints_every_tensor_and_writes_nothing(place: Path) -> None:
     before = sorted(place.rglob("*"))
-    done = run(place / "Llama-3.2-1B", "--to", "megatron-dist", "-o", place / "run", "--dry-run", "--dtype", "bfloat16")
+    arguments = (place / "Llama-3.2-1B", "--to", "megatron-dist", "-o", place / "run", "--dtype", "bfloat16")
+    done = run(*arguments, "--dry-run", "--json")
     plan = json.loads(done.stdout)
     assert sorted(place.rglob("*")) == before
-    assert plan["bytes"] == sum(tensor["bytes"] for tensor in plan["tensors"])
-    assert plan["bytes"] == 2 * Architecture.from_record(plan["architecture"]).parameters()
+    assert sum(tensor["bytes"] for tensor in plan["tensors"]) == 2 * Architecture.from_record(plan["architecture"]).parameters()
     found = next(tensor for tensor in plan["tensors"] if tensor["name"].endswith("layers.1.self_attention.linear_qkv.weight"))
-    assert found["operation"] == "interleave query groups"
+    assert found["operation"] == "interleave query groups, cast from float32"
     assert found["from"] == [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
-    assert (found["dtype"], found["shape"]) == ("bfloat16", [6 * 16, 32])
+    assert (found["dtype"], found["shape"]) == ("bfloat16", [1, 8 * 16, 32])
+    table = run(*arguments, "--dry-run").stdout
+    assert "interleave query" in table
+    assert "parameters, 0.000 GB on disk" in table
+    assert run(*arguments).returncode == 0
+    files = {str(path.relative_to(place / "run")): path.stat().st_size for path in (place / "run").rglob("*") if path.is_file()}
+    del files["lt-convert.json"]
+    assert files == {file["name"]: file["bytes"] for file in plan["files"]}
+    assert plan["bytes"] == sum(files.values())
+
+
+def test_inspect_and_verify(place: Path) -> None:
+    record = json.loads(run("inspect", place / "run1", "--json").stdout)
+    assert (record["format"], record["iteration"]) == ("megatron-dist", 1000)
+    assert "3 layers" not in run("inspect", place / "run1").stdout
+    assert run("verify", place / "run1-hf").returncode == 0
+    path = place / "run1-hf" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    changed = run("verify", place / "run1-hf", "--json")
+    assert changed.returncode == 1
+    assert len(json.loads(changed.stdout)["problems"]) == 1
+    differs = run("verify", place / "run1", place / "run1-hf")
+    assert differs.returncode == 1
+    assert differs.stdout.splitlines()[-1].endswith("(hf): 1 of 30 tensors differ")
+    assert "compares two checkpoints" in fails(2, "verify", place / "run1-hf", "--logits")
 
 
 def fails(code: int, *arguments: object, **options: Any) -> str:
     done = run(*arguments, **options)
-    assert (done.returncode, done.stdout) == (code, "")
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert done.stderr.startswith("lt-convert: error: ")
     assert len(done.stderr.splitlines()) <= 2
     return done.stderr
@@ -100,6 +143,7 @@ def test_exit_codes(place: Path) -> None:
     assert "the manifest is empty" in fails(66, "-", "--to", "hf", "-o", out)
     assert "in the format hf already" in fails(2, hf, "--to", "hf", "-o", out)
     assert "is not one of" in fails(2, hf, "--to", "onnx", "-o", out)
+    assert "several checkpoints would go" in fails(2, hf, f"{hf}/", "--to", "torchtitan", "-o", out)
     assert "not empty" in fails(73, hf, "--to", "megatron-dist", "-o", place / "run1")
     assert "is not a directory" in fails(73, hf, "--to", "megatron-dist", "-o", hf / "config.json")
     assert "not a directory" in fails(73, hf, "--to", "megatron-dist", "-o", hf / "config.json" / "out")
@@ -113,26 +157,18 @@ def test_stdin_in_a_rank_is_refused(place: Path) -> None:
     assert "RANK" in fails(2, "-", "--to", "hf", "-o", place / "out", env=os.environ | {"RANK": "0"})
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def large(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 50 MB, enough to be killed in the middle."""
     architecture = Architecture("large", "llama", 4, 512, 2048, 8, 8, 8000, 512)
-    directory = tmp_path / "large"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(huggingface.to_config(architecture, "float16")))
-    from lt_convert.llama import LLAMA
-    from lt_convert.mapping import Model
-
-    shapes = LLAMA.canonical(Model(architecture, architecture.vocab_size))
-    save_file({name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}, directory / "model.safetensors")
-    return directory
+    return write_model(tmp_path_factory.mktemp("large") / "large", architecture, "float16")
 
 
 def kill_when(sign: str, place: Path, *arguments: object) -> None:
     """Start the command and kill it with SIGKILL as soon as a file of the pattern `sign` is there and has content."""
     child = subprocess.Popen([BINARIES / "lt-convert", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        while child.poll() is None and not any(path.stat().st_size > 0 for path in place.glob(sign)):
+        while child.poll() is None and not any(path.stat().st_blocks > 0 for path in place.glob(sign)):
             time.sleep(0.0005)
         child.send_signal(signal.SIGKILL)
         stdout, _ = child.communicate()
@@ -142,38 +178,33 @@ def kill_when(sign: str, place: Path, *arguments: object) -> None:
     assert stdout == b""
 
 
-def test_killed_conversion_leaves_nothing_that_is_accepted(large: Path) -> None:
-    place, megatron, hf = large.parent, large.parent / "run", large.parent / "hf"
-    kill_when(".run.partial/release/.*.distcp.partial", place, large, "--to", "megatron-dist", "-o", megatron)
+def test_killed_conversion_leaves_nothing_that_is_accepted(large: Path, tmp_path: Path) -> None:
+    megatron, hf = tmp_path / "run", tmp_path / "hf"
+    kill_when(".run.partial/release/*.distcp", tmp_path, large, "--to", "megatron-dist", "-o", megatron)
     assert not megatron.exists()
-    with pytest.raises(ToolError):
-        checkpoint_layout.resolve(place / ".run.partial")
-    with pytest.raises(ToolError):
-        checkpoint_layout.resolve(place / ".run.partial" / "release")
+    for left in (tmp_path / ".run.partial", tmp_path / ".run.partial" / "release"):
+        assert run(left, "--to", "hf", "-o", tmp_path / "x").returncode in (65, 66)
     assert run(large, "--to", "megatron-dist", "-o", megatron).returncode == 0
-    kill_when(".hf.partial/.model.safetensors.partial", place, megatron, "--to", "hf", "-o", hf)
+    kill_when(".hf.partial/model.safetensors", tmp_path, megatron, "--to", "hf", "-o", hf)
     assert not hf.exists()
-    assert not (place / ".hf.partial" / "config.json").exists()
-    assert run(place / ".hf.partial", "--to", "megatron-dist", "-o", place / "x").returncode == 66
+    assert not (tmp_path / ".hf.partial" / "config.json").exists()
+    assert run(tmp_path / ".hf.partial", "--to", "megatron-dist", "-o", tmp_path / "x").returncode == 66
     assert run(megatron, "--to", "hf", "-o", hf).returncode == 0
-    kill_when(".hf.partial/.model.safetensors.partial", place, megatron, "--to", "hf", "-o", hf, "--force")
+    kill_when(".hf.partial/model.safetensors", tmp_path, megatron, "--to", "hf", "-o", hf, "--force")
     assert run(megatron, "--to", "hf", "-o", hf).stderr.endswith("up to date\n"), "the old result is still there"
     assert run(megatron, "--to", "hf", "-o", hf, "--force").returncode == 0
     assert load_file(hf / "model.safetensors").keys() == load_file(large / "model.safetensors").keys()
-    assert not list(place.glob(".*"))
+    assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("to", ["hf", "megatron-dist"])
-def test_full_disk_is_an_io_error_that_leaves_nothing(to: str, large: Path) -> None:
+@pytest.mark.parametrize("to", ["megatron-dist", "torchtitan"])
+def test_full_disk_is_an_io_error_and_the_same_command_goes_on(to: str, large: Path, tmp_path: Path) -> None:
     """A limit on the size of a file stands in for the disk: the write fails in the same place."""
-    source = large
-    if to == "hf":
-        source = large.parent / "run"
-        assert run(large, "--to", "megatron-dist", "-o", source).returncode == 0
-    before = sorted(large.parent.rglob("*"))
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, 10_000_000))
 
-    fails(74, source, "--to", to, "-o", large.parent / "out", preexec_fn=limit)
-    assert sorted(large.parent.rglob("*")) == before
+    fails(74, large, "--to", to, "-o", tmp_path / "out", preexec_fn=limit)
+    assert not (tmp_path / "out").exists()
+    assert run(large, "--to", to, "-o", tmp_path / "out").returncode == 0
+    assert run("verify", large, tmp_path / "out").returncode == 0

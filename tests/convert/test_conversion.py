@@ -1,191 +1,127 @@
-"""Conversions against the software of both sides: megatron-core saves and loads, transformers saves and loads."""
+"""Whole conversions: every way and back is exact, nothing is cast or replaced unasked, and results are recognised."""
 
 import dataclasses
-import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
 
-from lt_convert import conversion
+from lt_convert import blocks, conversion, dcp
 from lt_convert.conversion import Request
+from lt_convert.formats import huggingface
+from lt_convert.source import Layout
 from lt_shared import checkpoint_layout
+from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData, CannotCreate, UsageError
 
-# Two implementations of the same fp32 network: the order of sums differs. Logits here are of size 1 to 10.
-FP32_TOLERANCE = 2e-5
-# Rounding of activations to 8 bits of mantissa, in another order.
-BF16_TOLERANCE = 0.15
+FORMATS = ("megatron-dist", "megatron-legacy", "torchtitan")
+
+Read = Callable[[Path], dict[str, Any]]
 
 
 def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
-    return Path(conversion.convert(Request(str(source), to, destination, **options)).path)
+    return Path(conversion.convert(Request(str(source), to, str(destination), **options)).path)
 
 
-def hf_logits(directory: Path, tokens: list[list[int]]) -> numpy.ndarray:
-    model = AutoModelForCausalLM.from_pretrained(directory).eval()
-    with torch.no_grad():
-        return model(torch.tensor(tokens)).logits.float().numpy()
-
-
-def hashes(directory: Path) -> dict[str, str]:
-    """SHA-256 of the bytes of every tensor in a Hugging Face directory, with its dtype and shape."""
-    found = {}
-    for path in directory.glob("model*.safetensors"):
-        with safe_open(path, "pt") as file:
-            assert file.metadata() == {"format": "pt"}
-            for name in file.keys():  # noqa: SIM118
-                tensor = file.get_tensor(name)
-                content = tensor.view(torch.uint8).numpy().tobytes()
-                found[name] = f"{tensor.dtype} {list(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
-    return found
-
-
-@pytest.mark.parametrize("name", ["grouped", "tied", "scaled", "tensor", "pipeline", "bfloat16"])
-def test_megatron_checkpoint_gives_the_same_logits_in_transformers(
-    name: str, megatron_checkpoints: dict[str, Any], tokens: list[list[int]], tmp_path: Path
-) -> None:
-    saved = megatron_checkpoints[name]
-    result = convert(saved.directory, "hf", tmp_path / "hf")
-    expected = saved.logits[..., : saved.architecture.vocab_size]
-    found = hf_logits(result, tokens)
-    assert found.shape == expected.shape
-    assert abs(found - expected).max() < (BF16_TOLERANCE if name == "bfloat16" else FP32_TOLERANCE)
-    assert expected.std() > 0.3
-    config = AutoConfig.from_pretrained(result)
-    assert config.dtype == (torch.bfloat16 if name == "bfloat16" else torch.float32)
-    assert config.tie_word_embeddings == saved.architecture.tie_embeddings
-
-
-def test_hf_checkpoint_gives_the_same_logits_in_megatron(
-    megatron: Callable[..., None], hf_checkpoints: dict[str, Any], tokens: list[list[int]], tmp_path: Path
-) -> None:
-    names = [name for name in hf_checkpoints if name != "sharded"]
-    jobs = [
-        {
-            "architecture": hf_checkpoints[name].architecture.to_record(),
-            "padded_vocab_size": 256,
-            "tokens": tokens,
-            "load": str(convert(hf_checkpoints[name].directory, "megatron-dist", tmp_path / name)),
-            "logits": str(tmp_path / f"{name}.npy"),
-        }
-        for name in names
-    ]
-    megatron(jobs)
-    for name in names:
-        saved = hf_checkpoints[name]
-        found = numpy.load(tmp_path / f"{name}.npy")
-        assert abs(found[..., : saved.architecture.vocab_size] - saved.logits).max() < FP32_TOLERANCE, name
-        if not saved.architecture.tie_embeddings:
-            assert not found[..., saved.architecture.vocab_size :].any(), "padding rows are zeros"
-
-
+@pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("name", ["grouped", "tied", "scaled", "sharded"])
-def test_hf_round_trip_is_bit_exact(name: str, hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
-    saved = hf_checkpoints[name]
-    convert(saved.directory, "megatron-dist", tmp_path / "run")
-    back = convert(tmp_path / "run", "hf", tmp_path / "hf")
-    assert hashes(back) == hashes(saved.directory)
-    before, after = (AutoConfig.from_pretrained(directory) for directory in (saved.directory, back))
-    for field in ("hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "vocab_size", "dtype"):
-        assert getattr(before, field) == getattr(after, field), field
+def test_round_trip_is_bit_exact(name: str, to: str, models: dict[str, Path], stored_tensors: Read, tmp_path: Path) -> None:
+    options = {"layout": Layout(2, 3)} if to == "megatron-legacy" else {}
+    made = convert(models[name], to, tmp_path / "made", **options)
+    back = convert(made, "hf", tmp_path / "hf")
+    assert stored_tensors(back) == stored_tensors(models[name])
 
 
-@pytest.mark.parametrize("name", ["tensor", "bfloat16"])
-def test_megatron_round_trip_keeps_the_padding_rows(name: str, megatron_checkpoints: dict[str, Any], tmp_path: Path) -> None:
-    convert(megatron_checkpoints[name].directory, "hf", tmp_path / "hf")
-    run = convert(tmp_path / "hf", "megatron-dist", tmp_path / "run")
-    before, after = (_model_tensors(directory) for directory in (megatron_checkpoints[name].directory, run))
-    assert before == after
-
-
-def _model_tensors(directory: Path) -> dict[str, bytes]:
-    """Every model tensor of a torch_dist checkpoint as torch's own reader gives it."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-
-    metadata = FileSystemReader(directory).read_metadata().state_dict_metadata
-    state = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for key, entry in metadata.items()
-        if hasattr(entry, "size") and not key.startswith("optimizer.")
-    }
-    load(state, storage_reader=FileSystemReader(directory), no_dist=True)
-    return {key: tensor.view(torch.uint8).numpy().tobytes() for key, tensor in state.items()}
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(FORMATS, 2)))
+def test_any_two_formats_in_a_row(first: str, second: str, models: dict[str, Path], stored_tensors: Read, tmp_path: Path) -> None:
+    made = convert(models["sharded"], first, tmp_path / "first")
+    again = convert(made, second, tmp_path / "second")
+    assert stored_tensors(convert(again, "hf", tmp_path / "hf")) == stored_tensors(models["sharded"])
 
 
 def test_large_models_are_cut_into_files_and_chunks(
-    hf_checkpoints: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path], stored_tensors: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lt_convert import tensors, torch_dist_writer
-
-    monkeypatch.setattr(torch_dist_writer, "CHUNK_BYTES", 3000)
-    monkeypatch.setattr(torch_dist_writer, "FILE_BYTES", 20_000)
-    monkeypatch.setattr(conversion, "SHARD_BYTES", 30_000)
-    monkeypatch.setattr(tensors, "BLOCK_BYTES", 1000)
-    saved = hf_checkpoints["sharded"]
-    run = convert(saved.directory, "megatron-dist", tmp_path / "run")
+    monkeypatch.setattr(dcp, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(dcp, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 30_000)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(blocks, "SPAN_BYTES", 500)
+    run = convert(models["sharded"], "megatron-dist", tmp_path / "run")
     assert len(list(run.glob("*.distcp"))) > 2
     back = convert(run, "hf", tmp_path / "hf")
     assert len(list(back.glob("model-*.safetensors"))) > 2
     assert all(path.stat().st_size < 35_000 for path in back.glob("model-*.safetensors"))
-    assert hashes(back) == hashes(saved.directory)
-    AutoModelForCausalLM.from_pretrained(back)
+    assert stored_tensors(back) == stored_tensors(models["sharded"])
 
 
-def test_release_is_a_run_that_other_tools_recognise(hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
+def test_release_is_a_run_that_other_tools_recognise(
+    models: dict[str, Path], architectures: dict[str, Architecture], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    directory = convert(hf_checkpoints["scaled"].directory, "megatron-dist", run)
+    directory = convert(models["scaled"], "megatron-dist", run)
     assert checkpoint_layout.read_tracker(run) == checkpoint_layout.RELEASE
     assert checkpoint_layout.resolve(run) == directory == run / "release"
     saved = RunRecord.read(directory)
-    architecture = hf_checkpoints["scaled"].architecture
-    assert dataclasses.replace(saved.architecture, name="") == dataclasses.replace(architecture, name="")
+    assert dataclasses.replace(saved.architecture, name="") == dataclasses.replace(architectures["scaled"], name="")
     assert (saved.padded_vocab_size, saved.dtype) == (256, "float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("to", ["hf", "megatron-dist"])
-def test_cast_only_when_asked(to: str, dtype: str, hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
-    source = hf_checkpoints["grouped"].directory
+@pytest.mark.parametrize("to", ["hf", *FORMATS])
+def test_cast_only_when_asked(to: str, dtype: str, models: dict[str, Path], tmp_path: Path) -> None:
+    source = models["grouped"]
     if to == "hf":
         source = convert(source, "megatron-dist", tmp_path / "source")
     result = convert(source, to, tmp_path / "cast", dtype=dtype)
     back = result if to == "hf" else convert(result, "hf", tmp_path / "back")
-    with safe_open(hf_checkpoints["grouped"].directory / "model.safetensors", "pt") as file:
+    with safe_open(models["grouped"] / "model.safetensors", "pt") as file:
         original = file.get_tensor("model.layers.1.mlp.up_proj.weight")
     with safe_open(back / "model.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor("model.layers.1.mlp.up_proj.weight"), original.to(getattr(torch, dtype)))
     assert json.loads((back / "config.json").read_text())["dtype"] == dtype
 
 
-def test_cast_that_overflows_is_refused(hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
-    source = shutil.copytree(hf_checkpoints["grouped"].directory, tmp_path / "source")
+def test_cast_that_overflows_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(models["grouped"], tmp_path / "place" / "source")
     _edit(source / "model.safetensors", lambda tensors: tensors["model.norm.weight"].fill_(1e6))
     with pytest.raises(BadData, match=r"model\.norm\.weight: has values too large for float16"):
-        convert(source, "megatron-dist", tmp_path / "run", dtype="float16")
-    assert not (tmp_path / "run").exists()
+        convert(source, "megatron-dist", tmp_path / "place" / "run", dtype="float16")
+    assert [path.name for path in (tmp_path / "place").iterdir()] == ["source"]
 
 
 def _edit(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path, {"format": "pt"})
 
 
-def test_same_command_again_is_up_to_date(
-    hf_checkpoints: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = shutil.copytree(hf_checkpoints["grouped"].directory, tmp_path / "source")
+def test_dtypes_are_kept_tensor_by_tensor_and_never_mixed(models: dict[str, Path], stored_tensors: Read, tmp_path: Path) -> None:
+    source = shutil.copytree(models["grouped"], tmp_path / "source")
+    _edit(source / "model.safetensors", lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.bfloat16)}))
+    back = convert(convert(source, "megatron-dist", tmp_path / "run"), "hf", tmp_path / "hf")
+    assert stored_tensors(back) == stored_tensors(source)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    _edit(source / "model.safetensors", lambda t: t.update({name: t[name].to(torch.bfloat16)}))
+    with pytest.raises(BadData, match=r"linear_qkv.weight: its parts are stored as bfloat16 and float32"):
+        convert(source, "megatron-dist", tmp_path / "other")
+    with pytest.raises(BadData, match=r"linear_qkv.weight: its parts are stored as bfloat16 and float32"):
+        convert(source, "megatron-dist", tmp_path / "other", dtype="bfloat16")
+    same = convert(source, "hf", tmp_path / "same", dtype="bfloat16")
+    assert convert(same, "megatron-dist", tmp_path / "other").is_dir()
+
+
+def test_same_command_again_is_up_to_date(models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = shutil.copytree(models["grouped"], tmp_path / "source")
     first = convert(source, "megatron-dist", tmp_path / "run")
     stamp = (first / ".metadata").stat().st_mtime_ns
     capsys.readouterr()
@@ -196,8 +132,8 @@ def test_same_command_again_is_up_to_date(
     assert (first / ".metadata").stat().st_mtime_ns != stamp
 
 
-def test_changed_source_options_or_result_is_not_up_to_date(hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
-    source = shutil.copytree(hf_checkpoints["grouped"].directory, tmp_path / "source")
+def test_changed_source_options_or_result_is_not_up_to_date(models: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(models["grouped"], tmp_path / "source")
     run = convert(source, "megatron-dist", tmp_path / "run")
     with pytest.raises(CannotCreate, match="not empty"):
         convert(source, "megatron-dist", tmp_path / "run", dtype="bfloat16")
@@ -210,15 +146,34 @@ def test_changed_source_options_or_result_is_not_up_to_date(hf_checkpoints: dict
         convert(source, "megatron-dist", tmp_path / "run")
 
 
-@pytest.mark.parametrize("destination", ["source", "source/..", "link"])
-def test_source_is_never_replaced(destination: str, hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
-    source = shutil.copytree(hf_checkpoints["grouped"].directory, tmp_path / "place" / "source")
+@pytest.mark.parametrize("destination", ["source", "source/..", "link", "source/"])
+def test_source_is_never_replaced(destination: str, models: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(models["grouped"], tmp_path / "place" / "source")
     (tmp_path / "place" / "link").symlink_to(source)
     with pytest.raises(UsageError, match="holds the source"):
-        convert(source, "megatron-dist", tmp_path / "place" / destination, force=True)
+        conversion.convert(Request(str(source), "megatron-dist", f"{tmp_path}/place/{destination}", force=True))
     assert (source / "model.safetensors").exists()
 
 
-def test_source_in_the_wanted_format_is_refused(hf_checkpoints: dict[str, Any], tmp_path: Path) -> None:
+def test_source_in_the_wanted_format_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="in the format hf already"):
-        convert(hf_checkpoints["grouped"].directory, "hf", tmp_path / "hf")
+        convert(models["grouped"], "hf", tmp_path / "hf")
+    cast = convert(models["grouped"], "hf", tmp_path / "hf", dtype="bfloat16")
+    assert all(tensor.dtype == torch.bfloat16 for tensor in load_file(cast / "model.safetensors").values())
+
+
+def test_several_destinations() -> None:
+    assert conversion.destinations(["a"], "out") == [("a", "out")]
+    assert conversion.destinations(["x/a", "s3://b/c/"], "out/") == [("x/a", "out/a"), ("s3://b/c/", "out/c")]
+    for sources in (["x/a", "y/a/"], ["a", "-"]):
+        with pytest.raises(UsageError, match="several checkpoints would go to"):
+            conversion.destinations(sources, "out")
+
+
+def test_a_tied_output_that_differs_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(models["tied"], tmp_path / "source")
+    _edit(source / "model.safetensors", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    convert(source, "megatron-dist", tmp_path / "run")
+    _edit(source / "model.safetensors", lambda t: t["lm_head.weight"][7].add_(1))
+    with pytest.raises(BadData, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        convert(source, "megatron-dist", tmp_path / "other")

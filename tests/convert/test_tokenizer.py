@@ -27,14 +27,14 @@ def run(architectures: dict[str, Architecture], tmp_path: Path) -> Path:
     LlamaForCausalLM(LlamaConfig(**huggingface.to_config(architecture, "float32"))).save_pretrained(tmp_path / "source")
     (tmp_path / "source" / "generation_config.json").unlink()
     tokenizer_files.find(GPT2).copy_to(tmp_path / "source")
-    conversion.convert(Request(str(tmp_path / "source"), "megatron-dist", tmp_path / "run"))
+    conversion.convert(Request(str(tmp_path / "source"), "megatron-dist", str(tmp_path / "run")))
     return tmp_path / "run"
 
 
 def test_gpt2_vocabulary_loads_in_transformers(run: Path, tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 
-    conversion.convert(Request(str(run), "hf", tmp_path / "hf"))
+    conversion.convert(Request(str(run), "hf", str(tmp_path / "hf")))
     found = AutoTokenizer.from_pretrained(tmp_path / "hf")
     stock = GPT2Tokenizer.from_pretrained(GPT2)
     for text in TEXTS:
@@ -49,8 +49,8 @@ def test_gpt2_vocabulary_loads_in_transformers(run: Path, tmp_path: Path) -> Non
 def test_tokenizer_keeps_its_hash_on_the_way_back(run: Path, tmp_path: Path) -> None:
     original = RunRecord.read(run / "release").tokenizer
     assert original and original.sha256 == tokenizer_files.find(GPT2).sha256()
-    conversion.convert(Request(str(run), "hf", tmp_path / "hf"))
-    conversion.convert(Request(str(tmp_path / "hf"), "megatron-dist", tmp_path / "back"))
+    conversion.convert(Request(str(run), "hf", str(tmp_path / "hf")))
+    conversion.convert(Request(str(tmp_path / "hf"), "megatron-dist", str(tmp_path / "back")))
     again = RunRecord.read(tmp_path / "back" / "release").tokenizer
     assert again and again.sha256 == original.sha256
     assert sorted(path.name for path in (tmp_path / "back" / "tokenizer").iterdir() if "config" not in path.name) == [
@@ -64,7 +64,7 @@ def test_another_tokenizer_in_its_place_is_refused(run: Path, tmp_path: Path) ->
     vocabulary = json.loads((place / "vocab.json").read_text())
     (place / "vocab.json").write_text(json.dumps(vocabulary | {"extra": 2048}))
     with pytest.raises(BadData, match="not the tokenizer"):
-        conversion.convert(Request(str(run), "hf", tmp_path / "hf"))
+        conversion.convert(Request(str(run), "hf", str(tmp_path / "hf")))
 
 
 def test_tokenizer_json_is_kept_as_it_is(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Damage of every kind in a torch_dist checkpoint is one error, before anything is written."""
+"""torch_dist against megatron-core, which saves and loads on both sides, and damage of every kind: one error, nothing written."""
 
+import dataclasses
 import io
 import os
 import pickle
@@ -8,19 +9,145 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from lt_convert import conversion, torch_dist
+from lt_convert import conversion
 from lt_convert.conversion import Request
-from lt_convert.tensors import OpenFiles
+from lt_convert.files import Files
+from lt_convert.formats import torch_dist
+from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, NoInput
+
+# Two implementations of the same fp32 network: the order of sums differs. Logits here are of size 1 to 10.
+FP32_TOLERANCE = 2e-5
+# Rounding of activations to 8 bits of mantissa, in another order.
+BF16_TOLERANCE = 0.15
+
+
+def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
+    return Path(conversion.convert(Request(str(source), to, str(destination), **options)).path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stock:
+    """What megatron-core made: checkpoints with the logits of their models, and logits of models loaded from conversions.
+
+    `checkpoints` has one per architecture; `tensor` is `grouped` cut by heads, `pipeline` is `tied` cut into 2 and 1 layers,
+    `bfloat16` is `grouped` in that dtype. Logits are float32 [1, position, padded vocabulary].
+    """
+
+    checkpoints: dict[str, tuple[Path, Architecture, numpy.ndarray]]
+    loaded: dict[tuple[str, int, int], numpy.ndarray]
+
+
+@pytest.fixture(scope="module")
+def stock(
+    megatron: Callable[..., None],
+    models: dict[str, Path],
+    architectures: dict[str, Architecture],
+    tokens: list[list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Stock:
+    """Everything in one run of two ranks: importing megatron-core takes longer than all of it."""
+    root = tmp_path_factory.mktemp("stock")
+
+    def job(architecture: str, **more: Any) -> dict[str, Any]:
+        return {"architecture": architectures[architecture].to_record(), "padded_vocab_size": 256, "tokens": tokens, **more}
+
+    kinds = {name: (name, {}) for name in architectures} | {
+        "bfloat16": ("grouped", {"dtype": "bfloat16"}),
+        "tensor": ("grouped", {"tensor_parallel": 2}),
+        "pipeline": ("tied", {"pipeline_parallel": 2}),
+    }
+    jobs = [job(kind, save=str(root / name), logits=str(root / f"{name}.npy"), **more) for name, (kind, more) in kinds.items()]
+    loads = [(name, tensor, pipeline) for name in architectures for tensor, pipeline in ((1, 1), (2, 1), (1, 2))]
+    for name in architectures:
+        convert(models[name], "megatron-dist", root / "converted" / name)
+    for name, tensor, pipeline in loads:
+        jobs.append(
+            job(
+                name,
+                load=str(root / "converted" / name / "release"),
+                logits=str(root / f"loaded-{name}-{tensor}-{pipeline}.npy"),
+                tensor_parallel=tensor,
+                pipeline_parallel=pipeline,
+            )
+        )
+    megatron(jobs, world_size=2)
+    return Stock(
+        {name: (root / name, architectures[kind], numpy.load(root / f"{name}.npy")) for name, (kind, _) in kinds.items()},
+        {load: numpy.load(root / f"loaded-{'-'.join(map(str, load))}.npy") for load in loads},
+    )
+
+
+def transformers_logits(directory: Path, tokens: list[list[int]]) -> numpy.ndarray:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.float().numpy()
+
+
+@pytest.mark.parametrize("name", ["grouped", "tied", "scaled", "tensor", "pipeline", "bfloat16"])
+def test_megatron_checkpoint_gives_the_same_logits_in_transformers(
+    name: str, stock: Stock, tokens: list[list[int]], tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    directory, architecture, logits = stock.checkpoints[name]
+    result = convert(directory, "hf", tmp_path / "hf")
+    expected = logits[..., : architecture.vocab_size]
+    found = transformers_logits(result, tokens)
+    assert found.shape == expected.shape
+    assert abs(found - expected).max() < (BF16_TOLERANCE if name == "bfloat16" else FP32_TOLERANCE)
+    assert expected.std() > 0.3
+    config = AutoConfig.from_pretrained(result)
+    assert config.dtype == (torch.bfloat16 if name == "bfloat16" else torch.float32)
+    assert config.tie_word_embeddings == architecture.tie_embeddings
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2)], ids=["alone", "tensor", "pipeline"])
+@pytest.mark.parametrize("name", ["grouped", "tied", "scaled"])
+def test_hf_checkpoint_gives_the_same_logits_in_megatron(
+    name: str, layout: tuple[int, int], stock: Stock, models: dict[str, Path], tokens: list[list[int]]
+) -> None:
+    expected = transformers_logits(models[name], tokens)
+    found = stock.loaded[name, *layout]
+    vocabulary = expected.shape[-1]
+    assert abs(found[..., :vocabulary] - expected).max() < FP32_TOLERANCE
+    assert expected.std() > 0.3
+    if name != "tied":
+        assert not found[..., vocabulary:].any(), "padding rows are zeros"
+
+
+@pytest.mark.parametrize("name", ["tensor", "bfloat16"])
+def test_round_trip_keeps_the_padding_rows(name: str, stock: Stock, tmp_path: Path) -> None:
+    directory, _, _ = stock.checkpoints[name]
+    convert(directory, "hf", tmp_path / "hf")
+    run = convert(tmp_path / "hf", "megatron-dist", tmp_path / "run")
+    assert _model_tensors(directory) == _model_tensors(run)
+
+
+def _model_tensors(directory: Path) -> dict[str, bytes]:
+    """Every model tensor of a torch_dist checkpoint as torch's own reader gives it."""
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    metadata = FileSystemReader(directory).read_metadata().state_dict_metadata
+    state = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in metadata.items()
+        if hasattr(entry, "size") and not key.startswith("optimizer.")
+    }
+    load(state, storage_reader=FileSystemReader(directory), no_dist=True)
+    return {key: tensor.view(torch.uint8).numpy().tobytes() for key, tensor in state.items()}
 
 
 @pytest.fixture
-def checkpoint(megatron_checkpoints: dict[str, Any], tmp_path: Path) -> Path:
+def checkpoint(stock: Stock, tmp_path: Path) -> Path:
     """A copy to damage, as stock Megatron leaves it: without run.json."""
-    return Path(shutil.copytree(megatron_checkpoints["tensor"].directory, tmp_path / "checkpoint"))
+    return Path(shutil.copytree(stock.checkpoints["tensor"][0], tmp_path / "place" / "checkpoint"))
 
 
 def edit_metadata(directory: Path, change: Callable[[Any], None]) -> None:
@@ -60,9 +187,9 @@ def first_place(metadata: Any) -> Any:
 
 
 def test_arguments_among_the_tensors(checkpoint: Path, tmp_path: Path) -> None:
-    conversion.convert(Request(str(checkpoint), "hf", tmp_path / "before"))
+    convert(checkpoint, "hf", tmp_path / "before")
     move_common_among_the_tensors(checkpoint)
-    conversion.convert(Request(str(checkpoint), "hf", tmp_path / "after"))
+    convert(checkpoint, "hf", tmp_path / "after")
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
 
@@ -71,19 +198,21 @@ def refuse(directory: Path, error: type[Exception] = BadData) -> str:
     """Convert, expect a refusal that leaves nothing behind, and return its message."""
     result = directory.parent / "result"
     with pytest.raises(error) as caught:
-        conversion.convert(Request(str(directory), "hf", result))
+        convert(directory, "hf", result)
     assert sorted(path.name for path in directory.parent.iterdir()) == [directory.name]
     return str(caught.value)
 
 
 def test_layers_come_one_by_one(checkpoint: Path) -> None:
-    with OpenFiles() as files:
-        contents = torch_dist.read(checkpoint, files)
-    assert contents.tensors["decoder.layers.2.mlp.linear_fc2.weight"].shape == (32, 88)
-    assert len(contents.tensors["decoder.layers.2.mlp.linear_fc1.weight"].chunks) == 4
-    assert len(contents.tensors) == 3 + 3 * 6
-    assert "optimizer.state.exp_avg.decoder.final_layernorm.weight" in contents.left_out
-    assert "rng_state/shard_0_1" in contents.left_out
+    with Files() as files:
+        source = torch_dist.open_source(str(checkpoint), files)
+    assert source.tensors["model.layers.2.mlp.down_proj.weight"].shape == (32, 88)
+    # Two ranks wrote the gate's rows and the up projection's rows apart.
+    assert len(source.tensors["model.layers.2.mlp.gate_proj.weight"].parts) == 2
+    assert len(source.tensors) == 3 + 3 * 9 + 2
+    assert "optimizer.state.exp_avg.decoder.final_layernorm.weight" in source.left_out
+    assert "rng_state/shard_0_1" in source.left_out
+    assert source.details["parallel"] == {}
 
 
 def test_prefix_of_other_trainers_is_taken_off(checkpoint: Path) -> None:
@@ -97,7 +226,7 @@ def test_prefix_of_other_trainers_is_taken_off(checkpoint: Path) -> None:
                     table[prefixed if isinstance(key, str) else type(key)(prefixed, key.offset)] = entry
 
     edit_metadata(checkpoint, add_prefix)
-    conversion.convert(Request(str(checkpoint), "hf", checkpoint.parent / "result"))
+    convert(checkpoint, "hf", checkpoint.parent / "result")
 
 
 def test_missing_shard(checkpoint: Path) -> None:
@@ -161,7 +290,7 @@ def test_overwritten_chunk(checkpoint: Path) -> None:
     content = bytearray(path.read_bytes())
     content[place[0].offset : place[0].offset + place[0].length] = bytes(place[0].length)
     path.write_bytes(content)
-    assert f"the chunk of output_layer.weight at byte {place[0].offset} is damaged" in refuse(checkpoint)
+    assert f"output_layer.weight: damaged at byte {place[0].offset}" in refuse(checkpoint)
 
 
 def test_chunk_of_another_shape(checkpoint: Path) -> None:
@@ -171,7 +300,7 @@ def test_chunk_of_another_shape(checkpoint: Path) -> None:
         place.relative_path, place.offset, place.length = other.relative_path, other.offset, other.length
 
     edit_metadata(checkpoint, swap)
-    assert "is not a plain float32 tensor of shape [128, 32]" in refuse(checkpoint)
+    assert "is float32 [32], expected float32 [128, 32]" in refuse(checkpoint)
 
 
 def test_file_outside_the_checkpoint(checkpoint: Path) -> None:
@@ -193,15 +322,17 @@ def test_unknown_tensor(checkpoint: Path) -> None:
             places[type(key)("decoder.layers.mlp.router.weight", key.offset)] = places[key]
 
     edit_metadata(checkpoint, add)
-    assert "decoder.layers.0.mlp.router.weight (and 2 more) has no place" in refuse(checkpoint)
+    assert "no place in this model for decoder.layers.{0-2}.mlp.router.weight" in refuse(checkpoint)
 
 
 def test_unknown_bytes(checkpoint: Path) -> None:
     def add(metadata: Any) -> None:
-        metadata.state_dict_metadata["tables/shard_0_1"] = metadata.state_dict_metadata["rng_state/shard_0_1"]
+        index = next(key for key in metadata.storage_data if key.fqn == "rng_state/shard_0_1")
+        metadata.state_dict_metadata["tables/shard_0_1"] = metadata.state_dict_metadata[index.fqn]
+        metadata.storage_data[type(index)("tables/shard_0_1")] = metadata.storage_data[index]
 
     edit_metadata(checkpoint, add)
-    assert "tables/shard_0_1 is not a tensor" in refuse(checkpoint)
+    assert "no place in this model for tables/shard_0_1" in refuse(checkpoint)
 
 
 def test_missing_arguments(checkpoint: Path) -> None:
@@ -220,7 +351,7 @@ def test_missing_arguments(checkpoint: Path) -> None:
         ({"vocab_size": 300}, "the embedding has 256 rows for a vocabulary of 300"),
         ({"position_embedding_type": "learned_absolute"}, "normalization is 'RMSNorm'"),
         ({"position_embedding_type": "yarn"}, "position embedding type 'yarn'"),
-        ({"rotary_percent": 0.5}, "rotary_percent is 0.5"),
+        ({"rotary_percent": 0.5}, "no family that is known here has this combination"),
         ({"rotary_interleaved": True}, "rotary_interleaved is True"),
     ],
 )
@@ -231,7 +362,7 @@ def test_arguments_of_another_model(checkpoint: Path, arguments: dict[str, Any],
 
 def test_vocabulary_size_that_is_not_stored(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_common(checkpoint, vocab_size=None)
-    conversion.convert(Request(str(checkpoint), "hf", checkpoint.parent / "result"))
+    convert(checkpoint, "hf", checkpoint.parent / "result")
     assert "all 256 rows are kept" in capsys.readouterr().err
 
 

@@ -1,0 +1,27 @@
+"""The checkpoint formats: one module each. It recognises a directory, describes what is in it, and plans a new one's files.
+
+A format's module has
+    recognise(names)                        whether a directory with these names in it holds such a checkpoint
+    open_source(directory, files)           its `Source`
+    outputs(result)                         the files (`OutputFile`) that hold a `Result`
+"""
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+MODULES = {
+    "hf": "lt_convert.formats.huggingface",
+    "megatron-dist": "lt_convert.formats.torch_dist",
+    "megatron-legacy": "lt_convert.formats.legacy",
+    "torchtitan": "lt_convert.formats.torchtitan",
+}
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(MODULES[name])
+
+
+def recognise(names: Sequence[str]) -> str | None:
+    """The format of a directory with these names (of files and directories) in it, None for none."""
+    return next((name for name in MODULES if module(name).recognise(names)), None)

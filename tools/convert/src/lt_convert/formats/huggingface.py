@@ -1,0 +1,198 @@
+"""Hugging Face: `config.json`, tensors in one or several safetensors files, and the tokenizer.
+
+A safetensors file is eight bytes of header length, a JSON header, then the values of every tensor. The library reads the same
+files; it is not used because it takes whole tensors, and for writing all tensors of a file at once.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lt_convert import families, tokenizer, tokenizer_source
+from lt_convert.files import INCOMPLETE, Files
+from lt_convert.mapping import HF, PADDING, Model
+from lt_convert.output import OutputFile, Payload
+from lt_convert.source import Result, Source
+from lt_convert.tensors import ITEM_BYTES, Tensor, stored
+from lt_shared import huggingface
+from lt_shared.console import BadConfig, BadData
+
+TABLE = HF
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PADDING_FILE = "padding.safetensors"
+SHARD_BYTES = 5_000_000_000
+MAXIMUM_HEADER_BYTES = 100_000_000
+
+_CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "F8_E4M3": "float8_e4m3fn"}
+_CODE_OF = {dtype: code for code, dtype in _CODES.items()}
+
+
+def recognise(names: Sequence[str]) -> bool:
+    return CONFIG in names and (SINGLE in names or INDEX in names)
+
+
+def open_source(directory: str, files: Files) -> Source:
+    """Raises BadData for anything malformed, and for models of a family that is not known here."""
+    path = f"{directory}/{CONFIG}"
+    try:
+        config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
+        architecture = huggingface.from_config(config, directory.rstrip("/").rsplit("/", 1)[-1])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadData(f"{path}: not a model configuration: {error}") from None
+    except BadConfig as error:
+        raise BadData(f"{path}: {error}", error.hint) from None
+    found = read_model(directory, files)
+    padding = _padding(directory, files)
+    padded = architecture.padded_vocab_size()
+    if padding is not None:
+        padded = architecture.vocab_size + max((tensor.shape[0] for tensor in padding.values()), default=0)
+    family = families.family_of(architecture)
+    model = Model(architecture, padded)
+    tensors = family.take_apart(HF, model, found, directory)
+    copies = family.repeated(HF, model, found)
+    tokenizers = tokenizer_source.beside_model(directory, files)
+    return Source(directory, "hf", HF, model, tensors | (padding or {}), tokenizers, copies=tuple(copies))
+
+
+def _padding(directory: str, files: Files) -> dict[str, Tensor] | None:
+    """The padding rows that a conversion to this format set aside."""
+    from lt_convert.location import listing
+
+    if PADDING_FILE not in listing(directory):
+        return None
+    path = f"{directory}/{PADDING_FILE}"
+    tensors = read_file(path, files)
+    for name, tensor in tensors.items():
+        if not name.startswith(PADDING) or not tensor.shape:
+            raise BadData(f"{path}: {name} is no padding of a vocabulary", "delete the file: padding rows then become zeros")
+    return tensors
+
+
+def read_model(directory: str, files: Files) -> dict[str, Tensor]:
+    """All tensors of a model in one file or in shards with an index. Raises BadData for a missing or damaged file."""
+    from lt_convert.location import listing
+
+    path = f"{directory}/{INDEX}"
+    if INDEX not in listing(directory):
+        return read_file(f"{directory}/{SINGLE}", files)
+    try:
+        weight_map = dict(json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
+        shards = sorted(set(weight_map.values()))
+        outside = [name for name in shards if "/" in name or name in ("", ".", "..")]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadData(f"{path}: not an index of safetensors: {error}") from None
+    if outside:
+        raise BadData(f"{path}: names a file outside the directory: {outside[0]!r}")
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        found = read_file(f"{directory}/{shard}", files)
+        repeated = sorted(set(found) & set(tensors))
+        if repeated:
+            raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
+        tensors |= found
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise BadData(f"{directory}/{weight_map[missing[0]]}: has no {missing[0]}, which the index promises")
+    return tensors
+
+
+def read_file(path: str, files: Files) -> dict[str, Tensor]:
+    """The tensors of one file. Raises BadData when the header is malformed or does not describe the file from end to end."""
+    file_bytes = files.size_bytes(path)
+    if file_bytes < 8:
+        raise BadData(f"{path}: not a safetensors file, or cut off inside its header")
+    length = int.from_bytes(files.read(path, 0, 8), "little")
+    if length > min(MAXIMUM_HEADER_BYTES, file_bytes - 8):
+        raise BadData(f"{path}: not a safetensors file, or cut off inside its header")
+    tensors: dict[str, Tensor] = {}
+    ends = []
+    try:
+        header = dict(json.loads(files.read(path, 8, length)))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, stop = entry["data_offsets"]
+            shape = tuple(entry["shape"])
+            if not all(type(size) is int and size >= 0 for size in (start, stop, *shape)):
+                raise BadData(f"{path}: {name} has a size or offset that is not a natural number")
+            if entry["dtype"] not in _CODES:
+                raise BadData(f"{path}: {name} is stored as {entry['dtype']}, known here are {', '.join(_CODES)}")
+            dtype = _CODES[entry["dtype"]]
+            if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
+                raise BadData(f"{path}: {name} has {stop - start} bytes, which its shape {list(shape)} does not need")
+            tensors[name] = stored(name, dtype, shape, [((0,) * len(shape), shape, path, 8 + length + start)])
+            ends.append((start, stop, name))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadData(f"{path}: malformed safetensors header: {error}") from None
+    end = 0
+    for start, stop, name in sorted(ends):
+        if start != end:
+            raise BadData(f"{path}: {name} overlaps another tensor, or there is a gap before it")
+        end = stop
+    if file_bytes != 8 + length + end:
+        raise BadData(f"{path}: {file_bytes} bytes, its header says {8 + length + end}", INCOMPLETE)
+    return tensors
+
+
+def outputs(result: Result) -> list[OutputFile]:
+    """`config.json` comes last: without it nothing takes the directory for a model."""
+    architecture = result.model.architecture
+    canonical = {name: tensor for name, tensor in result.tensors.items() if not name.startswith(PADDING)}
+    tensors = families.family_of(architecture).make(HF, result.model, result.tensors, result.source.directory)
+    tensors = {name: tensors[name] for name in canonical}
+    padding = {name: tensor for name, tensor in result.tensors.items() if name.startswith(PADDING)}
+    made = model_files(tensors)
+    if padding:
+        made.append(file(PADDING_FILE, padding))
+    special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
+    written: dict[str, bytes] = {}
+    if result.source.tokenizer:
+        with tempfile.TemporaryDirectory() as place:
+            special = tokenizer.write(result.source.tokenizer, Path(place), architecture.max_position_embeddings)
+            written = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
+    if tokenizer.GENERATION not in written:
+        known = {name: value for name, value in special.items() if value is not None}
+        written[tokenizer.GENERATION] = _json(known)
+    made += [OutputFile(name, (content,)) for name, content in written.items()]
+    dtype = next(iter(tensors.values())).dtype
+    return [*made, OutputFile(CONFIG, (_json(huggingface.to_config(architecture, dtype) | special),))]
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def model_files(tensors: Mapping[str, Tensor]) -> list[OutputFile]:
+    """`tensors` in their order as one file, or as shards of about `SHARD_BYTES` with an index after them."""
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and filled + tensor.size_bytes > SHARD_BYTES:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += tensor.size_bytes
+    if len(shards) == 1:
+        return [file(SINGLE, shards[0])]
+    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    weight_map = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
+    total = sum(tensor.size_bytes for tensor in tensors.values())
+    index = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
+    return [*(file(name, shard) for name, shard in zip(names, shards, strict=True)), OutputFile(INDEX, (index,))]
+
+
+def file(name: str, tensors: Mapping[str, Tensor]) -> OutputFile:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor_name, tensor in tensors.items():
+        end = offset + tensor.size_bytes
+        header[tensor_name] = {"dtype": _CODE_OF[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    payloads = (Payload(tensor_name, tensor) for tensor_name, tensor in tensors.items())
+    return OutputFile(name, (len(encoded).to_bytes(8, "little") + encoded, *payloads))

@@ -1,0 +1,226 @@
+"""Megatron's torch_dist: a distributed checkpoint with the tensors of all layers stacked, and the arguments in `common.pt`.
+
+A tensor is handed out one layer at a time as `decoder.layers.3.mlp.linear_fc2.weight`, whatever the parallel sizes were, and is
+written as megatron-core stores it: one stacked key, a chunk a layer.
+"""
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lt_convert import dcp, families, megatron_model, optimizer_state, tokenizer_source, torch_archive
+from lt_convert.dcp import METADATA, Entry
+from lt_convert.files import INCOMPLETE, Files
+from lt_convert.location import listing
+from lt_convert.mapping import MEGATRON, Model, listed
+from lt_convert.output import OutputFile
+from lt_convert.source import Result, Source
+from lt_convert.tensors import Tensor
+from lt_shared import checkpoint_layout, pickles
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadData
+from lt_shared.manifest import Tokenizer, absolute
+
+COMMON = "common.pt"
+CONFIGURATION_FILE = "metadata.json"
+CONFIGURATION = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+TABLE = MEGATRON
+EMBEDDING = "embedding.word_embeddings.weight"
+
+_STATE = re.compile(r"(.*\.)?(_extra_state|rng_state|rerun_state_machine_state|common_state)(/.*)?|(chained_\d+\.)?optimizer\..*")
+_STACKED = re.compile(r"(?P<stem>.*\bdecoder\.layers)\.(?P<rest>[^0-9].*)")
+_LAYER = re.compile(r"(.*\bdecoder\.layers)\.(\d+)\.(.*)")
+
+
+def recognise(names: Sequence[str]) -> bool:
+    return METADATA in names and (CONFIGURATION_FILE in names or COMMON in names)
+
+
+def open_source(directory: str, files: Files) -> Source:
+    """Raises BadData for anything malformed, and for models of a family that is not known here."""
+    names = listing(directory)
+    saved = _record(directory, names, files)
+    contents = dcp.read(directory, files)
+    tensors = model_tensors(contents)
+    if EMBEDDING not in tensors:
+        raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
+    common = read_common(contents, names) if saved is None else None
+    run = directory.rpartition("/")[0] or "."
+    if saved:
+        architecture = saved.architecture
+    else:
+        assert common is not None
+        architecture = megatron_model.architecture(common["args"], f"{directory}/{COMMON}", run.rsplit("/", 1)[-1])
+    model = Model(architecture, tensors[EMBEDDING].shape[0])
+    family = families.family_of(architecture)
+    states = [key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key)]
+    left_out = tuple(key for key in states if "_extra_state" not in key)
+    unknown = [key for key in contents.objects if not _STATE.fullmatch(key)]
+    if unknown:
+        raise BadData(f"{directory}: no place in this model for {listed(unknown)}", "the model family is another one")
+    return Source(
+        directory=directory,
+        format="megatron-dist",
+        table=MEGATRON,
+        model=model,
+        tensors=family.take_apart(MEGATRON, model, tensors, directory),
+        copies=tuple(family.repeated(MEGATRON, model, tensors)),
+        tokenizer=tokenizer_source.of_run(run, saved.tokenizer if saved else None),
+        iteration=_iteration(directory, common),
+        loss=saved.loss if saved else None,
+        optimizer=optimizer_state.of_megatron(contents, model, directory),
+        left_out=left_out,
+        details=_details(contents, common, saved),
+    )
+
+
+def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | None:
+    """What lt-train or lt-convert wrote about the checkpoint. Raises BadData when its files are not all there."""
+    if checkpoint_layout.RECORD not in names:
+        return None
+    path = f"{directory}/{checkpoint_layout.RECORD}"
+    saved = RunRecord.parse(files.read(path, 0, files.size_bytes(path)), path)
+    for name, size in saved.files.items():
+        if name not in names:
+            raise BadData(f"{directory}/{name}: missing", INCOMPLETE)
+        if files.size_bytes(f"{directory}/{name}") != size:
+            raise BadData(f"{directory}/{name}: {files.size_bytes(f'{directory}/{name}')} bytes, expected {size}", INCOMPLETE)
+    return saved
+
+
+def _iteration(directory: str, common: Mapping[str, Any] | None) -> int | None:
+    """That of the directory's name, or what a checkpoint without a name for it says."""
+    name = directory.rsplit("/", 1)[-1]
+    match = re.fullmatch(r"iter_(\d+)", name)
+    found = common.get("iteration") if common and name != checkpoint_layout.RELEASE else None
+    return int(match[1]) if match else found if isinstance(found, int) else None
+
+
+def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
+    """The model's tensors, one a layer, without the prefix that some trainers add."""
+    tensors: dict[str, Tensor] = {}
+    for key in contents.entries:
+        if not _STATE.fullmatch(key):
+            tensors |= layers(contents.tensor(key))
+    prefix = next((name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)), "")
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def layers(stacked: Tensor) -> dict[str, Tensor]:
+    """The tensors of the layers in a stacked one; any other tensor as it is."""
+    match = _STACKED.fullmatch(stacked.name)
+    if not match:
+        return {stacked.name: stacked}
+    names = [f"{match['stem']}.{layer}.{match['rest']}" for layer in range(stacked.shape[0])]
+    return {name: stacked.at(layer).named(name) for layer, name in enumerate(names)}
+
+
+def read_common(contents: dcp.Contents, names: Sequence[str]) -> dict[str, Any]:
+    """What Megatron keeps beside the tensors: `args` as a dict, plain values as they are, everything else inert records.
+
+    megatron-core 0.16 keeps it in common.pt, 0.19 as an object among the tensors.
+    """
+    path = f"{contents.directory}/{COMMON}"
+    if COMMON in names:
+        content, _ = torch_archive.read(path, 0, contents.files.size_bytes(path), contents.files, COMMON)
+    else:
+        found = [key for key in contents.objects if key.startswith("common_state/")]
+        if not found:
+            raise BadData(f"{path}: missing", "without it and without run.json the architecture is not known")
+        content = contents.object(found[0])
+        # A sharded object is stored as a list of its one part.
+        content = content[0] if isinstance(content, list) and content else content
+    if not isinstance(content, dict) or not isinstance(content.get("args"), pickles.Record):
+        raise BadData(f"{contents.directory}: has no Megatron arguments in it")
+    return content | {"args": vars(content["args"])}
+
+
+def _details(contents: dcp.Contents, common: Mapping[str, Any] | None, saved: RunRecord | None) -> dict[str, Any]:
+    """What `inspect` shows of the training that wrote it."""
+    arguments = common["args"] if common else {}
+    sizes = {
+        name: arguments.get(argument)
+        for name, argument in (
+            ("tensor_parallel", "tensor_model_parallel_size"),
+            ("pipeline_parallel", "pipeline_model_parallel_size"),
+            ("data_parallel", "data_parallel_size"),
+        )
+        if isinstance(arguments.get(argument), int)
+    }
+    samples = saved.consumed_samples if saved else arguments.get("consumed_train_samples")
+    return {"parallel": sizes, "consumed_samples": samples, "files": len({place.file for place in contents.places.values()})}
+
+
+def outputs(result: Result) -> list[OutputFile]:
+    """A run directory with one checkpoint, the tracker last: `release`, or an iteration when there is an optimizer's state."""
+    model, source = result.model, result.source
+    family = families.family_of(model.architecture)
+    tensors = family.make(MEGATRON, model, result.tensors, source.directory)
+    dtype = tensors[EMBEDDING].dtype
+    common = megatron_model.common_state(model, dtype)
+    iteration, tracked, samples = 0, checkpoint_layout.RELEASE, source.details.get("consumed_samples")
+    if source.optimizer:
+        iteration = source.optimizer.step if source.iteration is None else source.iteration
+        tracked = str(iteration)
+        tensors |= optimizer_state.megatron(source.optimizer, model, _precise(result, dtype), source.directory)
+        common |= {"iteration": iteration} | optimizer_state.megatron_common(source.optimizer, dtype != "float32")
+        # Without it, lt-train takes the samples that the steps would have needed with its own batches.
+        arguments = common["args"].state
+        del arguments["consumed_train_samples"]
+        arguments.update({"consumed_train_samples": samples} if samples else {})
+    directory = f"iter_{iteration:07d}/" if source.optimizer else f"{checkpoint_layout.RELEASE}/"
+    count = model.architecture.num_layers
+    made = dcp.outputs(_entries(tensors, count), {key: [None] for key in family.extra_states(model)}, directory)
+    made.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
+    made.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
+    tokenizer = source.tokenizer
+    place = f"{result.destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}"
+    record = RunRecord(
+        architecture=model.architecture,
+        padded_vocab_size=model.padded_vocab_size,
+        iteration=iteration,
+        consumed_samples=(samples or 0) if source.optimizer else 0,
+        tokenizer=Tokenizer(tokenizer.name, tokenizer.sha256(), absolute(place)) if tokenizer else None,
+        dtype=dtype,
+        versions={"lt-convert": importlib.metadata.version("lt-convert")},
+        files={output.name.removeprefix(directory): output.size_bytes for output in made},
+        loss=source.loss if source.optimizer else None,
+        distributed_optimizer=False if source.optimizer else None,
+    )
+    made.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
+    if tokenizer:
+        files = {path.name: path.read_bytes() for path in (*tokenizer.companions, *tokenizer.files)}
+        made += [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (data,)) for name, data in files.items()]
+    return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
+
+
+def _precise(result: Result, dtype: str) -> Mapping[str, Tensor] | None:
+    """The fp32 weights that the optimizer keeps beside weights of less precision."""
+    if dtype == "float32" or result.source.optimizer is None:
+        return None
+    kept = result.source.optimizer.moments.get(optimizer_state.PARAM)
+    return kept if kept is not None else {name: tensor.cast("float32") for name, tensor in result.source.tensors.items()}
+
+
+def _entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
+    """The layers of a tensor under one key, a chunk a layer; other tensors whole."""
+    stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
+    entries: list[Entry] = []
+    for name, tensor in tensors.items():
+        match = _LAYER.fullmatch(name)
+        if match:
+            stacks.setdefault(f"{match[1]}.{match[3]}", []).append((int(match[2]), name, tensor))
+        else:
+            entries.append(Entry.whole(name, tensor))
+    for key, stack in stacks.items():
+        first = stack[0][2]
+        chunks = tuple(((layer,) + (0,) * len(tensor.shape), name, tensor.expanded(1)) for layer, name, tensor in stack)
+        entries.append(Entry(key, first.dtype, (count, *first.shape), chunks))
+    return entries
