@@ -8,14 +8,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 import zstandard
 from running import environment, run
 
 from lt_shared.manifest import Dataset
-from lt_train.cli import BENCH_EXAMPLES, EXAMPLES
+from lt_train.cli import EXAMPLES, commands
 
 README = (Path(__file__).parents[2] / "tools/train/README.md").read_text()
+NO_CONTEXT = click.Context(commands)
+OF_COMMANDS = [
+    line
+    for name in commands.list_commands(NO_CONTEXT)
+    for line in getattr(commands.get_command(NO_CONTEXT, name), "examples", "").strip().splitlines()
+]
 IN_README = re.findall(r"^    (?=\S*.*lt[-_]train )(.+)$", README, re.MULTILINE)
 # Needs a scheduler; test_launch.py runs two tasks under the variables that srun sets.
 NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) ")
@@ -49,7 +56,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     sorted(
         {
             *EXAMPLES.strip().splitlines(),
-            *BENCH_EXAMPLES.strip().splitlines(),
+            *OF_COMMANDS,
             *(line for line in IN_README if not NEEDS_A_CLUSTER.match(line)),
         }
     ),
@@ -59,6 +66,9 @@ def test_every_example_runs(example: str, workplace: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "LT_TRAIN_DEVICE": "cpu",
         "LT_TRAIN_BENCH_DEVICE": "cpu",
+        # What an example leaves open need not take long.
+        "LT_TRAIN_SEQ_LENGTH": "64",
+        "LT_TRAIN_EVAL_ITERS": "1",
     }
     script = f"set -o pipefail\n{example}{' --dry-run' if NEEDS_A_GPU.search(example) else ''}"
     done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=240)

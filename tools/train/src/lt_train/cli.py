@@ -1,9 +1,10 @@
 """The command line of lt-train: parses, resolves the plan, and runs it.
 
 Training has no name of its own: `lt-train DATA...` trains, `lt-train bench` measures. A dataset that is called like a command is
-given as `./bench`.
+given as `./bench`. The other commands are in `lt_train.commands`, a module each.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -29,6 +30,8 @@ lt-train bench --model llama3-8b --layers 8 --seq-length 8192 --micro-batch-size
 lt-train bench --model tiny --device cpu --steps 3 --warmup-steps 1 --json
 """
 Function = Callable[..., Any]
+# Commands and their modules in lt_train.commands, imported when a command is called or listed.
+MODULES = {"plan": "plan"}
 
 
 def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
@@ -54,18 +57,33 @@ class Command(console.Command):
         commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
 
 
+def read_config(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+    """Make the file's values the defaults; options and environment variables come before them."""
+    if path is None:
+        return
+    from lt_train import config_file
+
+    parameters = [parameter for parameter in context.command.params if parameter.name]
+    names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
+    lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
+    context.default_map = config_file.from_toml(path, names, lists)
+
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    is_eager=True,
+    callback=read_config,
+    expose_value=False,
+    help="TOML file with any of these options, for example `seq-length = 4096`.",
+)
+
+
 @click.command(cls=Command, examples=EXAMPLES)
 @click.version_option(__version__, "--version", prog_name="lt-train", message="%(prog)s %(version)s")
 @click.argument("data", nargs=-1)
 @settings_options(*SUBJECTS)
-@click.option(
-    "--config",
-    type=click.Path(dir_okay=False),
-    is_eager=True,
-    callback=lambda *a: read_config(*a),
-    expose_value=False,
-    help="TOML file with any of these options, for example `seq-length = 4096`.",
-)
+@CONFIG
 @click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")
 def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Pretrain a decoder language model on DATA with megatron-core.
@@ -85,19 +103,26 @@ def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     return launch.launch(plan)
 
 
-def read_config(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
-    """Make the file's values the defaults; options and environment variables come before them."""
-    if path is None:
-        return
-    from lt_train import config_file
-
-    parameters = [parameter for parameter in context.command.params if parameter.name]
-    names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
-    lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
-    context.default_map = config_file.from_toml(path, names, lists)
+def with_training_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` of another command, and the defaults of those that it does not have."""
+    hidden = [parameter for parameter in command.params if parameter.name not in options and parameter.expose_value]
+    return click.Command("defaults", params=hidden).make_context("defaults", []).params | options
 
 
-@click.group(cls=console.Group)
+class Commands(console.Group):
+    """Imports a command's module when it is needed: most of them have the options of a run, which take time to make."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *MODULES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in MODULES:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = importlib.import_module(f"lt_train.commands.{MODULES[cmd_name]}").command
+        return found
+
+
+@click.group(cls=Commands)
 def commands() -> None:
     """Pretrain language models."""
 
@@ -114,9 +139,7 @@ def bench(dry_run: bool, **options: Any) -> int:
     from lt_train import launch, memory
     from lt_train.plan import resolve
 
-    hidden = [parameter for parameter in command.params if parameter.name not in options and parameter.expose_value]
-    defaults = click.Command("defaults", params=hidden).make_context("defaults", []).params
-    plan = resolve(defaults | options | benchmark.training_options(options), ())
+    plan = resolve(with_training_defaults(options) | benchmark.training_options(options), ())
     if dry_run:
         console.print_json(plan.as_record() | memory.record(plan))
         return 0
@@ -124,7 +147,7 @@ def bench(dry_run: bool, **options: Any) -> int:
 
 
 def main() -> NoReturn:
-    is_named = len(sys.argv) > 1 and sys.argv[1] in commands.commands
+    is_named = len(sys.argv) > 1 and sys.argv[1] in {*commands.commands, *MODULES}
     if not is_named:
         stopping.end_before_training()
     console.run(commands if is_named else command, "lt-train")

@@ -49,6 +49,23 @@ def compute_capability() -> tuple[int, int] | None:
     return major.value, minor.value
 
 
+def gpu_memory() -> int | None:
+    """Bytes of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, total = ctypes.c_int(), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    return None if driver.cuDeviceTotalMem_v2(ctypes.byref(total), device) else total.value
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def make_deterministic(device: str) -> None:
     """Let this rank compute the same numbers every time. Call before torch touches the GPU; a CPU does so anyway."""
     if device != CUDA:

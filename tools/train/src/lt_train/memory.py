@@ -46,6 +46,11 @@ def estimate(plan: Plan) -> Estimate:
     return max((_on_rank(plan, rank) for rank in ranks), key=lambda found: found.total)
 
 
+def of_ranks(plan: Plan) -> list[Estimate]:
+    """One estimate for each pipeline rank; the other ranks of a stage are alike."""
+    return [_on_rank(plan, rank) for rank in range(plan.parallelism.pipeline)]
+
+
 def _on_rank(plan: Plan, pipeline_rank: int) -> Estimate:
     dense, experts = _parameters(plan, pipeline_rank)
     memory, parallel, half = plan.memory, plan.parallelism, plan.precision.half

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
-from lt_shared.console import ToolError
+from lt_shared.console import ToolError, note
 from lt_shared.manifest import Dataset, record_of
+from lt_train import cluster, device, place
 from lt_train.settings import (
     batches,
     benchmark,
@@ -109,15 +110,33 @@ class Plan:
 def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
     """The checked plan. Raises UsageError or BadConfig for what cannot run, the first of its problems."""
     plan = assemble(options, datasets)
+    if options["parallel"] == parallelism.AUTO:
+        plan = _with_best_layout(plan, options)
     for problem in problems(plan):
         raise problem
     return plan
 
 
-def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
-    """The plan, its parts not yet compared with each other. Raises UsageError or BadConfig for a part that has no meaning."""
+def _with_best_layout(plan: Plan, options: dict[str, Any]) -> Plan:
+    from lt_train import layout
+
+    choice = layout.choose(plan, options, cluster.here(plan.parallelism.device, plan.parallelism.world_size))
+    chosen = layout.require(choice)
+    rank = place.find()
+    if rank is None or rank.rank == 0:
+        note(f"layout: {'; '.join(choice.reasons)}")
+        note(f"layout: {' '.join(choice.best.flags) or 'no options'}")
+    return chosen
+
+
+def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Plan:
+    """The plan, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
+
+    Raises UsageError or BadConfig for a part that has no meaning.
+    """
     architecture = model.resolve(options, datasets)
-    layout = parallelism.resolve(options, architecture)
+    where = device.CUDA if planned else device.resolve(options["device"])
+    layout = parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
     sizes = batches.resolve(options, architecture, layout)
     return Plan(
         architecture=architecture,
@@ -138,6 +157,17 @@ def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
 
 def problems(plan: Plan) -> Iterator[ToolError]:
     """Yields an error for each reason why the plan cannot run, those that others follow from first."""
+    yield from layout_problems(plan)
+    micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
+    yield from precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
+    yield from optimization.check(plan.optimization, plan.precision.dtype, plan.parallelism)
+    yield from data.check(plan.data, plan.architecture.vocab_size)
+    yield from checkpointing.check(plan.checkpointing)
+    yield from reporting.check(plan.reporting, plan.parallelism.device, plan.batches.train_iters)
+
+
+def layout_problems(plan: Plan) -> Iterator[ToolError]:
+    """Those that follow from how the ranks share the model and the batches."""
     yield from parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
     seq_length, documents = plan.batches.seq_length, plan.data.reset_attention_mask
     yield from layers.check(plan.layers, plan.architecture, plan.parallelism, seq_length, documents)
@@ -145,10 +175,4 @@ def problems(plan: Plan) -> Iterator[ToolError]:
     if plan.parallelism.data:
         for size in plan.batches.sizes:
             yield from parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
-    micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
-    yield from precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
-    yield from optimization.check(plan.optimization, plan.precision.dtype, plan.parallelism)
     yield from memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
-    yield from data.check(plan.data, plan.architecture.vocab_size)
-    yield from checkpointing.check(plan.checkpointing)
-    yield from reporting.check(plan.reporting, plan.parallelism.device, plan.batches.train_iters)

@@ -81,6 +81,11 @@ class Optimization:
     z_loss_coeff: float
     max_nan_steps: int
 
+    @property
+    def splits_state(self) -> bool:
+        """Whether ranks can split the optimizer's state by elements; Muon needs whole matrices."""
+        return self.optimizer != "muon"
+
 
 def resolve(options: dict[str, Any], batches: Batches) -> Optimization:
     """Raises UsageError when one length is given twice."""

@@ -13,8 +13,16 @@ from lt_train import device, place
 
 POSITIVE = click.IntRange(min=1)
 
+MANUAL, AUTO = "manual", "auto"
+
 OPTIONS = console.section(
     "Parallelism",
+    click.option(
+        "--parallel",
+        type=click.Choice([MANUAL, AUTO]),
+        default=MANUAL,
+        help="auto chooses the sizes below, and whether to recompute, by the memory of the GPUs.",
+    ),
     click.option("--tensor-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share each layer."),
     click.option("--pipeline-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share the layers among them."),
     click.option("--context-parallel-size", type=POSITIVE, default=1, help="Ranks that share each sample's tokens."),
@@ -82,14 +90,13 @@ class Parallelism:
         return f"tensor {self.tensor} x pipeline {self.pipeline}{stages}{context} x data {self.data}{expert}"
 
 
-def resolve(options: dict[str, Any], model: Architecture) -> Parallelism:
-    where = device.resolve(options["device"])
+def resolve(options: dict[str, Any], model: Architecture, where: str, ranks: int | None = None) -> Parallelism:
+    """`where` is a resolved device. Without `ranks` the world is the one that this process belongs to or starts."""
     tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
     context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]
-    ranks = _world_size(options, where, tensor * pipeline * context * expert)
     return Parallelism(
         device=where,
-        world_size=ranks,
+        world_size=ranks or _world_size(options, where, tensor * pipeline * context * expert),
         tensor=tensor,
         pipeline=pipeline,
         sequence=options["sequence_parallel"],

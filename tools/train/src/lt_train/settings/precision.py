@@ -17,6 +17,7 @@ from lt_train.settings.parallelism import Parallelism
 FP8_FORMATS = ("e4m3", "hybrid")
 FP8_RECIPES = ("tensorwise", "delayed", "rowwise")
 FP8_CAPABILITY = (8, 9)
+BF16_CAPABILITY = (8, 0)
 FP8_MULTIPLE = 16
 
 OPTIONS = console.section(
@@ -100,8 +101,23 @@ def check(
         )
     if precision.deterministic and parallelism.device == device.CUDA:
         yield from _check_deterministic(precision)
+    if parallelism.device == device.CUDA:
+        yield from check_capability(precision, device.compute_capability())
     if precision.fp8_format:
         yield from _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
+
+
+def check_capability(precision: Precision, capability: tuple[int, int] | None) -> Iterator[ToolError]:
+    """Yields BadConfig for what a GPU of this compute capability cannot compute; None is one that is not known."""
+    if capability is None:
+        return
+    has = f"its compute capability is {capability[0]}.{capability[1]}"
+    if precision.fp8_format and capability < FP8_CAPABILITY:
+        yield BadConfig(
+            f"this GPU cannot multiply in fp8: {has}, 8.9 is needed", "drop --fp8-format, or use Ada, Hopper or later"
+        )
+    if precision.bf16 and capability < BF16_CAPABILITY:
+        yield BadConfig(f"this GPU cannot multiply in bfloat16: {has}, 8.0 is needed", "use --fp16, or Ampere or later")
 
 
 def _check_deterministic(precision: Precision) -> Iterator[ToolError]:
@@ -120,12 +136,6 @@ def _check_fp8(
         yield BadConfig(f"fp8 products of weights in {precision.dtype}", "add --bf16")
     if parallelism.device != device.CUDA:
         yield BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
-    capability = device.compute_capability()
-    if capability is not None and capability < FP8_CAPABILITY:
-        yield BadConfig(
-            f"this GPU cannot multiply in fp8: its compute capability is {capability[0]}.{capability[1]}, 8.9 is needed",
-            "drop --fp8-format, or use Ada, Hopper or later",
-        )
     if precision.fp8_recipe == "delayed" and not layers.transformer_engine:
         yield BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
     if precision.fp8_recipe == "rowwise" and layers.transformer_engine:

@@ -1,0 +1,1 @@
+"""Commands of lt-train beside training itself: each parses, calls one function, and prints."""

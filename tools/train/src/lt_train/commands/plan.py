@@ -1,0 +1,50 @@
+"""`lt-train plan`: the layout that a model gets on a cluster that need not be there, and what it needs of each GPU."""
+
+import dataclasses
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.console import ExitCode, UsageError
+from lt_train import cluster
+from lt_train.cli import CONFIG, settings_options, with_training_defaults
+from lt_train.plan import MEASURED_SUBJECTS
+from lt_train.settings import parallelism
+
+EXAMPLES = """
+lt-train plan --model llama3.1-70b --bf16 --gpu h100-80gb --nodes 8 --global-batch-size 1024
+lt-train plan --model gpt3-39.1b --fp16 --gpu a100-80gb --nodes 2 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4
+"""
+
+
+@click.command(
+    "plan", cls=console.Command, examples=EXAMPLES, context_settings={"auto_envvar_prefix": "LT_TRAIN", "show_default": True}
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@CONFIG
+@cluster.OPTIONS
+@settings_options(*MEASURED_SUBJECTS, without=("ranks", "device", "parallel"))
+def command(as_json: bool, **options: Any) -> int:
+    """Show which layout a model gets on a cluster.
+
+    Also shows why, and what a rank will hold; needs no GPU. With sizes of its own (--tensor-model-parallel-size and so on) it
+    shows whether that layout fits. Exit code 1 when nothing fits.
+    """
+    from lt_train import layout, planning
+
+    there = cluster.named(options)
+    if there is None:
+        raise UsageError("no --gpu", f"choose from {', '.join(cluster.GPUS)}")
+    settings = with_training_defaults({name: value for name, value in options.items() if name not in dataclasses.asdict(there)})
+    settings |= {
+        "mock_data": True,
+        "eval_iters": 0,
+        "parallel": parallelism.MANUAL if layout.given(settings) else parallelism.AUTO,
+    }
+    choice = planning.on_cluster(settings, there)
+    if as_json:
+        console.print_json(planning.record(choice))
+    else:
+        click.echo(planning.table(choice))
+    return ExitCode.OK if choice.best.fits else ExitCode.FOUND
