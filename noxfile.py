@@ -22,6 +22,7 @@ BENCHMARKS = {
 CONSTRAINTS = Path("constraints.txt")
 # Debian packages that the tests need, and the commands that do instead. The shell is Chromium without a window: 96 MB to fetch.
 PROGRAMS = {"chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome")}
+CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",)}
 
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
@@ -34,9 +35,10 @@ def install(session: nox.Session, *more: str) -> None:
     session.install("-c", str(CONSTRAINTS), *editable, *more)
 
 
-def install_programs(session: nox.Session) -> None:
-    """Install the programs of PROGRAMS that are missing, where Debian's package manager may be used."""
-    missing = [package for package, names in PROGRAMS.items() if not any(map(shutil.which, names))]
+def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]]) -> None:
+    """Install the packages whose programs are missing, where Debian's package manager may be used."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    missing = [package for package, names in programs.items() if not any(shutil.which(name, path=path) for name in names)]
     if not missing:
         return
     if os.getuid() or not shutil.which("apt-get"):
@@ -50,10 +52,18 @@ def install_programs(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests, or those that the arguments choose (as for pytest), a file at a time on every core."""
-    install_programs(session)
+    install_programs(session, PROGRAMS)
     install(session, "-r", "tests/requirements.txt")
     session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
     session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs)
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """Run the tests that need a real Slurm of two nodes or a real cron on this machine, as root: two minutes."""
+    install_programs(session, CLUSTER_PROGRAMS)
+    install(session, "pytest", "hypothesis")
+    session.run("pytest", "tests/cluster", *session.posargs)
 
 
 @nox.session

@@ -4,6 +4,9 @@ import signal
 
 from hypothesis import settings
 
+# They start daemons as root and take minutes: `nox -s cluster` runs them.
+collect_ignore = ["cluster"]
+
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

@@ -80,6 +80,21 @@ def test_the_same_failure_has_the_same_key_in_the_next_pass() -> None:
     assert failures(run)[0].key != before
 
 
+def test_lines_of_one_rank_tell_together() -> None:
+    lines = [fault("nccl-timeout", "cascade", rank=rank, sequence=12) for rank in range(2)]
+    lines += [fault("nccl-timeout", "cascade", rank=rank, last_completed=11 - rank) for rank in range(2)]
+    lines.append(fault("nccl-timeout", "cascade", rank=0, sequence=12))
+    (found,) = failures(state(*lines))
+    assert (found.fields["suspect_ranks"], found.fields["count"]) == ([1], 2)
+
+
+def test_a_job_that_was_cancelled_because_it_hung() -> None:
+    timeouts = [fault("nccl-timeout", "cascade", rank=rank, last_completed=9 - rank) for rank in range(2)]
+    cancelled = fault("time-limit", "root", severity="warning")
+    assert [one.rule for one in failures(state(*timeouts, cancelled))] == ["nccl-timeout", "time-limit"]
+    assert [one.rule for one in failures(state(cancelled, *timeouts))] == ["time-limit"]
+
+
 def test_many_ranks_are_named_in_spans() -> None:
     faults = [fault("traceback", "root", rank=rank) for rank in (0, 1, 2, 3, 9, *range(20, 60, 2))]
     (found,) = failures(state(*faults))

@@ -191,6 +191,15 @@ def test_one_job_of_many(tool: Any) -> None:
     assert tool("slurm", "--job", "1; rm -rf /", "-", stdin=answer).returncode == 2
 
 
+def test_a_controller_that_does_not_answer(tool: Any) -> None:
+    answer = {"errors": [{"description": "Failed while looking for jobs", "error_number": -1}], "jobs": []}
+    done = tool("slurm", "-", stdin=json.dumps(answer))
+    assert (done.returncode, done.stderr) == (0, "lt-monitor: -: Failed while looking for jobs\n")
+    assert json.loads(done.stdout)["note"] == "missing"
+    done = tool("slurm", "-", stdin=json.dumps({"errors": [], "jobs": []}))
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_no_slurm(tool: Any, tmp_path: Path) -> None:
     done = tool("slurm", PATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "lt-monitor: squeue: not installed here\n")

@@ -11,6 +11,7 @@ from lt_monitor.findings import Finding, worst
 from lt_monitor.run_state import RunState, positive
 
 MAXIMUM_NAMED = 8
+SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
 
 
 def failures(state: RunState) -> list[Finding]:
@@ -18,12 +19,16 @@ def failures(state: RunState) -> list[Finding]:
     groups = _grouped(state.faults)
     by_cause = {cause: [group for group in groups if group[0]["cause"] == cause] for cause in ("root", "unknown", "cascade")}
     reported = by_cause["root"] or by_cause["unknown"] or _first_cascade(by_cause["cascade"])
+    if groups and groups[0][0]["fault"] == "nccl-timeout" and all(group[0]["fault"] in SCHEDULER_FAULTS for group in reported):
+        # The scheduler came minutes later, to clear away a job that hung.
+        reported = [groups[0], *reported]
     followed = [group for group in groups if group not in reported]
     findings = [_finding(state, group) for group in reported]
     if findings and followed:
         first = findings[0]
-        then = ", ".join(f"{group[0]['fault']} x{len(group)}" if len(group) > 1 else group[0]["fault"] for group in followed)
-        fields = first.fields | {"followed_by": {group[0]["fault"]: len(group) for group in followed}}
+        counts = {group[0]["fault"]: _count(group) for group in followed}
+        then = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items())
+        fields = first.fields | {"followed_by": counts}
         findings[0] = Finding(first.rule, first.severity, first.run, first.key, f"{first.message}; then {then}", fields)
     return findings
 
@@ -40,6 +45,11 @@ def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
     return list(groups.values())
 
 
+def _count(group: Sequence[Record]) -> int:
+    """On how many ranks a fault was; how many lines tell of it where they name no ranks."""
+    return len({fault["rank"] for fault in group if "rank" in fault}) or len(group)
+
+
 def _first_cascade(groups: list[list[Record]]) -> list[list[Record]]:
     """Of failures whose root is not in the log, a collective's time-out says most: it knows who was waited for."""
     preferred = [group for group in groups if group[0]["fault"] == "nccl-timeout"]
@@ -49,7 +59,7 @@ def _first_cascade(groups: list[list[Record]]) -> list[list[Record]]:
 def _finding(state: RunState, group: Sequence[Record]) -> Finding:
     first = group[0]
     name, step = first["fault"], state.attempt.last_step
-    fields: Record = {"attempt": len(state.attempts), "step": step, "count": len(group), "cause": first["cause"]}
+    fields: Record = {"attempt": len(state.attempts), "step": step, "count": _count(group), "cause": first["cause"]}
     fields |= {key: first[key] for key in ("rank", "node", "gpu", "xid", "action", "exit_code", "signal", "job") if key in first}
     fields |= {"file": first["src"]["file"], "offset": first["src"].get("offset")}
     message = first["message"]
@@ -69,7 +79,11 @@ def _finding(state: RunState, group: Sequence[Record]) -> Finding:
 
 def suspect_ranks(timeouts: Iterable[Record], world_size: int | None) -> tuple[list[int], str]:
     """The ranks that the others probably waited for, and why: those that are behind, or silent. Empty when nothing tells."""
-    by_rank = {fault["rank"]: fault for fault in timeouts if type(fault.get("rank")) is int}
+    by_rank: dict[int, Record] = {}
+    for fault in timeouts:
+        if type(fault.get("rank")) is int:
+            # A rank may tell in several lines, each with a part of it.
+            by_rank[fault["rank"]] = by_rank.get(fault["rank"], {}) | fault
     for field, said in (("last_completed", "last completed collective"), ("sequence", "timed out in collective")):
         numbers = {rank: fault[field] for rank, fault in by_rank.items() if type(fault.get(field)) is int}
         lowest = min(numbers.values(), default=None)

@@ -51,7 +51,7 @@ def sample(path: str | None, jobs: Sequence[str]) -> list[Record]:
         found = _queue()
     except programs.NoAnswer as error:
         return [missing(SOURCE, str(error))]
-    found = [each for each in found if not jobs or _is_wanted(each, jobs)]
+    found = [each for each in found if each["kind"] != "job" or not jobs or _is_wanted(each, jobs)]
     absent = [job for job in jobs if not any(_is_wanted(each, [job]) for each in found)]
     return found + _finished(absent)
 
@@ -68,7 +68,7 @@ def _queue() -> list[Record]:
             raise
         columns = programs.answer(["squeue", "-h", "-r", "-o", COLUMNS])
         found = _jobs((_columns(line) for line in columns.splitlines()), SOURCE)
-    return [each for each in found if each["kind"] == "job"]
+    return found
 
 
 def _finished(jobs: Sequence[str]) -> list[Record]:
@@ -112,7 +112,11 @@ def _parse_json(text: str, file: str) -> list[Record]:
         answer = json.loads(text)
     except (ValueError, RecursionError):
         return [missing(file, f"{file}: not the JSON of squeue or sacct")]
-    jobs = answer.get("jobs")
+    jobs, errors = answer.get("jobs"), answer.get("errors")
+    if not jobs and isinstance(errors, list) and errors:
+        # Without a controller squeue still ends with 0 and no jobs.
+        said = _object(errors[0])
+        return [missing(file, f"{file}: {_text(said.get('description')) or _text(said.get('error')) or 'failed'}")]
     if not isinstance(jobs, list):
         return [missing(file, f"{file}: JSON without jobs")]
     return _jobs((job for job in jobs if isinstance(job, dict)), file)

@@ -1,0 +1,139 @@
+"""A real Slurm with two nodes on this machine, for a session of tests. Needs root and Debian's slurm-wlm and munge."""
+
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SlurmctldPort={ports[0]}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdSpoolDir={folder}/spool.%n
+StateSaveLocation={folder}/state
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
+PartitionName=test Nodes=n1,n2 Default=YES State=UP MaxTime=INFINITE
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slurm:
+    """`environment` makes Slurm's programs talk to this cluster."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *arguments: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(arguments, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def submit(self, folder: Path, script: str, *options: str) -> str:
+        """Submit a batch script that runs in `folder`; the job's number."""
+        (folder / "job.sh").write_text(f"#!/bin/bash\n{script}\n")
+        return self.run("sbatch", "--parsable", *options, "job.sh", cwd=folder)
+
+    def wait(self, job: str, *states: str) -> None:
+        """Until a job is in one of the states."""
+        for _ in range(300):
+            if self.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", job) in states:
+                return
+            time.sleep(0.1)
+        raise AssertionError(self.run("scontrol", "show", "job", job))
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    missing = [program for program in ("slurmctld", "slurmd", "munged") if shutil.which(program, path=_path()) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and slurm-wlm and munge; missing: {', '.join(missing) or 'root'}")
+    # Sockets have short paths only, and pytest's folders may be deep.
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "state").mkdir()
+    configuration = folder / "slurm.conf"
+    host = socket.gethostname().split(".")[0]
+    configuration.write_text(CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3)))
+    cluster = Slurm(folder, os.environ | {"SLURM_CONF": str(configuration), "PATH": _path()})
+    munge = _start_munge()
+    daemons = [["slurmctld", "-D", "-f", str(configuration)]]
+    daemons += [["slurmd", "-D", "-f", str(configuration), "-N", node] for node in ("n1", "n2")]
+    processes = [
+        subprocess.Popen(arguments, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for arguments in daemons
+    ]
+    try:
+        for _ in range(300):
+            if cluster.run("sinfo", "-h", "-o", "%T %D") == "idle 2":
+                break
+            time.sleep(0.1)
+        else:
+            raise AssertionError((folder / "slurmctld.log").read_text()[-2000:])
+        yield cluster
+        cluster.run("scancel", "--user", "root")
+        for _ in range(100):
+            if not cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING"):
+                break
+            time.sleep(0.1)
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if munge is not None:
+            munge.terminate()
+            munge.wait(10)
+
+
+def _path() -> str:
+    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _start_munge() -> subprocess.Popen[bytes] | None:
+    """munged, unless it runs already: the package starts it where there is an init system."""
+    if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0:
+        return None
+    Path("/run/munge").mkdir(exist_ok=True)
+    shutil.chown("/run/munge", "munge", "munge")
+    process = subprocess.Popen(["munged", "-F"], user="munge", group="munge", extra_groups=[], env={"PATH": _path()})
+    for _ in range(100):
+        if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0:
+            return process
+        time.sleep(0.1)
+    raise AssertionError("munged does not answer")
