@@ -77,6 +77,14 @@ def test_very_many_losses_without_a_number_share_marks() -> None:
     assert found[0].text == "losses are not numbers, 1 to 5"
 
 
+def test_very_many_faults_share_marks() -> None:
+    times = [f"2026-01-01T{number // 60:02}:{number % 60:02}:00" for number in range(601)]
+    events = [event for number in range(1, 601) for event in (step(number, time=times[number]), fault(time=times[number]))]
+    found = marks.marks(run_of(*events))
+    assert len(found) == marks.FAULT_GROUPS
+    assert (found[1].step, found[1].text) == (4, "xid (and 2 more): m")
+
+
 def test_an_attempt_without_any_step_marks_its_fault_where_it_would_have_gone_on() -> None:
     attempt = Attempt(2, resumed_at=40)
     assert marks.fault_step(fault(), attempt) == 40

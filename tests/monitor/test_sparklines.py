@@ -21,7 +21,7 @@ def test_the_story_on_a_terminal_of_80_columns() -> None:
     (run,) = assembly.read([STORY])
     lines = sparklines.of_run(run, "story", Known(), 80).splitlines()
     assert lines[0] == "story  step 400 of 500"
-    assert [line[:10].strip() for line in lines[1:4]] == ["loss", "grad norm", "tokens/s"]
+    assert [line[:12].strip() for line in lines[1:4]] == ["loss", "grad norm", "tokens/s"]
     assert max(map(len, lines)) <= 80
     curves = [line[20:70] for line in lines[1:4]]
     assert all(set(curve) <= set(SPARKS) for curve in curves)

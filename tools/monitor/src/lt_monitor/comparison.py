@@ -23,6 +23,7 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
         "validation": [_number(one.validation_loss, ".4f") for one in summaries],
         "best": [_number(one.best_validation_loss, ".4f") for one in summaries],
         "tokens/s": [_number(one.tokens_per_second, ",.0f") for one in summaries],
+        "tokens/s/GPU": [_per_gpu(one) for one in summaries],
         "MFU": [_number(one.mfu, ".1%") for one in summaries],
         "left": [ROWS["time left"](one).replace("-", "") for one in summaries],
         "restarts": [str(one.restarts or "") for one in summaries],
@@ -80,6 +81,11 @@ def _share(summary: Summary) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _per_gpu(summary: Summary) -> str:
+    """Only where the number of GPUs, and so the speed of all, is not known."""
+    return _number(summary.tokens_per_second_per_gpu, ",.0f") if summary.tokens_per_second is None else ""
 
 
 def _fault(summary: Summary) -> str:

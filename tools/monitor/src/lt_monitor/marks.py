@@ -16,6 +16,7 @@ from lt_monitor.events import Record
 from lt_monitor.steps import epoch_seconds
 
 NAN_GROUPS = 200
+FAULT_GROUPS = 200
 TEXT_CHARACTERS = 160
 
 
@@ -60,19 +61,23 @@ def _restarts(run: Run) -> list[Mark]:
 
 
 def _faults(attempt: Attempt) -> list[Mark]:
-    """One mark a step: the root cause or the first fault there, and how many more there are."""
+    """One mark a step: the root cause or the first fault there, and how many more there are. Very many share marks."""
     by_step: dict[int, list[Record]] = {}
     for fault in attempt.of_kind("fault"):
         step = fault_step(fault, attempt)
         if fault["severity"] != "info" and step is not None:
             by_step.setdefault(step, []).append(fault)
-    found = []
-    for step, faults in by_step.items():
-        chosen = next((fault for fault in faults if fault["cause"] == "root"), faults[0])
-        more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
-        message = printable(chosen["message"], TEXT_CHARACTERS)
-        found.append(Mark("fault", step, step, f"{printable(chosen['fault'])}{more}: {message}"))
-    return found
+    places = np.array_split(sorted(by_step), min(FAULT_GROUPS, len(by_step)) or 1)
+    return [
+        _fault_mark(int(steps[0]), [fault for step in steps for fault in by_step[int(step)]]) for steps in places if len(steps)
+    ]
+
+
+def _fault_mark(step: int, faults: Sequence[Record]) -> Mark:
+    chosen = next((fault for fault in faults if fault["cause"] == "root"), faults[0])
+    more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
+    message = printable(chosen["message"], TEXT_CHARACTERS)
+    return Mark("fault", step, step, f"{printable(chosen['fault'])}{more}: {message}")
 
 
 def _without_number(run: Run) -> list[Mark]:

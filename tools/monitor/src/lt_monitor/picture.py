@@ -13,7 +13,7 @@ import numpy as np
 
 from lt_monitor import speed
 from lt_monitor.attempts import Run
-from lt_monitor.curves import Series, envelope, finite, medians, smoothed, thinned
+from lt_monitor.curves import Series, envelope, medians, smoothed, thinned
 from lt_monitor.display import printable
 from lt_monitor.marks import marks
 from lt_monitor.speed import Known, Sizes
@@ -75,15 +75,8 @@ def draw(runs: Sequence[Run], names: Sequence[str], known: Known, references: Re
 
 
 def _panels(runs: Sequence[Run], known: Known) -> list[tuple[str, list[Series]]]:
-    steps = [run.steps for run in runs]
-    rates = [
-        finite(one.numbers, speed.tokens_per_second(one, Sizes.of(run.arguments, known)))
-        for run, one in zip(runs, steps, strict=True)
-    ]
-    norms = ("gradient norm", [one.finite("grad_norm") for one in steps])
-    if any(len(numbers) for numbers, _ in rates):
-        return [norms, ("tokens/s", rates)]
-    return [norms, ("s/step", [finite(one.numbers, speed.step_seconds(one)) for one in steps])]
+    measure, rates = speed.measured([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
+    return [("gradient norm", [run.steps.finite("grad_norm") for run in runs]), (measure.short, rates)]
 
 
 def _draw_marks(axes: Sequence["Axes"], run: Run, colour: str) -> None:

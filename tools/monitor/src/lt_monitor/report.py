@@ -23,7 +23,7 @@ from lt_monitor.attempts import Run
 from lt_monitor.curves import Series, envelope, finite, medians, smoothed, thinned
 from lt_monitor.display import printable
 from lt_monitor.marks import marks
-from lt_monitor.speed import Known, Sizes
+from lt_monitor.speed import Known, Measure, Sizes
 from lt_monitor.summary import Summary, summarize
 
 RAW_POINTS = 3000
@@ -37,8 +37,9 @@ Panel = dict[str, Any]
 def build(runs: Sequence[Run], names: Sequence[str], known: Known, references: Sequence[tuple[str, float]]) -> str:
     """The page about `runs`, shown under `names`. Each run has at least one step."""
     summaries = [summarize(run, known) for run in runs]
-    shown = [_run_data(run, printable(name), known) for run, name in zip(runs, names, strict=True)]
-    panels = _panels(shown)
+    measure, rates = speed.measured([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
+    shown = [_run_data(run, printable(name), measure, rate) for run, name, rate in zip(runs, names, rates, strict=True)]
+    panels = _panels(shown, measure)
     resources = importlib.resources.files("lt_monitor") / "report_page"
     style, script, page = ((resources / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js", "page.html"))
     data = {
@@ -100,13 +101,12 @@ def _charts(panels: Sequence[Panel], legend: str) -> str:
     )
 
 
-def _panels(shown: Sequence[dict[str, Any]]) -> list[Panel]:
-    """The panels that any run has a curve for. Speed is in tokens per second where they are known, else in seconds a step."""
+def _panels(shown: Sequence[dict[str, Any]], measure: Measure) -> list[Panel]:
+    """The panels that any run has a curve for."""
     candidates = [
         ("loss", "Loss", "nats per token", "loss"),
         ("grad_norm", "Gradient norm", "", "grad norm"),
-        ("tokens_per_second", "Throughput", "tokens per second", "tokens/s"),
-        ("step_seconds", "Step time", "seconds", "s/step"),
+        (measure.key, measure.title, measure.unit, measure.short),
     ]
     panels = [
         {"key": key, "title": title, "unit": unit, "short": short, "marks": any(run["marks"] for run in shown)}
@@ -116,12 +116,9 @@ def _panels(shown: Sequence[dict[str, Any]]) -> list[Panel]:
     return [panel | {"last": index == len(panels) - 1} for index, panel in enumerate(panels)]
 
 
-def _run_data(run: Run, name: str, known: Known) -> dict[str, Any]:
+def _run_data(run: Run, name: str, measure: Measure, rate: Series) -> dict[str, Any]:
     steps = run.steps
-    sizes = Sizes.of(run.arguments, known)
     loss = steps.finite("loss")
-    rate = finite(steps.numbers, speed.tokens_per_second(steps, sizes))
-    seconds = finite(steps.numbers, speed.step_seconds(steps))
     validation = [(event["step"], event["loss"]) for event in run.evaluations if event["loss"] is not None]
     data: dict[str, Any] = {
         "name": name,
@@ -130,8 +127,7 @@ def _run_data(run: Run, name: str, known: Known) -> dict[str, Any]:
         "marks": [vars(mark) for mark in marks(run)],
         "times": _times(*finite(steps.numbers, steps.times)),
     }
-    others = {"grad_norm": steps.finite("grad_norm")}
-    others["tokens_per_second" if len(rate[0]) else "step_seconds"] = rate if len(rate[0]) else seconds
+    others = {"grad_norm": steps.finite("grad_norm"), measure.key: rate}
     if len(loss[0]):
         data["loss"] = _curve(loss, thinned((loss[0], smoothed(loss[1])), SMOOTH_POINTS))
     data |= {key: _curve(raw, medians(raw)) for key, raw in others.items() if len(raw[0])}

@@ -58,7 +58,7 @@ def tiles(summary: Summary) -> str:
     cells = [
         _tile("Loss", _number(summary.loss_mean, ".3f"), _loss_note(summary)),
         _tile("Validation loss", _number(summary.validation_loss, ".3f"), _validation_note(summary)),
-        _tile("Tokens per second", _number(summary.tokens_per_second, ",.0f"), _unit(summary.step_seconds, "s a step")),
+        _speed_tile(summary),
         _tile("MFU", _number(summary.mfu, ".1%"), _gpu_note(summary)),
         _tile("Tokens seen", _compact(summary.consumed_tokens), _tokens_note(summary)),
         _tile("Restarts", f"{summary.restarts:,}", f"{summary.lost_steps:,} steps done again" if summary.lost_steps else ""),
@@ -68,6 +68,13 @@ def tiles(summary: Summary) -> str:
     return f'<dl class="tiles card">{"".join(cells)}</dl>'
 
 
+def _speed_tile(summary: Summary) -> str:
+    note = "" if summary.step_seconds is None else f"{summary.step_seconds:,.4g} s a step"
+    if summary.tokens_per_second is None and summary.tokens_per_second_per_gpu is not None:
+        return _tile("Tokens per second and GPU", f"{summary.tokens_per_second_per_gpu:,.0f}", note)
+    return _tile("Tokens per second", _number(summary.tokens_per_second, ",.0f"), note)
+
+
 def _tile(title: str, value: str, note: str) -> str:
     extra = f'<span class="note">{escape(note)}</span>' if note else ""
     return f'<div class="tile"><dt>{title}</dt><dd>{escape(value)}{extra}</dd></div>'
@@ -75,10 +82,6 @@ def _tile(title: str, value: str, note: str) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _unit(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{value:,.4g} {unit}"
 
 
 def _compact(count: int | None) -> str:

@@ -1,16 +1,16 @@
 """The curves of a run as lines of text: what a terminal over ssh can show.
 
 llama3-8b  step 17,420 of 20,000
-loss       11.02 █▆▄▃▂▂▁▁▁▁▁▁  1.83
-grad norm   4.31 █▄▂▁▁▁▂▁▁▁▁▁  0.38
-                      R  X     R restart  X fault
+loss          12.72 █▅▄▃▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁ 1.859
+grad norm     4.273 █▅▃▂▁▁▁▁▂▁▁▁▁▁▁▁▁▁▁▁ 0.43
+                           R X    R  X
 """
 
 import shutil
 
 from lt_monitor import curves, speed
 from lt_monitor.attempts import Run
-from lt_monitor.curves import Series, finite
+from lt_monitor.curves import Series
 from lt_monitor.display import printable
 from lt_monitor.marks import marks
 from lt_monitor.speed import Known, Sizes
@@ -27,9 +27,8 @@ def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
     first, last = int(steps.numbers[0]), int(steps.numbers[-1])
     wide = min(width or shutil.get_terminal_size().columns, WIDEST) - LABEL_WIDTH - 10
     cells = min(max(10, wide), len(steps))
-    rate = finite(steps.numbers, speed.tokens_per_second(steps, Sizes.of(run.arguments, known)))
-    rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm"))]
-    rows.append(("tokens/s", rate) if len(rate[0]) else ("s/step", finite(steps.numbers, speed.step_seconds(steps))))
+    measure, (rate,) = speed.measured([steps], [Sizes.of(run.arguments, known)])
+    rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm")), (measure.short, rate)]
     total = steps.last("total_steps")
     lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
     lines += [_row(title, curve, first, last, cells) for title, curve in rows if len(curve[0])]
@@ -38,7 +37,7 @@ def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
 
 def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
     line = curves.sparkline(curve, first, last, cells)
-    return f"{title:<10}{_short(curve[1][0]):>9} {line} {_short(curve[1][-1])}"
+    return f"{title:<12}{_short(curve[1][0]):>7} {line} {_short(curve[1][-1])}"
 
 
 def _marks(run: Run, first: int, last: int, cells: int) -> list[str]:

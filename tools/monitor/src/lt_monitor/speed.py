@@ -8,10 +8,12 @@ are below those that Megatron and TorchTitan print for the same speed (13% for L
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 
+from lt_monitor.curves import Series, finite
 from lt_monitor.events import Record
 from lt_monitor.steps import Steps
 from lt_shared import peak_flops, presets
@@ -132,6 +134,37 @@ def tflops_per_gpu(steps: Steps, sizes: Sizes) -> np.ndarray:
 def mfu(steps: Steps, sizes: Sizes) -> np.ndarray:
     """The share, 0 to 1, of the GPU's peak that the model's operations use, shape (points,)."""
     return _first_finite(steps.column("mfu"), tflops_per_gpu(steps, sizes) * 1e12 / sizes.peak_flops)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One of the ways to say how fast a run is."""
+
+    key: str
+    title: str
+    unit: str
+    short: str
+    of: Callable[[Steps, Sizes], np.ndarray]
+
+
+MEASURES = (
+    Measure("tokens_per_second", "Throughput", "tokens per second", "tokens/s", tokens_per_second),
+    Measure("tokens_per_second_per_gpu", "Throughput", "tokens per second and GPU", "tokens/s/GPU", tokens_per_second_per_gpu),
+    Measure("step_seconds", "Step time", "seconds", "s/step", lambda steps, sizes: step_seconds(steps)),
+)
+
+
+def measured(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> tuple[Measure, list[Series]]:
+    """The speed of several runs as curves in one measure: the first in MEASURES that all have, else the first that any has."""
+    curves = {
+        measure: [finite(one.numbers, measure.of(one, size)) for one, size in zip(steps, sizes, strict=True)]
+        for measure in MEASURES
+    }
+    for enough in (all, any):
+        for measure, of_runs in curves.items():
+            if enough(len(numbers) for numbers, _ in of_runs):
+                return measure, of_runs
+    return MEASURES[-1], curves[MEASURES[-1]]
 
 
 def _first_finite(*columns: np.ndarray) -> np.ndarray:

@@ -38,6 +38,7 @@ class Summary:
     consumed_tokens: int | None
     step_seconds: float | None
     tokens_per_second: float | None
+    tokens_per_second_per_gpu: float | None
     tflops_per_gpu: float | None
     mfu: float | None
     memory_bytes: int | None
@@ -86,6 +87,7 @@ def summarize(run: Run, known: Known | None = None) -> Summary:
         consumed_tokens=_consumed_tokens(steps, sizes),
         step_seconds=seconds,
         tokens_per_second=median(speed.tokens_per_second(recent, sizes)),
+        tokens_per_second_per_gpu=median(speed.tokens_per_second_per_gpu(recent, sizes)),
         tflops_per_gpu=median(speed.tflops_per_gpu(recent, sizes)),
         mfu=median(speed.mfu(recent, sizes)),
         memory_bytes=_most(recent.column("memory_bytes")),

@@ -73,6 +73,8 @@ def _speed(summary: Summary) -> str:
     parts = []
     if summary.tokens_per_second is not None:
         parts.append(f"{summary.tokens_per_second:,.0f} tokens/s")
+    elif summary.tokens_per_second_per_gpu is not None:
+        parts.append(f"{summary.tokens_per_second_per_gpu:,.0f} tokens/s per GPU")
     if summary.step_seconds is not None:
         parts.append(f"{summary.step_seconds:,.3g} s/step")
     return ", ".join(parts) or "-"

@@ -15,7 +15,7 @@ import numpy as np
 
 from lt_monitor import assembly, plot, speed, summary_table
 from lt_monitor.attempts import Run
-from lt_monitor.curves import Series, finite, sparkline
+from lt_monitor.curves import Series, sparkline
 from lt_monitor.display import printable
 from lt_monitor.log_files import STANDARD_INPUT, expand
 from lt_monitor.speed import Known, Sizes
@@ -54,7 +54,7 @@ class View:
         updated = run.updated
         if updated is None:
             updated = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)
-        rate = finite(steps.numbers, speed.tokens_per_second(steps, sizes))
+        _, (rate,) = speed.measured([steps], [sizes])
         line_seconds = median(np.diff(steps.times[-50:]))
         return cls(printable(name), summary, steps.finite("loss"), rate, updated, line_seconds)
 
