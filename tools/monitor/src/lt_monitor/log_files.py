@@ -16,7 +16,7 @@ from lt_monitor.log_parser import Block, LogParser
 from lt_shared import storage
 from lt_shared.console import NoInput, warn
 
-BLOCK_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 21
 LINE_LIMIT_BYTES = 1 << 22
 STANDARD_INPUT = "-"
 

@@ -126,7 +126,7 @@ class LogParser:
         if not block.endswith(b"\n"):
             ends = np.append(ends, len(block))
         line_of = np.searchsorted(ends, candidates)
-        numbers = np.unique(line_of)
+        numbers = line_of[np.flatnonzero(np.diff(line_of, prepend=-1))]
         starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
         lengths = ends[numbers] - starts
         taken = np.zeros(len(numbers), dtype=bool)

@@ -22,7 +22,8 @@ _UPPER_BOUNDS = (12, 31, 23, 59, 59)
 class Measure:
     """What a number is: `field` of the record, a count if `whole`, in base units after `number / divisor * factor`.
 
-    `is_metric`: the field goes to the record's `metrics`. `is_time`: the text is a date and time, not a number.
+    `is_metric`: the field goes to the record's `metrics`. `is_time`: the text is a date and time, not a number. `is_constant`:
+    what the rest of the line means depends on this number.
     """
 
     field: str
@@ -31,6 +32,7 @@ class Measure:
     factor: float = 1.0
     is_metric: bool = False
     is_time: bool = False
+    is_constant: bool = False
 
     def read(self, text: bytes) -> Any:
         """The value in JSON's terms: None when it is not a finite number. Raises ValueError for what cannot be the field's."""

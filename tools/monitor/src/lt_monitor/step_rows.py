@@ -5,6 +5,7 @@ a line where a dict and its encoding take 6.
 """
 
 import dataclasses
+import math
 from functools import cached_property
 
 import numpy as np
@@ -57,7 +58,9 @@ class StepRows:
 
     @staticmethod
     def _listed(values: np.ndarray) -> list[object]:
-        return [text.decode("ascii") for text in values.tolist()] if values.dtype.kind == "S" else values.tolist()
+        if values.dtype.kind == "S":
+            return [text.decode("ascii") for text in values.tolist()]
+        return [None] * len(values) if len(values) and values[0] == np.inf else list(values.tolist())
 
     def lines(self, path: str, run: str) -> list[bytes]:
         """The records as JSON, as orjson writes them."""
@@ -127,8 +130,8 @@ class StepBlock:
 
     @cached_property
     def losses(self) -> list[float | None]:
-        """None where a line has no loss."""
-        return [None if loss != loss else loss for loss in self.column("loss").tolist()]
+        """None where a line has no loss, or none that is a number."""
+        return [loss if math.isfinite(loss) else None for loss in self.column("loss").tolist()]
 
     def column(self, field: str) -> np.ndarray:
         """The values of one field (float64), NaN where a line has none."""

@@ -63,6 +63,7 @@ def nanochat(line: Line) -> Numbers | None:
         (Measure("total_steps", whole=True), *match.span("total")),
         (None, *match.span("share")),
         (Measure("loss"), *match.span("loss")),
+        (None, *match.span("pairs")),
     ]
     for pair in _NANOCHAT_PAIR.finditer(line.text, *match.span("pairs")):
         values.append((_NANOCHAT_MEASURES[pair["key"]], *pair.span("value")))

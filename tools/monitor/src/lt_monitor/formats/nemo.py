@@ -27,7 +27,8 @@ _NXD_STEP = re.compile(
     rb" loss (?P<loss>" + NUMBER + rb")(?: grad norm (?P<grad_norm>" + NUMBER + rb"))?"
 )
 
-_EPOCH = Measure("epoch", whole=True)
+# Only the first epoch's count of steps is the run's.
+_EPOCH = Measure("epoch", whole=True, is_constant=True)
 _TOTAL = Measure("total_steps", whole=True)
 _STEP_SECONDS = Measure("step_seconds")
 _MEASURES = {

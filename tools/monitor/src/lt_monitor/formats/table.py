@@ -19,8 +19,11 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.documents, (b" documents (",)),
     (megatron.progress, (b"\t# GPUs: ",)),
     (megatron.lifecycle, (b"] datetime: ", b"exiting program ", b"ended by ", b"time to initialize megatron")),
-    (torchtitan.lifecycle, (b"Training starts at", b"Trainer is initialized with", b"Training completed", b"Running with ")),
-    (torchtitan.lifecycle, (b"device mesh with", b"memory allocation retries", b" total parameters")),
+    (torchtitan.lifecycle, (b"Training starts at", b"Trainer is initialized with", b"Training completed")),
+    (
+        torchtitan.lifecycle,
+        (b"with args: {", b"with config", b"device mesh with", b"memory allocation retries", b" total parameters"),
+    ),
     (nemo.lifecycle, (b"saving model to '", b"Restored all states", b"Trainer.fit` stopped")),
     (
         megatron.notes,
