@@ -313,6 +313,19 @@ def test_an_embedding_with_too_few_rows_is_refused() -> None:
         Model(small().architecture, 4)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_layers": 10**12},
+        {"num_attention_heads": 10**9, "num_query_groups": 10**9},
+        {"num_experts": 10**9, "num_query_groups": 2},
+    ],
+)
+def test_a_model_of_absurd_size_is_refused_before_it_is_planned(change: dict[str, int]) -> None:
+    with pytest.raises(BadData, match="no model is that large"):
+        Model(dataclasses.replace(small().architecture, **change), 8)
+
+
 def test_a_format_without_such_models_is_refused() -> None:
     with pytest.raises(UsageError, match="zarr has no models of the llama family"):
         llama.LLAMA.entries("zarr", small())

@@ -21,18 +21,30 @@ PADDING = "padding."
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron", "megatron-te", "megatron-local"
 TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan-2025"
 
+# Heads or experts of all layers. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
+MAXIMUM_PARTS = 1_000_000
+
 Shape = tuple[int, ...]
 Table = Mapping[str, Layout]
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What decides every shape: the architecture and the rows of the embedding, padding included. Raises BadData for too few."""
+    """What decides every shape: the architecture and the rows of the embedding, padding included.
+
+    Raises BadData for too few rows, and for a number of layers, heads or experts that nobody has and a plan could not list.
+    """
 
     architecture: Architecture
     padded_vocab_size: int
 
     def __post_init__(self) -> None:
+        sizes = self.architecture
+        heads, experts = sizes.num_attention_heads, sizes.num_experts or 0
+        if sizes.num_layers * max(heads, experts) > MAXIMUM_PARTS:
+            raise BadData(
+                f"{sizes.name}: {sizes.num_layers} layers of {heads} heads and {experts} experts: no model is that large"
+            )
         if self.padded_vocab_size < self.architecture.vocab_size:
             raise BadData(f"the embedding has {self.padded_vocab_size} rows for a vocabulary of {self.architecture.vocab_size}")
 
