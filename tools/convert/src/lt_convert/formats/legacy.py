@@ -1,0 +1,282 @@
+"""Megatron's legacy format: one `mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt` for each tensor, pipeline and expert rank.
+
+Each file is one `torch.save` of the arguments, the rank's part of the model and of the training's state. Layers count from 0 in
+each stage, or in each of a rank's virtual stages (`model0`, `model1` ...), which follow one another in turns: first all ranks'
+first ones. The names are those of the layers that were used, local or TransformerEngine's; they are kept when a legacy checkpoint
+is cut anew.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lt_convert import families, megatron_model, tensor_parallel, tokenizer_source, torch_archive
+from lt_convert.files import INCOMPLETE, Files
+from lt_convert.location import listing
+from lt_convert.mapping import MEGATRON_LOCAL, MEGATRON_TE, PADDING, Model
+from lt_convert.output import OutputFile, Payload
+from lt_convert.source import Layout, Result, Source
+from lt_convert.tensors import Part, Tensor, concatenate, zeros
+from lt_shared import checkpoint_layout, pickles
+from lt_shared.console import BadData, UsageError
+
+TABLE = MEGATRON_TE
+FILE = "model_optim_rng.pt"
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+# Keys of a file that hold neither the model nor what `megatron_model.common_state` makes anew.
+STATE = ("optimizer", "opt_param_scheduler", "rng_state", "rerun_state_machine")
+OLDEST_VERSION = 2.0
+
+_RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
+_CHUNK = re.compile(r"model(\d*)")
+_LAYER = re.compile(r"(decoder\.layers\.)(\d+)(\..*)")
+_LOCAL_EXPERT = re.compile(r"(.*\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d+)(.*)")
+_LOCAL_NAME = re.compile(r".*\.input_layernorm\.weight")
+
+Place = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class RankFile:
+    """One rank's file, opened: its content without the tensors' values, and what locates those."""
+
+    path: str
+    content: Mapping[str, Any]
+    locate: Callable[[Any], torch_archive.StoredValues]
+
+    def chunks(self) -> list[dict[str, Tensor]]:
+        """The model's tensors, a dict for each virtual stage. Raises BadData when something else is among them."""
+        found = [(int(match[1] or 0), state) for key, state in self.content.items() if (match := _CHUNK.fullmatch(str(key)))]
+        if not found or not all(isinstance(state, dict) for _, state in found):
+            raise BadData(f"{self.path}: has no model in it")
+        ordered = [state for _, state in sorted(found, key=lambda chunk: chunk[0])]
+        return [{name: self._tensor(name, value) for name, value in state.items() if _is_weight(name)} for state in ordered]
+
+    def _tensor(self, name: str, value: Any) -> Tensor:
+        found = self.locate(value)
+        part = Part(tuple(map(range, found.view.shape)), found.view)
+        return Tensor(f"{self.path.rsplit('/', 2)[-2]}/{name}", found.dtype, found.view.shape, (part,), found.dtype)
+
+
+def _is_weight(name: str) -> bool:
+    return not name.endswith("_extra_state")
+
+
+def recognise(names: Sequence[str]) -> bool:
+    return any(_RANK.fullmatch(name) for name in names)
+
+
+def open_source(directory: str, files: Files) -> Source:
+    """Raises BadData when a rank's file is missing, malformed or does not fit the others."""
+    ranks = _rank_files(directory, files)
+    first = ranks[0, 0, 0]
+    arguments = _arguments(first)
+    run = directory.rpartition("/")[0] or "."
+    architecture = megatron_model.architecture(arguments, first.path, run.rsplit("/", 1)[-1])
+    tensors = _model_tensors(ranks, gated=architecture.family == "llama")
+    if EMBEDDING not in tensors:
+        raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
+    table = MEGATRON_LOCAL if any(_LOCAL_NAME.fullmatch(name) for name in tensors) else MEGATRON_TE
+    model = Model(architecture, tensors[EMBEDDING].shape[0])
+    family = families.family_of(architecture)
+    iteration = first.content.get("iteration")
+    sizes = [max(place[axis] for place in ranks) + 1 for axis in range(3)]
+    stages = len(first.chunks())
+    return Source(
+        directory=directory,
+        format="megatron-legacy",
+        table=table,
+        model=model,
+        tensors=family.take_apart(table, model, tensors, directory),
+        copies=tuple(family.repeated(table, model, tensors)),
+        tokenizer=tokenizer_source.of_run(run, None),
+        iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
+        left_out=tuple(key for key in STATE if key in first.content),
+        details={
+            "parallel": {
+                "tensor_parallel": sizes[0],
+                "pipeline_parallel": sizes[1],
+                **({"virtual_pipeline_parallel": stages} if stages > 1 else {}),
+                **({"expert_parallel": sizes[2]} if sizes[2] > 1 else {}),
+            },
+            "consumed_samples": arguments.get("consumed_train_samples"),
+            "files": len(ranks),
+        },
+    )
+
+
+def _rank_files(directory: str, files: Files) -> dict[Place, RankFile]:
+    """The files of all ranks by (tensor, pipeline, expert) rank. Raises BadData when one of them is missing."""
+    names = {name: match for name in listing(directory) if (match := _RANK.fullmatch(name))}
+    opened: dict[str, RankFile] = {}
+    for name in sorted(names):
+        path = f"{directory}/{name}/{FILE}"
+        content, locate = torch_archive.read(path, 0, files.size_bytes(path), files, FILE)
+        if not isinstance(content, dict):
+            raise BadData(f"{path}: not a checkpoint of Megatron-LM")
+        opened[name] = RankFile(path, content, locate)
+    arguments = _arguments(opened[min(names)])
+    # With one number besides the tensor rank, it is the expert rank only where there is no pipeline.
+    expert_size = arguments.get("expert_model_parallel_size") or 1
+    experts_only = arguments.get("pipeline_model_parallel_size", 1) == 1 and expert_size > 1
+    ranks: dict[Place, RankFile] = {}
+    for name, match in names.items():
+        tensor, second, third = (int(number) if number else 0 for number in match.groups())
+        ranks[(tensor, 0, second) if experts_only and not third else (tensor, second, third)] = opened[name]
+    sizes = [max(place[axis] for place in ranks) + 1 for axis in range(3)]
+    missing = [place for place in itertools.product(*map(range, sizes)) if place not in ranks]
+    expected = arguments.get("tensor_model_parallel_size", sizes[0])
+    if missing or len(ranks) != len(names) or expected != sizes[0]:
+        what = f"tensor, pipeline and expert rank {missing[0]} is missing" if missing else f"expected {expected} tensor ranks"
+        raise BadData(f"{directory}: {what}; found {', '.join(sorted(names))}", INCOMPLETE)
+    return ranks
+
+
+def _arguments(rank: RankFile) -> dict[str, Any]:
+    """Megatron's arguments. Raises BadData when there are none, or for a version that orders attention's rows otherwise."""
+    record = rank.content.get("args")
+    if not isinstance(record, pickles.Record):
+        raise BadData(f"{rank.path}: has no Megatron arguments in it")
+    version = rank.content.get("checkpoint_version", 0)
+    if not isinstance(version, int | float) or version < OLDEST_VERSION:
+        raise BadData(f"{rank.path}: has checkpoint version {version}, which orders queries, keys and values otherwise",
+                      "load and save it once with Megatron-LM")  # fmt: skip
+    arguments = dict(vars(record))
+    tensor, expert_tensor = arguments.get("tensor_model_parallel_size", 1), arguments.get("expert_tensor_parallel_size")
+    if arguments.get("num_experts") and expert_tensor not in (None, tensor):
+        raise BadData(f"{rank.path}: its experts are cut for {expert_tensor} ranks, the rest for {tensor}: not known here")
+    return arguments
+
+
+def _model_tensors(ranks: Mapping[Place, RankFile], gated: bool) -> dict[str, Tensor]:
+    """All of the model's tensors, whole, with the layers numbered through."""
+    tensor_size, pipeline_size, expert_size = (max(place[axis] for place in ranks) + 1 for axis in range(3))
+    chunks = {place: rank.chunks() for place, rank in ranks.items()}
+    stages = len(chunks[0, 0, 0])
+    tensors: dict[str, Tensor] = {}
+    layers = 0
+    for stage, pipeline in itertools.product(range(stages), range(pipeline_size)):
+        there: dict[str, Tensor] = {}
+        for expert in range(expert_size):
+            pieces = [chunks[tensor, pipeline, expert] for tensor in range(tensor_size)]
+            if any(len(piece) != stages or set(piece[stage]) != set(pieces[0][stage]) for piece in pieces):
+                raise BadData(f"{ranks[0, pipeline, expert].path}: the tensor ranks beside it hold other tensors")
+            first = expert * _experts(pieces[0][stage])
+            for name in pieces[0][stage]:
+                whole = _joined(name, [piece[stage][name] for piece in pieces], gated)
+                there[_renumbered(name, layers, first)] = whole
+        layers += 1 + max((int(match[2]) for name in pieces[0][stage] if (match := _LAYER.fullmatch(name))), default=-1)
+        tensors |= there
+    return tensors
+
+
+def _joined(name: str, pieces: list[Tensor], gated: bool) -> Tensor:
+    if len({(len(piece.shape), piece.dtype) for piece in pieces}) > 1:
+        raise BadData(f"{pieces[0].name}: its pieces differ in dtype or dimensions")
+    return tensor_parallel.join(name, pieces, gated)
+
+
+def _experts(names: Mapping[str, Tensor]) -> int:
+    """How many experts a rank has."""
+    return 1 + max((int(match[2]) for name in names if (match := _LOCAL_EXPERT.fullmatch(name))), default=-1)
+
+
+def _renumbered(name: str, first_layer: int, first_expert: int) -> str:
+    expert = _LOCAL_EXPERT.fullmatch(name)
+    if expert:
+        name = f"{expert[1]}{int(expert[2]) + first_expert}{expert[3]}"
+    layer = _LAYER.fullmatch(name)
+    return f"{layer[1]}{int(layer[2]) + first_layer}{layer[3]}" if layer else name
+
+
+def outputs(result: Result) -> list[OutputFile]:
+    """A run with a `release` checkpoint in as many files as the layout has ranks, the tracker last.
+
+    Raises UsageError when the model does not divide into the layout.
+    """
+    source, layout = result.source, result.layout
+    architecture = result.model.architecture
+    megatron_model.check_computable(architecture, source.directory)
+    _check(layout, architecture.num_layers)
+    tensor_parallel.check_divides(architecture, layout.tensor)
+    model, canonical = _padded_for(result, layout.tensor)
+    table = source.table if source.format == "megatron-legacy" else MEGATRON_LOCAL if layout.local_layers else MEGATRON_TE
+    tensors = families.family_of(architecture).make(table, model, canonical, source.directory)
+    if architecture.tie_embeddings and layout.pipeline > 1:
+        tensors[OUTPUT] = tensors[EMBEDDING]
+    stages = layout.virtual_pipeline or 1
+    parts = _parts(tensors, architecture.num_layers, layout, gated=architecture.family == "llama")
+    common = megatron_model.common_state(
+        model,
+        tensors[EMBEDDING].dtype,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+        world_size=layout.tensor * layout.pipeline,
+        expert_model_parallel_size=1,
+        ckpt_format="torch",
+        transformer_impl="local" if table == MEGATRON_LOCAL else "transformer_engine",
+    )
+    made = []
+    for tensor, pipeline in itertools.product(range(layout.tensor), range(layout.pipeline)):
+        keys = ["model"] if stages == 1 else [f"model{stage}" for stage in range(stages)]
+        chunks = {key: parts[tensor, stage * layout.pipeline + pipeline] for stage, key in enumerate(keys)}
+        name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if layout.pipeline > 1 else "")
+        made.append(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks)))
+    if source.tokenizer:
+        contents = {path.name: path.read_bytes() for path in (*source.tokenizer.companions, *source.tokenizer.files)}
+        made += [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (data,)) for name, data in contents.items()]
+    return [*made, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
+
+
+def _check(layout: Layout, layers: int) -> None:
+    stages = layout.virtual_pipeline or 1
+    if layout.pipeline == 1 and stages > 1:
+        raise UsageError("virtual pipeline stages need a pipeline parallel size of at least 2")
+    if layers % (layout.pipeline * stages):
+        raise UsageError(f"{layers} layers do not divide into {layout.pipeline} x {stages} pipeline stages", "choose divisors")
+
+
+def _padded_for(result: Result, tensor_size: int) -> tuple[Model, dict[str, Tensor]]:
+    """The model with as many rows in its vocabulary as Megatron gives it for that tensor parallel size.
+
+    Rows that pad are kept as far as they fit, and more of them are zeros.
+    """
+    model = result.model
+    if model.padded_vocab_size % tensor_size == 0 and not model.padded_vocab_size % (128 * tensor_size):
+        return model, dict(result.tensors)
+    if model.padded_vocab_size == model.architecture.vocab_size and model.padded_vocab_size % tensor_size == 0:
+        return model, dict(result.tensors)
+    padded = model.architecture.padded_vocab_size(tensor_parallel=tensor_size)
+    count = padded - model.architecture.vocab_size
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in result.tensors.items():
+        if name.startswith(PADDING):
+            more = max(0, count - tensor.shape[0])
+            kept = tensor.take(0, range(min(count, tensor.shape[0])))
+            tensor = concatenate(name, 0, [kept, zeros(tensor.dtype, (more, *tensor.shape[1:]))]) if more else kept
+            if not count:
+                continue
+        tensors[name] = tensor
+    return Model(model.architecture, padded), tensors
+
+
+def _parts(tensors: Mapping[str, Tensor], layers: int, layout: Layout, gated: bool) -> dict[tuple[int, int], dict[str, Payload]]:
+    """Each rank's tensors by (tensor rank, stage in the order of the layers), the layers numbered from 0 in each stage."""
+    count = layout.pipeline * (layout.virtual_pipeline or 1)
+    each = layers // count
+    parts: dict[tuple[int, int], dict[str, Payload]]
+    parts = {place: {} for place in itertools.product(range(layout.tensor), range(count))}
+    for whole_name, tensor in tensors.items():
+        name = whole_name
+        layer = _LAYER.fullmatch(name)
+        if layer:
+            stage, number = divmod(int(layer[2]), each)
+            name = f"{layer[1]}{number}{layer[3]}"
+        else:
+            stage = 0 if name.startswith("embedding.") else count - 1
+        for rank, piece in enumerate(tensor_parallel.split(name, tensor, layout.tensor, gated)):
+            parts[rank, stage][name] = Payload(whole_name, piece)
+    return parts
