@@ -1,5 +1,6 @@
 """What every tool does alike. A tool that is added under tools/ is tested here without a change."""
 
+import functools
 import os
 import re
 import subprocess
@@ -21,12 +22,17 @@ def run(tool: str, *arguments: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-def help_pages(tool: str) -> dict[tuple[str, ...], str]:
-    """The help of a tool and of each of its subcommands."""
-    page = run(tool, "--help").stdout
+@functools.cache
+def help_pages(tool: str, *command: str) -> dict[tuple[str, ...], str]:
+    """The help of a tool and of each of its subcommands, and theirs."""
+    page = run(tool, *command, "--help").stdout
     _, _, commands = page.partition("\nCommands:\n")
-    names = re.findall(r"^  ([a-z][\w-]*)", commands, re.MULTILINE)
-    return {(): page} | {(name,): run(tool, name, "--help").stdout for name in names}
+    pages = {command: page}
+    # The default command of a tool lists the named ones, which do not list it.
+    if not command or " COMMAND " in page:
+        for name in re.findall(r"^  ([a-z][\w-]*)", commands, re.MULTILINE):
+            pages |= help_pages(tool, *command, name)
+    return pages
 
 
 def options(page: str) -> dict[str, str]:

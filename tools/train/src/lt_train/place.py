@@ -4,7 +4,7 @@
 |---|---|
 | torchrun's LOCAL_RANK | a rank |
 | a step of srun, or mpirun, with several tasks on a node | a rank |
-| a step of srun, or mpirun, with one task on each node; a pod of a PyTorchJob or TrainJob | a node, on which lt-train starts ranks |
+| a step of srun, or mpirun, with a task on each node; a pod of a PyTorchJob or TrainJob | a node, where lt-train starts ranks |
 | none of these | alone: lt-train starts all ranks here |
 
 One task per node needs no torchrun and no number of GPUs in a job script; one per GPU lets Slurm bind cores to ranks. The
@@ -71,7 +71,9 @@ class Node:
 
     @property
     def described(self) -> str:
-        return f"{self.nodes} node(s) found in the environment of {self.found}, rendezvous {self.master_address}:{self.master_port}"
+        return (
+            f"{self.nodes} node(s) found in the environment of {self.found}, rendezvous {self.master_address}:{self.master_port}"
+        )
 
     def place(self, local_rank: int, local_ranks: int) -> Place:
         """The place of a rank that is started here; all nodes have `local_ranks`."""
@@ -141,7 +143,7 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
     """The operators of PyTorchJob and TrainJob set torchrun's own variables; RANK, where it is set too, counts pods."""
     if "PET_MASTER_ADDR" not in environment or not environment["PET_NNODES"].isdigit():
         raise BadConfig(
-            f"an elastic job (PET_NNODES={environment['PET_NNODES']}): the number of nodes may change, which only torchrun follows",
+            f"an elastic job (PET_NNODES={environment['PET_NNODES']}): only torchrun follows a number of nodes that changes",
             "drop the job's elasticPolicy, or start the ranks with `torchrun -m lt_train`",
         )
     ranks = environment.get("PET_NPROC_PER_NODE", "auto")

@@ -1,0 +1,86 @@
+"""A job file is refused for what would fail after hours in a queue."""
+
+import shlex
+
+import pytest
+from click import UsageError as ClickUsageError
+from rendering import remarks, render
+
+from lt_shared.console import BadConfig, UsageError
+from lt_train.cluster import GPUS
+from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES, SLURM_EXAMPLES
+from lt_train.instances import INSTANCES
+
+TRAIN = ("--model", "tiny", "--mock-data")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (TRAIN, "no --save"),
+        ((*TRAIN, "--save", "run", "--plain"), "--plain"),
+        (("--model", "tiny", "--save", "run"), "no DATA"),
+        (("--model", "tiny", "--save", "run", "-"), "standard input"),
+        (("--model", "tiny", "--save", "run", "--data-path", "-"), "standard input"),
+        ((*TRAIN, "--save", "run", "--preprocess", "corpus -o web"), "DATA and --preprocess"),
+        ((*TRAIN, "--save", "run", "--convert", "--to hf"), "-o"),
+        ((*TRAIN, "--save", "run", "--convert", ""), "-o"),
+        (("--model", "tiny", "--save", "run", "--preprocess", " "), "without arguments"),
+        (("--model", "tiny", "--save", "run", "--preprocess", "it's"), "quotation"),
+        ((*TRAIN, "--save", "run", "--instance-type", "p9.huge"), "no instance type"),
+    ],
+)
+def test_what_a_job_cannot_be(arguments: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        render("slurm", *arguments)
+
+
+@pytest.mark.parametrize(
+    "example", [line for text in (EXAMPLES, SLURM_EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES) for line in text.strip().splitlines()]
+)
+def test_every_example_of_the_help(example: str) -> None:
+    line, _, consumer = example.partition(" | ")
+    program, named, *arguments = shlex.split(line)
+    assert (program, named) == ("lt-train", "render")
+    assert render(*arguments).startswith("#!/bin/bash" if arguments[0] == "slurm" else "---")
+    assert consumer in ("", "sbatch" if arguments[0] == "slurm" else "kubectl apply -f -")
+
+
+@pytest.mark.parametrize("words", [("--micro-batch", "4"), ("--micro-batch-size", "many"), ("--hf_token=secret",)])
+def test_words_that_lt_train_does_not_know(words: tuple[str, ...]) -> None:
+    with pytest.raises(ClickUsageError):
+        render("slurm", *TRAIN, "--save", "run", *words)
+
+
+def test_a_layout_that_does_not_divide() -> None:
+    arguments = ("slurm", "--instance-type", "p5.48xlarge", "--save", "run", "--model", "llama2-70b", "--mock-data")
+    with pytest.raises(BadConfig, match="16 ranks do not divide"):
+        render(*arguments, "--nodes", "2", "--pipeline-model-parallel-size", "5")
+    with pytest.raises(BadConfig, match="query groups 8"):
+        render(*arguments, "--nodes", "2", "--tensor-model-parallel-size", "16")
+
+
+def test_a_model_that_does_not_fit_is_said_and_rendered() -> None:
+    arguments = ("slurm", "--instance-type", "g5.48xlarge", "--save", "run", "--bf16", "--mock-data", "--seq-length", "512")
+    assert remarks(*arguments, "--model", "llama3.2-1b", "--use-distributed-optimizer") == ""
+    large = (*arguments, "--model", "llama3-8b")
+    assert "does not fit into a a10g-24gb: see lt-train plan" in remarks(*large)
+    assert "--model llama3-8b" in render(*large)
+
+
+def test_the_program_may_stand_before_its_arguments() -> None:
+    script = render("slurm", "--model", "tiny", "--save", "run", "--preprocess", "lt-preprocess corpus --tokenizer t -o web")
+    assert "\n  lt-preprocess corpus --tokenizer t -o web \\\n" in script
+
+
+def test_a_remote_run_keeps_its_manifests_in_the_working_directory() -> None:
+    script = render("slurm", *TRAIN, "--save", "s3://bucket/run")
+    assert "> lt-lt-train-checkpoints.manifest ||" in script
+    assert "mkdir" not in script
+
+
+def test_gpus_of_instances_are_known() -> None:
+    for instance in INSTANCES.values():
+        assert instance.gpu is None or instance.gpu in GPUS
+        assert instance.device_rdma or instance.gpu
+        assert (instance.resource == "nvidia.com/gpu") is (instance.gpu is not None)

@@ -1,0 +1,158 @@
+"""Manifests: valid for Kubernetes and the operator's schema, with the right machines, and shell that does what is promised."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rendering import Cluster, manifests, render, scripts
+
+from lt_shared.console import UsageError
+
+BASE = ("--image", "registry/lt:1", "--model", "tiny", "--train-iters", "5")
+END = """echo '{"v":1,"kind":"end","count":1}'"""
+
+
+def k8s(mount: Path | str, *arguments: str) -> list[dict[str, Any]]:
+    return manifests("k8s", *BASE, "--mount", str(mount), "--save", f"{mount}/run", *arguments)
+
+
+def training_script(documents: list[dict[str, Any]]) -> str:
+    (job,) = [document for document in documents if document["kind"] == "PyTorchJob"]
+    return str(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"][2])
+
+
+def test_every_kind_of_manifest() -> None:
+    documents = k8s(
+        "/fsx",
+        *(
+            "--nodes",
+            "3",
+            "--job-name",
+            "gpt",
+            "--download",
+            "https://host/a.jsonl.xz",
+            "--download",
+            "https://host/vocab.json?x=1",
+        ),
+        *("--preprocess", "/fsx/download/a.jsonl.xz --tokenizer /fsx/download -o /fsx/web", "--convert", "--to hf -o /fsx/hf"),
+        *("--tensorboard-dir", "/fsx/run/curves"),
+    )
+    assert [(document["kind"], document["metadata"]["name"]) for document in documents] == [
+        ("Job", "gpt-download"),
+        ("Job", "gpt-preprocess"),
+        ("PyTorchJob", "gpt"),
+        ("Job", "gpt-convert"),
+        ("CronJob", "gpt-monitor"),
+        ("Deployment", "gpt-tensorboard"),
+        ("Service", "gpt-tensorboard"),
+    ]
+    replicas = documents[2]["spec"]["pytorchReplicaSpecs"]
+    assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Master": 1, "Worker": 2}
+    assert documents[2]["spec"]["nprocPerNode"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("instance", "gpus", "efa"),
+    [("p4d.24xlarge", 8, 4), ("p5.48xlarge", 8, 32), ("ml.p5en.48xlarge", 8, 16), ("g5.12xlarge", 4, 1)],
+)
+def test_the_machines(instance: str, gpus: int, efa: int) -> None:
+    job, _ = k8s("/fsx", "--mock-data", "--instance-type", instance)
+    assert list(job["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": instance}
+    container = pod["containers"][0]
+    limits = {"nvidia.com/gpu": gpus, "vpc.amazonaws.com/efa": efa}
+    assert container["resources"] == {"limits": limits, "requests": limits}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
+    # The operator looks for both names.
+    assert (container["name"], container["ports"][0]["name"]) == ("pytorch", "pytorchjob-port")
+
+
+def test_tokenizing_takes_no_gpu() -> None:
+    documents = k8s("/fsx", "--preprocess", "/fsx/a.jsonl --tokenizer /fsx/t -o /fsx/web", "--convert", "--to hf -o /fsx/hf")
+    for document in documents:
+        assert ("nvidia.com/gpu" in str(document)) is (document["kind"] == "PyTorchJob")
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (75, 138), (78, 78), (66, 66), (137, 137)])
+def test_the_operator_restarts_what_can_continue(tmp_path: Path, code: int, status: int) -> None:
+    """It restarts a pod for codes from 128 on."""
+    cluster = Cluster(tmp_path)
+    cluster.add("lt-train", f"exit {code}")
+    assert cluster.run(training_script(k8s(tmp_path, "--mock-data")), PET_NODE_RANK="0").returncode == status
+
+
+def test_the_end_of_a_pod_lets_the_run_save(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.add(
+        "lt-train",
+        f"trap 'sleep 0.5; touch {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/ready; while true; do sleep 0.1; done",
+    )
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PET_NODE_RANK": "1"}
+    shell = subprocess.Popen(["bash", "-c", training_script(k8s(tmp_path, "--mock-data"))], env=environment)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    shell.send_signal(signal.SIGTERM)
+    assert shell.wait(timeout=20) == 138
+    assert (tmp_path / "saved").exists()
+
+
+def test_stages_wait_for_each_other(tmp_path: Path) -> None:
+    """All scripts together, in the wrong order: each waits for the file of the one before it."""
+    cluster = Cluster(tmp_path)
+    for tool in ("lt-preprocess", "lt-train", "lt-convert"):
+        cluster.add(tool, END)
+    cluster.add("sleep", "exec /bin/sleep 0.1")
+    cluster.add("curl", 'while [ "$1" != --output ]; do shift; done; touch "$2"')
+    documents = k8s(
+        tmp_path,
+        *("--download", "https://host/a.jsonl", "--download", "https://host/b.jsonl?x=1"),
+        *("--preprocess", f"{tmp_path}/download -o {tmp_path}/web --tokenizer t", "--convert", f"--to hf -o {tmp_path}/hf"),
+    )
+    (tmp_path / "calls").write_text("")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PET_NODE_RANK": "0"}
+    shells = [
+        subprocess.Popen(["bash", "-c", "".join(scripts(document))], env=environment)
+        for document in reversed(documents)
+        if document["kind"] in ("Job", "PyTorchJob")
+    ]
+    assert [shell.wait(timeout=30) for shell in shells] == [0] * 4
+    assert [call.split()[0] for call in cluster.calls if not call.startswith("sleep")] == [
+        *("curl", "curl", "lt-preprocess", "lt-train", "lt-convert")
+    ]
+    assert {file.name for file in (tmp_path / "download").iterdir()} == {"a.jsonl", "b.jsonl"}
+    assert any(call.startswith(f"lt-train @{tmp_path}/run/data.manifest") for call in cluster.calls)
+
+
+def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "do-not-print")
+    assert "do-not-print" not in render("k8s", *BASE, "--save", "/fsx/run", "--mock-data")
+    (container,) = k8s("/fsx", "--mock-data")[0]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "lt-secrets", "optional": True}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--save", "/home/run", "--mock-data"), "not on the volume"),
+        (("--save", "/fsx/run", "--mock-data", "--job-name", "My_Run"), "small letters"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://host/"), "no file name"),
+        (("--save", "/fsx/run", "--mock-data", "--instance-type", "trn1.32xlarge"), "no GPUs"),
+    ],
+)
+def test_what_cannot_work(arguments: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        render("k8s", *BASE, *arguments)
+
+
+def test_pods_need_an_image() -> None:
+    with pytest.raises(UsageError, match="no --image"):
+        render("k8s", "--model", "tiny", "--mock-data", "--save", "/fsx/run")

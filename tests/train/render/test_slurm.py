@@ -1,0 +1,193 @@
+"""Job files for sbatch: what they say, that shellcheck is content, and what they do, with stand-ins for Slurm and the tools."""
+
+import re
+from pathlib import Path
+
+import pytest
+from rendering import Cluster, render, shellcheck
+
+from lt_train.instances import INSTANCES
+
+END = """echo '{"v":1,"kind":"end","count":1}'"""
+TRAIN = ("--model", "tiny", "--train-iters", "5")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    cluster = Cluster(tmp_path)
+    for tool in ("lt-preprocess", "lt-train", "lt-convert"):
+        cluster.add(tool, END)
+    return cluster
+
+
+def stages(save: Path) -> tuple[str, ...]:
+    return (
+        *("--preprocess", "corpus --tokenizer 'my gpt2' --append-eod -o web", "--convert", "--to hf -o hf"),
+        *("--save", str(save), *TRAIN),
+    )
+
+
+def test_the_directives() -> None:
+    script = render("slurm", "--nodes", "4", "--job-name", "big", "--time", "4:00:00", "--save", "run", "--mock-data", *TRAIN)
+    directives = re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
+    assert directives == [
+        *("job-name=big", "nodes=4", "ntasks-per-node=1", "exclusive", "mem=0", "wait-all-nodes=1", "requeue"),
+        *("open-mode=append", "signal=USR1@300", "time=4:00:00"),
+    ]
+    counted = render("slurm", "--gpus-per-node", "8", "--save", "run", "--mock-data", *TRAIN)
+    assert "#SBATCH --gpus-per-node=8\n" in counted
+
+
+@pytest.mark.parametrize("instance", sorted(INSTANCES))
+def test_variables_of_an_instance_type_come_after_those_of_the_user(instance: str, cluster: Cluster, tmp_path: Path) -> None:
+    script = render("slurm", "--instance-type", f"ml.{instance}", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    shellcheck(script)
+    cluster.add("lt-train", f"env > {tmp_path}/env; {END}")
+    done = cluster.run(script, FI_PROVIDER="mine")
+    assert done.returncode == 0, done.stderr
+    variables = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
+    for name, value in INSTANCES[instance].environment().items():
+        assert variables[name] == ("mine" if name == "FI_PROVIDER" else value)
+
+
+def test_stages_of_one_job_pass_manifests_on(cluster: Cluster, tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    script = render("slurm", *stages(run))
+    shellcheck(script)
+    done = cluster.run(script)
+    assert done.returncode == 0, done.stderr
+    tools = [call for call in cluster.calls if call.startswith("lt-")]
+    assert tools == [
+        "lt-preprocess corpus --tokenizer my gpt2 --append-eod -o web",
+        f"lt-train @{run}/data.manifest --save {run} --model tiny --train-iters 5",
+        f"lt-convert --to hf -o hf @{run}/checkpoints.manifest",
+    ]
+    assert {file.name for file in run.iterdir()} == {"data.manifest", "checkpoints.manifest"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "body", "code", "requeued"),
+    [
+        ("lt-train", f"{END}; exit 0", 0, False),
+        ("lt-train", "exit 75", 75, True),
+        ("lt-train", "exit 78", 78, False),
+        ("lt-train", "exit 1", 1, False),
+        ("lt-train", "kill -9 $$", 137, False),
+        ("lt-preprocess", "exit 65", 65, False),
+        ("lt-preprocess", "kill -USR1 $$", 75, True),
+        ("lt-convert", "exit 74", 74, False),
+    ],
+)
+def test_only_what_can_continue_is_queued_again(
+    cluster: Cluster, tmp_path: Path, tool: str, body: str, code: int, requeued: bool
+) -> None:
+    cluster.add(tool, body)
+    done = cluster.run(render("slurm", *stages(tmp_path / "run")))
+    assert done.returncode == code, done.stderr
+    assert ("scontrol requeue 77" in cluster.calls) is requeued
+    if tool == "lt-preprocess":
+        assert not any(call.startswith("lt-train") for call in cluster.calls)
+        assert not (tmp_path / "run/data.manifest").exists()
+    if tool == "lt-train" and code:
+        assert not any(call.startswith("lt-convert") for call in cluster.calls)
+
+
+def test_a_signal_to_the_task_waits_for_lt_train(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm signals every process of a step, the shell around lt-train too."""
+    cluster.add("lt-train", "trap 'sleep 0.3; exit 75' USR1; kill -USR1 $PPID $$; sleep 5 & wait")
+    done = cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN))
+    assert done.returncode == 75, done.stderr
+    assert "scontrol requeue 77" in cluster.calls
+
+
+def test_a_node_that_is_done_with_75_does_not_end_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    """srun --kill-on-bad-exit must not see the code of a rank that has saved."""
+    codes = tmp_path / "codes"
+    cluster.add("srun", f'while [ "${{1#--}}" != "$1" ]; do shift; done; "$@"; code=$?; echo $code >> {codes}; exit $code')
+    cluster.add("lt-train", "exit 75")
+    assert cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)).returncode == 75
+    assert set(codes.read_text().split()) == {"0"}
+
+
+def test_profiling_is_paused_where_dcgm_is(cluster: Cluster, tmp_path: Path) -> None:
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    assert cluster.run(script).returncode == 0
+    cluster.add("dcgmi", "exit 1")
+    cluster.add("lt-train", "exit 78")
+    assert cluster.run(script).returncode == 78
+    calls = [call for call in cluster.calls if call.startswith(("dcgmi", "lt-train"))]
+    assert [call.split()[0] for call in calls] == ["dcgmi", "lt-train", "dcgmi"]
+    assert (calls[0], calls[2]) == ("dcgmi profile --pause", "dcgmi profile --resume")
+
+
+def test_the_container(cluster: Cluster, tmp_path: Path) -> None:
+    arguments = ("--save", f"{tmp_path}/run", "--mock-data", *TRAIN, "--container-mounts", "/a b:/a")
+    script = render("slurm", "--image", f"{tmp_path}/lt.sqsh", *arguments)
+    shellcheck(script)
+    missing = cluster.run(script)
+    assert missing.returncode == 78
+    assert "enroot import -o" in missing.stderr
+    assert cluster.calls == []
+    (tmp_path / "lt.sqsh").touch()
+    assert cluster.run(script).returncode == 0
+    (call,) = [call for call in cluster.calls if "lt-train" in call and call.startswith("srun")]
+    assert f"--container-image={tmp_path}/lt.sqsh --container-mounts=/a b:/a bash" in call
+    # The names that the scripts around Megatron-LM read.
+    (tmp_path / "other.sqsh").touch()
+    assert cluster.run(script, IMAGE=f"{tmp_path}/other.sqsh", FSX_MOUNT="/fsx:/fsx").returncode == 0
+    assert any(f"--container-image={tmp_path}/other.sqsh --container-mounts=/fsx:/fsx" in call for call in cluster.calls)
+    registry = render("slurm", "--image", "docker://nvcr.io#nvidia/pytorch:25.06-py3", *arguments)
+    assert "-e" not in registry.partition("IMAGE=")[2].partition("container=(")[0]
+
+
+@pytest.mark.parametrize("is_hyperpod", [True, False])
+def test_auto_resume_on_hyperpod_alone(cluster: Cluster, tmp_path: Path, is_hyperpod: bool) -> None:
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    assert "[ -d /opt/sagemaker_cluster ]" in script
+    mark = tmp_path / "sagemaker_cluster"
+    if is_hyperpod:
+        mark.mkdir()
+    assert cluster.run(script.replace("/opt/sagemaker_cluster", str(mark))).returncode == 0
+    assert any("--auto-resume=1" in call for call in cluster.calls) is is_hyperpod
+
+
+def test_sizes_from_the_environment(cluster: Cluster, tmp_path: Path) -> None:
+    sizes = ("--num-layers", "36", "--hidden-size", "4096", "--num-attention-heads", "32")
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *sizes)
+    shellcheck(script)
+    variables = {"NUM_LAYERS": "48", "HIDDEN_SIZE": "8192", "NUM_ATTENTION_HEADS": "64", "GLOBAL_BATCH_SIZE": "288"}
+    assert cluster.run(script, **variables).returncode == 0
+    call = next(call for call in cluster.calls if call.startswith("lt-train"))
+    assert call.endswith("--num-layers 48 --hidden-size 8192 --num-attention-heads 64 --global-batch-size 288")
+
+
+def test_sizes_do_not_make_another_model_of_a_preset(cluster: Cluster, tmp_path: Path) -> None:
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    shellcheck(script)
+    refused = cluster.run(script, HIDDEN_SIZE="8192")
+    assert refused.returncode == 78
+    assert "cannot change the model tiny" in refused.stderr
+    assert cluster.run(script, MICRO_BATCH_SIZE="4").returncode == 0
+    assert any(call.endswith("--micro-batch-size 4") for call in cluster.calls if call.startswith("lt-train"))
+
+
+def test_a_job_for_each_stage(cluster: Cluster, tmp_path: Path) -> None:
+    """Each job is given to a stand-in for sbatch, then run in the order of the dependencies."""
+    cluster.add("sbatch", f'n=$(ls {tmp_path}/job-* 2> /dev/null | wc -l); cat > {tmp_path}/job-$n; echo "$((100 + n));cluster"')
+    script = render("slurm", "--chain", "dependency", "--nodes", "2", *stages(tmp_path / "run"))
+    shellcheck(script)
+    done = cluster.run(script)
+    assert done.stdout == "preprocess 100\ntrain 101\nconvert 102\n", done.stderr
+    assert cluster.calls == [
+        "sbatch --parsable",
+        "sbatch --parsable --dependency=afterok:100 --kill-on-invalid-dep=yes",
+        "sbatch --parsable --dependency=afterok:101 --kill-on-invalid-dep=yes",
+    ]
+    nodes = []
+    for number, tool in enumerate(("lt-preprocess", "lt-train", "lt-convert")):
+        job = (tmp_path / f"job-{number}").read_text()
+        shellcheck(job)
+        nodes += re.findall(r"--nodes=(\d)$", job, re.MULTILINE)
+        assert cluster.run(job).returncode == 0
+        assert [call.split()[0] for call in cluster.calls if call.startswith("lt-")] == [tool]
+    assert nodes == ["1", "2", "1"]

@@ -1,0 +1,106 @@
+"""Calling `lt-train render`, checking what it prints, and running its shell with stand-ins for the programs of a cluster."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import yaml
+from click.testing import CliRunner, Result
+
+from lt_train.commands.render import command
+
+SCHEMAS = Path(__file__).parent / "render/schemas"
+KUBERNETES_VERSION = "1.30"
+OPERATORS = {"PyTorchJob": ("pytorchjob.json", "pytorchReplicaSpecs"), "MPIJob": ("mpijob.json", "mpiReplicaSpecs")}
+
+
+def render(*arguments: str) -> str:
+    """What `lt-train render ARGUMENTS` prints on standard output. Raises what it raises."""
+    return _invoke(*arguments).stdout
+
+
+def remarks(*arguments: str) -> str:
+    """What `lt-train render ARGUMENTS` says on standard error."""
+    return _invoke(*arguments).stderr
+
+
+def _invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments), catch_exceptions=False, standalone_mode=False)
+
+
+def shellcheck(script: str) -> None:
+    """Fail for anything that shellcheck remarks on."""
+    program = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([program, "-s", "bash", "-"], input=script, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{script}"
+
+
+def manifests(*arguments: str) -> list[dict[str, Any]]:
+    """The documents that are printed, each valid for Kubernetes, their shell for shellcheck."""
+    documents = list(yaml.safe_load_all(render(*arguments)))
+    for document in documents:
+        if document["kind"] in OPERATORS:
+            _validate_operated(document)
+        else:
+            kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+        for script in scripts(document):
+            shellcheck(script)
+    return documents
+
+
+def _validate_operated(document: dict[str, Any]) -> None:
+    schema, replicas = OPERATORS[document["kind"]]
+    jsonschema.validate(document, json.loads((SCHEMAS / schema).read_text()))
+    for specification in document["spec"][replicas].values():
+        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": specification["template"]}
+        kubernetes_validate.validate(template, KUBERNETES_VERSION, strict=True)
+
+
+def scripts(document: Any) -> Iterator[str]:
+    """Every text that a manifest gives to bash."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            if key == "command" and value[:2] == ["bash", "-c"]:
+                yield value[2]
+            else:
+                yield from scripts(value)
+    elif isinstance(document, list):
+        for entry in document:
+            yield from scripts(entry)
+
+
+class Cluster:
+    """A directory of stand-ins: each writes its name and arguments to `calls`, then runs the body that it was given."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        (directory / "bin").mkdir()
+        self.add("scontrol", "")
+        # Runs the command after its own options, as one task.
+        self.add("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
+
+    def add(self, name: str, body: str) -> None:
+        file = self.directory / "bin" / name
+        file.write_text(f'#!/bin/bash\necho {name} "$@" >> {self.directory}/calls\n{body}\n')
+        file.chmod(0o755)
+
+    def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        (self.directory / "calls").write_text("")
+        environment = os.environ | {
+            "PATH": f"{self.directory}/bin:/usr/bin:/bin",
+            "SLURM_JOB_ID": "77",
+            "SLURM_JOB_NUM_NODES": "2",
+        }
+        return subprocess.run(
+            ["bash"], input=script, env=environment | variables, cwd=self.directory, capture_output=True, text=True, timeout=60
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.directory / "calls").read_text().splitlines()

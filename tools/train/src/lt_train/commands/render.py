@@ -1,0 +1,130 @@
+"""`lt-train render`: job files for Slurm and Kubernetes on standard output."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.console import UsageError
+
+EXAMPLES = """
+lt-train render slurm --nodes 2 --model llama2-70b --tensor-model-parallel-size 8 --save /fsx/run1 @/fsx/web.manifest
+lt-train render k8s --nodes 2 --image registry/lt --model llama3-8b --save /fsx/run1 @/fsx/web.manifest
+"""
+SLURM_EXAMPLES = """
+lt-train render slurm --nodes 2 --instance-type p5.48xlarge --model llama3-8b --bf16 --save /fsx/run1 @/fsx/web.manifest | sbatch
+lt-train render slurm --model tiny --save /fsx/run2 --preprocess '/fsx/corpus --tokenizer /fsx/gpt2 -o /fsx/web' | sbatch
+"""
+K8S_EXAMPLES = """
+lt-train render k8s --image registry/lt --model llama3-8b --bf16 --save /fsx/run1 @/fsx/web.manifest | kubectl apply -f -
+"""
+MPIJOB_EXAMPLES = """
+lt-train render mpijob --nodes 4 --image registry/lt --model llama2-7b --save /shared/run1 @/shared/red.manifest
+"""
+Function = Callable[..., Any]
+# What is not an option of the job is one of lt-train, and is checked as such.
+PASSED_ON = {"ignore_unknown_options": True}
+
+
+def stages(function: Function) -> Function:
+    for option in reversed(
+        (
+            click.option("--job-name", default="lt-train", help="Name of the job."),
+            click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job."),
+            click.option("--preprocess", metavar="ARGUMENTS", help="Arguments of lt-preprocess, to make the data first."),
+            click.option("--convert", metavar="ARGUMENTS", help="Arguments of lt-convert, to convert the last checkpoint."),
+            click.argument("train", nargs=-1, type=click.UNPROCESSED, metavar="LT-TRAIN-ARGUMENTS..."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def volume(mount: str) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
+        function = click.option("--mount", default=mount, help="Where it is mounted.")(function)
+        return click.option("--claim", default="fsx-claim", help="PersistentVolumeClaim of the shared filesystem.")(function)
+
+    return add
+
+
+@click.group(cls=console.Group, examples=EXAMPLES)
+def command() -> None:
+    """Print a job file for a scheduler; nothing is submitted.
+
+    Options and data that are not those of the job are lt-train's own. They are checked, and stand in the job file.
+    """
+
+
+@command.command(cls=console.Command, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
+@click.option("--instance-type", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask Slurm for; needed where it counts them (GRES).")
+@click.option("--time", "time_limit", help="Time limit, as of sbatch. Five minutes before it the run saves and is queued again.")
+@click.option("--image", help="Container for pyxis: a .sqsh file, or an address. IMAGE in the environment comes before it.")
+@click.option("--container-mounts", default="/fsx:/fsx", help="As of pyxis; FSX_MOUNT in the environment comes before it.")
+@click.option("--chain", type=click.Choice(["job", "dependency"]), default="job", help="All stages in one job, or one job each.")
+@stages
+def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: Any) -> None:
+    """Print a script for sbatch, or with --chain dependency one for bash that submits several."""
+    from lt_train.render import slurm
+
+    sbatch = slurm.Sbatch(time_limit, container_mounts, options["gpus_per_node"])
+    click.echo(slurm.render(_job(options), chain, sbatch), nl=False)
+
+
+@command.command("k8s", cls=console.Command, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
+@click.option("--instance-type", default="p5.48xlarge", help="Its GPUs and EFA devices are asked for.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask for; by default all of the instance.")
+@click.option("--image", help="Container image with the lt tools.")
+@volume("/fsx")
+@click.option("--download", multiple=True, metavar="URL", help="File to download first. Repeatable.")
+@click.option("--download-to", help="Directory for these files; by default MOUNT/download.")
+@stages
+def k8s(claim: str, mount: str, download: tuple[str, ...], download_to: str | None, **options: Any) -> None:
+    """Print manifests for kubectl: Jobs, a PyTorchJob, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir."""
+    from lt_train.render import kubernetes
+
+    job = _job(options)
+    if job.instance and job.instance.gpu is None:
+        raise UsageError(f"{job.instance.name} has no GPUs", "lt-train render mpijob is for Trainium")
+    directory = (download_to or f"{mount.rstrip('/')}/download").rstrip("/")
+    click.echo(kubernetes.render(job, claim, mount, download, directory), nl=False)
+
+
+@command.command(cls=console.Command, examples=MPIJOB_EXAMPLES, context_settings=PASSED_ON)
+@click.option("--instance-type", default="trn1.32xlarge", help="Its accelerators and EFA devices are asked for.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Accelerators to ask for; by default all of the instance.")
+@click.option("--image", help="Container image with the lt tools, sshd and Open MPI.")
+@volume("/shared")
+@stages
+def mpijob(claim: str, mount: str, **options: Any) -> None:
+    """Print MPIJobs for kubectl: one that compiles for Trainium, and one that trains."""
+    from lt_shared.console import warn
+    from lt_train.render import mpijob
+
+    if options["preprocess"] or options["convert"]:
+        raise UsageError("stages beside training", "lt-train render k8s prints them")
+    job = _job(options)
+    if job.instance and job.instance.gpu is None:
+        warn("lt-train has no device for Trainium yet: these jobs will end with its usage error")
+    click.echo(mpijob.render(job, claim, mount), nl=False)
+
+
+def _job(options: dict[str, Any]) -> Any:
+    from lt_train import instances
+    from lt_train.render import job
+
+    name = options["instance_type"]
+    return job.make(
+        options["train"],
+        program=click.get_current_context().command_path,
+        name=options["job_name"],
+        nodes=options["nodes"],
+        instance=dataclasses.replace(instances.instance(name), name=name) if name else None,
+        accelerators=options["gpus_per_node"],
+        image=options["image"],
+        preprocess=options["preprocess"],
+        convert=options["convert"],
+    )

@@ -1,0 +1,1 @@
+"""Job files for Slurm and Kubernetes, printed and never submitted."""

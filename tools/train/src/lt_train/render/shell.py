@@ -1,0 +1,62 @@
+"""Pieces of shell that the job files of every scheduler share; all of it passes shellcheck."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from lt_train.render.job import Job
+
+# Environment variables that the widely used scripts around Megatron-LM read, and the options that they stand for here.
+SIZES = {
+    "NUM_LAYERS": "--num-layers",
+    "HIDDEN_SIZE": "--hidden-size",
+    "NUM_ATTENTION_HEADS": "--num-attention-heads",
+    "MAX_POSITION_EMBEDDINGS": "--max-position-embeddings",
+}
+BATCHES = {
+    "SEQ_LENGTH": "--seq-length",
+    "MICRO_BATCH_SIZE": "--micro-batch-size",
+    "GLOBAL_BATCH_SIZE": "--global-batch-size",
+    "TENSOR_PARALLEL": "--tensor-model-parallel-size",
+    "PIPELINE_PARALLEL": "--pipeline-model-parallel-size",
+}
+
+
+def array(name: str, words: Sequence[str]) -> str:
+    """A bash array of `words`, an option with its values on each line."""
+    lines: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not lines:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    return "\n".join([f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
+
+
+def given_data(job: Job) -> tuple[str, ...]:
+    """lt-train's words; the data that lt-preprocess makes stands first, where no list of datasets can take it in."""
+    return job.train if job.preprocess is None else (f"@{job.beside('data.manifest')}", *job.train)
+
+
+def exports(variables: Mapping[str, str]) -> str:
+    """Assignments that leave alone what the environment already says."""
+    return "\n".join(f'export {name}="${{{name}:-{value}}}"' for name, value in variables.items())
+
+
+def sizes_from_environment(job: Job) -> str:
+    """Let NUM_LAYERS=48 and the like change the model and the batch when the job is submitted.
+
+    With a preset, whose feed-forward size would stay behind, the sizes of the model are refused.
+    """
+    lines = ["# Sizes from the environment, as in GLOBAL_BATCH_SIZE=1024 sbatch; they come before those above."]
+    named = SIZES | BATCHES
+    if job.options["model"]:
+        named = BATCHES
+        any_size = "".join(f"${{{name}:-}}" for name in SIZES)
+        reason = f"{', '.join(SIZES)} cannot change the model {job.options['model']}: render a job without --model"
+        lines += [f'if [ -n "{any_size}" ]; then', f"  echo {shlex.quote(reason)} >&2", "  exit 78", "fi"]
+    lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in named.items()]
+    return "\n".join(lines)
+
+
+def command(words: Sequence[str]) -> str:
+    """A command line of quoted words."""
+    return " ".join(shlex.quote(word) for word in words)

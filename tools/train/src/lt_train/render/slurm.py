@@ -1,0 +1,186 @@
+"""A job file for sbatch: all stages in one job, or a job for each stage and a script that submits them in a row.
+
+One task per node starts the ranks of its node, so neither the number of GPUs nor torchrun is in the file. A job ends early with
+exit code 75 when it has saved and can continue, and goes back into the queue then, and only then: another code would come again.
+`srun --kill-on-bad-exit` ends the other nodes when one fails. It would also end those that still save when the first is done with
+75, so that code is kept from srun, and known by the missing last line of the manifest.
+"""
+
+import dataclasses
+import shlex
+
+from lt_train.render import shell
+from lt_train.render.job import Job
+
+SIGNAL_SECONDS = 300
+JOB, DEPENDENCY = "job", "dependency"
+CHAINS = (JOB, DEPENDENCY)
+
+AUTO_RESUME = """\
+# SageMaker HyperPod replaces a node that fails, and starts the step again.
+auto_resume=()
+if [ -d /opt/sagemaker_cluster ]; then
+  auto_resume=(--auto-resume=1)
+fi"""
+
+FINISH = """\
+# End the job with the status of a stage. 75 says that the same job goes on from what is saved, and so does a stage
+# that the signal before the time limit has ended (138).
+finish() {
+  local status=$1
+  if [ "$status" -eq 138 ]; then status=75; fi
+  if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+  exit "$status"
+}"""
+
+PROFILING = """\
+# DCGM's counters slow kernels down: they stop on the nodes that have them while the job runs.
+profiling() {
+  # shellcheck disable=SC2016
+  srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\
+    bash -c 'if command -v dcgmi > /dev/null; then dcgmi profile "$1"; fi' profiling "$1" || true
+}"""
+
+# In a task: a signal is for lt-train, which this shell waits for.
+TASK = 'trap : TERM USR1; lt-train "$@" || { status=$?; [ "$status" -eq 75 ] || exit "$status"; }'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sbatch:
+    """What only Slurm knows: its time limit, pyxis's mounts, and GPUs where Slurm counts them."""
+
+    time_limit: str | None
+    mounts: str
+    gpus_per_node: int | None
+
+
+def render(job: Job, chain: str, sbatch: Sbatch) -> str:
+    """The job file, or with `chain` DEPENDENCY a script that submits one per stage."""
+    stages = [
+        *([("preprocess", 1, _preprocess(job))] if job.preprocess else []),
+        ("train", job.nodes, _train(job)),
+        *([("convert", 1, _convert(job))] if job.convert else []),
+    ]
+    if chain == JOB:
+        return _script(job, job.name, job.nodes, "\n\n".join(text for _, _, text in stages), sbatch)
+    lines = [
+        "#!/bin/bash",
+        "# Submits a job for each stage; one starts when the one before it has succeeded.",
+        "set -euo pipefail",
+        "",
+    ]
+    before = ""
+    for name, nodes, text in stages:
+        script = _script(job, f"{job.name}-{name}", nodes, text, sbatch)
+        dependency = f' --dependency="afterok:${{{before}%%;*}}" --kill-on-invalid-dep=yes' if before else ""
+        end = f"END_OF_{name.upper()}"
+        lines += [
+            f"{name}=$(sbatch --parsable{dependency} << '{end}'",
+            script.rstrip("\n"),
+            end,
+            ")",
+            f'echo "{name} ${{{name}%%;*}}"',
+            "",
+        ]
+        before = name
+    return "\n".join(lines)
+
+
+def _script(job: Job, name: str, nodes: int, stages: str, sbatch: Sbatch) -> str:
+    blocks = [
+        _header(name, nodes, sbatch),
+        "set -euo pipefail",
+        f"# {job.instance.described}\n{shell.exports(job.environment)}" if job.instance else "",
+        _container(job, sbatch),
+        AUTO_RESUME if "auto_resume" in stages else "",
+        FINISH,
+        PROFILING if "profiling" in stages else "",
+        stages,
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _header(name: str, nodes: int, sbatch: Sbatch) -> str:
+    options = {
+        "job-name": name,
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        "exclusive": None,
+        "mem": 0,
+        "wait-all-nodes": 1,
+        "requeue": None,
+        "open-mode": "append",
+        "signal": f"USR1@{SIGNAL_SECONDS}",
+        **({"gpus-per-node": sbatch.gpus_per_node} if sbatch.gpus_per_node else {}),
+        **({"time": sbatch.time_limit} if sbatch.time_limit else {}),
+    }
+    lines = [f"#SBATCH --{option}{'' if value is None else f'={value}'}" for option, value in options.items()]
+    return "\n".join(["#!/bin/bash", *lines])
+
+
+def _container(job: Job, sbatch: Sbatch) -> str:
+    """pyxis's arguments. An image that is a file must exist: enroot's own message comes from every node."""
+    if job.image is None:
+        return "container=()"
+    lines = [f"IMAGE=${{IMAGE:-{shlex.quote(job.image)}}}"]
+    if job.image.startswith(("/", "./")) or job.image.endswith(".sqsh"):
+        lines += [
+            'if [ ! -e "$IMAGE" ]; then',
+            '  echo "no container image $IMAGE: make it with enroot import -o $IMAGE dockerd://NAME" >&2',
+            "  exit 78",
+            "fi",
+        ]
+    lines += [
+        f"FSX_MOUNT=${{FSX_MOUNT:-{shlex.quote(sbatch.mounts)}}}",
+        'container=(--container-image="$IMAGE" --container-mounts="$FSX_MOUNT")',
+    ]
+    return "\n".join(lines)
+
+
+def _preprocess(job: Job) -> str:
+    assert job.preprocess
+    data = shlex.quote(job.beside("data.manifest"))
+    lines = [
+        f'srun --nodes=1 --ntasks=1 --cpu-bind=none "${{container[@]}}" \\\n  lt-preprocess {shell.command(job.preprocess)} \\',
+        f"  > {data}.part || finish $?",
+        f"mv {data}.part {data}",
+    ]
+    return "\n".join([*_directory(job), *lines])
+
+
+def _train(job: Job) -> str:
+    checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
+    lines = [
+        shell.array("train", shell.given_data(job)),
+        shell.sizes_from_environment(job),
+        "",
+        *([] if job.preprocess else _directory(job)),
+        "profiling --pause",
+        "status=0",
+        "# shellcheck disable=SC2016",
+        'srun --kill-on-bad-exit=1 --cpu-bind=none "${auto_resume[@]}" "${container[@]}" \\',
+        f'  bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
+        f"  > {checkpoints} || status=$?",
+        "profiling --resume",
+        'if [ "$status" -ne 0 ]; then finish "$status"; fi',
+        "# Without its last line the run was ended early, and has saved.",
+        f'grep -q \'"kind":"end"\' {checkpoints} || finish 75',
+    ]
+    return "\n".join(lines)
+
+
+def _convert(job: Job) -> str:
+    assert job.convert
+    checkpoints = shlex.quote(f"@{job.beside('checkpoints.manifest')}")
+    return "\n".join(
+        [
+            'srun --nodes=1 --ntasks=1 --cpu-bind=none "${container[@]}" \\',
+            f"  lt-convert {shell.command(job.convert)} {checkpoints} || finish $?",
+        ]
+    )
+
+
+def _directory(job: Job) -> list[str]:
+    """SAVE, which holds the manifests, unless it is a URL."""
+    directory, _, _ = job.beside("x").rpartition("/")
+    return [f"mkdir -p {shlex.quote(directory)}"] if directory else []
