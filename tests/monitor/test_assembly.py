@@ -153,6 +153,16 @@ def test_jobs_that_save_into_one_directory_are_attempts_of_one_run() -> None:
     assert runs[0].lost_steps == 2
 
 
+def test_jobs_that_began_from_scratch_in_the_same_directory_are_runs_of_their_own() -> None:
+    def job(run: str, begin: int, loads: bool) -> list[dict]:
+        loaded = [event("load", begin - 1, run=run, path="/fsx/a")] if loads else []
+        return [*loaded, *steps(begin, begin + 3, run=run), event("checkpoint", begin + 3, run=run, path="/fsx/a")]
+
+    events = [*job("one", 1, False), *job("two", 1, False), *job("three", 5, True)]
+    runs = assembly.join_by_checkpoints(assemble(events))
+    assert [(run.name, len(run.attempts)) for run in runs] == [("one", 1), ("two", 2)]
+
+
 def test_the_test_split_is_no_validation() -> None:
     run = only([*steps(1, 1), event("eval", 1, loss=3.0, split="validation"), event("eval", 1, loss=1.0, split="test")])
     assert [evaluation["loss"] for evaluation in run.evaluations] == [3.0]

@@ -86,17 +86,21 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
 def join_by_checkpoints(runs: Sequence[Run]) -> list[Run]:
     """Make one run of those that save into the same directory: jobs that were submitted again and log into a new file each.
 
-    The first one gives the name. Relative directories are left alone: the log does not tell what they are relative to.
+    The first one gives the name. A job that began from scratch is a run of its own, though it may have used the directory again.
+    Relative directories are left alone: the log does not tell what they are relative to.
     """
-    joined: dict[str, Run] = {}
+    joined: list[Run] = []
+    place_of: dict[str, int] = {}
     for run in runs:
         directory = _checkpoint_directory(run)
-        key = f"directory {directory}" if directory else f"run {run.name}"
-        if key in joined:
-            joined[key] = _run(joined[key].name, [joined[key].attempts, run.attempts])
-        else:
-            joined[key] = run
-    return list(joined.values())
+        if directory in place_of and run.attempts and run.attempts[0].resumed_at != 0:
+            place = place_of[directory]
+            joined[place] = _run(joined[place].name, [joined[place].attempts, run.attempts])
+            continue
+        if directory is not None:
+            place_of[directory] = len(joined)
+        joined.append(run)
+    return joined
 
 
 def _checkpoint_directory(run: Run) -> str | None:

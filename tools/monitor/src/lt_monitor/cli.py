@@ -15,12 +15,13 @@ _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
     examples="""
 lt-monitor scrape slurm-*.out
 lt-monitor summarize run1/train.log
+lt-monitor plot run1/train.log -o report.html
 lt-monitor plot run1/train.log run2/train.log -o loss.png
 """,
 )
 @click.version_option(__version__, prog_name="lt-monitor")
 def command() -> None:
-    """Read training logs of lt-train and Megatron-LM while they grow, or later. LOG is a file, a pattern, or - for stdin."""
+    """Tell why a training run is slow, stuck or wrong, from its logs alone. LOG is a file, a pattern, or - for stdin."""
 
 
 @command.command(

@@ -38,7 +38,8 @@ def plot(patterns: Sequence[str], output: str | None, known: Known, references: 
     Raises: NoInput when a log is missing, BadData when no run has a loss, CannotCreate when the output cannot be written.
     """
     form = _format(output) if output is not None else ""
-    runs = [run for run in assembly.read(patterns) if np.isfinite(run.steps.column("loss")).any()]
+    runs = assembly.join_by_checkpoints(assembly.read(patterns))
+    runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()]
     if not runs:
         raise BadData("no step has a loss", "all steps were skipped or not a number")
     names = short_names([run.name for run in runs])

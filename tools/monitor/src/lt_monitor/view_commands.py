@@ -33,7 +33,7 @@ def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     from lt_monitor import assembly, summary, summary_table
     from lt_monitor.speed import Known
 
-    summaries = [summary.summarize(run, Known.of(**known)) for run in assembly.read(logs)]
+    summaries = [summary.summarize(run, Known.of(**known)) for run in assembly.join_by_checkpoints(assembly.read(logs))]
     if as_json:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
@@ -55,7 +55,7 @@ def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     from lt_monitor import assembly, comparison, plot, summary
     from lt_monitor.speed import Known
 
-    found = assembly.read(logs)
+    found = assembly.join_by_checkpoints(assembly.read(logs))
     summaries = [summary.summarize(run, Known.of(**known)) for run in found]
     if as_json:
         for run, one in zip(found, summaries, strict=True):

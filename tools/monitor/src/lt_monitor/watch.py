@@ -106,7 +106,7 @@ class _Logs:
     def look(self) -> None:
         begin = time.monotonic()
         self._seen = self._state()
-        runs = assembly.read(self.patterns)
+        runs = assembly.join_by_checkpoints(assembly.read(self.patterns))
         names = plot.short_names([run.name for run in runs])
         self.views = [View.of(run, name, self.known) for run, name in zip(runs, names, strict=True)]
         self.look_seconds = time.monotonic() - begin
