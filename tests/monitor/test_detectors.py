@@ -131,6 +131,16 @@ def test_straggling() -> None:
     assert rules([*steps(300), *steps(10, 301, 3000, 30.0, loss=2.4)], 3310) == []
 
 
+def test_a_rank_that_megatron_finds_slow() -> None:
+    def said(slowest: object) -> list[dict[str, Any]]:
+        extremes = {"MnEtpt": {"value": slowest, "rank": 5}, "MxEtpt": {"value": 400.0, "rank": 2}}
+        return [*steps(5), *[{"kind": "note", "note": "straggler", "message": "MnEtpt", "fields": extremes}] * 3]
+
+    (slow,) = found(said(300.0), 60)
+    assert (slow.rule, slow.fields["rank"]) == ("straggling", 5)
+    assert [rules(said(value), 60) for value in (390.0, 0, None, "x")] == [[]] * 4
+
+
 def test_a_gpu_with_a_low_clock_is_a_straggler() -> None:
     gpus = [
         {"kind": "gpu", "node": "n1", "gpu": number, "uuid": f"GPU-{number}", "utilization": 1.0, "sm_clock_hertz": 1.7e9}

@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -178,3 +179,26 @@ def test_the_numbers_of_goodput_are_those_of_the_command(tool: Any) -> None:
     assert found["lt_train_lost_steps_total"] == told["lost_steps"] == 10
     assert found["lt_train_goodput_ratio"] == pytest.approx(told["goodput"], abs=1e-6)
     assert found["lt_train_badput_seconds_total{lost-work}"] == pytest.approx(told["lost_seconds"]["lost-work"], abs=1e-3)
+
+
+def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
+    """The log grows, passes are killed after ever longer times; what is published is whole, and right in the end."""
+    arguments = [sys.executable, "-m", "lt_monitor", "prom", "-o", "lt.prom", "run.log"]
+    line = " iteration {0:8d}/    1000 | elapsed time per iteration (ms): 9.0 | number of skipped iterations:   1 |\n"
+    written = 0
+    for delay in (0.2, 0.25, 0.3, 0.35, 0.4, 0.5):
+        with (tmp_path / "run.log").open("a") as log:
+            log.write("".join(line.format(number) for number in range(written + 1, written + 51)))
+        written += 50
+        with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+            time.sleep(delay)
+            process.kill()
+        if (tmp_path / "lt.prom").exists():
+            assert values((tmp_path / "lt.prom").read_text())["lt_train_step"] % 50 == 0
+    assert subprocess.run(arguments, cwd=tmp_path).returncode == 0
+    found = values((tmp_path / "lt.prom").read_text())
+    assert (found["lt_train_step"], found["lt_train_skipped_steps_total"], found["lt_train_restarts_total"]) == (
+        written,
+        written,
+        0,
+    )

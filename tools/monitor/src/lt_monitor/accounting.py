@@ -135,6 +135,9 @@ class Totals:
         """Give the seconds between two step lines that no step took to what happened there."""
         if gap <= 0:
             return
+        if not self.waiting and gap <= HANG_MINIMUM_SECONDS:
+            self.gaps["data"] = self.gaps.get("data", 0.0) + gap
+            return
         limit = max(HANG_MINIMUM_SECONDS, HANG_STEP_FACTOR * (self.median_seconds() or 0.0))
         known = {cause: seconds for cause, seconds in self.waiting.items() if seconds > 0}
         if self.waiting and sum(known.values()) < gap:

@@ -19,7 +19,7 @@ from lt_monitor.memory import Memory
 from lt_monitor.run_state import RunState, state_of
 from lt_monitor.thresholds import Thresholds
 from lt_shared import checkpoint_layout, console
-from lt_shared.console import BadData, ExitCode, warn
+from lt_shared.console import BadData, ExitCode, IoFailure, warn
 
 EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": 2}
 CAUSE_ORDER = {"root": 0, "unknown": 1, None: 2, "cascade": 3}
@@ -56,11 +56,7 @@ def alert(
         findings = examination.findings()
         holding = {_identity(finding) for finding in findings}
         fresh = [finding for finding in findings if _identity(finding) not in memory.known]
-        for finding in fresh:
-            if as_json:
-                console.print_json(finding.to_record())
-            else:
-                click.echo(finding.line())
+        _print(fresh, as_json)
         memory.known = {identity: memory.known.get(identity, moment) for identity in _remembered(memory, holding)}
         undelivered = _deliver([*memory.undelivered, *(_pending(finding, channels) for finding in fresh)], channels)
         memory.undelivered = undelivered
@@ -153,6 +149,20 @@ def _problem(directory: Path, step: int) -> str | None:
     if not any(directory.iterdir()):
         return f"{directory} is empty"
     return checkpoint_layout.damage(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+
+
+def _print(findings: Iterable[Finding], as_json: bool) -> None:
+    """Each line is out before the state says so. Names stdout in its errors: the state file is open at the same time."""
+    try:
+        for finding in findings:
+            if as_json:
+                console.print_json(finding.to_record())
+            else:
+                click.echo(finding.line())
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise IoFailure(f"standard output: {(error.strerror or str(error)).lower()}") from None
 
 
 def _identity(finding: Finding) -> str:

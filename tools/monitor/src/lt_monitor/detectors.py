@@ -118,8 +118,26 @@ def _note(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[F
         yield Finding("hyperpod", "info", state.run, key, record["message"], fields)
     elif record["note"] == "socket":
         yield Finding("no-efa", "warning", state.run, f"no-efa:{len(state.attempts)}", record["message"])
+    elif record["note"] == "straggler":
+        yield from _slow_rank(state, record, thresholds)
     elif record["note"] == "missing":
         yield Finding("blind", "warning", state.run, f"blind:{record['message']}", record["message"])
+
+
+def _slow_rank(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    """Megatron's own detector prints the slowest and the fastest rank all the time; it is news when they are far apart."""
+    slowest, fastest = (_value_and_rank(record.get("fields", {}).get(name)) for name in ("MnEtpt", "MxEtpt"))
+    if slowest and fastest and fastest[0] > thresholds.of("straggling", "ratio") * slowest[0]:
+        said = f"rank {slowest[1]} computes at {slowest[0]:g} TFLOP/s, rank {fastest[1]} at {fastest[0]:g}"
+        fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "rank": slowest[1]}
+        key = f"straggling:{len(state.attempts)}:rank {slowest[1]}"
+        yield Finding("straggling", "warning", state.run, key, said, fields)
+
+
+def _value_and_rank(field: object) -> tuple[float, int] | None:
+    if not isinstance(field, dict) or type(field.get("rank")) is not int or type(field.get("value")) not in (int, float):
+        return None
+    return (field["value"], field["rank"]) if field["value"] > 0 else None
 
 
 def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
@@ -201,7 +219,7 @@ def _last_sign(state: RunState, snapshot: Snapshot) -> float | None:
     """When the run was last seen to go on. Where lines have no times it is when the line was read, or its log changed last."""
     modified = max((snapshot.modified[file] for file in state.logs if file in snapshot.modified), default=None)
     if state.attempt.last_step is not None:
-        read = state.last.get("at")
+        read = state.last_at
         unknown = state.seen
     else:
         read, unknown = state.attempt.end, state.first_seen

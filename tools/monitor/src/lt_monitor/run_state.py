@@ -13,7 +13,6 @@ import datetime
 import functools
 import hashlib
 import json
-import math
 import statistics
 from typing import Any, Self
 
@@ -25,7 +24,6 @@ RECENT_FAULTS = 100
 RECENT_SAVES = 8
 MAXIMUM_ATTEMPTS = 1000
 _ARGUMENTS = ("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval")
-_STEP_FIELDS = frozenset({"v", "kind", "src", "metrics", "rank", "task", "node", "run"})
 
 
 @dataclasses.dataclass
@@ -48,7 +46,8 @@ class LogState:
 
 @dataclasses.dataclass
 class RunState:
-    """One run. `recent` are the last steps, each with the fields that rules need; `seen` is when the last step was read.
+    """One run. `last` is the record of its last step, `last_at` the time in it, `seen` when it was read; `recent` are the last
+    steps with the fields that rules need.
 
     Times are seconds since 1970. `losses_missing` and `skipped_in_a_row` count step lines in a row without a loss and with a
     skipped step. `episodes` is for rules that must not report one episode at each of its steps.
@@ -59,6 +58,7 @@ class RunState:
     logs: dict[str, LogState] = dataclasses.field(default_factory=dict)
     arguments: Record = dataclasses.field(default_factory=dict)
     last: Record = dataclasses.field(default_factory=dict)
+    last_at: float | None = None
     recent: list[Record] = dataclasses.field(default_factory=list)
     seen: float | None = None
     first_seen: float | None = None
@@ -97,7 +97,7 @@ class RunState:
     @property
     def last_step_time(self) -> float | None:
         """When the last step was logged, or read where the log has no times."""
-        return self.last.get("at", self.seen)
+        return self.seen if self.last_at is None else self.last_at
 
     def take(self, record: Record, now: float) -> bool:
         """Add a record of this run. False when it tells nothing new: another rank's line, or one that was taken before."""
@@ -129,9 +129,9 @@ class RunState:
             self._other(totals, record, at, now)
         return True
 
-    def tokens_per_second(self, step: Record | None = None) -> float | None:
-        """As the trainer says, or batch size times sequence length over the step's time."""
-        step = step or self.last
+    def tokens_per_second(self) -> float | None:
+        """Of the last step: as the trainer says, or batch size times sequence length over the step's time."""
+        step = self.last
         if step.get("tokens_per_second") is not None:
             return float(step["tokens_per_second"])
         if step.get("tokens_per_second_per_gpu") is not None and positive(self.arguments.get("world_size")):
@@ -248,23 +248,19 @@ class RunState:
         if totals.resumed_at is None and totals.first_step is None:
             totals.resumed_at = self._guessed_resume(step)
         totals.take_step(step, record.get("step_seconds"), at, positive(self.arguments.get("log_interval")) or 1)
-        self.last = {key: value for key, value in record.items() if key not in _STEP_FIELDS}
-        if at is not None:
-            self.last["at"] = at
+        self.last, self.last_at = record, at
         self.seen, self.saving, self.end, self.faults = now, None, {}, []
-        kept = ("step", "loss", "grad_norm", "step_seconds")
-        recent = {key: record[key] for key in kept if key in record}
-        recent["tokens_per_second"] = self.tokens_per_second(self.last)
-        self.recent.append(recent)
+        loss, seconds = record.get("loss"), record.get("step_seconds")
+        self.recent.append({"step": step, "loss": loss, "step_seconds": seconds, "tokens_per_second": self.tokens_per_second()})
         del self.recent[:-RECENT_STEPS]
         self.step_lines += 1
         self.highest_step = max(self.highest_step, step)
         self.skipped_steps += record.get("skipped_steps") or 0
         self.nan_steps += record.get("nan_steps") or 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
-        self.losses_missing = 0 if record.get("loss") is not None else self.losses_missing + 1
-        if record.get("loss") is not None:
-            self.maximum_loss = max(record["loss"], self.maximum_loss or -math.inf)
+        self.losses_missing = 0 if loss is not None else self.losses_missing + 1
+        if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
+            self.maximum_loss = loss
         return True
 
     def _guessed_resume(self, step: int) -> int | None:

@@ -129,13 +129,12 @@ def _columns(line: str) -> Record:
 
 def _joined(lines: Iterable[str]) -> list[str]:
     """`scontrol show job` without -o has many lines a job, and an empty one between two."""
-    joined: list[str] = []
+    jobs: list[list[str]] = []
     for line in lines:
-        if line.startswith("JobId=") or not joined:
-            joined.append(line)
-        else:
-            joined[-1] += " " + line.strip()
-    return joined
+        if line.startswith("JobId=") or not jobs:
+            jobs.append([])
+        jobs[-1].append(line.strip())
+    return [" ".join(job) for job in jobs]
 
 
 def _scontrol(line: str) -> Record:
