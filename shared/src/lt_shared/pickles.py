@@ -5,8 +5,10 @@ torch, Megatron and a few standard modules becomes an inert `Record` that only k
 reading needs neither torch nor Megatron, and an enumeration of a newer Megatron does not stop it.
 """
 
+import functools
 import io
 import pickle
+import pickletools
 import zipfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -37,7 +39,8 @@ PLAIN_TYPES: dict[tuple[str, str], type] = {
     ("builtins", "tuple"): tuple,
 }
 _ARCHIVE = b"PK\x03\x04"
-_MALFORMED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError, OverflowError)
+_MALFORMED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, MemoryError, RecursionError, TypeError,
+              ValueError, OverflowError)  # fmt: skip
 
 
 class Record:
@@ -82,9 +85,55 @@ class _Unpickler(pickle.Unpickler):
         return identifier
 
 
+@functools.cache
+def _argument_sizes() -> dict[int, int]:
+    """The size in bytes of each opcode's argument; below 0 as in `pickletools`: a line, or a count before it."""
+    return {ord(code.code): code.arg.n if code.arg else 0 for code in pickletools.opcodes}
+
+
+# How many bytes hold the count of the bytes that follow.
+_COUNT_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4, pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+                pickletools.TAKEN_FROM_ARGUMENT8U: 8}  # fmt: skip
+_LINES = {ord("i"): 2, ord("c"): 2}
+_MEMO_LINE, _MEMO_NUMBER = ord("p"), ord("r")
+
+
+def _check_sizes(data: bytes) -> None:
+    """Raise UnpicklingError when a size in the pickle exceeds what is there.
+
+    The unpickler reserves memory for a size before it reads so much, and for the table of all objects up to a number that the
+    pickle chooses: nine bytes would take every gigabyte of the machine.
+    """
+    sizes, position = _argument_sizes(), 0
+    while position < len(data):
+        code = data[position]
+        position += 1
+        size = sizes.get(code)
+        if size is None:
+            return
+        if code == _MEMO_NUMBER and int.from_bytes(data[position : position + 4], "little") > len(data):
+            raise pickle.UnpicklingError("it numbers more objects than it holds")
+        if size >= 0:
+            position += size
+        elif size == pickletools.UP_TO_NEWLINE:
+            for _ in range(_LINES.get(code, 1)):
+                end = data.find(b"\n", position)
+                if code == _MEMO_LINE and int(data[position:end]) > len(data):
+                    raise pickle.UnpicklingError("it numbers more objects than it holds")
+                position = end + 1 or len(data)
+        else:
+            count = _COUNT_BYTES[size]
+            position += count + int.from_bytes(data[position : position + count], "little")
+            if position > len(data):
+                raise pickle.UnpicklingError("it is cut off")
+        if code == ord("."):
+            return
+
+
 def loads(data: bytes, origin: str) -> Any:
     """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything odd."""
     try:
+        _check_sizes(data)
         return _Unpickler(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
@@ -109,6 +158,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
             return super().find_class(module, name)
 
     try:
+        _check_sizes(data)
         loaded = Listing(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
@@ -137,7 +187,7 @@ def torch_pickle(file: IO[bytes], origin: str) -> bytes:
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.read(pickle_member(archive, origin))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise BadData(f"{origin}: not a torch file: {error}") from None
 
 
