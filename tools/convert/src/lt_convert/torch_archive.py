@@ -158,7 +158,7 @@ def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[
             pickled = pickles.pickle_member(archive, origin)
             content = pickles.loads(_stored_bytes(archive, pickled, origin), origin)
             members = {member.filename: member for member in archive.infolist()}
-    except (zipfile.BadZipFile, ValueError, struct.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
         raise BadData(f"{origin}: damaged at byte {offset}: {error}") from None
     root = pickled.removesuffix("data.pkl")
 

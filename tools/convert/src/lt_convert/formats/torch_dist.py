@@ -118,6 +118,8 @@ def layers(stacked: Tensor) -> dict[str, Tensor]:
     match = _STACKED.fullmatch(stacked.name)
     if not match:
         return {stacked.name: stacked}
+    if not all(stacked.shape):
+        raise BadData(f"{stacked.name} is {list(stacked.shape)}: it has layers, but no values")
     names = [f"{match['stem']}.{layer}.{match['rest']}" for layer in range(stacked.shape[0])]
     return {name: stacked.at(layer).named(name) for layer, name in enumerate(names)}
 
