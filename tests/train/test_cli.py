@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ OF_COMMANDS = [
 ]
 IN_README = re.findall(r"^    (?=\S*.*lt[-_]train )(.+)$", README, re.MULTILINE)
 # Needs a scheduler; test_launch.py runs two tasks under the variables that srun sets.
-NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) ")
+NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) |\| (sbatch|kubectl)")
 # Eight layers of a large model, for a GPU: here as far as its plan.
 NEEDS_A_GPU = re.compile(r"bench --model llama3-8b")
 
@@ -47,6 +48,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     with (demo / "corpus.jsonl.zst").open("rb") as compressed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
     (place / "corpus.jsonl").write_text("".join(lines[:100]))
+    shutil.copy(Path(__file__).parent / "foreign/llama3_70b.toml", place / "llama3_70b.toml")
     (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')
     return place
 
@@ -56,8 +58,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     sorted(
         {
             *EXAMPLES.strip().splitlines(),
-            *OF_COMMANDS,
-            *(line for line in IN_README if not NEEDS_A_CLUSTER.match(line)),
+            *(line for line in (*OF_COMMANDS, *IN_README) if not NEEDS_A_CLUSTER.search(line)),
         }
     ),
 )

@@ -1,0 +1,222 @@
+"""Configurations of other trainers, as in the guides to them, invented keys included: what comes over, and what is listed."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from layouts import assembled
+
+from lt_shared.console import BadData
+from lt_train.commands.importing import command
+from lt_train.foreign import hyperpod, megatron_lm, nemo, source, torchtitan
+from lt_train.foreign.ledger import Translation, flatten
+from lt_train.plan import Plan, problems
+
+PLACE = Path(__file__).parent / "foreign"
+FILES = ("guide.toml", "llama3_70b.toml", "recipe.yaml", "nemo.yaml", "pretrain_gpt.sbatch")
+
+
+def translation(name: str) -> Translation:
+    return source.translate_file(str(PLACE / name))
+
+
+def dropped(name: str) -> dict[str, str]:
+    return {entry.key: entry.reason for entry in translation(name).dropped}
+
+
+def plan(name: str, tmp_path: Path, *more: str, without: tuple[str, ...] = ()) -> Plan:
+    """The plan of a run with the written file; `without` are lines that need what this machine does not have."""
+    lines = translation(name).toml().splitlines()
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join(line for line in lines if not line.startswith(without or ("#",))))
+    return assembled(["--config", str(file), "--device", "cpu", *more])
+
+
+def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
+    found = translation("guide.toml").options
+    expected = {
+        "model": "llama3.1-8b",
+        "tensor_model_parallel_size": 2,
+        "context_parallel_size": 2,
+        "micro_batch_size": 1,
+        "global_batch_size": 512,
+        "train_iters": 10000,
+        "seq_length": 8192,
+        "recompute_granularity": "selective",
+        "fp8_format": "hybrid",
+        "lr": 3e-4,
+        "save": "./checkpoints",
+        "save_interval": 1000,
+        "async_save": True,
+        "wandb_project": "torchtitan-training",
+        "profile": True,
+        "use_torch_fsdp2": True,
+        "bf16": True,
+    }
+    assert {name: found[name] for name in expected} == expected
+    reasons = dropped("guide.toml")
+    assert set(reasons) == {
+        *("model.norm_type", "model.tokenizer_path", "training.data_parallel_degree", "training.compile"),
+        *("training.compile_mode", "checkpoint.initial_load_path", "metrics.wandb_entity", "profiling.profile_freq"),
+    }
+    assert "lt-convert" in reasons["checkpoint.initial_load_path"]
+    made = plan("guide.toml", tmp_path, "--mock-data", "--ranks", "8", without=("fp8", "wandb"))
+    assert not list(problems(made))
+    assert made.parallelism.described == "tensor 2 x pipeline 1 x context 2 x data 2"
+
+
+def test_torchtitans_own_keys(tmp_path: Path) -> None:
+    found = translation("llama3_70b.toml").options
+    expected = {
+        "model": "llama3.1-70b",
+        "lr_decay_style": "WSD",
+        "lr_wsd_decay_style": "cosine",
+        "lr_wsd_decay_iters": 800,
+        "num_distributed_optimizer_instances": 2,
+        "keep_last": 3,
+        "save": "./outputs/checkpoint",
+        "async_save": True,
+        "recompute_granularity": "full",
+        "fp8_recipe": "tensorwise",
+        "eval_interval": 500,
+        "eval_iters": 1200,
+        "sequence_parallel": True,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["min_lr"] == pytest.approx(1.5e-5)
+    reasons = dropped("llama3_70b.toml")
+    assert all(key in reasons for key in ("job.description", "training.dataset", "compile.components", "validation.dataset"))
+    assert not any("not a key" in reason for reason in reasons.values())
+    made = plan("llama3_70b.toml", tmp_path, "--mock-data", "--ranks", "64", without=("fp8", "tensorboard"))
+    assert not list(problems(made))
+
+
+def test_a_hyperpod_recipe(tmp_path: Path) -> None:
+    found = translation("recipe.yaml").options
+    assert found["norm_epsilon"] == 1e-5
+    assert found["max_position_embeddings"] == found["seq_length"] == 8192
+    assert found["save"] == "/fsx/ubuntu/sagemaker-hyperpod-recipes/checkpoints/checkpoints"
+    assert (found["save_interval"], found["keep_last"], found["num_distributed_optimizer_instances"]) == (20, 1, 2)
+    reasons = dropped("recipe.yaml")
+    assert not any("not a key" in reason for reason in reasons.values())
+    assert reasons["trainer.devices x trainer.num_nodes"].startswith("it belongs to the job")
+    made = plan("recipe.yaml", tmp_path, "--ranks", "32", without=("tensorboard",))
+    assert not list(problems(made))
+    model = made.architecture
+    assert (model.parameters(), model.tie_embeddings, model.rope_scaling and model.rope_scaling.factor) == (1235814400, True, 32)
+
+
+def test_the_launchers_file_has_nothing_to_carry() -> None:
+    found = translation("launcher.yaml")
+    assert found.source == "HyperPod recipes"
+    assert not found.options
+    assert {entry.reason for entry in found.dropped} == {hyperpod.LAUNCHER}
+
+
+def test_a_nemo_model(tmp_path: Path) -> None:
+    found = translation("nemo.yaml").options
+    assert found["data_path"] == ["1.0", "/shared/data/redpajama_sample_text_document"]
+    assert found["use_distributed_optimizer"] is True
+    assert "not a key" not in " ".join(dropped("nemo.yaml").values())
+    made = plan("nemo.yaml", tmp_path, "--mock-data", "--ranks", "128", without=("data-path", "split", "tensorboard"))
+    assert not list(problems(made))
+    # Without a tokenizer's data the vocabulary is GPT-2's.
+    assert made.architecture.parameters(32000) == 6738415616
+    assert made.memory.recompute is not None
+
+
+def test_a_script_that_starts_megatron(tmp_path: Path) -> None:
+    found = translation("pretrain_gpt.sbatch")
+    assert found.options["data_path"] == ["/fsx/gpt2/my-gpt2_text_document"]
+    assert {"hidden_dropout", "attention_dropout"} <= found.defaults
+    assert "adam_beta2" not in found.defaults
+    reasons = dropped("pretrain_gpt.sbatch")
+    assert "quietly takes selective" in reasons["recompute_granularity"]
+    assert "variable of the shell" in reasons["$EXTRA"]
+    assert {key for key in reasons if key.startswith("launcher ")} == {
+        *("launcher -l", "launcher -m", "launcher --nproc_per_node=8", "launcher --nnodes=2", "launcher --rdzv_backend=c10d")
+    }
+    made = plan("pretrain_gpt.sbatch", tmp_path, "--mock-data", "--ranks", "16", without=("data-path", "split"))
+    assert not list(problems(made))
+    assert made.architecture.parameters(51200) == pytest.approx(7.5e9, rel=0.02)
+    assert made.layers.hidden_dropout == 0.1
+
+
+def test_what_megatron_ignores_is_not_carried() -> None:
+    words = ["pretrain_gpt.py", "--sequence-parallel", "--num-query-groups", "8", "--save", "/a", "--load", "/a", "--swiglu"]
+    found = megatron_lm.translate(words)
+    assert {entry.key for entry in found.dropped} == {"sequence_parallel", "num_query_groups", "load"}
+    assert (found.options["save"], found.options["swiglu"]) == ("/a", True)
+    assert megatron_lm.translate([*words, "--group-query-attention"]).options["num_query_groups"] == 8
+
+
+def test_values_that_lt_train_does_not_take_are_listed() -> None:
+    found = megatron_lm.translate(["pretrain_gpt.py", "--optimizer", "sgd", "--lr-decay-style", "cosine", "--num-layers", "four"])
+    assert {entry.key for entry in found.dropped} == {"optimizer", "num_layers"}
+    assert found.options["lr_decay_style"] == "cosine"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_option_is_one_of_lt_train(name: str) -> None:
+    from lt_train.cli import command as training
+
+    names = {parameter.name for parameter in training.params} | {spelling[2:] for p in training.params for spelling in p.opts}
+    assert {option for option in translation(name).options if option not in names} == set()
+    written = tomllib.loads(translation(name).toml())
+    assert written == {option.replace("_", "-"): value for option, value in translation(name).options.items()}
+
+
+@given(st.data())
+def test_no_key_is_lost_silently(data: st.DataObject) -> None:
+    """A key that nobody knows is always listed, whatever stands beside it."""
+    module: Any = data.draw(st.sampled_from([torchtitan, hyperpod, nemo]))
+    strangers = data.draw(st.dictionaries(st.sampled_from(["zzz.a", "zzz.b.c", "unheard"]), st.integers(1, 9), min_size=1))
+    assert set(strangers) <= {entry.key for entry in module.translate(dict(strangers)).dropped}
+
+
+def test_command(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(command, [str(PLACE / "guide.toml")])
+    assert tomllib.loads(shown.stdout)["model"] == "llama3.1-8b"
+    assert "not carried over: training.compile = True: lt-train does not compile the model" in shown.stderr
+    words = [
+        "--json",
+        "--",
+        "torchrun",
+        "--nproc-per-node",
+        "8",
+        "pretrain_gpt.py",
+        "--fp16",
+        "--data-path",
+        "0.5",
+        "a",
+        "0.5",
+        "b",
+    ]
+    record = json.loads(CliRunner().invoke(command, words).stdout)
+    assert (record["kind"], record["source"], record["options"]["fp16"]) == ("import", "Megatron-LM", True)
+    assert record["options"]["data-path"] == ["0.5", "a", "0.5", "b"]
+    assert record["not_carried"][0]["key"] == "launcher --nproc-per-node"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.toml", "[["), ("a.yaml", "a: [\n"), ("a.yaml", "- 1\n"), ("a.sh", "echo\n"), ("a.sh", "python pretrain_gpt.py 'x\n")],
+)
+def test_files_that_are_none(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadData):
+        source.translate_file(str(tmp_path / name))
+
+
+def test_references() -> None:
+    values = source._yaml("a: {b: 1, c: '${.b}', d: '${a.c}', e: 'x${a.b}y', f: '${nowhere}', g: '${.g}'}")
+    assert values == {"a.b": 1, "a.c": 1, "a.d": 1, "a.e": "x1y", "a.f": "${nowhere}", "a.g": "${.g}"}
+
+
+def test_flatten() -> None:
+    assert flatten({"a": {"b": 1, "c": {}}, "d": None}) == {"a.b": 1, "a.c": {}, "d": None}

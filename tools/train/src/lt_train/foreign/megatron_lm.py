@@ -1,0 +1,167 @@
+"""The command line of Megatron-LM's pretrain_gpt.py: most of its options have the same name here.
+
+Where nothing is given, the two differ: Megatron drops out a tenth of the activations, decays linearly to zero and takes another
+beta2. These defaults are carried over too, since the same command should train the same model.
+"""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lt_shared.console import BadData
+from lt_train.foreign.ledger import Ledger, Translation
+from lt_train.settings.layers import WITHOUT_EFFECT
+
+SOURCE = "Megatron-LM"
+TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
+LAUNCHER = "the launcher's: lt-train finds its place by itself, or --ranks"
+REASONS = {
+    "tokenizer_type": TOKENIZER,
+    "tokenizer_model": TOKENIZER,
+    "vocab_file": TOKENIZER,
+    "merge_file": TOKENIZER,
+    "make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size, as Megatron's default",
+    "distributed_backend": "it follows from --device",
+    "use_checkpoint_args": "lt-train compares the model with the checkpoint's, and takes what the command line says",
+    "ckpt_format": "checkpoints are torch_dist in any case",
+    "use_dist_ckpt": "checkpoints are torch_dist in any case",
+    "auto_detect_ckpt_format": "checkpoints are torch_dist in any case",
+    "dist_ckpt_format": "checkpoints are torch_dist in any case",
+    "sequence_parallel_size": "sequence parallelism has the tensor parallel size",
+    "no_async_tensor_parallel_allreduce": "it changes no result",
+    "no_gradient_accumulation_fusion": "it changes no result",
+    "no_bias_gelu_fusion": "GELU is Megatron's fused one",
+    "no_bias_swiglu_fusion": "it changes no result",
+    "no_bias_dropout_fusion": "it changes no result",
+    "attention_softmax_in_fp32": "attention sums in float32 in any case",
+    "no_create_attention_mask_in_dataloader": "lt-train makes no mask there",
+    "manual_gc": "Python's collector runs as usual",
+    "log_params_norm": "lt-train has no such number",
+    "log_num_zeros_in_grad": "lt-train has no such number",
+    "log_progress": "the log has it",
+}
+DEFAULTS = {
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "adam_beta2": 0.999,
+    "weight_decay": 0.01,
+    "min_lr": 0.0,
+    "lr_decay_style": "linear",
+    "eval_iters": 100,
+    "log_interval": 100,
+}
+
+
+def translate(words: Sequence[str]) -> Translation:
+    """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
+    script = next((place for place, word in enumerate(words) if word.endswith(".py") and "pretrain" in word), None)
+    if script is None:
+        raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
+    values = _parse(words[script + 1 :])
+    ledger = Ledger(SOURCE, values | {f"launcher {word}": word for word in words[:script] if word.startswith("-")})
+    for word in words[:script]:
+        ledger.drop(f"launcher {word}", LAUNCHER)
+    _contradictions(ledger)
+    for key in values:
+        _carry(ledger, key)
+    _defaults(ledger)
+    return ledger.close("lt-train has no such option")
+
+
+def command_in(text: str) -> list[str]:
+    """The words of the command that starts pretrain_gpt.py in a shell script. Raises BadData without one."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if "pretrain_" in line and not line.lstrip().startswith("#"):
+            try:
+                return shlex.split(line, comments=True)
+            except ValueError as error:
+                raise BadData(f"not a command line: {error}") from None
+    raise BadData("no command with pretrain_gpt.py in the script", "pass it: lt-train import -- torchrun ... pretrain_gpt.py ...")
+
+
+def _parse(words: Sequence[str]) -> dict[str, Any]:
+    """Options with their list of words; a variable of the shell, or a word without an option, has a key of its own."""
+    values: dict[str, Any] = {}
+    option: str | None = None
+    for word in words:
+        if word.startswith("--"):
+            name, is_assigned, value = word[2:].partition("=")
+            option = name.replace("-", "_")
+            values[option] = [value] if is_assigned else []
+        elif word.startswith("$") or option is None:
+            values[word] = [word]
+        else:
+            values[option].append(word)
+    return values
+
+
+def _contradictions(ledger: Ledger) -> None:
+    if ledger.has("recompute_activations"):
+        ledger.drop("recompute_granularity", "beside --recompute-activations Megatron-LM quietly takes selective")
+        ledger.drop("recompute_method", "for full recomputation, which --recompute-activations excludes")
+        ledger.drop("recompute_num_layers", "for full recomputation, which --recompute-activations excludes")
+    if not ledger.has("group_query_attention"):
+        ledger.drop("num_query_groups", "without --group-query-attention it has no effect")
+    tensor = ledger.take("tensor_model_parallel_size", ["1"])
+    if tensor == ["1"]:
+        ledger.drop("sequence_parallel", "with a tensor parallel size of 1 Megatron-LM ignores it")
+    else:
+        ledger.set("tensor_model_parallel_size", int(tensor[0]))
+    save, load = ledger.take("save"), ledger.take("load")
+    if save:
+        ledger.set("save", save[0])
+    if load and load == save:
+        ledger.drop_value("load", load[0], "a run continues from its own --save")
+    elif load:
+        ledger.set("load", load[0])
+
+
+def _carry(ledger: Ledger, key: str) -> None:
+    from lt_train.cli import command
+
+    if key in WITHOUT_EFFECT:
+        ledger.drop(key, WITHOUT_EFFECT[key])
+    if REASONS.get(key):
+        ledger.drop(key, REASONS[key])
+    if key.startswith("$"):
+        ledger.drop(key, "a variable of the shell: pass the command line with its value")
+    names = {spelling.lstrip("-").replace("-", "_"): parameter for parameter in command.params for spelling in parameter.opts}
+    option = names.get(key)
+    if option is None or option.name in ("data", "config", "dry_run") or not ledger.has(key):
+        return
+    assert isinstance(option, click.Option)
+    words = ledger.take(key)
+    if option.is_flag:
+        ledger.set(key, True)
+    elif option.multiple or option.nargs != 1:
+        ledger.set(key, [_value(option, word) for word in words])
+    elif len(words) == 1 and _is_valid(option, words[0]):
+        ledger.set(key, _value(option, words[0]))
+    else:
+        ledger.drop_value(key, " ".join(words), f"lt-train takes {option.type.name} there")
+
+
+def _is_valid(option: click.Option, word: str) -> bool:
+    try:
+        option.type.convert(word, option, None)
+    except click.BadParameter:
+        return False
+    return True
+
+
+def _value(option: click.Option, word: str) -> Any:
+    """The word as the number or text that the option takes."""
+    if isinstance(option.type, click.IntRange | click.FloatRange):
+        return option.type(word, option)
+    return word
+
+
+def _defaults(ledger: Ledger) -> None:
+    for option, value in DEFAULTS.items():
+        ledger.default(option, value)
+    if not any(ledger.get(f"lr_warmup_{unit}") is not None for unit in ("iters", "samples", "fraction")):
+        ledger.default("lr_warmup_iters", 0)
+    if ledger.get("data_path"):
+        ledger.default("split", "969,30,1")
