@@ -88,6 +88,11 @@ def test_no_hang_after_an_end_a_failure_or_in_the_queue() -> None:
     assert rules([*steps(50), fault("requeue", "cascade", "info")], 9000) == ["hang", "requeue"]
 
 
+def test_no_hang_after_the_last_step() -> None:
+    assert rules(steps(50, total_steps=50), 9000) == []
+    assert rules(steps(50, total_steps=51), 9000) == ["hang"]
+
+
 def test_logs_that_do_not_train_do_not_hang() -> None:
     assert rules([{"kind": "preprocess", "documents": 5, "time": clock(0)}], 90_000) == []
 

@@ -123,7 +123,7 @@ def render(states: Iterable[RunState], now: float) -> str:
     """The whole file. Runs that ended an hour ago are left out: node_exporter would serve their last values for ever."""
     lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
     for state in states:
-        if not state.step_lines or (state.is_over and now - state.end["at"] > ENDED_RUN_SECONDS):
+        if not state.step_lines or (state.is_over and now - _end(state, now) > ENDED_RUN_SECONDS):
             continue
         for name, label, value in samples(state, now):
             own = f',{BY_NAME[name].label}="{escape(label)}"' if label is not None else ""
@@ -134,6 +134,10 @@ def render(states: Iterable[RunState], now: float) -> str:
         if found:
             text += [f"# HELP {name} {BY_NAME[name].help}", f"# TYPE {name} {BY_NAME[name].kind}", *found]
     return "\n".join(text) + "\n"
+
+
+def _end(state: RunState, now: float) -> float:
+    return float(state.end["at"]) if state.end else state.last_step_time or now
 
 
 def escape(value: str) -> str:

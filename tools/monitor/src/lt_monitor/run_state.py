@@ -30,8 +30,8 @@ _ARGUMENTS = ("seq_length", "global_batch_size", "world_size", "train_iters", "s
 class LogState:
     """How far the records of one log were taken.
 
-    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` the processes that
-    started in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
+    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` what was said of
+    starts in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
     last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
     reader did not finish, and its records up to `offset` are not taken again.
     """
@@ -92,7 +92,9 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        return bool(self.end)
+        """Whether it ended in order, or did its last step."""
+        step, total = self.last.get("step"), self.last.get("total_steps") or positive(self.arguments.get("train_iters"))
+        return bool(self.end) or (step is not None and total is not None and step >= total)
 
     @property
     def last_step_time(self) -> float | None:
@@ -214,11 +216,13 @@ class RunState:
 
     def _enter(self, log: LogState, record: Record) -> None:
         """Move the log on to its next attempt where this record begins one."""
-        kind, stream = record["kind"], f"{record.get('task')}/{record.get('rank')}"
-        if kind == "step":
+        kind, stream = record["kind"], f"{record.get('task')}/{record.get('rank')}/{record.get('node')}"
+        if kind == "start":
+            # A trainer may tell of its start in several lines, each with other things in it.
+            start = f"{stream} {' '.join(sorted(record['arguments']))} {bool(record.get('first_step'))}"
+            begins = bool(log.steps) or start in log.started
+        elif kind == "step":
             begins = record["step"] < log.steps.get(stream, 0)
-        elif kind == "start":
-            begins = bool(log.steps) or stream in log.started
         else:
             begins = kind == "load" and bool(log.steps)
         if begins:
@@ -226,8 +230,8 @@ class RunState:
             log.attempt = log.attempt + 1 if log.attempt + 1 < len(self.attempts) else self._open()
         if kind == "step":
             log.steps[stream] = record["step"]
-        elif kind == "start" and record["arguments"]:
-            log.started.append(stream)
+        elif kind == "start":
+            log.started.append(start)
 
     def _open(self) -> int:
         """Begin an attempt and forget what only concerned the one before."""
