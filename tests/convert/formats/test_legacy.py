@@ -256,6 +256,7 @@ def test_unknown_tensors_are_listed(cut: Path, tmp_path: Path) -> None:
         (lambda content: content.update(checkpoint_version=1.0), "checkpoint version 1.0"),
         (lambda content: content.pop("model"), "has no model in it"),
         (lambda content: content.update(model=[1]), "has no model in it"),
+        (lambda content: content.update(model={"language_model": {"encoder": {}}}), "before megatron-core"),
         (lambda content: content["model"].update({"decoder.layers.0.mlp.linear_fc2.weight": 3}), "holds no plain tensor"),
         (lambda content: setattr(content["args"], "rotary_interleaved", True), "rotary_interleaved"),
     ],

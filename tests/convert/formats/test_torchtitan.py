@@ -20,7 +20,7 @@ from lt_convert.formats import torchtitan
 from lt_convert.source import Source
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadData, UsageError
+from lt_shared.console import BadData, CannotCreate, UsageError
 
 # Nothing is a power of two: FSDP cuts inside heads and query groups.
 ODD = Architecture("odd", "llama", 3, 30, 90, 6, 3, 251, 64, kv_channels=6)
@@ -127,6 +127,18 @@ def test_without_a_configuration_it_is_refused(stock: Path, tmp_path: Path) -> N
     with pytest.raises(BadData, match="not a model configuration"):
         convert(tmp_path / "run" / "checkpoint", "hf", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_another_rope_makes_another_result(stock: Path, tmp_path: Path) -> None:
+    """The configuration lies outside of the checkpoint, and belongs to it."""
+    shutil.copytree(stock / "odd", tmp_path / "run")
+    convert(tmp_path / "run" / "checkpoint", "hf", tmp_path / "out")
+    other = dataclasses.replace(ODD, rotary_base=500000.0)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(huggingface.to_config(other, "float32")))
+    with pytest.raises(CannotCreate):
+        convert(tmp_path / "run" / "checkpoint", "hf", tmp_path / "out")
+    convert(tmp_path / "run" / "checkpoint", "hf", tmp_path / "out", force=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_theta"] == 500000.0
 
 
 def test_another_configuration_is_refused(stock: Path, tmp_path: Path) -> None:

@@ -203,6 +203,9 @@ def _fingerprint(directory: str, source_format: str) -> list[dict[str, str | int
     if source_format in MEGATRON:
         beside = checkpoint_layout.tokenizer_directory(Path(directory).parent)
         paths += [path for path in beside.rglob("*") if path.is_file()]
+    if source_format == "torchtitan":
+        places = formats.module(source_format).configuration_places(directory)
+        paths += [path for place in places[1:] if (path := Path(place) / "config.json").is_file()]
     return [storage.fingerprint(path) for path in sorted(paths)]
 
 

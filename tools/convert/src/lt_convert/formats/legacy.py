@@ -51,6 +51,11 @@ class RankFile:
         found = [(int(match[1] or 0), state) for key, state in self.content.items() if (match := _CHUNK.fullmatch(str(key)))]
         if not found or not all(isinstance(state, dict) for _, state in found):
             raise BadData(f"{self.path}: has no model in it")
+        if any("language_model" in state for _, state in found):
+            raise BadData(
+                f"{self.path}: a model from before megatron-core, with other tensors",
+                "convert it first, with tools/checkpoint/convert.py --loader legacy --saver core of a Megatron-LM that has them",
+            )
         ordered = [state for _, state in sorted(found, key=lambda chunk: chunk[0])]
         return [{name: self._tensor(name, value) for name, value in state.items() if _is_weight(name)} for state in ordered]
 

@@ -106,12 +106,15 @@ def _run_of(directory: str) -> str:
     return parent or "." if TORCHTITAN_STEP.fullmatch(name) else directory
 
 
+def configuration_places(directory: str) -> list[str]:
+    """Where the configuration of a checkpoint may be: beside it, in the folder with the steps, in the run's folder."""
+    steps = _run_of(directory)
+    return [directory] if steps == directory else [directory, steps, steps.rpartition("/")[0] or "."]
+
+
 def _configuration(directory: str, tensors: Mapping[str, Tensor], files: Files) -> Architecture:
     """The architecture in the nearest config.json: the checkpoint's, that of the folder with the steps, or of the run."""
-    places = [directory]
-    steps = _run_of(directory)
-    if steps != directory:
-        places += [steps, steps.rpartition("/")[0] or "."]
+    places = configuration_places(directory)
     for place in places:
         if CONFIG not in listing(place):
             continue
