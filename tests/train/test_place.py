@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running import SMALL, command, environment, losses
+from running import SMALL, command, environment, losses, run
 
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
@@ -131,3 +131,15 @@ def test_a_task_on_each_of_two_nodes_starts_its_ranks(tmp_path: Path, dataset: D
     assert outputs[1] == ("", "")
     assert ("step", 3) in losses(tmp_path / "run")
     assert "on 2 cpu rank(s)" in outputs[0][1]
+
+
+def test_a_rendezvous_that_nobody_can_find_is_an_error_at_once() -> None:
+    task = SLURM | {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NODELIST": "no-such-host.invalid",
+    }
+    result = run(*SMALL, "--mock-data", **task, SLURM_PROCID="0", SLURM_LOCALID="0")
+    assert result.code == 78
+    assert "the rendezvous no-such-host.invalid has no address" in result.err
+    assert "MASTER_ADDR" in result.err

@@ -37,6 +37,8 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
 def launch(plan: Plan) -> int:
     """Run `plan` to its end, or report that it is up to date; returns the exit code."""
     here, node = place.find(), place.find_node()
+    if found := here or node:
+        place.check_rendezvous(found.master_address)
     if plan.faults.max_restarts and (here or node):
         raise BadConfig(
             "--max-restarts starts the ranks of one machine again, and a launcher has started this one",

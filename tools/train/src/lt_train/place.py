@@ -15,6 +15,7 @@ do not meet.
 import dataclasses
 import os
 import re
+import socket
 import zlib
 from collections.abc import Mapping
 
@@ -98,6 +99,17 @@ def find_node(environment: Mapping[str, str] = os.environ) -> Node | None:
     """The node among others on which ranks are to be started, None for a rank and for a machine alone. Raises as `find`."""
     found = _found(environment)
     return found if isinstance(found, Node) else None
+
+
+def check_rendezvous(address: str) -> None:
+    """Raises BadConfig for a host without an address: the ranks would look for it in silence until they time out."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise BadConfig(
+            f"the rendezvous {address} has no address on {socket.gethostname()}: {error.strerror}",
+            "set MASTER_ADDR to an address of the first node",
+        ) from None
 
 
 def _found(environment: Mapping[str, str]) -> Place | Node | None:
