@@ -23,7 +23,7 @@ from lt_shared import run_log
 from lt_shared.console import BadConfig, BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError
 
 LOGS = Path(__file__).parent / "logs"
-GOLDEN = sorted(path.name for path in LOGS.iterdir() if path.name != "no_events.log")
+GOLDEN = sorted(path.name for path in LOGS.iterdir() if path.is_file() and path.name != "no_events.log")
 
 
 def events(*logs: Path, state: Path | None = None) -> list[dict]:

@@ -130,10 +130,10 @@ def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt]) -> int | None:
     first = attempt.first_step
     if first is None:
         return None
-    if not any(len(other.steps) for other in earlier):
-        return 0 if first <= 1 else None
     numbers = attempt.steps.numbers
     interval = int(np.diff(numbers).min()) if len(numbers) > 1 else 1
+    if not any(len(other.steps) for other in earlier):
+        return 0 if first <= interval else None
     saved = [event["step"] for other in earlier for event in other.of_kind("checkpoint") if event.get("step") is not None]
     return max((step for step in saved if first - interval <= step < first), default=max(0, first - interval))
 

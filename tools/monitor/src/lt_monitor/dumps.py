@@ -13,6 +13,7 @@ from lt_monitor.events import MESSAGE_CHARACTERS, Record
 from lt_monitor.lines import Line
 
 LONGEST_DUMP_BYTES = 1 << 20
+LARGEST_NUMBER = 2**63
 
 START_ARGUMENTS = frozenset(
     {
@@ -130,9 +131,8 @@ def _value(text: str) -> Any:
     """An argument's value: a number or a truth value where it is one, None for Python's None."""
     if text in ("None", "True", "False"):
         return {"None": None, "True": True, "False": False}[text]
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        number: int | float = int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
+    return number if abs(number) < LARGEST_NUMBER else None

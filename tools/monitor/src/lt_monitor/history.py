@@ -1,8 +1,8 @@
 """What one log tells of one run, attempt by attempt.
 
 An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
-Several processes may print the same lines into one log: a stream is one of them (a task of srun, a rank of torchrun). The events
-of one stream are in order, those of several may not be.
+Several processes may print the same lines into one log: a stream is one of them (a task of srun, a rank of torchrun, a pod). The
+events of one stream are in order, those of several may not be.
 """
 
 import math
@@ -11,10 +11,8 @@ import numpy as np
 
 from lt_monitor.attempts import Attempt
 from lt_monitor.events import Record
-from lt_monitor.step_rows import StepBlock
+from lt_monitor.step_rows import StepBlock, Stream
 from lt_monitor.steps import Steps, epoch_seconds
-
-Stream = tuple[object, object]
 
 
 class History:
@@ -26,7 +24,7 @@ class History:
 
     def take(self, event: Record) -> None:
         kind = event["kind"]
-        stream: Stream = event.get("task"), event.get("rank")
+        stream: Stream = event.get("task"), event.get("rank"), event.get("node")
         if kind == "step":
             if event["step"] < self._open[-1].last_steps.get(stream, 0):
                 self._open.append(_Attempt())

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from lt_monitor.events import LARGEST_COUNT
 from lt_monitor.lines import Line
 from lt_monitor.measures import MOST_DIGITS, Measure, Value
 from lt_monitor.steps import epoch_seconds, is_local
@@ -103,6 +104,8 @@ class Layout:
                 continue
             if _PLAIN_NUMBER.fullmatch(text) is None and measure.read(text) is not None and not measure.is_time:
                 return None
+            if measure.whole and not _is_small_count(measure, text):
+                return None
             column = Column(measure, text, place)
             if measure.is_constant:
                 columns.append(column)
@@ -172,6 +175,15 @@ class Layout:
         seconds += _integer(rows, [begin + 14, begin + 15]) * 60 + _integer(rows, [begin + 17, begin + 18])
         fraction = list(range(begin + 20, begin + length))
         return np.asarray(seconds + _integer(rows, fraction) / _POWERS[len(fraction)])
+
+
+def _is_small_count(measure: Measure, text: bytes) -> bool:
+    """Whether no digits in the places of these can make more than the largest count."""
+    match = _PLAIN_NUMBER.fullmatch(text)
+    if match is None:
+        return True
+    digits = len(match["mantissa"].replace(b",", b"").partition(b".")[0]) + 2
+    return match["exponent"] is None and 10.0**digits / measure.divisor * measure.factor <= LARGEST_COUNT
 
 
 def _integer(rows: np.ndarray, places: list[int]) -> np.ndarray:

@@ -9,9 +9,9 @@ import math
 import re
 from typing import Any
 
-from lt_monitor.events import Record
+from lt_monitor.events import LARGEST_COUNT, Record
 
-NUMBER = rb"[-+]?(?:\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity|N/A)"
+NUMBER = rb"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|NaN|inf|Infinity|N/A)"
 MOST_DIGITS = 15
 
 _TIME = re.compile(rb"\d{4}-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -35,7 +35,7 @@ class Measure:
     is_constant: bool = False
 
     def read(self, text: bytes) -> Any:
-        """The value in JSON's terms: None when it is not a finite number. Raises ValueError for what cannot be the field's."""
+        """The value in JSON's terms: None when it is not a finite number. Raises ValueError for no possible count."""
         if self.is_time:
             return read_time(text)
         number = math.nan if text == b"N/A" else float(text.replace(b",", b""))
@@ -44,7 +44,7 @@ class Measure:
         value = number / self.divisor * self.factor
         if not self.whole:
             return value
-        if value < 0:
+        if not 0 <= value <= LARGEST_COUNT:
             raise ValueError(f"{self.field} is {value}")
         return round(value)
 
@@ -57,6 +57,15 @@ Value = tuple[Measure | None, int, int]
 """A measure and the begin and the end of its text in the line; without a measure: digits that differ from line to line."""
 
 
+def decimal(text: bytes) -> float | None:
+    """A number that a pattern only roughly found; None when it is none or not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def read_time(text: bytes) -> str | None:
     """ISO 8601 with a point before the fraction; None for digits that are no time: two processes wrote at once."""
     match = _TIME.match(text)
@@ -66,7 +75,7 @@ def read_time(text: bytes) -> str | None:
 
 
 def read_values(text: bytes, values: list[Value]) -> Record:
-    """The fields of a line. Raises ValueError when a count is negative."""
+    """The fields of a line. Raises ValueError when a count is negative or larger than any can be."""
     record: Record = {}
     for measure, begin, end in values:
         if measure is None:

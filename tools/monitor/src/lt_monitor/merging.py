@@ -82,7 +82,7 @@ class Merger:
 
     def is_news(self, record: Record) -> bool:
         kind = record["kind"]
-        stream: Stream = record.get("task"), record.get("rank")
+        stream: Stream = record.get("task"), record.get("rank"), record.get("node")
         words: Words
         if kind == "step":
             return self._is_new_step(record["run"], stream, record["step"], record.get("loss"))

@@ -16,7 +16,7 @@ from lt_monitor.layouts import Layout
 from lt_monitor.steps import Steps
 
 Stream = tuple[object, ...]
-UNNAMED: Stream = (None, None)
+UNNAMED: Stream = (None, None, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Mark:
 class StepBlock:
     """All step rows of a block in the order of the log. Steps may go back and repeat.
 
-    `stream_of` (int64) is the place in `streams` of each row's task and rank; None when no row has them.
+    `stream_of` (int64) is the place in `streams` of each row's task, rank and node; None when no row has them.
     """
 
     rows: list[StepRows]
@@ -150,8 +150,12 @@ class StepBlock:
 
 def _streams(rows: list[StepRows]) -> tuple[list[Stream], np.ndarray | None]:
     block = StepBlock(rows, np.empty(0), None, [], None)
-    labels = [block.column(field) for field in ("task", "rank")]
-    if all(np.isnan(label).all() for label in labels):
+    nodes = list(dict.fromkeys(part.layout.node for part in rows))
+    node_of = np.concatenate([np.full(len(part.offsets), float(nodes.index(part.layout.node))) for part in rows])
+    table = np.stack([block.column("task"), block.column("rank"), node_of], axis=1)
+    if nodes == [None] and np.isnan(table[:, :2]).all():
         return [UNNAMED], None
-    unique, stream_of = np.unique(np.nan_to_num(np.stack(labels, axis=1), nan=-1.0), axis=0, return_inverse=True)
-    return [tuple(None if number < 0 else int(number) for number in pair) for pair in unique.tolist()], stream_of.reshape(-1)
+    unique, stream_of = np.unique(np.nan_to_num(table, nan=-1.0), axis=0, return_inverse=True)
+    labels = [(None if number < 0 else int(number) for number in row[:2]) for row in unique.tolist()]
+    streams: list[Stream] = [(*pair, nodes[int(row[2])]) for pair, row in zip(labels, unique.tolist(), strict=True)]
+    return streams, stream_of.reshape(-1)

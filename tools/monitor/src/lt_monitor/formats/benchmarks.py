@@ -15,7 +15,7 @@ _NANOCHAT = re.compile(
 )
 _NANOCHAT_PAIR = re.compile(rb"(?P<key>dt|tok/sec|bf16_mfu|mfu|epoch): {0,4}(?P<value>" + NUMBER + rb")")
 _WANDB = re.compile(
-    rb"wandb: .{0,40}?(?:Syncing run (?P<name>\S{1,200})|View run (?P<viewed>\S{1,200}) at:? (?P<url>\S{1,500})"
+    rb"wandb: .{0,80}?(?:Syncing run (?P<name>\S{1,200})|View run (?P<viewed>\S{1,200}) at:? (?P<url>\S{1,500})"
     rb"|Run (?P<summary>summary):|(?P<sync>wandb sync) (?P<directory>\S{1,500}))"
 )
 

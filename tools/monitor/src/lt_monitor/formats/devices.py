@@ -8,6 +8,7 @@ import re
 from lt_monitor.events import Record
 from lt_monitor.formats import fault
 from lt_monitor.lines import Line
+from lt_monitor.measures import decimal
 
 ACTIONS = {
     "isolate": frozenset({54}),
@@ -72,7 +73,8 @@ def memory(line: Line) -> Record | None:
     text = line.text
     if _OUT_OF_MEMORY.search(text) is not None:
         gpu, size = _GPU.search(text), _SIZES.search(text)
-        wanted = round(float(size["size"]) * _UNITS[size["unit"]]) if size and _is_number(size["size"]) else None
+        amount = decimal(size["size"]) if size else None
+        wanted = round(amount * _UNITS[size["unit"]]) if size and amount is not None else None
         return fault(line, "out-of-memory", "root", "critical", gpu=gpu["gpu"].decode() if gpu else None, wanted_bytes=wanted)
     if _HOST_MEMORY.search(text) is not None:
         step = _STEP_ID.search(text)
@@ -85,10 +87,6 @@ def driver(line: Line) -> Record | None:
     if _CUDA.search(line.text) is not None:
         return fault(line, "cuda-error", "root", "critical")
     return fault(line, "neuron-error", "root", "critical") if _NEURON.search(line.text) is not None else None
-
-
-def _is_number(text: bytes) -> bool:
-    return text.count(b".") <= 1 and text != b"."
 
 
 def _text(raw: bytes) -> str:

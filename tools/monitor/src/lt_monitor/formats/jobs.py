@@ -9,7 +9,7 @@ from lt_monitor.lines import Line
 _CANCELLED = re.compile(
     rb"\*\*\* (?P<what>JOB|STEP) (?P<job>[\d._+]{1,40})(?: ON (?P<node>\S{1,255}))? CANCELLED"
     rb"(?: AT (?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d))?"
-    rb"(?: (?:DUE TO|due to|TO) (?:JOB )?(?P<reason>PREEMPTION|TIME LIMIT|NODE FAILURE|REQUEUE|[A-Za-z ]{1,60}?))? ?\*\*\*"
+    rb"(?: (?:DUE TO|due to|TO) (?:JOB )?(?P<reason>PREEMPTION|TIME LIMIT|NODE FAILURE|REQUEUE|\w{1,40})[^*]{0,80})? ?\*\*\*"
 )
 _REASONS = {
     b"PREEMPTION": ("preemption", "root", "warning"),

@@ -9,7 +9,7 @@ import re
 from lt_monitor.events import Record
 from lt_monitor.formats import Numbers, fault, last_match, note
 from lt_monitor.lines import Line
-from lt_monitor.measures import NUMBER, TIME, Measure, Value
+from lt_monitor.measures import NUMBER, TIME, Measure, Value, decimal
 from lt_shared.run_log import GIB
 
 _STAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
@@ -58,6 +58,8 @@ _JOB_ID = re.compile(
     rb"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\tJob ID: (?P<job>[^\t]{0,40})\t# GPUs: (?P<gpus>\d{1,9})\t(?P<what>[^\t]{1,80})"
 )
 _PROGRESS_PAIR = re.compile(rb"\t(?P<key>[A-Z][^:\t]{1,60}): (?P<value>[\d.e+-]{1,40})")
+
+_CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
 _STEP_NUMBER = Measure("step", whole=True)
 _TOTAL = Measure("total_steps", whole=True)
@@ -116,12 +118,8 @@ def evaluation(line: Line) -> Record | None:
     match = _EVALUATION.search(line.text)
     if match is None:
         return None
-    try:
-        loss = float(match["loss"])
-    except ValueError:
-        return None
     split = match["split"].decode() if match["split"] else "validation"
-    return {"kind": "eval", "step": int(match["step"]), "loss": loss, "split": split}
+    return {"kind": "eval", "step": int(match["step"]), "loss": decimal(match["loss"]), "split": split}
 
 
 def checkpoint(line: Line) -> Record | None:
@@ -142,8 +140,8 @@ def checkpoint(line: Line) -> Record | None:
     return {
         "kind": "checkpoint",
         "step": int(match["step"]),
-        "waited_seconds": float(match["waited"]),
-        "seconds": float(match["seconds"]),
+        "waited_seconds": decimal(match["waited"]),
+        "seconds": decimal(match["seconds"]),
     }
 
 
@@ -154,8 +152,8 @@ def documents(line: Line) -> Record | None:
     return {
         "kind": "preprocess",
         "documents": int(match["documents"]),
-        "documents_per_second": float(match["rate"]),
-        "megabytes_per_second": float(match["megabytes"]),
+        "documents_per_second": decimal(match["rate"]),
+        "megabytes_per_second": decimal(match["megabytes"]),
     }
 
 
@@ -174,7 +172,7 @@ def lifecycle(line: Line) -> Record | None:
     elif (match := _DONE.search(line.text)) is not None:
         record = {"kind": "end", "reason": "completed"}
     elif (match := _STARTED.search(line.text)) is not None:
-        record = note(line, "initialized", {"seconds": _float(match["seconds"])} if match["seconds"] else {})
+        record = note(line, "initialized", {"seconds": decimal(match["seconds"])} if match["seconds"] else {})
     stamp = _DATETIME.search(line.text)
     if record is not None and stamp is not None:
         record["time"] = stamp["time"].decode().replace(" ", "T")
@@ -185,7 +183,7 @@ def notes(line: Line) -> Record | None:
     """Sizes, memory, speed of single ranks."""
     text = line.text
     if (match := _BRIDGE.search(text)) is not None:
-        speed = {"step_seconds": _float(match["seconds"]), "tflops_per_gpu": _float(match["tflops"])}
+        speed = {"step_seconds": decimal(match["seconds"]), "tflops_per_gpu": decimal(match["tflops"])}
         return note(line, "throughput", speed, match.start())
     if (match := _PARAMETERS.search(text)) is not None:
         return note(line, "parameters", {name: int(number) for name, number in match.groupdict().items()})
@@ -195,7 +193,7 @@ def notes(line: Line) -> Record | None:
     if (match := _SLOWEST.search(text)) is not None:
         return note(line, "straggler", {"slowest": match["ranks"].decode(errors="replace").strip()})
     extremes = {
-        pair["key"].decode(): {"value": _float(pair["value"]), "rank": int(pair["rank"])}
+        pair["key"].decode(): {"value": decimal(pair["value"]), "rank": int(pair["rank"])}
         for pair in _STRAGGLER_PAIR.finditer(text)
     }
     return note(line, "straggler", extremes) if extremes else None
@@ -220,20 +218,15 @@ def progress(line: Line) -> Record | None:
     pairs = {pair["key"]: pair["value"] for pair in _PROGRESS_PAIR.finditer(line.text, match.end())}
     if what == b"Starting job":
         return {"kind": "start", "arguments": {"world_size": gpus}, "job": match["job"].decode(errors="replace"), "time": time}
-    if what in (b"Saved checkpoint", b"Saved async checkpoint") and pairs.get(b"Iteration", b"").isdigit():
+    if what in _CHECKPOINT_WORDS and pairs.get(b"Iteration", b"").isdigit():
         record = {"kind": "checkpoint", "step": int(pairs[b"Iteration"]), "time": time}
-        return {**record, "asynchronous": True} if b"async" in what else record
-    numbers = {key.decode(errors="replace"): _float(value) for key, value in pairs.items()}
+        if b"async" in what:
+            record["asynchronous"] = True
+        return {**record, "begun": True} if what.startswith(b"Saving") else record
+    numbers = {key.decode(errors="replace"): decimal(value) for key, value in pairs.items()}
     return {**note(line, "progress", {"what": what.decode(errors="replace"), "gpus": gpus, **numbers}), "time": time}
 
 
 def _megabytes(text: bytes) -> float | None:
-    value = _float(text)
+    value = decimal(text)
     return None if value is None else value * 2**20
-
-
-def _float(text: bytes) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

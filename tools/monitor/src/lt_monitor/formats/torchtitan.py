@@ -10,7 +10,7 @@ import re
 from lt_monitor.events import Record
 from lt_monitor.formats import Numbers, last_match, note
 from lt_monitor.lines import Line
-from lt_monitor.measures import NUMBER, Measure, Value
+from lt_monitor.measures import NUMBER, Measure, Value, decimal
 from lt_shared.run_log import GIB
 
 _STEP = re.compile(
@@ -86,7 +86,7 @@ def checkpoint(line: Line) -> Record | None:
     text = line.text
     if (match := _SAVED.search(text)) is not None:
         kind = "load" if match["what"] == b"loading" else "checkpoint"
-        record = {"kind": kind, "seconds": float(match["seconds"])}
+        record = {"kind": kind, "seconds": decimal(match["seconds"])}
         return {**record, "asynchronous": True, "begun": True} if match["what"] == b"staging" else record
     if (match := _SAVING.search(text)) is not None:
         record = {"kind": "checkpoint", "begun": True}
@@ -96,7 +96,7 @@ def checkpoint(line: Line) -> Record | None:
         in_path = _STEP_IN_PATH.search(match["path"])
         return {**record, "step": int(in_path[1])} if in_path else record
     if (match := _LAST_SAVED.search(text)) is not None:
-        return {"kind": "checkpoint", "seconds": float(match["seconds"])}
+        return {"kind": "checkpoint", "seconds": decimal(match["seconds"])}
     return None
 
 
