@@ -108,6 +108,21 @@ def test_warnings_exit_with_1(tool: Any) -> None:
     assert (done.returncode, done.stdout) == (1, "WARNING blind r: nvidia-smi: not installed here\n")
 
 
+def test_logs_that_tell_nothing_are_not_a_good_sign(tool: Any, tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("noise\n")
+    assert tool("alert", "a.log", "b.log").returncode == 0
+    os.utime(tmp_path / "a.log", (0, 0))
+    os.utime(tmp_path / "b.log", (time.time() - 7200,) * 2)
+    done = tool("alert", "a.log", "b.log")
+    assert (done.returncode, done.stdout) == (
+        1,
+        "WARNING blind a: no training events in 2 logs, the newest of which is 2.0 h old\n",
+    )
+    (tmp_path / "b.log").write_text(healthy())
+    assert tool("alert", "a.log", "b.log").returncode == 0
+
+
 def test_roots_come_before_cascades_of_other_files(tool: Any) -> None:
     events = "".join(
         [

@@ -6,15 +6,16 @@ with one state exclude each other (exit code 75).
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 
-from lt_monitor import delivery, detectors, failures, thresholds
+from lt_monitor import delivery, detectors, failures, log_files, thresholds
 from lt_monitor.events import Record
-from lt_monitor.findings import Finding, worst
+from lt_monitor.findings import Finding, duration, worst
 from lt_monitor.memory import Memory
 from lt_monitor.run_state import RunState, state_of
 from lt_monitor.thresholds import Thresholds
@@ -53,7 +54,7 @@ def alert(
     with Memory.open(state, "alert", patterns) as memory:
         examination = Examination(memory.runs, limits, moment)
         memory.feed(examination.take)
-        findings = examination.findings()
+        findings = [*examination.findings(), *_blind(memory, limits, moment)]
         holding = {_identity(finding) for finding in findings}
         fresh = [finding for finding in findings if _identity(finding) not in memory.known]
         _print(fresh, as_json)
@@ -149,6 +150,17 @@ def _problem(directory: Path, step: int) -> str | None:
     if not any(directory.iterdir()):
         return f"{directory} is empty"
     return checkpoint_layout.damage(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+
+
+def _blind(memory: Memory, limits: Thresholds, now: float) -> Iterable[Finding]:
+    """Logs that tell nothing of training are not a sign that all is well, once the trainer has had time to start."""
+    if any(state.step_lines or state.arguments for state in memory.runs.values()) or not limits.is_enabled("blind"):
+        return
+    logs = [path for path in log_files.expand(memory.patterns) if os.path.isfile(path)]
+    silent = now - max((os.path.getmtime(path) for path in logs), default=now)
+    if silent > limits.of("hang", "startup_seconds"):
+        said = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"
+        yield Finding("blind", limits.severity("blind", "warning"), log_files.run_name(logs[0]), "blind:no events", said)
 
 
 def _print(findings: Iterable[Finding], as_json: bool) -> None:
