@@ -16,6 +16,7 @@ from lt_train.stopping import Limits, Reason
 LISTENER = """
 import time
 from lt_train import stopping
+stopping.SAME_SIGNAL_SECONDS = 1.0
 with stopping.held_back():
     print("held back", flush=True)
     time.sleep(0.5)
@@ -34,6 +35,21 @@ def test_the_first_signal_is_noted_and_the_second_ends_the_process() -> None:
     assert process.stdout.readline() == "SIGUSR1\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_the_same_signal_from_two_senders_is_one() -> None:
+    """Slurm signals a rank, and so does lt-train."""
+    process = subprocess.Popen([sys.executable, "-c", LISTENER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "SIGUSR1\n"
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert process.poll() is None
+    time.sleep(1)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=10) == -signal.SIGUSR1
 
 
 def _catches(process: int, number: signal.Signals) -> bool:

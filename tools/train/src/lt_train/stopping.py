@@ -5,10 +5,15 @@ with exit code 75, so that a batch script can put the job back into the queue. T
 moment: after every step the ranks take the maximum of what each of them knows, so all save the same step. That costs one
 all-reduce of four bytes per step. A second signal ends the process at once. Before the first step there is nothing to save, and
 a signal ends the program with the same exit code.
+
+Slurm sends a signal to every process of a step, so a rank gets it from Slurm and again from lt-train or torchrun. The same signal
+is therefore taken for one within SAME_SIGNAL_SECONDS.
 """
 
+import ctypes
 import enum
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +22,7 @@ from types import FrameType
 from lt_shared.console import ExitCode, Terminated
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SAME_SIGNAL_SECONDS = 5.0
 
 
 class Reason(enum.IntEnum):
@@ -50,7 +56,7 @@ def end_before_training() -> None:
 
 
 def _try_again(number: int, frame: FrameType | None) -> None:
-    die_by_signals()
+    _die_by_another(number)
     raise Terminated(number, ExitCode.TRY_AGAIN)
 
 
@@ -67,13 +73,23 @@ def listen() -> None:
 def _note(number: int, frame: FrameType | None) -> None:
     global _received
     _received = Reason.TERMINATION if number == signal.SIGTERM else Reason.USER_SIGNAL
-    die_by_signals()
+    _die_by_another(number)
 
 
 def die_by_signals() -> None:
     """Let each signal end this process, without Python having a say: it may wait inside of a collective for ever."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+
+
+def _die_by_another(number: int) -> None:
+    """As `die_by_signals`, but for some seconds `number` once more is nothing new."""
+    die_by_signals()
+    signal.signal(number, lambda number, frame: None)
+    # The main thread may hang by then, and no other may set a handler in Python.
+    later = threading.Timer(SAME_SIGNAL_SECONDS, lambda: ctypes.CDLL(None).signal(number, signal.SIG_DFL))
+    later.daemon = True
+    later.start()
 
 
 @contextmanager
