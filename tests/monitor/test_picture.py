@@ -99,7 +99,8 @@ def test_a_single_step_makes_a_picture(form: str, magic: bytes) -> None:
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
-    svgs = {picture.render("svg", read("lt_train.log"), ["a"], Known(), []) for _ in range(2)}
+    run = of_steps({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
+    svgs = {picture.render("svg", [run], ["a"], Known(), []) for _ in range(2)}
     assert len(svgs) == 1
 
 

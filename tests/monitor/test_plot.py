@@ -28,7 +28,9 @@ def test_the_file_is_a_png_of_the_promised_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "beginning"), [("a.svg", "<?xml"), ("a.HTML", "<!doctype html>")])
 def test_the_ending_says_what_the_file_is(name: str, beginning: str, tmp_path: Path) -> None:
-    make(str(LOGS / "lt_train.log"), str(tmp_path / name))
+    log = tmp_path / "a.jsonl"
+    log.write_text('{"v":1,"kind":"step","step":1,"loss":2.0}\n')
+    make(str(log), str(tmp_path / name))
     assert (tmp_path / name).read_text().startswith(beginning)
 
 

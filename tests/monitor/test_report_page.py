@@ -38,7 +38,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 # What is wider than the screen. Curves are: they are cut off by their panel.
 OUTSIDE = """
-[...document.querySelectorAll('main :not(th, polyline, rect)')]
+[...document.querySelectorAll('main :not(.wide *, polyline, rect)')]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML).slice(0, 3)
 """
 BOX = "(r => [r.left, r.top, r.width])(document.getElementById('plot-loss').getBoundingClientRect())"
@@ -151,8 +151,8 @@ def write(path: Path, runs: list[Run], names: list[str]) -> Path:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     story = read("story.jsonl")
-    several = story + read("megatron_new.log", "megatron_old.log")
-    long_names = [f"/fsx/users/somebody/experiments/llama3-8b-on-everything-we-have-{number}/train" for number in range(3)]
+    several = (story + read("megatron_new.log", "megatron_old.log")) * 3
+    long_names = [f"/fsx/users/somebody/experiments/llama3-8b-on-everything-we-have-{number}/train" for number in range(9)]
     return {
         "story": write(folder / "story.html", story, ["llama3-8b-web"]),
         "several": write(folder / "several.html", several, long_names),
@@ -178,11 +178,12 @@ def test_the_page_fits_and_shows_its_curves(
     name: str, size: tuple[int, int], dark: bool, browser: Chromium, pages: dict[str, Path], tmp_path: Path
 ) -> None:
     browser.open(pages[name], size, dark)
+    browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     assert browser.evaluate("document.documentElement.scrollWidth") == size[0]
     assert browser.evaluate(OUTSIDE) == []
     parts = (".smooth", ".fault-mark", ".again")
     counts = {part: browser.evaluate(f"document.querySelectorAll('.plot {part}').length") for part in parts}
-    assert counts[".smooth"] == {"story": 3, "several": 9}[name]
+    assert counts[".smooth"] == {"story": 3, "several": 27}[name]
     assert counts[".fault-mark"] >= 3
     assert counts[".again"] >= 6
     texts = browser.evaluate("[...document.querySelectorAll('body *')].map(e => parseFloat(getComputedStyle(e).fontSize))")
@@ -227,11 +228,16 @@ def test_hostile_text_does_not_run(browser: Chromium, tmp_path: Path) -> None:
     (run,) = read("story.jsonl")
     for event in run.of_kind("fault"):
         event["message"] = event["fault"] = script
-    browser.open(write(tmp_path / "hostile.html", [run], [f"</script>{script}"]), PHONE)
+    page = tmp_path / "hostile.html"
+    names = [f"</script {script}", f"</script>{script}"]
+    page.write_text(report.build([run, run], names, Known(), [(script, 2.0)]))
+    browser.open(page, PHONE)
+    readout = "document.getElementById('readout').innerText"
+    assert names[0] in browser.evaluate(readout)
     browser.evaluate(TOUCH_FAULT)
-    assert "<script>" in browser.evaluate("document.getElementById('readout').innerText")
-    assert browser.evaluate("document.title") == f"</script>{script}"
-    assert browser.evaluate("[typeof window.hacked, document.images.length]") == ["undefined", 0]
+    assert f"{names[0]}: {script}" in browser.evaluate(readout)
+    assert "<script>" in browser.evaluate("document.getElementById('plot-loss').textContent")
+    assert browser.evaluate("[typeof window.hacked, document.images.length, document.scripts.length]") == ["undefined", 0, 2]
     assert problems(browser) == []
 
 

@@ -3,35 +3,49 @@
 import json
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 LOGS = Path(__file__).parent / "logs"
+STORY = str(LOGS / "story.jsonl")
+
+Tool = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(*arguments: str, cwd: Path = LOGS, stdin: bytes | None = None) -> bytes:
-    command = [sys.executable, "-m", "lt_monitor", *arguments]
-    done = subprocess.run(command, capture_output=True, cwd=cwd, input=stdin)
-    assert (done.returncode, done.stderr) == (0, b"")
+def output(done: subprocess.CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_runs_prints_a_json_line_for_each_run_with_its_arguments() -> None:
-    lines = [json.loads(line) for line in run("runs", "--json", "story.jsonl", "megatron_old.log").splitlines()]
-    assert [(line["v"], line["kind"], line["run"], line["step"]) for line in lines] == [
-        (1, "run", "story", 400),
-        (1, "run", "megatron_old", 200),
-    ]
+def test_runs_prints_a_json_line_for_each_run_with_its_arguments(tool: Tool) -> None:
+    printed = output(tool("runs", "--json", STORY, str(LOGS / "megatron_old.log")))
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [(line["v"], line["kind"], line["step"]) for line in lines] == [(1, "run", 400), (1, "run", 200)]
+    assert lines[0]["run"] == "story"
     assert lines[0]["arguments"]["hidden_size"] == 4096
 
 
-def test_what_the_user_knows_reaches_every_command(tmp_path: Path) -> None:
-    shutil.copy(LOGS / "story.jsonl", tmp_path / "a.jsonl")
-    assert b"MFU              47.7%" in run("summarize", "a.jsonl", "--gpu", "H100", cwd=tmp_path)
-    assert b"47.7%" in run("runs", "a.jsonl", "--gpu", "H100", cwd=tmp_path)
-    run("plot", "a.jsonl", "--gpu", "H100", "-o", "a.html", cwd=tmp_path)
+def test_what_the_user_knows_reaches_every_command(tool: Tool, tmp_path: Path) -> None:
+    assert "MFU              47.7%" in output(tool("summarize", STORY, "--gpu", "H100"))
+    assert "47.7%" in output(tool("runs", STORY, LT_MONITOR_RUNS_GPU="H100"))
+    output(tool("plot", STORY, "--gpu", "H100", "-o", "a.html"))
     assert "47.7%" in (tmp_path / "a.html").read_text()
 
 
-def test_plot_without_an_output_prints_sparklines_of_standard_input() -> None:
-    assert run("plot", "-", stdin=(LOGS / "story.jsonl").read_bytes()) == run("plot", "story.jsonl")
+def test_plot_without_an_output_prints_sparklines_of_standard_input(tool: Tool) -> None:
+    assert output(tool("plot", "-", stdin=Path(STORY).read_bytes())) == output(tool("plot", STORY))
+
+
+def test_jobs_that_went_on_from_a_checkpoint_are_one_run(tool: Tool, tmp_path: Path) -> None:
+    lines = Path(STORY).read_text().splitlines(keepends=True)
+    starts = [index for index, line in enumerate(lines) if '"kind":"start"' in line]
+    for number, (begin, end) in enumerate(zip(starts, [*starts[1:], len(lines)], strict=True), 76):
+        job = "".join(lines[begin:end]).replace('"run":"story"', f'"run":"slurm-{number}"').replace("story.log", f"{number}.log")
+        (tmp_path / f"slurm-{number}.out").write_text(job)
+    (joined,) = json.loads(output(tool("summarize", "--json", "slurm-*.out")))["runs"]
+    whole = json.loads(output(tool("summarize", "--json", STORY)))["runs"][0]
+    assert joined == whole | {"run": "slurm-76"}
+    shutil.copy(tmp_path / "slurm-76.out", tmp_path / "again.out")
+    again = (tmp_path / "again.out").read_text().replace("slurm-76", "again").replace("76.log", "again.log")
+    (tmp_path / "again.out").write_text(again)
+    assert len(output(tool("runs", "--json", "slurm-76.out", "again.out")).splitlines()) == 2
