@@ -33,11 +33,45 @@ tail -n +1 -f run1/train.log | lt-monitor scrape -
 )
 @_LOGS
 @click.option("--state", metavar="FILE", help="Remember in FILE how far each log was read and print only what is new.")
-def scrape(logs: tuple[str, ...], state: str | None) -> None:
-    """Print the events of logs as JSON lines: steps, validation losses, checkpoints, starts and resumes."""
+@click.option("--follow", is_flag=True, help="Go on with what the logs, and new ones that match a pattern, grow by.")
+def scrape(logs: tuple[str, ...], state: str | None, follow: bool) -> None:
+    """Print the events of logs as JSON lines: steps, validation losses, checkpoints, starts, ends, faults and notes."""
     from lt_monitor.scrape import scrape as scrape_logs
 
-    scrape_logs(logs, state, sys.stdout.buffer)
+    scrape_logs(logs, state, sys.stdout.buffer, follow)
+
+
+@command.command(
+    examples="""
+lt-monitor diff run1/train.log run2/train.log
+lt-monitor diff --tolerance 0.001 --field loss --field grad_norm run1/train.log run2/train.log
+""",
+)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--tolerance", type=console.FiniteRange(min=0), default=0.01, show_default=True, help="Largest difference, as a share."
+)
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    default=("loss",),
+    show_default=True,
+    metavar="NAME",
+    help="What to compare: a key of the step events, or validation_loss. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def diff(a: str, b: str, tolerance: float, fields: tuple[str, ...], as_json: bool) -> console.ExitCode:
+    """Compare two runs at the same steps. Exit code 1 when they part: the gate after a conversion or an upgrade."""
+    from lt_monitor import divergence
+
+    comparison = divergence.compare(a, b, fields, tolerance)
+    if as_json:
+        console.print_json(comparison.to_record())
+    else:
+        click.echo("\n".join(comparison.lines()))
+    return console.ExitCode.OK if comparison.agree else console.ExitCode.FOUND
 
 
 for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
