@@ -8,6 +8,7 @@ import concurrent.futures
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.conversion import Request, convert
@@ -156,6 +158,22 @@ def test_there_and_back_is_the_same_model(
     assert stored_tensors(tmp_path / "back") == stored_tensors(results.root / name)
     again = AutoConfig.from_pretrained(tmp_path / "back")
     assert huggingface.from_config(again.to_dict(), "family") == ARCHITECTURES[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_a_gpt2_of_2019_is_read(results: Results, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Its names lack the prefix, and its file carries the causal mask of every layer."""
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in load_file(results.root / "gpt2" / "model.safetensors").items()
+    }
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64, dtype=dtype) for layer in range(GPT.num_layers)}
+    (tmp_path / "old").mkdir()
+    save_file(tensors | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4)}, tmp_path / "old" / "model.safetensors")
+    shutil.copy(results.root / "gpt2" / "config.json", tmp_path / "old")
+    convert(Request(str(tmp_path / "old"), "megatron-dist", str(tmp_path / "run")))
+    stored = [(run / "release" / "__0_0.distcp").read_bytes() for run in (tmp_path / "run", results.root / "gpt2-megatron")]
+    assert stored[0] == stored[1]
 
 
 def test_every_model_type_has_a_family() -> None:

@@ -109,7 +109,7 @@ def test_names_before_version_0_3(stock: Path, tmp_path: Path, prefix: str) -> N
         for key, tensor in loaded(place).items()
         if not key.startswith("optimizer.")
     }
-    state = renamed | {f"{prefix}freqs_cis": torch.ones(3), "train_state.step": 2}
+    state = renamed | {f"{prefix}freqs_cis": torch.ones(3, dtype=torch.complex64), "train_state.step": 2}
     checkpoint.save(state, checkpoint_id=str(tmp_path / "run" / "step-7"), no_dist=True)
     shutil.copy(stock / "odd" / "config.json", tmp_path / "run")
     source, tensors = opened(tmp_path / "run" / "step-7")

@@ -21,6 +21,8 @@ PADDING = "padding."
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron", "megatron-te", "megatron-local"
 TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan-2025"
 
+# Of old files: what rotary embeddings compute once. TorchTitan 0.1 stored it as complex numbers.
+ROTARY_BUFFERS = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
 # Heads or experts of all layers. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
 MAXIMUM_PARTS = 1_000_000
 
@@ -84,7 +86,7 @@ class Family:
     stateful: tuple[str, ...]
     embedding: str = "model.embed_tokens.weight"
     base: str = "model."
-    computed: str = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
+    computed: str = ROTARY_BUFFERS
 
     def canonical(self, model: Model) -> dict[str, Shape]:
         """Every canonical tensor with its shape, layer by layer; the padding rows of a vocabulary are a tensor of their own."""

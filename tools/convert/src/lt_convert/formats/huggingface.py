@@ -28,7 +28,16 @@ PADDING_FILE = "padding.safetensors"
 SHARD_BYTES = 5_000_000_000
 MAXIMUM_HEADER_BYTES = 100_000_000
 
-_CODES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "F8_E4M3": "float8_e4m3fn"}
+# The masks in files of GPT-2 are booleans or bytes.
+_CODES = {
+    "BOOL": "uint8",
+    "U8": "uint8",
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+}
 _CODE_OF = {dtype: code for code, dtype in _CODES.items()}
 
 

@@ -15,7 +15,7 @@ from lt_convert import dcp, families, optimizer_state, tokenizer_source
 from lt_convert.dcp import METADATA, Contents, Entry
 from lt_convert.files import Files
 from lt_convert.location import TORCHTITAN_STEP, listing
-from lt_convert.mapping import PADDING, TORCHTITAN, TORCHTITAN_2025, Model
+from lt_convert.mapping import PADDING, ROTARY_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
 from lt_convert.output import OutputFile
 from lt_convert.source import Result, Source
 from lt_convert.tensors import Tensor
@@ -89,7 +89,7 @@ def model_tensors(contents: Contents) -> dict[str, Tensor]:
     names = {key: key for key in contents.entries if not _STATE.fullmatch(key) and not key.startswith(PADDING)}
     if EMBEDDING not in names and _MODEL_PREFIX + EMBEDDING in names:
         names = {key.removeprefix(_MODEL_PREFIX): key for key in names}
-    return {name: contents.tensor(key) for name, key in names.items()}
+    return {name: contents.tensor(key) for name, key in names.items() if not re.fullmatch(ROTARY_BUFFERS, name)}
 
 
 def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | None:
