@@ -164,7 +164,9 @@ def test_names_of_transformer_engine_are_the_default(stock: Path, tmp_path: Path
     assert tensors(run) == tensors(stock / "gpt-whole")
 
 
-def test_the_vocabulary_is_padded_for_the_tensor_parallel_size(stock: Path, tmp_path: Path) -> None:
+def test_the_vocabulary_is_padded_for_the_tensor_parallel_size(
+    stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Megatron pads to a multiple of 128 times the size: rows that are there stay, more of them are zeros."""
     wide = convert(stock / "gpt-cut", "megatron-legacy", tmp_path / "wide", layout=Layout(4, 1))
     pieces = [content["model"]["embedding.word_embeddings.weight"] for content in contents(wide).values()]
@@ -172,9 +174,11 @@ def test_the_vocabulary_is_padded_for_the_tensor_parallel_size(stock: Path, tmp_
     embedding = contents(stock / "gpt-whole")["mp_rank_00"]["model"]["embedding.word_embeddings.weight"]
     assert torch.equal(torch.cat(pieces)[:PADDED], embedding)
     assert not torch.cat(pieces)[PADDED:].any()
+    assert contents(wide)["mp_rank_00"]["args"].make_vocab_size_divisible_by == 128
     again = convert(wide, "megatron-legacy", tmp_path / "again")
-    assert same_model(contents(again), contents(stock / "gpt-whole")) is False
-    assert contents(again)["mp_rank_00"]["args"].padded_vocab_size == 512
+    arguments = contents(again)["mp_rank_00"]["args"]
+    assert (arguments.padded_vocab_size, arguments.make_vocab_size_divisible_by) == (512, 512)
+    assert "512 rows: Megatron needs --make-vocab-size-divisible-by 512" in capsys.readouterr().err
 
 
 def test_experts_of_every_rank_are_numbered_through(tmp_path: Path, write_model: Callable[..., Path]) -> None:

@@ -20,7 +20,7 @@ from lt_convert.output import OutputFile, Payload
 from lt_convert.source import Layout, Result, Source
 from lt_convert.tensors import Part, Tensor, concatenate, zeros
 from lt_shared import checkpoint_layout, pickles
-from lt_shared.console import BadData, UsageError
+from lt_shared.console import BadData, UsageError, warn
 
 TABLE = MEGATRON_TE
 FILE = "model_optim_rng.pt"
@@ -28,6 +28,8 @@ EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 # Keys of a file that hold neither the model nor what `megatron_model.common_state` makes anew.
 STATE = ("optimizer", "opt_param_scheduler", "rng_state", "rerun_state_machine")
 OLDEST_VERSION = 2.0
+# Megatron's own padding of the vocabulary: a multiple of this and of the tensor parallel size.
+MULTIPLE = 128
 
 _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 _CHUNK = re.compile(r"model(\d*)")
@@ -213,6 +215,9 @@ def outputs(result: Result) -> list[OutputFile]:
         tensors[OUTPUT] = tensors[EMBEDDING]
     stages = layout.virtual_pipeline or 1
     parts = _parts(tensors, architecture.num_layers, layout, gated=architecture.family == "llama")
+    multiple = _divisible_by(model, layout.tensor)
+    if multiple != MULTIPLE:
+        warn(f"the vocabulary has {model.padded_vocab_size} rows: Megatron needs --make-vocab-size-divisible-by {multiple}")
     common = megatron_model.common_state(
         model,
         tensors[EMBEDDING].dtype,
@@ -220,6 +225,7 @@ def outputs(result: Result) -> list[OutputFile]:
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
         world_size=layout.tensor * layout.pipeline,
+        make_vocab_size_divisible_by=multiple,
         expert_model_parallel_size=1,
         ckpt_format="torch",
         transformer_impl="local" if table == MEGATRON_LOCAL else "transformer_engine",
@@ -245,14 +251,12 @@ def _check(layout: Layout, layers: int) -> None:
 
 
 def _padded_for(result: Result, tensor_size: int) -> tuple[Model, dict[str, Tensor]]:
-    """The model with as many rows in its vocabulary as Megatron gives it for that tensor parallel size.
+    """The model with a padded vocabulary that divides as Megatron wants it for that tensor parallel size.
 
-    Rows that pad are kept as far as they fit, and more of them are zeros.
+    The rows that are there are kept where they do, and for the size that they were made for. Rows to be added are zeros.
     """
-    model = result.model
-    if model.padded_vocab_size % tensor_size == 0 and not model.padded_vocab_size % (128 * tensor_size):
-        return model, dict(result.tensors)
-    if model.padded_vocab_size == model.architecture.vocab_size and model.padded_vocab_size % tensor_size == 0:
+    model, before = result.model, result.source.details.get("parallel", {}).get("tensor_parallel")
+    if model.padded_vocab_size % (tensor_size if before == tensor_size else MULTIPLE * tensor_size) == 0:
         return model, dict(result.tensors)
     padded = model.architecture.padded_vocab_size(tensor_parallel=tensor_size)
     count = padded - model.architecture.vocab_size
@@ -266,6 +270,13 @@ def _padded_for(result: Result, tensor_size: int) -> tuple[Model, dict[str, Tens
                 continue
         tensors[name] = tensor
     return Model(model.architecture, padded), tensors
+
+
+def _divisible_by(model: Model, tensor_size: int) -> int:
+    """The `--make-vocab-size-divisible-by` with which Megatron pads the vocabulary to the size that it has."""
+    candidates = (MULTIPLE << power for power in range(12))
+    found = (each for each in candidates if model.architecture.padded_vocab_size(each, tensor_size) == model.padded_vocab_size)
+    return next(found, model.padded_vocab_size // tensor_size)
 
 
 def _parts(tensors: Mapping[str, Tensor], layers: int, layout: Layout, gated: bool) -> dict[tuple[int, int], dict[str, Payload]]:
