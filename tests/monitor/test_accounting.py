@@ -93,6 +93,13 @@ def test_a_pause_goes_to_what_happened_in_it() -> None:
     assert totals.gaps == pytest.approx({"checkpoint": 26, "data": 3, "hang": 900, "evaluation": 4})
 
 
+def test_slow_trainers_may_pause_longer_before_it_is_a_hang() -> None:
+    totals = attempt([60.0] * 5)
+    totals.take_step(6, 60.0, totals.last_step_time + 60 + 400, 1)
+    totals.take_step(7, 60.0, totals.last_step_time + 60 + 700, 1)
+    assert totals.gaps == pytest.approx({"data": 400, "hang": 700}, rel=0.03)
+
+
 def test_an_attempt_that_failed_hung_to_its_end() -> None:
     one = attempt([1.0] * 5)
     one.note_time(610.0)

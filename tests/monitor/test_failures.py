@@ -71,6 +71,11 @@ def test_unknown_comes_before_cascades() -> None:
     assert (found.rule, found.message) == ("traceback", "ValueError: bad; then exit")
 
 
+def test_roots_come_before_what_may_be_one() -> None:
+    (found,) = failures(state(fault("traceback", "unknown", "ValueError"), fault("out-of-memory", "root", "OOM")))
+    assert (found.rule, found.message) == ("out-of-memory", "OOM; then traceback")
+
+
 def test_the_same_failure_has_the_same_key_in_the_next_pass() -> None:
     run = state(fault("nccl-timeout", "cascade", rank=1))
     before = failures(run)[0].key

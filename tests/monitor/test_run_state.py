@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lt_monitor import assembly, log_files
 from lt_monitor.accounting import account
-from lt_monitor.run_state import RunState, epoch_seconds
+from lt_monitor.run_state import RunState, seconds_of
 
 LOGS = Path(__file__).parent / "logs"
 NOW = 2_000_000_000.0
@@ -159,6 +159,6 @@ def test_save_interval_comes_from_times_or_arguments() -> None:
 
 
 def test_times() -> None:
-    assert epoch_seconds("2026-01-16T07:32:24Z") == 1768548744
-    assert epoch_seconds("2026-01-16 07:32:24.5") == pytest.approx(epoch_seconds("2026-01-16T07:32:24") + 0.5)
-    assert [epoch_seconds(text) for text in (None, "yesterday", "9999-99-99 99:99:99", 7)] == [None] * 4
+    assert seconds_of("2026-01-16T07:32:24Z") == 1768548744
+    assert seconds_of("2026-01-16 07:32:24.5") == pytest.approx(seconds_of("2026-01-16T07:32:24") + 0.5)
+    assert [seconds_of(text) for text in (None, "yesterday", "9999-99-99 99:99:99", 7)] == [None] * 4

@@ -9,39 +9,20 @@ one process go back. Logs of several ranks and several files are merged, a step 
 """
 
 import dataclasses
-import datetime
-import functools
-import hashlib
-import json
+import math
 import statistics
-from typing import Any, Self
+from typing import Self
 
 from lt_monitor.accounting import Totals
 from lt_monitor.events import Record
+from lt_monitor.log_state import LogState
+from lt_monitor.steps import epoch_seconds
 
 RECENT_STEPS = 100
 RECENT_FAULTS = 100
 RECENT_SAVES = 8
 MAXIMUM_ATTEMPTS = 1000
 _ARGUMENTS = ("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval")
-
-
-@dataclasses.dataclass
-class LogState:
-    """How far the records of one log were taken.
-
-    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` what was said of
-    starts in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
-    last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
-    reader did not finish, and its records up to `offset` are not taken again.
-    """
-
-    attempt: int
-    steps: dict[str, int] = dataclasses.field(default_factory=dict)
-    started: list[str] = dataclasses.field(default_factory=list)
-    head: list[Any] | None = None
-    batch: list[Any] | None = None
-    offset: int = -1
 
 
 @dataclasses.dataclass
@@ -82,7 +63,7 @@ class RunState:
     gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._repeating: dict[str, bool] = {}
+        self._read: set[str] = set()
         self._loss_median: float | None = None
         self._loss_median_line = -1
 
@@ -113,13 +94,15 @@ class RunState:
         if kind == "job":
             self.job = {**{key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}, "seen": now}
             return True
-        time = epoch_seconds(record.get("time"))
+        time = seconds_of(record.get("time"))
         at = min(time, now) if time is not None else None
         file = str(record["src"]["file"])
         log = self.logs.get(file)
         if log is None:
             log = self.logs[file] = LogState(self._attempt_at(record, at))
-        if self._is_repeated(file, log, record):
+        first = file not in self._read
+        self._read.add(file)
+        if log.is_repeated(record, first):
             return False
         self._enter(log, record)
         totals = self.attempts[log.attempt]
@@ -196,23 +179,6 @@ class RunState:
         if record["kind"] == "step" and self.attempt.last_step is not None and record["step"] <= self.attempt.last_step:
             return 0
         return last
-
-    def _is_repeated(self, file: str, log: LogState, record: Record) -> bool:
-        """Whether this record was taken before, by a pass that its reader did not finish."""
-        offset = int(record["src"].get("offset", 0))
-        if file not in self._repeating:
-            place = [offset, _digest(record)]
-            self._repeating[file] = offset <= log.offset and place in (log.head, log.batch)
-            if not self._repeating[file]:
-                log.batch = place
-                if log.head is None or offset <= log.offset:
-                    log.head = place
-        if self._repeating[file]:
-            if offset <= log.offset:
-                return True
-            self._repeating[file] = False
-        log.offset = offset
-        return False
 
     def _enter(self, log: LogState, record: Record) -> None:
         """Move the log on to its next attempt where this record begins one."""
@@ -326,27 +292,11 @@ def state_of(runs: dict[str, RunState], name: str) -> RunState:
     return runs[name]
 
 
-def epoch_seconds(text: object) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time, local time when it has no zone; None for what is none."""
-    if not isinstance(text, str):
-        return None
-    try:
-        if len(text) in (19, 23, 26) and text[10] in " T":
-            return _local_hour(text[:13]) + int(text[14:16]) * 60 + float(text[17:])
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _local_hour(text: str) -> float:
-    return datetime.datetime.fromisoformat(text + ":00").timestamp()
+def seconds_of(time: object) -> float | None:
+    """Seconds since 1970 of a record's time; None for what is none."""
+    seconds = epoch_seconds(time)
+    return None if math.isnan(seconds) else seconds
 
 
 def positive(value: object) -> int | None:
     return value if type(value) is int and 0 < value < 1 << 53 else None
-
-
-def _digest(record: Record) -> str:
-    text = json.dumps(record, sort_keys=True, default=str).encode(errors="replace")
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
