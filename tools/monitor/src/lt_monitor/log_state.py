@@ -18,8 +18,8 @@ class LogState:
 
     `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` what was said of
     starts in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
-    last pass, `offset` is that of the last record, `repeats` tells of the pass at hand. A pass that begins with one of the two repeats an earlier one, which its
-    reader did not finish, and its records up to `offset` are not taken again.
+    last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
+    reader did not finish (`repeats`), and its records up to `offset` are not taken again.
     """
 
     attempt: int
@@ -32,7 +32,8 @@ class LogState:
 
     def is_repeated(self, record: Record, first: bool) -> bool:
         """Whether this record was taken before; otherwise it is now. `first`: it is the first one of this log in a pass."""
-        offset = int(record["src"].get("offset", 0))
+        place_in_log = record["src"].get("offset")
+        offset = place_in_log if type(place_in_log) is int else 0
         if first:
             place = [offset, _digest(record)]
             self.repeats = offset <= self.offset and place in (self.head, self.batch)

@@ -14,7 +14,7 @@ import statistics
 from typing import Self
 
 from lt_monitor.accounting import Totals
-from lt_monitor.events import Record
+from lt_monitor.events import CAUSES, FAULTS, SEVERITIES, Record
 from lt_monitor.log_state import LogState
 from lt_monitor.steps import epoch_seconds
 
@@ -260,11 +260,11 @@ class RunState:
         elif kind == "end":
             self.end = {"reason": record["reason"], "at": at or now}
         elif kind == "fault":
-            totals.failed = totals.failed or record["severity"] == "critical"
-            kept = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
+            fault = _fault(record)
+            totals.failed = totals.failed or fault["severity"] == "critical"
             if len(self.faults) < RECENT_FAULTS:
-                self.faults.append(kept)
-            self.fault_counts[record["fault"]] = self.fault_counts.get(record["fault"], 0) + 1
+                self.faults.append(fault)
+            self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
     def _checkpoint(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
         totals.take_pause("checkpoint", record.get("seconds"))
@@ -290,6 +290,15 @@ def state_of(runs: dict[str, RunState], name: str) -> RunState:
     if name not in runs:
         runs[name] = RunState(name)
     return runs[name]
+
+
+def _fault(record: Record) -> Record:
+    """What is kept of a fault. Names that are not ours, of a newer version or an ill-meaning log, become ones that rules know."""
+    kept = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
+    kept["fault"] = record["fault"] if record["fault"] in FAULTS else "other"
+    kept["cause"] = record["cause"] if record["cause"] in CAUSES else "unknown"
+    kept["severity"] = record["severity"] if record["severity"] in SEVERITIES else "warning"
+    return kept
 
 
 def seconds_of(time: object) -> float | None:
