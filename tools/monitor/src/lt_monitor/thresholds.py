@@ -23,7 +23,7 @@ DEFAULT = "default"
 
 # 600 s is NCCL's own time-out: an alert has to come before it ends the job.
 DEFAULTS: dict[str, dict[str, float]] = {
-    **{fault: {} for fault in FAULTS},
+    **{fault: {} for fault in (*FAULTS, "other")},
     "hang": {"minimum_seconds": 300, "step_factor": 10, "startup_seconds": 1800, "checkpoint_seconds": 1800},
     "nan": {"lines_without_loss": 3},
     "loss-spike": {"score": 6, "minimum_rise": 0.05, "maximum_factor": 10, "points": 20, "quiet_lines": 100},
