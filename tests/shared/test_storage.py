@@ -551,3 +551,13 @@ def test_a_directory_to_be_resumed_keeps_what_is_in_it(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), storage.publish_directory(tmp_path / "other", resume=True):
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "an empty directory is not left"
+
+
+def test_ranges_of_many_remote_objects(bucket: str) -> None:
+    for name in "ab":
+        storage.write_bytes(f"{bucket}/{name}", f"0123{name}".encode())
+    wanted = [(f"{bucket}/a", 0, 2), (f"{bucket}/b", 3, 9), (f"{bucket}/a", 4, 5)]
+    assert storage.read_ranges(wanted) == [b"01", b"3b", b"a"]
+    assert storage.read_ranges([]) == []
+    with pytest.raises(NoInput):
+        storage.read_ranges([(f"{bucket}/gone", 0, 1)])

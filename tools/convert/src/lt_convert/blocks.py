@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lt_convert.casts import cast
 from lt_convert.files import Files
 from lt_convert.tensors import ITEM_BYTES, Tensor, View, meet, row_major
+from lt_shared import storage
 
 Bits = NDArray[Any]
 
@@ -26,6 +27,9 @@ BITS: dict[int, type] = {1: numpy.uint8, 2: numpy.uint16, 4: numpy.uint32, 8: nu
 BLOCK_BYTES = 1 << 20
 # A transposed block takes a short piece of every source row; larger blocks make the pieces longer.
 TRANSPOSED_BLOCK_BYTES = 64 << 20
+# A remote store answers a request for a few megabytes not much later than one for a few bytes.
+REMOTE_BLOCK_BYTES = 16 << 20
+REMOTE_GAP_BYTES = 1 << 20
 # Reads closer together than this become one, and one read is no longer than this.
 GAP_BYTES = 64 << 10
 SPAN_BYTES = 64 << 20
@@ -34,7 +38,11 @@ SPAN_BYTES = 64 << 20
 def row_blocks(tensor: Tensor) -> Iterator[tuple[int, int]]:
     """Row ranges (start, stop) that cover the tensor in order, each small enough to be held in memory."""
     row_bytes = math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.stored]
-    limit = TRANSPOSED_BLOCK_BYTES if any(part.view and _is_transposed(part.view) for part in tensor.parts) else BLOCK_BYTES
+    limit = BLOCK_BYTES
+    if any(part.view and _is_transposed(part.view) for part in tensor.parts):
+        limit = TRANSPOSED_BLOCK_BYTES
+    elif any(storage.is_remote(file) for file in tensor.files):
+        limit = REMOTE_BLOCK_BYTES
     step = max(1, limit // max(1, row_bytes))
     for start in range(0, tensor.shape[0], step):
         yield start, min(start + step, tensor.shape[0])
@@ -137,13 +145,14 @@ def _grouped(wanted: list[_Wanted], item_bytes: int) -> Iterator[list[_Wanted]]:
     end = 0
     for one in wanted:
         its_end = _end(one.view, item_bytes)
+        gap_bytes = REMOTE_GAP_BYTES if storage.is_remote(one.view.file) else GAP_BYTES
         joins = (
             group
             and one.view.file == group[0].view.file
-            and one.view.position <= end + GAP_BYTES
+            and one.view.position <= end + gap_bytes
             and max(end, its_end) - group[0].view.position <= SPAN_BYTES
             # Two neighbours that both go straight into the block are better read one by one.
-            and not (one.view.position >= end and _is_row_major(one.view, item_bytes) and its_end - one.view.position > GAP_BYTES)
+            and not (one.view.position >= end and _is_row_major(one.view, item_bytes) and its_end - one.view.position > gap_bytes)
         )
         if group and not joins:
             yield group

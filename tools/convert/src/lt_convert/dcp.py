@@ -23,6 +23,8 @@ METADATA = ".metadata"
 FILES, FILE_BYTES = 4, 5_000_000_000
 SMALLEST_FILE_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 30
+# So many chunks of a remote checkpoint are looked at together.
+AHEAD = 1000
 _PACKAGE = "torch.distributed.checkpoint.metadata"
 _LAYOUT = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(_PACKAGE, "_MEM_FORMAT_ENCODING"), (0,))
@@ -61,7 +63,12 @@ class Contents:
         if dtype not in ITEM_BYTES:
             raise BadData(f"{path}: {key} is stored as {dtype}, known here are {', '.join(ITEM_BYTES)}")
         parts = []
-        for offsets, sizes in chunks:
+        for number, (offsets, sizes) in enumerate(chunks):
+            if number % AHEAD == 0:
+                ahead = [self.places[key, each] for each, _ in chunks[number : number + AHEAD] if (key, each) in self.places]
+                self.files.prefetch(
+                    found for place in ahead for found in torch_archive.ends(place.file, place.offset, place.length)
+                )
             place = self.places.get((key, offsets))
             if place is None:
                 raise BadData(f"{path}: says nowhere where the chunk of {key} at {list(offsets)} lies")

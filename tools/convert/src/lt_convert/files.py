@@ -1,11 +1,13 @@
 """Ranges of a checkpoint's files, local or on a remote store.
 
-A large run has more shards than a process may open, so the files that were not used for the longest time are closed. One object
-serves one thread; each worker of a conversion has its own.
+A large run has more shards than a process may open, so the files that were not used for the longest time are closed. A remote
+store takes tens of milliseconds to answer: short reads are served from blocks that are fetched whole and kept, many at a time
+where a reader says beforehand what it will need. One object serves one thread; each worker of a conversion has its own.
 """
 
 import collections
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from lt_shared import storage
@@ -13,6 +15,10 @@ from lt_shared.console import BadData
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
 OPEN_FILES = 64
+# Of a remote file: the end of one archive and the beginning of the next mostly lie in one block.
+REMOTE_BLOCK_BYTES = 16 << 10
+KEPT_BLOCKS = 4096
+RUN_BLOCKS = 64
 
 
 class Files:
@@ -21,6 +27,7 @@ class Files:
     def __init__(self) -> None:
         self._descriptors: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._sizes: dict[str, int] = {}
+        self._blocks: collections.OrderedDict[tuple[str, int], bytes] = collections.OrderedDict()
 
     def size_bytes(self, path: str) -> int:
         if path not in self._sizes:
@@ -31,6 +38,8 @@ class Files:
         """Exactly `length` bytes from `offset`."""
         if offset < 0 or length < 0 or offset + length > self.size_bytes(path):
             raise BadData(f"{path}: ends at {self.size_bytes(path)} bytes, {offset + length} are needed", INCOMPLETE)
+        if storage.is_remote(path) and length <= REMOTE_BLOCK_BYTES:
+            return self._from_blocks(path, offset, length)
         buffer = bytearray(length)
         self.read_into(path, offset, memoryview(buffer))
         return bytes(buffer)
@@ -50,6 +59,39 @@ class Files:
             if count == 0:
                 raise BadData(f"{path}: ends at {offset + filled} bytes, {offset + len(buffer)} are needed", INCOMPLETE)
             filled += count
+
+    def prefetch(self, ranges: Iterable[tuple[str, int, int]]) -> None:
+        """Say that the short ranges (path, offset, length) will be read; from a remote store they are fetched all at once."""
+        numbers = dict.fromkeys(
+            (path, number)
+            for path, offset, length in ranges
+            if storage.is_remote(path) and 0 <= offset < offset + length <= self.size_bytes(path)
+            for number in range(offset // REMOTE_BLOCK_BYTES, (offset + length - 1) // REMOTE_BLOCK_BYTES + 1)
+        )
+        missing = sorted(key for key in numbers if key not in self._blocks)
+        runs: list[list[tuple[str, int]]] = []
+        for path, number in missing:
+            if runs and runs[-1][-1] == (path, number - 1) and len(runs[-1]) < RUN_BLOCKS:
+                runs[-1].append((path, number))
+            else:
+                runs.append([(path, number)])
+        places = [(run[0][0], run[0][1] * REMOTE_BLOCK_BYTES, (run[-1][1] + 1) * REMOTE_BLOCK_BYTES) for run in runs]
+        found = storage.read_ranges([(path, begin, min(end, self.size_bytes(path))) for path, begin, end in places])
+        for run, data in zip(runs, found, strict=True):
+            for index, key in enumerate(run):
+                self._blocks[key] = data[index * REMOTE_BLOCK_BYTES : (index + 1) * REMOTE_BLOCK_BYTES]
+        while len(self._blocks) > KEPT_BLOCKS:
+            self._blocks.popitem(last=False)
+
+    def _from_blocks(self, path: str, offset: int, length: int) -> bytes:
+        """At most as many bytes as a block has, so that they lie in two."""
+        if length == 0:
+            return b""
+        self.prefetch([(path, offset, length)])
+        first = offset // REMOTE_BLOCK_BYTES
+        data = b"".join(self._blocks.get((path, number), b"") for number in (first, first + 1))
+        begin = offset - first * REMOTE_BLOCK_BYTES
+        return data[begin : begin + length]
 
     def _descriptor(self, path: str) -> int:
         if path not in self._descriptors:

@@ -23,6 +23,8 @@ from lt_shared import pickles
 from lt_shared.console import BadData
 
 ALIGNMENT = 64
+# The pickle of one tensor takes less than 1 kB, the archive's directory less than 2.
+END_BYTES = 4096
 STORAGES = {
     "float64": "DoubleStorage",
     "float32": "FloatStorage",
@@ -145,6 +147,12 @@ class StoredValues:
     view: View
 
 
+def ends(path: str, offset: int, length: int) -> list[tuple[str, int, int]]:
+    """The ranges (path, offset, length) of an archive with one tensor that `read` looks at; its values lie between them."""
+    end = min(length, END_BYTES)
+    return [(path, offset, end), (path, offset + length - end, end)]
+
+
 def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[Any, Callable[[Any], StoredValues]]:
     """The object in the archive at `offset` of a file, inert (`pickles.Record`), and what finds the values of its tensors.
 
@@ -158,6 +166,7 @@ def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[
             pickled = pickles.pickle_member(archive, origin)
             content = pickles.loads(_stored_bytes(archive, pickled, origin), origin)
             members = {member.filename: member for member in archive.infolist()}
+            files.prefetch((path, offset + member.header_offset, 30) for member in members.values())
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
         raise BadData(f"{origin}: damaged at byte {offset}: {error}") from None
     root = pickled.removesuffix("data.pkl")
