@@ -31,7 +31,7 @@ lt-train bench --model tiny --device cpu --steps 3 --warmup-steps 1 --json
 """
 Function = Callable[..., Any]
 # Commands and their modules in lt_train.commands, imported when a command is called or listed.
-MODULES = {"import": "importing", "plan": "plan", "render": "render"}
+MODULES = {"import": "importing", "plan": "plan", "preflight": "preflight", "render": "render"}
 
 
 def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:

@@ -44,6 +44,7 @@ GPUS = {
     )
 }
 
+NAMES = ("gpu", "gpus_per_node", "nodes")
 OPTIONS = console.section(
     "Cluster",
     click.option("--gpu", type=click.Choice(list(GPUS)), help="What the nodes have."),

@@ -11,6 +11,7 @@ from lt_shared.console import BadConfig, CannotCreate, ExitCode, TryAgain, note,
 from lt_train import attempts, memory, place, processes, rank, remote_datasets, remote_run, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
+from lt_train.preflight import report
 from lt_train.settings.data import check_datasets
 
 # How ranks end that would end so again: the work is done, saved for another time, or cannot be done.
@@ -50,6 +51,7 @@ def launch(plan: Plan) -> int:
         if is_first:
             _report_finished(plan)
         return ExitCode.OK
+    report.at_start(plan)
     plan = _fetch_start(remote_datasets.fetch(plan))
     if here is not None:
         return _become(plan, here)

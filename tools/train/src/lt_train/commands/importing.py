@@ -13,9 +13,7 @@ lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 -
 """
 
 
-@click.command(
-    "import", cls=console.Command, examples=EXAMPLES, context_settings={"ignore_unknown_options": True, "show_default": True}
-)
+@click.command("import", cls=console.Command, examples=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of TOML.")
 @click.argument("source", nargs=-1, type=click.UNPROCESSED, metavar="FILE | -- COMMAND LINE")
 def command(as_json: bool, source: tuple[str, ...]) -> Any:

@@ -1,6 +1,5 @@
 """`lt-train plan`: the layout that a model gets on a cluster that need not be there, and what it needs of each GPU."""
 
-import dataclasses
 from typing import Any
 
 import click
@@ -36,7 +35,7 @@ def command(as_json: bool, **options: Any) -> int:
     there = cluster.named(options)
     if there is None:
         raise UsageError("no --gpu", f"choose from {', '.join(cluster.GPUS)}")
-    settings = with_training_defaults({name: value for name, value in options.items() if name not in dataclasses.asdict(there)})
+    settings = with_training_defaults({name: value for name, value in options.items() if name not in cluster.NAMES})
     settings |= {
         "mock_data": True,
         "eval_iters": 0,

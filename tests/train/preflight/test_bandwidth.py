@@ -1,0 +1,60 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from lt_shared.console import BadConfig
+from lt_train.preflight import bandwidth
+from lt_train.preflight.bandwidth import Measurement, rounds
+
+
+def measurement(pairs: dict[str, dict[str, float]], skew: float = 0.0, seen: list[str] | None = None) -> Measurement:
+    return Measurement(len(pairs), 1e9, pairs, skew, seen)
+
+
+def pairs_of(speeds: dict[str, float]) -> dict[str, dict[str, float]]:
+    """A link is as fast as the slower of its ends."""
+    return {a: {b: min(speeds[a], speeds[b]) for b in speeds if a != b} for a in speeds}
+
+
+@pytest.mark.parametrize("players", [2, 3, 4, 5, 8, 9])
+def test_everybody_meets_everybody_once(players: int) -> None:
+    met = [(a, b) for played in rounds(players) for a, b in played.items()]
+    assert sorted(met) == [(a, b) for a in range(players) for b in range(players) if a != b]
+    for played in rounds(players):
+        assert all(played[played[player]] == player for player in played)
+
+
+def test_the_slow_node_is_named() -> None:
+    found = measurement(pairs_of({"a": 10e9, "b": 10e9, "c": 1e9, "d": 9e9})).findings(None)
+    assert [finding.where for finding in found] == ["c"]
+    assert "1.00 GB/s at best with any other, which have 9.00 GB/s" in found[0].what
+    assert not measurement(pairs_of({"a": 10e9, "b": 10e9, "c": 6e9})).findings(None)
+    assert not measurement(pairs_of({"a": 10e9, "b": 1e9})).findings(None)
+
+
+def test_clocks_and_directory() -> None:
+    pairs = pairs_of({"a": 1e9, "b": 1e9})
+    assert "differ by 7.0 s" in measurement(pairs, skew=7.0).findings(None)[0].what
+    (found,) = measurement(pairs, seen=["a"]).findings("/tmp/run")
+    assert (found.where, found.what.split(" do not")[0]) == ("--save /tmp/run", "b")
+    assert not measurement(pairs, seen=["a", "b"]).findings("/tmp/run")
+
+
+def test_three_ranks_of_which_one_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real messages through gloo; the third rank's are made slow."""
+    program = Path(__file__).parents[1] / "slow_rank.py"
+    monkeypatch.setattr(bandwidth, "PROGRAM", (str(program),))
+    found = bandwidth.on_this_machine(None, 3, "cpu", str(tmp_path / "run"))
+    assert found is not None
+    assert found.bus_bandwidth > 0
+    assert [name.split(" on ")[0] for name in found.slow()] == ["rank 2"]
+    assert found.seen_by == list(found.pairs)
+    assert json.loads(json.dumps(found.pairs)) == found.pairs
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "PROGRAM", ("-c", "raise SystemExit('no route to host')"))
+    with pytest.raises(BadConfig, match="no route to host"):
+        bandwidth.on_this_machine(None, 2, "cpu", None)

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+from situations import said, situation, write
+
+from lt_train.preflight import job
+
+
+def test_image_under_another_name(tmp_path: Path) -> None:
+    """The image is built as aws-megatron-lm.sqsh, and the script starts megatron-training.sqsh."""
+    (tmp_path / "aws-megatron-lm.sqsh").touch()
+    found = said(job.image, situation(tmp_path, image=str(tmp_path / "megatron-training.sqsh")))
+    assert f"does not exist; there is {tmp_path}/aws-megatron-lm.sqsh" in found[0]
+    assert not said(job.image, situation(tmp_path, image=str(tmp_path / "aws-megatron-lm.sqsh")))
+    assert said(job.image, situation(tmp_path, image="nvcr.io/nvidia/pytorch:25.06-py3")) == [
+        "not checked: --image is in a registry"
+    ]
+
+
+def test_nodes_of_slurm(tmp_path: Path) -> None:
+    assert not said(job.slurm_nodes, situation(tmp_path, SLURM_JOB_ID="1", SLURM_JOB_NUM_NODES="2"))
+    assert "is not set" in said(job.slurm_nodes, situation(tmp_path, SLURM_JOB_ID="1"))[0]
+    wrong = situation(tmp_path, SLURM_JOB_ID="1", SLURM_JOB_NUM_NODES="2", NODES="4")
+    assert "4, but the job has 2 nodes" in said(job.slurm_nodes, wrong)[0]
+    assert said(job.slurm_nodes, situation(tmp_path)) == ["not checked: not in a job of Slurm"]
+
+
+def test_auto_resume_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "opt/sagemaker_cluster").mkdir(parents=True)
+    assert "begins at 0" in said(job.auto_resume, situation(tmp_path))[0]
+    assert not said(job.auto_resume, situation(tmp_path, "--save", "run"))
+
+
+def test_key_of_wandb(tmp_path: Path) -> None:
+    asked = ("--wandb-project", "p")
+    assert "no key" in said(job.wandb_key, situation(tmp_path, *asked, HOME=str(tmp_path)))[0]
+    assert not said(job.wandb_key, situation(tmp_path, *asked, HOME=str(tmp_path), WANDB_API_KEY="x"))
+    assert not said(job.wandb_key, situation(tmp_path, *asked, HOME=str(tmp_path), WANDB_MODE="offline"))
+    write(tmp_path, "/.netrc", "machine api.wandb.ai\n")
+    assert not said(job.wandb_key, situation(tmp_path, *asked, HOME=str(tmp_path)))
+
+
+def test_neuron_cache(tmp_path: Path) -> None:
+    assert said(job.neuron_cache, situation(tmp_path)) == ["not checked: not on Trainium"]
+    found = said(job.neuron_cache, situation(tmp_path, INSTANCE_TYPE="trn1.32xlarge"))
+    assert "ended with Neuron 2.31" in found[0]
+    assert "every node compiles for itself" in found[1]
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    write(tmp_path, "/proc/mounts", "/dev/root / ext4 rw 0 0\n")
+    variables = {"INSTANCE_TYPE": "trn2.48xlarge", "NEURON_COMPILE_CACHE_URL": str(cache)}
+    found = said(job.neuron_cache, situation(tmp_path, nodes=2, **variables))
+    assert ["for itself" in found[0], "no compiled graph" in found[1]] == [True, True]
+    write(cache, "/module/model.neff")
+    assert not said(job.neuron_cache, situation(tmp_path, **variables))

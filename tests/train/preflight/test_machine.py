@@ -1,0 +1,70 @@
+import ctypes
+import dataclasses
+import resource
+import shutil
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from situations import said, situation
+
+from lt_train.preflight import machine
+from lt_train.preflight.findings import Situation
+
+
+def on_gpus(where: Situation) -> Situation:
+    assert where.plan
+    plan = dataclasses.replace(where.plan, parallelism=dataclasses.replace(where.plan.parallelism, device="cuda"))
+    return dataclasses.replace(where, plan=plan)
+
+
+def test_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, messages in ((1024, 1), (65536, 0)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        assert len(said(machine.open_files, situation(tmp_path, nodes=2))) == messages
+    assert said(machine.open_files, situation(tmp_path))[0].startswith("not checked")
+
+
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = on_gpus(situation(tmp_path))
+    assert "is not there" in said(machine.shared_memory, here)[0]
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    for mib, messages in ((64, 1), (8192, 0)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, mib=mib: SimpleNamespace(total=mib * 2**20))
+        assert len(said(machine.shared_memory, here)) == messages
+
+
+def test_rendezvous_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        rank = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        assert f"port {port} is taken" in said(machine.rendezvous_port, situation(tmp_path, RANK="0", **rank))[0]
+        assert not said(machine.rendezvous_port, situation(tmp_path, RANK="1", **rank))
+    assert not said(machine.rendezvous_port, situation(tmp_path, RANK="0", **rank))
+    low = rank | {"MASTER_PORT": "80"}
+    assert "needs root" in said(machine.rendezvous_port, situation(tmp_path, RANK="0", **low))[0]
+    nowhere = rank | {"MASTER_ADDR": "no-such-host.invalid"}
+    assert "has no address" in said(machine.rendezvous_port, situation(tmp_path, RANK="0", **nowhere))[0]
+
+
+def test_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's answer is made up: a word of status bits at its place in the structure."""
+    for status, messages in ((0x2001, 0), (0x2041, 1)):
+
+        def adjtimex(state: ctypes.Array[ctypes.c_char], status: int = status) -> int:
+            ctypes.c_int.from_buffer(state, 40).value = status
+            return 0
+
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, call=adjtimex: SimpleNamespace(adjtimex=call))
+        assert len(said(machine.clock, situation(tmp_path, nodes=2))) == messages
+
+
+def test_preloaded_libraries(tmp_path: Path) -> None:
+    there = tmp_path / "libnccl.so"
+    there.touch()
+    assert not said(machine.preloaded_libraries, situation(tmp_path, LD_PRELOAD=str(there)))
+    missing = situation(tmp_path, LD_PRELOAD=f"{there}:/usr/local/cuda-12.1/lib/libnccl.so")
+    assert "LD_PRELOAD=/usr/local/cuda-12.1/lib/libnccl.so: is not there" in said(machine.preloaded_libraries, missing)[0]

@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+from layouts import assembled
+from running import run
+from situations import MODEL
+
+from lt_shared.console import BadConfig
+from lt_train.preflight import report
+
+WRONG = ("--tensor-model-parallel-size", "3", "--ranks", "3", "--wandb-project", "p", "--image", "/nowhere/a.sqsh")
+
+
+def test_all_findings_at_once(tmp_path: Path) -> None:
+    """Data, plan, directory, job and variables of one command line, in lines and in JSON, and nothing is written."""
+    file = tmp_path / "file"
+    file.touch()
+    arguments = ("preflight", "--model", "tiny", "--device", "cpu", "--save", str(file / "run"), *WRONG, str(tmp_path / "data"))
+    variables = {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_SOCKET_IFNAME": "none0", "HOME": str(tmp_path), "LD_PRELOAD": ""}
+    result = run(*arguments, **variables)
+    assert result.code == 78, result.err
+    expected = (
+        *(f"error: {tmp_path / 'data'}: ", "not divisible by tensor parallel size 3", "user can write"),
+        *("none0 leaves none", "name is deprecated", "/nowhere/a.sqsh: does not exist", "WANDB_API_KEY"),
+    )
+    for text in expected:
+        assert any(text in line for line in result.out.splitlines()), (text, result.out)
+    record = json.loads(run(*arguments, "--json", **variables).out)
+    assert (record["v"], record["kind"], len(record["findings"])) == (1, "preflight", len(result.out.splitlines()))
+    assert {"level", "what", "where", "remedy"} == set(record["findings"][0])
+    assert "job.image" in record["checked"]
+    assert record["not_checked"]["job.neuron_cache"] == "not on Trainium"
+    assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_nothing_found(tmp_path: Path) -> None:
+    result = run("preflight", *MODEL, "--save", str(tmp_path / "run"))
+    assert (result.code, result.out) == (0, "")
+    assert "0 error(s), 0 warning(s)" in result.err
+
+
+def test_options_that_make_no_plan_hide_nothing_else(tmp_path: Path) -> None:
+    result = run("preflight", *MODEL, "--hidden-size", "100", "--num-attention-heads", "7", NCCL_SOCKET_IFNAME="none0")
+    assert result.code == 78
+    assert "not divisible by 7" in result.out
+    assert "none0" in result.out
+
+
+def test_a_cluster_elsewhere(tmp_path: Path) -> None:
+    elsewhere = (
+        "--gpu",
+        "h100-80gb",
+        "--nodes",
+        "2",
+        "--model",
+        "llama3.1-70b",
+        "--bf16",
+        "--mock-data",
+        "--save",
+        str(tmp_path),
+    )
+    result = run("preflight", *elsewhere)
+    assert "weights, gradients and optimizer alone" in result.out
+    fits = run("preflight", *elsewhere, "--parallel", "auto", "--global-batch-size", "64")
+    assert "alone" not in fits.out
+
+
+def test_every_start_makes_the_cheap_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = assembled([*MODEL, "--save", str(tmp_path / "run")])
+    report.at_start(plan)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "1")
+    report.at_start(plan)
+    assert "warning: NCCL_ASYNC_ERROR_HANDLING" in capsys.readouterr().err
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "none0")
+    with pytest.raises(BadConfig, match="1 mistake"):
+        report.at_start(plan)
+
+
+def test_a_start_that_cannot_work_ends_before_any_rank(tmp_path: Path) -> None:
+    result = run(*MODEL, "--save", str(tmp_path / "run"), NCCL_SOCKET_IFNAME="none0")
+    assert result.code == 78
+    assert "none0 leaves none of this machine's interfaces" in result.err
+    assert not (tmp_path / "run").exists()

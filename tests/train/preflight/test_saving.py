@@ -1,0 +1,74 @@
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from layouts import assembled
+from situations import MODEL, said, situation, write
+
+from lt_train.preflight import saving
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    assert "lost when the run ends" in said(saving.is_set, situation(tmp_path))[0]
+    assert said(saving.writable, situation(tmp_path)) == ["not checked: there is no --save"]
+
+
+def test_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = situation(tmp_path, "--save", str(tmp_path / "a/b/run"))
+    assert not said(saving.writable, run)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert f"{tmp_path} is not a directory that this user can write" in said(saving.writable, run)[0]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints_free", "options", "outcome"),
+    [
+        (0.5, (), "error"),
+        (3, (), "warning"),
+        (3, ("--keep-last", "2"), None),
+        (2.5, ("--keep-last", "2"), "warning"),
+        (11, (), None),
+    ],
+)
+def test_space(
+    checkpoints_free: float, options: tuple[str, ...], outcome: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of ten checkpoints."""
+    saved = ("--save", str(tmp_path), "--train-iters", "1000", "--save-interval", "100")
+    size = saving.checkpoint_bytes(assembled([*MODEL, *saved]))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(checkpoints_free * size)))
+    found = said(saving.space, situation(tmp_path, *saved, *options))
+    assert [text.partition(":")[0] for text in found] == ([outcome] if outcome else [])
+
+
+def test_size_of_a_checkpoint() -> None:
+    """Llama 3.1 8B, 8.03 billion parameters: 14 bytes each with bfloat16, 2 without the optimizer."""
+    options = (*MODEL, "--model", "llama3.1-8b", "--bf16", "--save", "x")
+    assert saving.checkpoint_bytes(assembled(options)) == pytest.approx(14 * 8.03e9, rel=0.01)
+    assert saving.checkpoint_bytes(assembled([*options, "--no-save-optim"])) == pytest.approx(2 * 8.03e9, rel=0.01)
+
+
+def test_shared(tmp_path: Path) -> None:
+    mounts = f"/dev/root / ext4 rw 0 0\nfsx@tcp:/x {tmp_path}/fs\\040x lustre rw 0 0\n"
+    write(tmp_path, "/proc/mounts", mounts)
+    (tmp_path / "fs x").mkdir()
+    here, there = ("--save", str(tmp_path / "run")), ("--save", str(tmp_path / "fs x/run"))
+    assert "is on ext4, which each node has for itself" in said(saving.shared, situation(tmp_path, *here, nodes=2))[0]
+    assert not said(saving.shared, situation(tmp_path, *here))
+    assert not said(saving.shared, situation(tmp_path, *there, nodes=2))
+
+
+def test_inside_a_container(tmp_path: Path) -> None:
+    write(tmp_path, "/proc/mounts", "overlay / overlay rw 0 0\n")
+    run = ("--save", str(tmp_path / "run"))
+    assert not said(saving.shared, situation(tmp_path, *run))
+    assert "gone when the job ends" in said(saving.shared, situation(tmp_path, *run, ENROOT_ROOTFS="/x"))[0]
+    write(tmp_path, "/.dockerenv")
+    assert "gone when the job ends" in said(saving.shared, situation(tmp_path, *run))[0]
+
+
+def test_load(tmp_path: Path) -> None:
+    assert "does not exist" in said(saving.load, situation(tmp_path, "--load", str(tmp_path / "nothing")))[0]
+    assert not said(saving.load, situation(tmp_path, "--load", str(tmp_path)))

@@ -1,0 +1,67 @@
+"""`lt-train preflight`: everything that can be checked of a run before it starts."""
+
+import socket
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.console import ExitCode, note
+from lt_train import cluster, place
+from lt_train.cli import CONFIG, Command, settings_options
+from lt_train.plan import SUBJECTS
+
+EXAMPLES = """
+lt-train preflight --model tiny --save run1 data/web_text_document
+lt-train preflight --model llama3.1-8b --bf16 --gpu h100-80gb --nodes 2 --parallel auto --mock-data --json
+srun --ntasks-per-node 8 lt-train preflight --network --model llama3.1-8b --save /fsx/run1 @web.manifest
+"""
+
+
+class CommandWithLists(Command):
+    """Takes Megatron's lists of datasets, and lists no commands below its own help."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Command.format_epilog(self, ctx, formatter)
+
+
+@click.command(
+    "preflight",
+    cls=CommandWithLists,
+    examples=EXAMPLES,
+    context_settings={"auto_envvar_prefix": "LT_TRAIN", "show_default": True},
+)
+@click.argument("data", nargs=-1)
+@click.option("--network", is_flag=True, help="Also measure how fast the ranks exchange data, and name a slow node.")
+@click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE"], help="Container image of the job: check that the file is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@CONFIG
+@cluster.OPTIONS
+@settings_options(*SUBJECTS)
+def command(data: tuple[str, ...], network: bool, image: str | None, as_json: bool, **options: Any) -> int:
+    """Check a run before the queue does: all mistakes at once.
+
+    Takes the options and DATA of a run. Checks them, the machine, the settings of the network, the directory of the run, the job.
+    With --gpu, --gpus-per-node and --nodes the run is on another machine. Under srun each node reports for itself. Every start
+    makes the checks that cost nothing. Exit code 78 when there are errors.
+    """
+    from lt_train.preflight import measuring, report
+
+    planned = cluster.named(options)
+    settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
+    result = report.of_options(settings, data, planned, image)
+    if network:
+        result = measuring.add(result, settings)
+    here, node = place.find(), place.find_node()
+    if here and here.local_rank:
+        return ExitCode.OK
+    if as_json:
+        console.print_json(result.record())
+    else:
+        for finding in result.findings:
+            click.echo(f"{socket.gethostname()}: {finding}" if here or node else str(finding))
+        for check, reason in result.not_checked.items():
+            note(f"not checked: {check}: {reason}")
+        warnings = len(result.findings) - len(result.errors)
+        note(f"{len(result.checked)} checks: {len(result.errors)} error(s), {warnings} warning(s)")
+    return ExitCode.BAD_CONFIG if result.errors else ExitCode.OK

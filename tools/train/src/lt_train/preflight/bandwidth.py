@@ -1,0 +1,260 @@
+"""How fast the ranks exchange data, which node is slow, whether their clocks agree, and whether they see the same SAVE.
+
+An all-reduce is as slow as its slowest link and does not say which that is. So nodes also exchange data two by two, in the rounds
+of a tournament: as many rounds as nodes, all pairs of a round at once. A node whose best pair has less than half the bandwidth
+that is usual among the others is named. With one node it is its ranks that play.
+
+    python -m lt_train.preflight.bandwidth DEVICE SAVE-OR-EMPTY
+
+is one rank of the measurement; its place is in the environment.
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lt_shared import storage
+from lt_shared.console import BadConfig
+from lt_train import device, processes
+from lt_train.place import Node, Place
+from lt_train.preflight.findings import Finding, error, warning
+
+TIMEOUT_SECONDS = 120
+MESSAGE_BYTES = {device.CPU: 8 * 2**20, device.CUDA: 256 * 2**20}
+WARMUP, REPEATED = 2, 5
+SLOW_SHARE = 0.5
+LONGEST_SKEW_SECONDS = 1.0
+GIGA = 1e9
+# What python runs as a rank.
+PROGRAM = ("-m", __name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What the first rank knows at the end. Bandwidths in bytes per second; names are those of nodes, or of ranks of one node.
+
+    `bus_bandwidth` is that of nccl-tests: what each link carries in an all-reduce. `seen_by` are the nodes that see a file which
+    the first wrote into SAVE; None when there is no local SAVE.
+    """
+
+    ranks: int
+    bus_bandwidth: float
+    pairs: dict[str, dict[str, float]]
+    clock_skew_seconds: float
+    seen_by: list[str] | None
+
+    def slow(self) -> dict[str, tuple[float, float]]:
+        """Slow nodes with their best pair's bandwidth and the one that is usual among the others."""
+        found = {}
+        for name, own in self.pairs.items():
+            others = [value for first, row in self.pairs.items() for second, value in row.items() if name not in (first, second)]
+            if others and max(own.values()) < SLOW_SHARE * statistics.median(others):
+                found[name] = max(own.values()), statistics.median(others)
+        return found
+
+    def findings(self, save: str | None) -> list[Finding]:
+        found = [
+            error(
+                f"{best / GIGA:.2f} GB/s at best with any other, which have {usual / GIGA:.2f} GB/s among themselves",
+                name,
+                "leave it out (sbatch --exclude), and see its links, EFA devices and NCCL_SOCKET_IFNAME",
+            )
+            for name, (best, usual) in self.slow().items()
+        ]
+        if self.clock_skew_seconds > LONGEST_SKEW_SECONDS:
+            found.append(
+                warning(f"the nodes' clocks differ by {self.clock_skew_seconds:.1f} s", "clock", "start chronyd on the nodes")
+            )
+        blind = [name for name in self.pairs if self.seen_by is not None and name not in self.seen_by]
+        if blind:
+            found.append(
+                error(
+                    f"{', '.join(blind)} do not see what the first node writes there",
+                    f"--save {save}",
+                    "name a directory on the shared filesystem, or s3://",
+                )
+            )
+        return found
+
+
+def measure(place: Place, where: str, save: str | None) -> Measurement | None:
+    """Take part as one rank; the first gets the result."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(place.environment())
+    device.communicate_on_loopback(place)
+    on = device.prepare(where, place) if where == device.CUDA else torch.device(where)
+    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group(device.BACKENDS[where], timeout=timeout)
+    try:
+        talk = dist.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
+        bus_bandwidth = _all_reduce(place, where, on)
+        names, player = _players(place, talk)
+        own = {}
+        for opponents in rounds(len(names)):
+            dist.barrier(group=talk)
+            if player is not None and (peer := opponents.get(player)) is not None:
+                rank = peer * (place.world_size // len(names))
+                own[names[peer]] = _exchange(rank, place.rank < rank, where, on)
+        everything: list[Any] = [None] * place.world_size
+        dist.all_gather_object(everything, own if player is not None else None, group=talk)
+        skew = _clock_skew(place, talk)
+        seen = _seen_by(place, names, player, save, talk)
+        if place.rank:
+            return None
+        rows = [row for row in everything if row is not None]
+        return Measurement(place.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), skew, seen)
+    finally:
+        dist.destroy_process_group()
+
+
+def rounds(players: int) -> list[dict[int, int]]:
+    """Everybody meets everybody once: the circle method, one player waiting in each round when their number is odd."""
+    circle: list[int | None] = [*range(players), *([None] if players % 2 else [])]
+    played = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        pairs = [(a, b) for a, b in zip(circle[:half], reversed(circle[half:]), strict=True) if a is not None and b is not None]
+        played.append(dict(pairs) | {b: a for a, b in pairs})
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return played
+
+
+def _players(place: Place, talk: Any) -> tuple[list[str], int | None]:
+    """Names of those who play, nodes or ranks of one node, and this rank's number among them, None for a bystander."""
+    import torch.distributed as dist
+
+    nodes = place.world_size // place.local_ranks
+    hosts: list[Any] = [None] * place.world_size
+    dist.all_gather_object(hosts, socket.gethostname(), group=talk)
+    if nodes == 1:
+        return [f"rank {rank} on {hosts[rank]}" for rank in range(place.world_size)], place.rank
+    firsts = range(0, place.world_size, place.local_ranks)
+    is_distinct = len({hosts[rank] for rank in firsts}) == nodes
+    names = [hosts[rank] if is_distinct else f"node {number} ({hosts[rank]})" for number, rank in enumerate(firsts)]
+    return names, place.rank // place.local_ranks if place.local_rank == 0 else None
+
+
+def _timed(work: Callable[[], Any], where: str, on: Any) -> float:
+    """Median seconds of `work`."""
+    seconds = []
+    for _ in range(WARMUP + REPEATED):
+        device.synchronize(on)
+        start = time.perf_counter()
+        work()
+        device.synchronize(on)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[WARMUP:])
+
+
+def _all_reduce(place: Place, where: str, on: Any) -> float:
+    import torch
+    import torch.distributed as dist
+
+    data = torch.ones(MESSAGE_BYTES[where], dtype=torch.uint8, device=on).view(torch.float32)
+    seconds = _timed(lambda: dist.all_reduce(data), where, on)
+    return MESSAGE_BYTES[where] * 2 * (place.world_size - 1) / place.world_size / seconds
+
+
+def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
+    """Send to `peer` and receive from it, one after the other; bytes per second."""
+    import torch
+    import torch.distributed as dist
+
+    size = MESSAGE_BYTES[where] // 4
+    data = torch.empty(size, dtype=torch.uint8, device=on)
+
+    def there_and_back() -> None:
+        for sends in (is_first, not is_first):
+            if sends:
+                dist.send(data, peer)
+            else:
+                dist.recv(data, peer)
+
+    return 2 * size / _timed(there_and_back, where, on)
+
+
+def _clock_skew(place: Place, talk: Any) -> float:
+    """The range of the ranks' clocks just after a barrier."""
+    import torch.distributed as dist
+
+    clocks: list[Any] = [None] * place.world_size
+    dist.barrier(group=talk)
+    dist.all_gather_object(clocks, time.time(), group=talk)
+    return float(max(clocks) - min(clocks))
+
+
+def _seen_by(place: Place, names: list[str], player: int | None, save: str | None, talk: Any) -> list[str] | None:
+    """The players that see a file which the first rank wrote into the part of SAVE that exists."""
+    import torch.distributed as dist
+
+    if not save or storage.is_remote(save):
+        return None
+    folder = Path(save).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    probe = folder / f".lt-train-preflight-{place.master_port}"
+    written: list[Any] = [None]
+    if place.rank == 0:
+        try:
+            probe.write_text("")
+            written = [str(probe)]
+        except OSError:
+            pass
+    try:
+        dist.broadcast_object_list(written, src=0, group=talk)
+        seen: list[Any] = [None] * place.world_size
+        dist.all_gather_object(seen, written[0] is not None and os.path.exists(written[0]), group=talk)
+    finally:
+        if place.rank == 0:
+            probe.unlink(missing_ok=True)
+    if written[0] is None:
+        return None
+    step = place.world_size // len(names)
+    return [name for number, name in enumerate(names) if seen[number * step]]
+
+
+def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None) -> Measurement | None:
+    """Start the ranks of this machine, one node's of several where there is `node`; the first node gets the result.
+
+    Raises BadConfig when one of them fails.
+    """
+    port = processes.free_port()
+    started = []
+    for rank in range(ranks):
+        place = node.place(rank, ranks) if node else Place(rank, rank, ranks, ranks, "127.0.0.1", port, "lt-train")
+        program = [sys.executable, *PROGRAM, where, save or ""]
+        environment = {**os.environ, **place.environment(), processes.PARENT_VARIABLE: str(os.getpid())}
+        started.append(subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [process.communicate() for process in started]
+    for process, (_, said) in zip(started, outputs, strict=True):
+        if process.returncode:
+            reason = said.strip().splitlines()[-1:] or [f"a rank ended with code {process.returncode}"]
+            raise BadConfig(f"the ranks cannot exchange data: {reason[0]}", "see NCCL_DEBUG=INFO, security groups and interfaces")
+    text = outputs[0][0].strip()
+    return Measurement(**json.loads(text.splitlines()[-1])) if text else None
+
+
+def main() -> None:
+    from lt_train import place
+
+    here = place.find()
+    assert here
+    processes.die_with_launcher()
+    found = measure(here, sys.argv[1], sys.argv[2] or None)
+    if found:
+        print(json.dumps(dataclasses.asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

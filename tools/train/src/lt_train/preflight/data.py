@@ -1,0 +1,52 @@
+"""The datasets: pairs of files that are whole, of one tokenizer, and where they are said to be."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_shared import storage
+from lt_shared.console import NoInput, ToolError
+from lt_shared.manifest import Dataset
+from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of
+from lt_train.settings.data import check_datasets, check_same_tokenizer
+
+NAMED = 3
+
+
+def files(situation: Situation) -> Iterator[Finding]:
+    """Each dataset alone: its .bin and .idx fit each other and the manifest, and its documents suffice for the split."""
+    plan = situation.need_plan()
+    if plan.data.mock:
+        raise NotChecked("the data is made up")
+    for dataset in plan.data.all_datasets:
+        if storage.is_remote(dataset.prefix):
+            continue
+        part = (
+            "validation" if dataset in plan.data.validation_datasets else "test" if dataset in plan.data.test_datasets else None
+        )
+        alone = dataclasses.replace(
+            plan.data, datasets=(dataset,), validation_datasets=(), test_datasets=(), split=None if part else plan.data.split
+        )
+        try:
+            check_datasets(alone, plan.architecture.vocab_size)
+        except NoInput as problem:
+            yield error(str(problem), dataset.prefix, _elsewhere(dataset) or problem.hint or "check the path")
+        except ToolError as problem:
+            yield of(problem, dataset.prefix)
+
+
+def _elsewhere(dataset: Dataset) -> str | None:
+    """Datasets beside or below the missing one: the prefix of lt-preprocess -o gets the name of the JSON key added."""
+    folder = Path(dataset.prefix).parent
+    found = sorted({*folder.glob("*.idx"), *folder.glob("*/*.idx")})[:NAMED] if folder.is_dir() else []
+    return f"near it: {', '.join(str(path.with_suffix('')) for path in found)}" if found else None
+
+
+def tokenizers(situation: Situation) -> Iterator[Finding]:
+    """All datasets are of the first one's tokenizer."""
+    known = [dataset for dataset in situation.need_plan().data.all_datasets if dataset.tokenizer]
+    for dataset in known[1:]:
+        try:
+            check_same_tokenizer(known[0].tokenizer, known[0].prefix, dataset.tokenizer, dataset.prefix)
+        except ToolError as problem:
+            yield of(problem, dataset.prefix)

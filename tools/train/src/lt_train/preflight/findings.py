@@ -1,0 +1,114 @@
+"""What a check gets and what it gives."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from lt_shared.console import ToolError
+from lt_train import instances
+from lt_train.cluster import Cluster
+from lt_train.instances import Instance
+from lt_train.plan import Plan
+
+PROGRAM_SECONDS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """An error keeps the run from working; a warning lets it work worse, or is not certain."""
+
+    is_error: bool
+    what: str
+    where: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{'error' if self.is_error else 'warning'}: {self.where}: {self.what}; {self.remedy}"
+
+
+def error(what: str, where: str, remedy: str) -> Finding:
+    return Finding(True, what, where, remedy)
+
+
+def warning(what: str, where: str, remedy: str) -> Finding:
+    return Finding(False, what, where, remedy)
+
+
+def of(problem: ToolError, where: str) -> Finding:
+    """The finding that an exception of a check stands for."""
+    return error(str(problem), where, problem.hint or "see lt-train --help")
+
+
+class NotChecked(Exception):
+    """The check has no object here: the reason is the message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What is checked, and where it will run.
+
+    `plan` is None when none could be made of the options. `cluster` is the one that the run is for, `is_elsewhere` that it is not
+    this machine. `root` stands for the root of the filesystem.
+    """
+
+    plan: Plan | None
+    cluster: Cluster | None
+    environment: Mapping[str, str]
+    is_elsewhere: bool = False
+    image: str | None = None
+    root: Path = Path("/")
+
+    @property
+    def nodes(self) -> int:
+        return self.cluster.nodes if self.cluster else 1
+
+    def path(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def read(self, path: str) -> str:
+        """The text of a small file, empty when it is not there."""
+        try:
+            return self.path(path).read_text().strip()
+        except OSError:
+            return ""
+
+    def need_plan(self) -> Plan:
+        """Raises NotChecked without a plan."""
+        if self.plan is None:
+            raise NotChecked("the options make no plan")
+        return self.plan
+
+    def need_here(self) -> None:
+        """Raises NotChecked when the run is for another machine."""
+        if self.is_elsewhere:
+            raise NotChecked("the run is for another machine: check there too")
+
+    @property
+    def instance(self) -> Instance | None:
+        """AWS's instance type: INSTANCE_TYPE, or what the firmware of the machine says."""
+        name = self.environment.get("INSTANCE_TYPE") or self.read("/sys/devices/virtual/dmi/id/product_name")
+        return instances.INSTANCES.get(name.removeprefix("ml."))
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str] | None:
+        """The finished program, None when it is not installed or does not end."""
+        if shutil.which(command[0], path=self.environment.get("PATH")) is None:
+            return None
+        try:
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, env=dict(self.environment), check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+    def filesystem(self, path: Path) -> str | None:
+        """The type of the filesystem that holds `path`, None when the table of mounts does not say."""
+        wanted, found, best = os.path.realpath(path), None, -1
+        for line in self.read("/proc/mounts").splitlines():
+            fields = line.split()
+            place = fields[1].replace("\\040", " ")
+            if (wanted == place or wanted.startswith(place.rstrip("/") + "/")) and len(place) >= best:
+                found, best = fields[2], len(place)
+        return found

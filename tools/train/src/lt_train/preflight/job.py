@@ -1,0 +1,87 @@
+"""The job around the run: image, Slurm's variables, HyperPod, keys of services, Trainium's cache."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_shared import storage
+from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.preflight.saving import LOCAL
+
+NATIVE_NEURON = ("trn2", "trn3")
+
+
+def image(situation: Situation) -> Iterator[Finding]:
+    """The file of a container image. Guides build it under one name and start it under another."""
+    if situation.image is None:
+        raise NotChecked("no --image")
+    path = Path(situation.image)
+    if path.suffix != ".sqsh" and not situation.image.startswith("/"):
+        raise NotChecked("--image is in a registry")
+    if path.is_file():
+        return
+    others = sorted(path.parent.glob("*.sqsh")) if path.parent.is_dir() else []
+    remedy = f"there is {', '.join(map(str, others))}" if others else f"enroot import -o {path} dockerd://NAME"
+    yield error("does not exist", f"--image {path}", remedy)
+
+
+def slurm_nodes(situation: Situation) -> Iterator[Finding]:
+    """A layout made for $NODES, which Slurm does not set, gets an empty number of nodes."""
+    environment = situation.environment
+    if "SLURM_JOB_ID" not in environment:
+        raise NotChecked("not in a job of Slurm")
+    known, meant = environment.get("SLURM_JOB_NUM_NODES"), environment.get("NODES")
+    if known is None:
+        yield error("is not set", "SLURM_JOB_NUM_NODES", "start through sbatch, salloc or srun, and do not clear the environment")
+    elif meant is not None and meant != known:
+        yield error(f"{meant}, but the job has {known} nodes", "NODES", "use SLURM_JOB_NUM_NODES, which Slurm sets")
+
+
+def auto_resume(situation: Situation) -> Iterator[Finding]:
+    """On HyperPod srun needs --auto-resume=1 to replace a broken node, and a run that saves to go on from."""
+    if not situation.path("/opt/sagemaker_cluster").is_dir():
+        raise NotChecked("not on HyperPod")
+    plan = situation.need_plan()
+    if plan.checkpointing.save is None:
+        yield error(
+            "HyperPod's --auto-resume=1 starts the step again, and without checkpoints it begins at 0",
+            "--save",
+            "add --save DIRECTORY",
+        )
+
+
+def wandb_key(situation: Situation) -> Iterator[Finding]:
+    environment = situation.environment
+    if situation.need_plan().reporting.wandb is None:
+        raise NotChecked("no --wandb-project")
+    netrc = Path(environment.get("NETRC") or Path(environment.get("HOME", "/")) / ".netrc")
+    logged_in = netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+    if environment.get("WANDB_MODE") in ("offline", "disabled") or "WANDB_API_KEY" in environment or logged_in:
+        return
+    yield error("no key for Weights & Biases", "WANDB_API_KEY", "export it, wandb login, or WANDB_MODE=offline")
+
+
+def neuron_cache(situation: Situation) -> Iterator[Finding]:
+    """Trainium's compiled graphs: in a directory that all nodes share, made before the run."""
+    instance, environment = situation.instance, situation.environment
+    is_trainium = (instance and instance.gpu is None) or situation.path("/dev/neuron0").exists()
+    if not is_trainium:
+        raise NotChecked("not on Trainium")
+    if instance and not instance.name.startswith(NATIVE_NEURON):
+        yield warning(
+            f"{instance.name} runs torch-neuronx on XLA only, which ended with Neuron 2.31",
+            "instance type",
+            "use trn2 or later for TorchNeuron, or stay with Neuron 2.29 and torch 2.9",
+        )
+    cache = environment.get("NEURON_COMPILE_CACHE_URL")
+    if cache is None:
+        yield warning("every node compiles for itself", "NEURON_COMPILE_CACHE_URL", "name a directory that all nodes share")
+        return
+    if storage.is_remote(cache):
+        return
+    if situation.nodes > 1 and situation.filesystem(Path(cache)) in LOCAL:
+        yield warning("each node has it for itself", f"NEURON_COMPILE_CACHE_URL={cache}", "name a directory that all nodes share")
+    if not list(itertools.islice(Path(cache).glob("**/*.neff"), 1)):
+        yield warning(
+            "holds no compiled graph", f"NEURON_COMPILE_CACHE_URL={cache}", "compile first: lt-train render mpijob does"
+        )

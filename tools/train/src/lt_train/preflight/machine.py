@@ -1,0 +1,100 @@
+"""The machine: limits, shared memory, ports, clock, libraries."""
+
+import ctypes
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_train import device, place
+from lt_train.cluster import GIB
+from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+
+OPEN_FILES = 16384
+SHARED_MEMORY_BYTES = 1 * GIB
+PRIVILEGED = 1024
+# Of adjtimex(2): the clock is not synchronized.
+UNSYNCHRONIZED = 0x0040
+SIZE_OF_TIMEX = 208
+STATUS_OFFSET = 40
+LOOPBACK = {"127.0.0.1", "localhost"}
+
+
+def open_files(situation: Situation) -> Iterator[Finding]:
+    """NCCL opens sockets to every rank, a checkpoint a file for each, libfabric its own."""
+    situation.need_here()
+    if situation.nodes == 1 and not _on_gpus(situation):
+        raise NotChecked("one node without GPUs needs few")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES:
+        yield warning(
+            f"{soft} open files at most", "ulimit -n", f"ulimit -n {OPEN_FILES}, or LimitNOFILE of slurmd or the kubelet"
+        )
+
+
+def shared_memory(situation: Situation) -> Iterator[Finding]:
+    """NCCL passes data between the GPUs of a node there; containers get 64 MiB by default."""
+    situation.need_here()
+    if not _on_gpus(situation):
+        raise NotChecked("no GPUs, so no NCCL")
+    folder = situation.path("/dev/shm")
+    if not folder.is_dir():
+        yield error("is not there", "/dev/shm", "mount a tmpfs: docker --shm-size, an emptyDir of medium Memory")
+    elif (size := shutil.disk_usage(folder).total) < SHARED_MEMORY_BYTES:
+        yield error(f"{size / 2**20:.0f} MiB", "/dev/shm", "docker --shm-size=8g, or an emptyDir of medium Memory in Kubernetes")
+
+
+def _on_gpus(situation: Situation) -> bool:
+    return situation.plan is not None and situation.plan.parallelism.device == device.CUDA
+
+
+def rendezvous_port(situation: Situation) -> Iterator[Finding]:
+    """The first rank can listen on MASTER_PORT, and the others find its host."""
+    situation.need_here()
+    here = place.find(situation.environment) or place.find_node(situation.environment)
+    if here is None:
+        raise NotChecked("lt-train chooses a free port itself")
+    where = f"{here.master_address}:{here.master_port}"
+    if here.master_port < PRIVILEGED:
+        yield error(f"port {here.master_port} needs root", where, "set MASTER_PORT above 1023")
+        return
+    try:
+        address = socket.gethostbyname(here.master_address)
+    except OSError:
+        yield error(
+            f"{here.master_address} has no address here", where, "set MASTER_ADDR to a name or address that all nodes know"
+        )
+        return
+    is_first = getattr(here, "rank", getattr(here, "index", 0)) == 0
+    if not is_first:
+        return
+    # torchrun listens there itself when it lends its store to the ranks.
+    if situation.environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise NotChecked("torchrun holds the port")
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address if address in LOOPBACK else "", here.master_port))
+        except OSError as problem:
+            yield error(f"port {here.master_port} is taken: {problem.strerror}", where, "set MASTER_PORT to a free one")
+
+
+def clock(situation: Situation) -> Iterator[Finding]:
+    """Whether the kernel's clock is kept by NTP; `--network` compares the nodes."""
+    situation.need_here()
+    state = ctypes.create_string_buffer(SIZE_OF_TIMEX)
+    if ctypes.CDLL(None).adjtimex(state) < 0:
+        raise NotChecked("the kernel does not say")
+    status = ctypes.c_int.from_buffer(state, STATUS_OFFSET).value
+    if status & UNSYNCHRONIZED and situation.nodes > 1:
+        yield warning("the clock is not synchronized", "adjtimex", "start chronyd or systemd-timesyncd on the nodes")
+
+
+def preloaded_libraries(situation: Situation) -> Iterator[Finding]:
+    situation.need_here()
+    for path in situation.environment.get("LD_PRELOAD", "").replace(":", " ").split():
+        if "/" in path and not Path(path).exists():
+            yield warning(
+                "is not there: the loader ignores it, with a message from every process", f"LD_PRELOAD={path}", "unset it"
+            )

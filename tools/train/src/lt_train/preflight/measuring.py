@@ -1,0 +1,35 @@
+"""The measurement of the network as one more check: by the ranks of a launcher, or by ranks that are started here."""
+
+from typing import Any
+
+from lt_shared.console import ToolError, note
+from lt_train import device, place
+from lt_train.preflight import bandwidth
+from lt_train.preflight.bandwidth import GIGA, Measurement
+from lt_train.preflight.findings import of
+from lt_train.preflight.report import Result
+
+NAME = "bandwidth.measure"
+# Two ranks are the fewest that exchange data.
+FEWEST = 2
+
+
+def add(result: Result, options: dict[str, Any]) -> Result:
+    """`result` with what the measurement found, which the first rank alone tells."""
+    try:
+        found = _measure(options)
+    except ToolError as problem:
+        return result.with_findings(NAME, [of(problem, "network")])
+    if found is None:
+        return result
+    note(f"network: all-reduce among {found.ranks} ranks at {found.bus_bandwidth / GIGA:.2f} GB/s per link")
+    return result.with_findings(NAME, found.findings(options["save"]))
+
+
+def _measure(options: dict[str, Any]) -> Measurement | None:
+    where, save = device.resolve(options["device"]), options["save"]
+    here, node = place.find(), place.find_node()
+    if here is not None:
+        return bandwidth.measure(here, where, save)
+    wanted = options["ranks"] or (node and node.ranks) or device.default_ranks(where, FEWEST)
+    return bandwidth.on_this_machine(node, wanted, where, save)

@@ -1,0 +1,86 @@
+"""The plan itself: what does not divide, contradicts itself, does not fit, or is another model than it seems."""
+
+from collections.abc import Iterator
+
+from lt_shared import presets
+from lt_train import layout, memory
+from lt_train.cluster import GIB
+from lt_train.plan import problems
+from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
+from lt_train.settings import precision
+
+FAST_HEAD_MULTIPLE = 8
+
+
+def settings(situation: Situation) -> Iterator[Finding]:
+    """Divisibility, batches, schedule, split and precision: the checks of the plan, all of them."""
+    for problem in problems(situation.need_plan()):
+        yield of(problem, "options")
+
+
+def head_size(situation: Situation) -> Iterator[Finding]:
+    model = situation.need_plan().architecture
+    if model.kv_channels % FAST_HEAD_MULTIPLE:
+        yield warning(
+            f"heads of {model.kv_channels}, no multiple of {FAST_HEAD_MULTIPLE}: fused attention is slow for them, or absent",
+            "--num-attention-heads",
+            f"choose heads so that {model.hidden_size} / heads is a multiple of {FAST_HEAD_MULTIPLE}, better 64 or 128",
+        )
+
+
+def feed_forward(situation: Situation) -> Iterator[Finding]:
+    """Sizes of a known model with another feed-forward size: Megatron's default makes Llama 2 70B a model of 55 billion."""
+    model = situation.need_plan().architecture
+    if model.name in presets.PRESETS:
+        return
+    for preset in presets.PRESETS.values():
+        sizes = ("family", "num_layers", "hidden_size", "num_attention_heads", "num_query_groups")
+        if all(getattr(model, size) == getattr(preset, size) for size in sizes) and model.num_experts == preset.num_experts:
+            if model.ffn_hidden_size != preset.ffn_hidden_size:
+                yield warning(
+                    f"layers, width and heads are those of {preset.name}, but its feed-forward size is {preset.ffn_hidden_size},"
+                    f" not {model.ffn_hidden_size}",
+                    "--ffn-hidden-size",
+                    f"pass --model {preset.name}, or --ffn-hidden-size {preset.ffn_hidden_size}",
+                )
+            return
+
+
+def vocabulary(situation: Situation) -> Iterator[Finding]:
+    """Rows of the embedding that no token of the data uses, beyond what padding explains."""
+    plan = situation.need_plan()
+    sizes = {dataset.vocab_size for dataset in plan.data.all_datasets if dataset.vocab_size}
+    if sizes and plan.architecture.vocab_size > 1.1 * max(sizes):
+        yield warning(
+            f"the model's vocabulary is {plan.architecture.vocab_size}, that of the data's tokenizer {max(sizes)}",
+            "--vocab-size",
+            "leave it out to take the data's, or tokenize with the model's tokenizer",
+        )
+
+
+def number_format(situation: Situation) -> Iterator[Finding]:
+    """fp8 and bfloat16 against the GPUs of a cluster elsewhere; those of this machine are checked with the plan."""
+    plan = situation.need_plan()
+    if situation.is_elsewhere and situation.cluster and situation.cluster.gpu:
+        for problem in precision.check_capability(plan.precision, situation.cluster.gpu.capability):
+            yield of(problem, situation.cluster.gpu.name)
+
+
+def fits(situation: Situation) -> Iterator[Finding]:
+    """The estimate of the fullest rank. Weights, gradients and optimizer are exact, activations are not."""
+    plan = situation.need_plan()
+    if situation.cluster is None or situation.cluster.gpu is None:
+        raise NotChecked("the memory of the GPUs is not known")
+    if not plan.parallelism.data:
+        raise NotChecked("the ranks do not divide")
+    estimate, gpu, usable = memory.estimate(plan), situation.cluster.gpu, layout.usable_bytes(situation.cluster)
+    kept = estimate.weights + estimate.gradients + estimate.optimizer
+    remedy = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
+    if kept > gpu.memory_bytes and gpu.capability is not None:
+        yield error(
+            f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {gpu.memory_bytes / GIB:.1f} per rank",
+            gpu.name,
+            remedy,
+        )
+    elif estimate.total > usable:
+        yield warning(f"{estimate}, {usable / GIB:.1f} are there", gpu.name, remedy)

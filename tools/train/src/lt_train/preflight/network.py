@@ -1,0 +1,98 @@
+"""EFA and NCCL: devices present and used, interfaces that exist, variables that still mean something."""
+
+import socket
+from collections.abc import Iterator
+
+from lt_train import device
+from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+
+DEPRECATED = {
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
+    "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
+    "NCCL_AVOID_RECORD_STREAMS": "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
+}
+PLUGIN_PLACES = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa")
+
+
+def deprecated_variables(situation: Situation) -> Iterator[Finding]:
+    """Names that newer versions of torch warn of or ignore."""
+    for old, new in DEPRECATED.items():
+        if old in situation.environment:
+            yield warning("the name is deprecated", old, f"set {new} instead")
+
+
+def interfaces(situation: Situation) -> Iterator[Finding]:
+    """The interfaces that NCCL and gloo are told to use. NCCL takes prefixes; `=` is for whole names, `^` for all but these."""
+    situation.need_here()
+    present = [name for _, name in socket.if_nameindex()]
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = situation.environment.get(variable)
+        if not value:
+            continue
+        but, words = value.startswith("^"), value.lstrip("^=").split(",")
+        exact = "=" in value[:2] or variable.startswith("GLOO")
+        named = [name for name in present if any(name == word if exact else name.startswith(word) for word in words)]
+        used = [name for name in present if name not in named] if but else named
+        if not used:
+            yield error(
+                f"{value} leaves none of this machine's interfaces: {', '.join(present)}",
+                variable,
+                "unset it, or name one of them",
+            )
+
+
+def efa_devices(situation: Situation) -> Iterator[Finding]:
+    """As many EFA devices as the instance type has, and seen by libfabric."""
+    situation.need_here()
+    instance = situation.instance
+    if instance is None or not instance.efa:
+        raise NotChecked("not an instance type that is known to have EFA")
+    folder = situation.path("/sys/class/infiniband")
+    count = len(list(folder.iterdir())) if folder.is_dir() else 0
+    if count < instance.efa:
+        yield error(
+            f"{count} EFA device(s), {instance.name} has {instance.efa}",
+            "/sys/class/infiniband",
+            "attach EFA interfaces to the node, and ask for them in the job (vpc.amazonaws.com/efa)",
+        )
+    done = situation.run("fi_info", "-p", "efa")
+    if done is None:
+        raise NotChecked("fi_info is not installed")
+    if done.returncode or "provider: efa" not in done.stdout:
+        yield error("libfabric sees no EFA provider", "fi_info -p efa", "install the EFA driver and libfabric, in the image too")
+
+
+def efa_used(situation: Situation) -> Iterator[Finding]:
+    """That NCCL will not go over TCP where EFA is there."""
+    situation.need_here()
+    instance = situation.instance
+    if instance is None or not instance.efa or situation.nodes == 1:
+        raise NotChecked("no EFA, or one node")
+    provider = situation.environment.get("FI_PROVIDER")
+    if provider not in (None, "efa"):
+        yield error(f"libfabric is told to use {provider}, not EFA", "FI_PROVIDER", "set it to efa, or unset it")
+    library = "libnccl-net"
+    places = [*PLUGIN_PLACES, *situation.environment.get("LD_LIBRARY_PATH", "").split(":")]
+    found = any(next(situation.path(place).glob(f"**/{library}*.so*"), None) for place in places if place)
+    if instance.gpu and not found:
+        yield warning(
+            f"no {library}*.so of aws-ofi-nccl: NCCL would use TCP",
+            "LD_LIBRARY_PATH",
+            "install aws-ofi-nccl in the image and add its directory",
+        )
+
+
+def gpus(situation: Situation) -> Iterator[Finding]:
+    situation.need_here()
+    instance = situation.instance
+    if instance is None or instance.gpu is None:
+        raise NotChecked("the number of GPUs to expect is not known")
+    if device.gpu_count() < instance.accelerators:
+        yield warning(
+            f"{device.gpu_count()} GPUs visible, {instance.name} has {instance.accelerators}",
+            "CUDA_VISIBLE_DEVICES",
+            "ask the scheduler for all of them, or see nvidia-smi for one that fell off the bus",
+        )

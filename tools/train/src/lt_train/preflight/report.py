@@ -1,0 +1,122 @@
+"""All checks, in their order; which of them every start makes; and the result for people and programs."""
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lt_shared.console import BadConfig, ToolError, note
+from lt_train import cluster, layout, place
+from lt_train.plan import Plan, assemble
+from lt_train.preflight import data, job, machine, model, network, saving
+from lt_train.preflight.findings import Finding, NotChecked, Situation, of
+from lt_train.settings.data import training_datasets
+from lt_train.settings.parallelism import AUTO
+
+Check = Callable[[Situation], Iterator[Finding]]
+# They read a few small files. The plan and the data are checked by every start anyhow.
+CHEAP: tuple[Check, ...] = (
+    *(model.feed_forward, model.fits, saving.writable, saving.space, saving.shared),
+    *(network.deprecated_variables, network.interfaces),
+    *(machine.open_files, machine.shared_memory, machine.preloaded_libraries),
+)
+CHECKS: tuple[Check, ...] = (
+    *(model.settings, model.head_size, model.feed_forward, model.vocabulary, model.number_format, model.fits),
+    *(data.files, data.tokenizers),
+    *(saving.is_set, saving.writable, saving.space, saving.shared, saving.load),
+    *(network.gpus, network.efa_devices, network.efa_used, network.interfaces, network.deprecated_variables),
+    *(machine.open_files, machine.shared_memory, machine.rendezvous_port, machine.clock, machine.preloaded_libraries),
+    *(job.image, job.slurm_nodes, job.auto_resume, job.wandb_key, job.neuron_cache),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Names of checks are those of their module and function. `not_checked` has the reasons."""
+
+    findings: tuple[Finding, ...]
+    checked: tuple[str, ...]
+    not_checked: dict[str, str]
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.is_error]
+
+    def with_findings(self, check: str, more: Sequence[Finding]) -> "Result":
+        return dataclasses.replace(self, findings=(*self.findings, *more), checked=(*self.checked, check))
+
+    def record(self) -> dict[str, Any]:
+        """The JSON object of `lt-train preflight --json`."""
+        findings = [
+            {"level": "error" if finding.is_error else "warning"}
+            | {"what": finding.what, "where": finding.where, "remedy": finding.remedy}
+            for finding in self.findings
+        ]
+        return {
+            "v": 1,
+            "kind": "preflight",
+            "host": socket.gethostname(),
+            "findings": findings,
+            "checked": list(self.checked),
+            "not_checked": self.not_checked,
+        }
+
+
+def run(checks: Sequence[Check], situation: Situation) -> Result:
+    """Every check, whatever the others find."""
+    findings: list[Finding] = []
+    checked: list[str] = []
+    not_checked: dict[str, str] = {}
+    for check in checks:
+        name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
+        try:
+            for finding in check(situation):
+                findings.append(finding)
+            checked.append(name)
+        except NotChecked as reason:
+            not_checked[name] = str(reason)
+        except ToolError as problem:
+            findings.append(of(problem, name))
+    return Result(tuple(findings), tuple(checked), not_checked)
+
+
+def of_options(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None, image: str | None) -> Result:
+    """All checks of a command line. `planned` is a cluster elsewhere."""
+    plan, problems = _plan(options, words, planned)
+    there = planned or (cluster.here(plan.parallelism.device, plan.parallelism.world_size) if plan else None)
+    result = run(CHECKS, Situation(plan, there, os.environ, planned is not None, image))
+    return dataclasses.replace(result, findings=(*problems, *result.findings))
+
+
+def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Plan | None, list[Finding]]:
+    """The plan, with made-up data in the place of data that cannot be read, and what kept parts of it from being made."""
+    problems: list[Finding] = []
+    try:
+        datasets = training_datasets(words, options)
+    except ToolError as problem:
+        problems.append(of(problem, "DATA"))
+        options, datasets = options | {"mock_data": True, "valid_data_path": (), "test_data_path": ()}, ()
+    try:
+        plan = assemble(options, datasets, planned)
+        if options["parallel"] == AUTO:
+            there = planned or cluster.here(plan.parallelism.device, plan.parallelism.world_size)
+            plan = layout.require(layout.choose(plan, options, there))
+    except ToolError as problem:
+        return None, [*problems, of(problem, "options")]
+    return plan, problems
+
+
+def at_start(plan: Plan) -> None:
+    """The cheap checks, by every rank, since any may be on a machine of its own. The first tells all, the others errors.
+
+    Raises BadConfig when there are errors.
+    """
+    there = cluster.here(plan.parallelism.device, plan.parallelism.world_size)
+    result = run(CHEAP, Situation(plan, there, os.environ))
+    here, node = place.find(), place.find_node()
+    is_first = not (here.rank if here else node.index if node else 0)
+    for finding in result.findings if is_first else result.errors:
+        note(str(finding))
+    if result.errors:
+        raise BadConfig(f"{len(result.errors)} mistake(s) that would stop the run", "lt-train preflight makes all checks")

@@ -1,0 +1,97 @@
+"""Where checkpoints go: set, shared by the nodes, writable, large enough; and what is loaded is there."""
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_shared import storage
+from lt_train.cluster import GIB
+from lt_train.plan import Plan
+from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+
+# Filesystems of one machine. All others, of which there are many, are taken to be shared.
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "f2fs", "devtmpfs"}
+IN_CONTAINER = {"overlay", "tmpfs", "ramfs", "squashfs"}
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+
+
+def is_set(situation: Situation) -> Iterator[Finding]:
+    if situation.need_plan().checkpointing.save is None:
+        yield warning("no directory: the trained model is lost when the run ends", "--save", "add --save DIRECTORY")
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
+    weights = 2 if plan.precision.half else 4
+    state = 0 if plan.checkpointing.no_save_optim else 12 if plan.precision.half else 8
+    return plan.architecture.parameters(plan.padded_vocab_size) * (weights + state)
+
+
+def _directory(situation: Situation) -> tuple[Plan, Path, Path]:
+    """The plan, SAVE, and the part of its path that exists. Raises NotChecked for no SAVE and for one that is not here."""
+    plan = situation.need_plan()
+    save = plan.checkpointing.save
+    if save is None or storage.is_remote(save):
+        raise NotChecked("there is no --save" if save is None else "--save is a URL")
+    there = Path(save).absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    return plan, Path(save), there
+
+
+def writable(situation: Situation) -> Iterator[Finding]:
+    _, save, there = _directory(situation)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield error(f"{there} is not a directory that this user can write", f"--save {save}", "choose another, or chown it")
+
+
+def space(situation: Situation) -> Iterator[Finding]:
+    """Room for the checkpoints that are kept, and for the one that is written before an older one is deleted."""
+    plan, save, there = _directory(situation)
+    settings = plan.checkpointing
+    free, size = shutil.disk_usage(there).free, checkpoint_bytes(plan)
+    steps = math.ceil(plan.batches.train_iters / settings.save_interval)
+    count = min(steps, settings.keep_last + 1) if settings.keep_last else steps
+    numbers = f"{free / GIB:,.1f} GiB are free, a checkpoint takes {size / GIB:,.1f}"
+    if free < size:
+        yield error(numbers, f"--save {save}", "make room, or choose another filesystem")
+    elif free < count * size:
+        yield warning(
+            f"{numbers}, and the run keeps {count}",
+            f"--save {save}",
+            f"--keep-last {max(1, free // size - 1)}, a larger --save-interval, or another filesystem",
+        )
+
+
+def shared(situation: Situation) -> Iterator[Finding]:
+    """By the type of the filesystem; `--network` tries it."""
+    _, save, there = _directory(situation)
+    kind = situation.filesystem(there)
+    if kind is None:
+        raise NotChecked("the table of mounts does not say what it is")
+    if situation.nodes > 1 and kind in LOCAL:
+        yield warning(
+            f"{there} is on {kind}, which each node has for itself: a checkpoint would be in pieces",
+            f"--save {save}",
+            "name a directory on the shared filesystem (Lustre, EFS, NFS), or s3://",
+        )
+    elif kind in IN_CONTAINER and _in_container(situation):
+        yield warning(
+            f"{there} is on {kind}, inside the container: it is gone when the job ends",
+            f"--save {save}",
+            "name a directory that is mounted into the container",
+        )
+
+
+def _in_container(situation: Situation) -> bool:
+    return "ENROOT_ROOTFS" in situation.environment or any(situation.path(mark).exists() for mark in CONTAINER_MARKS)
+
+
+def load(situation: Situation) -> Iterator[Finding]:
+    path = situation.need_plan().checkpointing.load
+    if path and not storage.is_remote(path) and not Path(path).exists():
+        yield error(
+            "does not exist", f"--load {path}", "name a run or a checkpoint; a run continues from its own --save by itself"
+        )
