@@ -74,7 +74,11 @@ class Run:
     @functools.cached_property
     def steps(self) -> Steps:
         """Each step once, of the latest attempt that did it; none that a later attempt went back before and has not reached."""
-        return Steps.join(attempt.steps[attempt.steps.numbers <= bound] for attempt, bound in self._kept())
+        kept = []
+        for attempt, bound in self._kept():
+            is_whole = attempt.last_step is None or attempt.last_step <= bound
+            kept.append(attempt.steps if is_whole else attempt.steps[attempt.steps.numbers <= bound])
+        return Steps.join(kept)
 
     @property
     def evaluations(self) -> list[Record]:

@@ -7,6 +7,7 @@ step that is done again after a restart counts again.
 
 import bisect
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
@@ -30,9 +31,9 @@ class Merger:
         state = state or {}
         # What was said last by each stream, and what by which streams, oldest first.
         self._latest: dict[Stream, Words] = {tuple(stream): tuple(words) for stream, words in state.get("latest", [])}
-        self._said: dict[Words, set[Stream]] = {
-            tuple(words): {tuple(stream) for stream in streams} for words, streams in state.get("said", [])
-        }
+        self._said: OrderedDict[Words, set[Stream]] = OrderedDict(
+            (tuple(words), {tuple(stream) for stream in streams}) for words, streams in state.get("said", [])
+        )
 
     def to_record(self) -> Record:
         said = [[list(words), sorted(map(list, streams), key=str)] for words, streams in self._said.items()]
@@ -63,14 +64,23 @@ class Merger:
         if begin == end:
             return []
         numbers, losses = block.numbers[begin:end], block.losses[begin:end]
-        if block.stream_of is None:
-            # One process: only a step that is told twice in a row, as by a progress bar, is no news.
-            ahead = [self._latest.get(UNNAMED), *zip(repeat(run), numbers, losses, strict=False)]
-            self._latest[UNNAMED] = ahead[-1] or ()
+        if len(block.streams) == 1 and self._is_alone(block.streams[0]):
+            # Only a step that is told twice in a row, as by a progress bar, is no news.
+            stream = block.streams[0]
+            ahead = [self._latest.get(stream), *zip(repeat(run), numbers, losses, strict=False)]
+            self._latest[stream] = ahead[-1] or ()
+            if stream != UNNAMED:
+                for number in _last_distinct(numbers, 2 * REMEMBERED_PER_STREAM):
+                    self._is_new_for(stream, (run, number))
             return [begin + place for place, words in enumerate(ahead[1:]) if words != ahead[place]]
-        streams = [block.streams[place] for place in block.stream_of[begin:end].tolist()]
+        stream_of = [0] * len(numbers) if block.stream_of is None else block.stream_of[begin:end].tolist()
+        streams = [block.streams[place] for place in stream_of]
         told = zip(streams, numbers, losses, strict=True)
         return [begin + place for place, words in enumerate(told) if self._is_new_step(run, *words)]
+
+    def _is_alone(self, stream: Stream) -> bool:
+        """Whether all that is remembered was told by this one process."""
+        return set().union(self._latest, *self._said.values()) <= {stream}
 
     def _is_new_step(self, run: str, stream: Stream, step: float, loss: float | None) -> bool:
         words = run, step
@@ -97,14 +107,25 @@ class Merger:
         streams = self._said.get(words)
         if streams is None:
             self._said[words] = {stream}
-            if len(self._said) > REMEMBERED_PER_STREAM * len(self._latest) + REMEMBERED_PER_STREAM:
-                del self._said[next(iter(self._said))]
+            if len(self._said) > REMEMBERED_PER_STREAM * (len(self._latest) + 1):
+                self._said.popitem(last=False)
             return True
+        self._said.move_to_end(words)
         if stream in streams:
             self._said[words] = {stream}
             return True
         streams.add(stream)
         return False
+
+
+def _last_distinct(numbers: Sequence[float], count: int) -> list[float]:
+    """The last numbers that differ, in the order in which each came last."""
+    found: dict[float, None] = {}
+    for number in reversed(numbers):
+        found.setdefault(number)
+        if len(found) == count:
+            break
+    return list(reversed(found))
 
 
 def encoded(records: Sequence[Record]) -> list[bytes]:

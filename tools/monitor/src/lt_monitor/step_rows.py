@@ -155,7 +155,11 @@ def _streams(rows: list[StepRows]) -> tuple[list[Stream], np.ndarray | None]:
     table = np.stack([block.column("task"), block.column("rank"), node_of], axis=1)
     if nodes == [None] and np.isnan(table[:, :2]).all():
         return [UNNAMED], None
-    unique, stream_of = np.unique(np.nan_to_num(table, nan=-1.0), axis=0, return_inverse=True)
+    table = np.nan_to_num(table, nan=-1.0)
+    if (table == table[0]).all():
+        unique, stream_of = table[:1], np.zeros(len(table), dtype=np.int64)
+    else:
+        unique, stream_of = np.unique(table, axis=0, return_inverse=True)
     labels = [(None if number < 0 else int(number) for number in row[:2]) for row in unique.tolist()]
     streams: list[Stream] = [(*pair, nodes[int(row[2])]) for pair, row in zip(labels, unique.tolist(), strict=True)]
     return streams, stream_of.reshape(-1)

@@ -27,7 +27,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (nemo.lifecycle, (b"saving model to '", b"Restored all states", b"Trainer.fit` stopped")),
     (
         megatron.notes,
-        (b"number of parameters on", b"iterations) memory (MB)", b"MODEL_TFLOP/s/GPU", b"MnRtt/Rnk", b"lowest Etpt"),
+        (b"parameters on (tensor", b"iterations) memory (MB)", b"MODEL_TFLOP/s/GPU", b"MnRtt/Rnk", b"lowest Etpt"),
     ),
     (benchmarks.wandb, (b"Syncing run ", b"View run ", b"Run summary:", b"wandb sync ")),
     (devices.xid, (b"NVRM: Xid", b"SXid (PCI")),
