@@ -142,7 +142,14 @@ def test_the_manual_page_names_no_option_that_is_gone(tool: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [*ROOT.glob("*.md"), *ROOT.glob("tools/*/*.md"), *ROOT.glob("shared/*.md"), *ROOT.glob("tests/**/*.md")]
+    "page",
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("tools/*/*.md"),
+        *ROOT.glob("shared/*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("tests/**/*.md"),
+    ],
 )
 def test_relative_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())

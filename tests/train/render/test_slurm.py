@@ -151,6 +151,15 @@ def test_auto_resume_on_hyperpod_alone(cluster: Cluster, tmp_path: Path, is_hype
     assert any("--auto-resume=1" in call for call in cluster.calls) is is_hyperpod
 
 
+def test_words_arrive_as_they_were_given(cluster: Cluster, tmp_path: Path) -> None:
+    words = ("--split", "98,2,0", "--wandb-exp-name", 'it\'s $HOME `date` "x" {a,b} *', "--wandb-project", "p")
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN, *words)
+    shellcheck(script)
+    cluster.add("lt-train", f'printf "%s\\n" "$@" > {tmp_path}/words; {END}')
+    assert cluster.run(script).returncode == 0
+    assert (tmp_path / "words").read_text().splitlines()[-len(words) :] == list(words)
+
+
 def test_sizes_from_the_environment(cluster: Cluster, tmp_path: Path) -> None:
     sizes = ("--num-layers", "36", "--hidden-size", "4096", "--num-attention-heads", "32")
     script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *sizes)

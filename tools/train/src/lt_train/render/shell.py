@@ -27,8 +27,11 @@ def array(name: str, words: Sequence[str]) -> str:
     for word in words:
         if word.startswith("--") or not lines:
             lines.append([])
-        lines[-1].append(shlex.quote(word))
-    return "\n".join([f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
+        # shellcheck takes a comma for a mistaken separator unless it is quoted.
+        lines[-1].append(f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word))
+    # A dollar sign in single quotes is meant.
+    remark = ["# shellcheck disable=SC2016"] if any(set("$`") & set(word) for word in words) else []
+    return "\n".join([*remark, f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
 
 
 def given_data(job: Job) -> tuple[str, ...]:

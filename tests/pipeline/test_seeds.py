@@ -1,0 +1,147 @@
+"""The pages for users of other systems: every counterpart of a command that can run here runs, one after the other.
+
+What is rendered for sbatch goes through shellcheck, for kubectl through the schemas. `sbatch` is a stand-in that keeps what it is
+given, and `srun` one that runs its command as one task. Directories of the pages stand below a temporary one. What cannot run
+here is Docker, a cluster, and a network.
+"""
+
+import io
+import json
+import lzma
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+from rendering import manifests, render, shellcheck
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "tests/demo"
+BINARIES = Path(sys.executable).parent
+PAGES = sorted((ROOT / "docs/seeds").glob("*.md"))
+# What ends only with Ctrl-C, asks a scheduler, or has parts left out.
+CANNOT_RUN = re.compile(r"^lt-monitor (watch|slurm|neuron)|\.\.\.|^lt-train \w+( \w+)?$")
+OF_OURS = re.compile(r"\blt-(train|preprocess|convert|monitor) |sbatch gpt3\.sbatch")
+RENDERED = re.compile(r"lt-train render (?P<words>.*) \| (?P<consumer>sbatch|kubectl apply -f -)")
+# A model of billions of parameters: as far as its plan.
+LARGE = re.compile(r"^lt-train --model")
+# Finds what is wrong with this machine for such a run.
+FINDS = re.compile(r"^lt-train preflight")
+STAND_INS = {
+    "sbatch": 'cat "${@:-/dev/stdin}" > "$KEPT/$(ls "$KEPT" | wc -l).sbatch"; echo 77',
+    "srun": 'export SLURM_PROCID=0 SLURM_NTASKS=1; exec "$@"',
+}
+RECIPE = """\
+trainer: {devices: 8, num_nodes: 4, precision: bf16, max_steps: 40}
+model:
+  model_type: llama_v3
+  num_hidden_layers: 16
+  hidden_size: 2048
+  num_attention_heads: 32
+  num_key_value_heads: 8
+  intermediate_size: 8192
+  vocab_size: 128256
+  max_context_width: 8192
+  tensor_model_parallel_degree: 4
+"""
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nsteps = 1000\nlocal_batch_size = 1\n'
+
+
+def counterparts(page: Path) -> list[str]:
+    """The commands of our tools in the second column of a page's tables."""
+    rows = [
+        [cell.replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in page.read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    assert all(len(row) == 2 and row[1].strip() for row in rows), page
+    spans = [span for _, after in rows for span in re.findall(r"`([^`]+)`", after)]
+    return [span for span in spans if OF_OURS.search(span) and not CANNOT_RUN.search(span)]
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a tiny model."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    options = (
+        "--model tiny --num-layers 1 --seq-length 64 --train-iters 2 --log-interval 1 --eval-iters 0 --device cpu --mock-data"
+    )
+    subprocess.run(
+        [BINARIES / "lt-train", *options.split(), "--save", directory], check=True, capture_output=True, env=environment()
+    )
+    return directory
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith(("LT_", "SLURM"))} | more
+
+
+def workplace(place: Path, run_directory: Path) -> dict[str, str]:
+    """The files that the pages take for granted, and the environment for their commands."""
+    with (DEMO / "corpus.jsonl.zst").open("rb") as compressed:
+        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()[:150]
+    text = "".join(lines).encode()
+    for name in ("fsx/data/gpt2", "fsx/data/llama2", "fsx/gpt2", "fsx/llama2", "fsx/llama3", "shared/llama7b_tokenizer"):
+        shutil.copytree(DEMO / "tokenizer", place / name)
+        (place / name / "oscar-1GB.jsonl.xz").write_bytes(lzma.compress(text))
+    for name in ("fsx/c4", "shared/data/RedPajama-Data-1T-Sample"):
+        (place / name).mkdir(parents=True)
+        (place / name / "part.jsonl").write_bytes(text)
+    for name in ("fsx/checkpoints", "fsx/data/checkpoints", "fsx/llama3-2-1b"):
+        shutil.copytree(run_directory, place / name)
+    (place / "recipe.yaml").write_text(RECIPE)
+    (place / "custom_config.toml").write_text(TITAN)
+    for directory in ("bin", "kept"):
+        (place / directory).mkdir()
+    for name, body in STAND_INS.items():
+        (place / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (place / "bin" / name).chmod(0o755)
+    return environment(PATH=f"{place}/bin:{BINARIES}:/usr/bin:/bin", KEPT=f"{place}/kept")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_counterpart_works(page: Path, tmp_path: Path, run_directory: Path) -> None:
+    variables = workplace(tmp_path, run_directory)
+    commands = counterparts(page)
+    assert len(commands) >= 3
+    for command in commands:
+        rendered = RENDERED.fullmatch(command)
+        if rendered:
+            _render(shlex.split(rendered["words"]), rendered["consumer"])
+            continue
+        # A job file names paths of its cluster, and looks at none of them.
+        line = command if " render " in command else re.sub(r"(?<![\w/])/(fsx|shared)\b", rf"{tmp_path}/\1", command)
+        line += " --dry-run" if LARGE.search(command) else ""
+        done = subprocess.run(
+            ["bash", "-c", f"set -euo pipefail\n{line}"], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode in ((0, 78) if FINDS.search(command) else (0,)), f"{command}\n{done.stderr}"
+    kept = sorted((tmp_path / "kept").iterdir())
+    submitted = [
+        command for command in commands if re.search(r"(\| |&& |\w )sbatch\b", command) and not RENDERED.fullmatch(command)
+    ]
+    assert len(kept) == len(submitted)
+    for file in kept:
+        shellcheck(file.read_text())
+    for file in tmp_path.glob("**/*.manifest"):
+        assert json.loads(file.read_text().splitlines()[-1])["kind"] == "end"
+
+
+def _render(words: list[str], consumer: str) -> None:
+    if consumer == "sbatch":
+        shellcheck(render(*words))
+    else:
+        assert manifests(*words)
+
+
+def test_every_page_is_linked() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(PAGES) == 5
+    for page in PAGES:
+        assert f"]({page.relative_to(ROOT)})" in readme
+        assert "## Not tried on hardware" in page.read_text()
