@@ -222,6 +222,24 @@ def test_tokenizers_travel(bucket: str, small: Path, tmp_path: Path) -> None:
     assert inspection.inspect(f"{bucket}/back")["tokenizer"]["sha256"] == gpt2.sha256()
 
 
+README = Path(__file__).parents[2] / "tools" / "convert" / "README.md"
+
+
+def test_examples(server: Server, small: Path, tmp_path: Path) -> None:
+    """Those of the README that name a store, one after the other."""
+    import s3fs
+
+    for name in ("models", "runs"):
+        s3fs.S3FileSystem().mkdir(name)
+    upload(small, "s3://models/Llama-3.2-1B")
+    examples = [line for line in README.read_text().splitlines() if line.startswith("lt-convert ") and "s3://" in line]
+    assert len(examples) > 2
+    for example in examples:
+        done = subprocess.run([COMMAND, *example.split()[1:]], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "llama-hf" / "config.json").is_file()
+
+
 def test_what_is_not_there(bucket: str, tmp_path: Path) -> None:
     with pytest.raises(NoInput, match="no such directory"):
         convert(f"{bucket}/gone", "hf", tmp_path / "hf")
