@@ -94,10 +94,13 @@ def test_only_what_can_continue_is_queued_again(
 
 def test_a_signal_to_the_task_waits_for_lt_train(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm signals every process of a step, the shell around lt-train too."""
-    cluster.add("lt-train", "trap 'sleep 0.3; exit 75' USR1; kill -USR1 $PPID $$; sleep 5 & wait")
+    cluster.add(
+        "lt-train", f"trap 'sleep 0.3; echo saved >> {tmp_path}/calls; exit 75' USR1; kill -USR1 $PPID $$; sleep 5 & wait"
+    )
     done = cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN))
     assert done.returncode == 75, done.stderr
-    assert "scontrol requeue 77" in cluster.calls
+    assert cluster.calls[-1] == "scontrol requeue 77"
+    assert "saved" in cluster.calls
 
 
 def test_a_node_that_is_done_with_75_does_not_end_the_others(cluster: Cluster, tmp_path: Path) -> None:
