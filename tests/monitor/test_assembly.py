@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lt_monitor import assembly
+from lt_monitor import assembly, log_files
 from lt_monitor.assembly import assemble
 from lt_monitor.attempts import Run
 from lt_shared.console import BadData
@@ -178,3 +178,21 @@ def test_logs_without_steps_are_bad_data(capfd: pytest.CaptureFixture[str]) -> N
         assembly.read([nothing])
     assert [run.name for run in assembly.read([nothing, something])] == [str(LOGS / "lt_train")]
     assert "no_events.log: no training events" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("labels", [[""], ["0: ", "1: "]], ids=["one process", "two processes"])
+def test_steps_by_columns_make_the_same_attempts_as_records(tmp_path: Path, labels: list[str]) -> None:
+    steps = [*range(1, 400), *range(350, 700), *range(600, 900)]
+    lines = [f"{label} iteration {step}/ 900 | lm loss: {step / 7:.6E} |\n" for step in steps for label in labels]
+    log = tmp_path / "a.log"
+    log.write_text("".join(lines))
+    (by_columns,) = assembly.read([str(log)])
+    (by_records,) = assemble(record for block in log_files.event_blocks(str(log)) for record in block)
+    for run in (by_columns, by_records):
+        assert [(attempt.first_step, attempt.last_step, attempt.lost_steps) for attempt in run.attempts] == [
+            (1, 399, 50),
+            (350, 699, 100),
+            (600, 899, 0),
+        ]
+    np.testing.assert_array_equal(by_columns.steps.numbers, by_records.steps.numbers)
+    np.testing.assert_array_equal(by_columns.steps.column("loss"), by_records.steps.column("loss"))
