@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from lt_shared.console import BadConfig
+from lt_shared.console import Unavailable
+from lt_train import processes
+from lt_train.place import Place
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import Measurement, rounds
 
@@ -56,5 +58,14 @@ def test_three_ranks_of_which_one_is_slow(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "PROGRAM", ("-c", "raise SystemExit('no route to host')"))
-    with pytest.raises(BadConfig, match="no route to host"):
+    with pytest.raises(Unavailable, match="no route to host"):
         bandwidth.on_this_machine(None, 2, "cpu", None)
+
+
+def test_a_rank_that_nobody_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Place(0, 0, 1, 2, "127.0.0.1", processes.free_port(), "test")
+    for name, value in alone.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(bandwidth, "TIMEOUT_SECONDS", 1)
+    with pytest.raises(Unavailable, match="the ranks cannot exchange data"):
+        bandwidth.measure(alone, "cpu", None)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_shared import storage
-from lt_shared.console import BadConfig
+from lt_shared.console import Unavailable
 from lt_train import device, processes
 from lt_train.place import Node, Place
 from lt_train.preflight.findings import Finding, error, warning
@@ -87,7 +87,18 @@ class Measurement:
 
 
 def measure(place: Place, where: str, save: str | None) -> Measurement | None:
-    """Take part as one rank; the first gets the result."""
+    """Take part as one rank; the first gets the result. Raises Unavailable when the ranks do not find each other."""
+    try:
+        return _measure(place, where, save)
+    except RuntimeError as problem:
+        # torch's errors of communication are RuntimeErrors, with a stack of C++ frames below the first line.
+        reason = str(problem).strip().partition("\n")[0]
+        raise Unavailable(
+            f"the ranks cannot exchange data: {reason}", "see NCCL_DEBUG=INFO, security groups, and the interfaces of all nodes"
+        ) from None
+
+
+def _measure(place: Place, where: str, save: str | None) -> Measurement | None:
     import torch
     import torch.distributed as dist
 
@@ -227,7 +238,7 @@ def _seen_by(place: Place, names: list[str], player: int | None, save: str | Non
 def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None) -> Measurement | None:
     """Start the ranks of this machine, one node's of several where there is `node`; the first node gets the result.
 
-    Raises BadConfig when one of them fails.
+    Raises Unavailable when one of them fails.
     """
     port = processes.free_port()
     started = []
@@ -240,7 +251,7 @@ def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None)
     for process, (_, said) in zip(started, outputs, strict=True):
         if process.returncode:
             reason = said.strip().splitlines()[-1:] or [f"a rank ended with code {process.returncode}"]
-            raise BadConfig(f"the ranks cannot exchange data: {reason[0]}", "see NCCL_DEBUG=INFO, security groups and interfaces")
+            raise Unavailable(reason[0], "see NCCL_DEBUG=INFO, security groups, and the interfaces of all nodes")
     text = outputs[0][0].strip()
     return Measurement(**json.loads(text.splitlines()[-1])) if text else None
 
@@ -251,7 +262,10 @@ def main() -> None:
     here = place.find()
     assert here
     processes.die_with_launcher()
-    found = measure(here, sys.argv[1], sys.argv[2] or None)
+    try:
+        found = measure(here, sys.argv[1], sys.argv[2] or None)
+    except Unavailable as problem:
+        raise SystemExit(str(problem)) from None
     if found:
         print(json.dumps(dataclasses.asdict(found)))
 
