@@ -10,15 +10,15 @@ from lt_shared import console
 from lt_shared.console import UsageError
 
 EXAMPLES = """
-lt-train render slurm --nodes 2 --model llama2-70b --tensor-model-parallel-size 8 --save /fsx/run1 @/fsx/web.manifest
-lt-train render k8s --nodes 2 --image registry/lt --model llama3-8b --save /fsx/run1 @/fsx/web.manifest
+lt-train render slurm --nodes 2 --model llama2-70b --bf16 --parallel auto --save /fsx/run1 @/fsx/web.manifest
+lt-train render k8s --nodes 2 --image registry/lt --model llama3-8b --bf16 --parallel auto --save /fsx/run1 @/fsx/web.manifest
 """
 SLURM_EXAMPLES = """
 lt-train render slurm --nodes 2 --instance-type p5.48xlarge --model llama3-8b --bf16 --save /fsx/run1 @/fsx/web.manifest | sbatch
 lt-train render slurm --model tiny --save /fsx/run2 --preprocess '/fsx/corpus --tokenizer /fsx/gpt2 -o /fsx/web' | sbatch
 """
 K8S_EXAMPLES = """
-lt-train render k8s --image registry/lt --model llama3-8b --bf16 --save /fsx/run1 @/fsx/web.manifest | kubectl apply -f -
+lt-train render k8s --image registry/lt --model llama3-8b --bf16 --parallel auto --save /fsx/run1 @/fsx/web | kubectl apply -f -
 """
 MPIJOB_EXAMPLES = """
 lt-train render mpijob --nodes 4 --image registry/lt --model llama2-7b --save /shared/run1 @/shared/red.manifest
