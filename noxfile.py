@@ -18,6 +18,7 @@ BENCHMARKS = {
     "preprocess": "tests/bench/preprocess.py",
     "train-data": "tests/bench/train_data.py",
     "train-quality": "tests/bench/train_quality.py",
+    "convert": "tests/bench/convert.py",
     "monitor": "tests/bench/monitor.py",
 }
 CONSTRAINTS = Path("constraints.txt")
@@ -96,7 +97,7 @@ def bench(session: nox.Session) -> None:
     """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with.
 
     `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
-    known for. `-- monitor` measures how fast lt-monitor reads logs.
+    known for. `-- monitor` measures how fast lt-monitor reads logs, `-- convert` lt-convert beside cp and TorchTitan's scripts.
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")

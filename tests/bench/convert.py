@@ -1,0 +1,233 @@
+"""How fast lt-convert is beside `cp -r` of the same bytes and beside TorchTitan's own scripts, each from a cold disk.
+
+    nox -s bench -- convert                  # Llama 3.2 1B and a GPT-3 of that size in bf16; 25 GB on the disk of --work
+    nox -s bench -- convert --quick          # models of 50 MB, without limits: does it run?
+
+In every round each command runs once, after the page cache was dropped (as root; otherwise the sources' pages are given up). The
+copy phase is what lt-convert says it took to read, permute, hash and write; the whole command also starts Python, plans and
+syncs what it wrote, which cp leaves to the kernel: hence cp with a sync after it. Exit code 1 when a limit is missed.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import processes
+import report
+
+from lt_convert import families
+from lt_convert.formats import huggingface as huggingface_format
+from lt_convert.mapping import Model
+from lt_convert.tensors import zeros
+from lt_shared import huggingface, presets
+from lt_shared.architecture import Architecture
+
+BINARIES = Path(sys.executable).parent
+TORCHTITAN = Path(__file__).with_name("torchtitan_conversion.py")
+CP, CP_SYNC = "cp -r", "cp -r, then sync"
+COPY_LIMIT, WHOLE_LIMIT, PERMUTED_LIMIT, TORCHTITAN_FACTOR, PEAK_MIB = 1.2, 1.5, 2.0, 5.0, 512
+_COPY_PHASE = re.compile(r"convert: .* in ([\d.]+) s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A command that makes `out` of `source`. `model` names the model whose `cp` it is compared with."""
+
+    name: str
+    model: str
+    source: Path
+    command: tuple[str | Path, ...]
+    copy_limit: float | None = None
+    peer: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    copy_seconds: float | None
+    usage: processes.Usage
+
+
+def write_model(directory: Path, architecture: Architecture) -> Path:
+    """A model of random bf16 weights, one safetensors file, a tensor at a time."""
+    generator = np.random.default_rng(0)
+    shapes = families.family_of(architecture).canonical(Model(architecture, architecture.vocab_size))
+    plan = huggingface_format.file("model.safetensors", {name: zeros("bfloat16", shape) for name, shape in shapes.items()})
+    directory.mkdir()
+    with (directory / plan.name).open("wb") as file:
+        for segment in plan.segments:
+            if isinstance(segment, bytes):
+                file.write(segment)
+                continue
+            left = segment.size_bytes // 2
+            while left:
+                count = min(left, 1 << 24)
+                values = generator.standard_normal(count, dtype=np.float32) * np.float32(0.02)
+                file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+                left -= count
+    (directory / "config.json").write_text(json.dumps(huggingface.to_config(architecture, "bfloat16")))
+    return directory
+
+
+def drop_caches(directory: Path) -> None:
+    os.sync()
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        return
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run(job: Job, out: Path) -> Measured:
+    shutil.rmtree(out, ignore_errors=True)
+    drop_caches(job.source)
+    with tempfile.NamedTemporaryFile("r") as messages:
+        words = " ".join(f"'{word}'" for word in job.command)
+        usage = processes.run(["sh", "-c", f"exec {words} 2>{messages.name}" if len(job.command) > 1 else str(job.command[0])])
+        found = _COPY_PHASE.findall(messages.read())
+    shutil.rmtree(out)
+    return Measured(float(found[-1]) if found else None, usage)
+
+
+def convert(source: Path, to: str, out: Path, *options: str) -> tuple[str | Path, ...]:
+    return (BINARIES / "lt-convert", source, "--to", to, "-o", out, "--plain", *options)
+
+
+def prepare(source: Path, to: str, made: Path, *options: str) -> Path:
+    processes.run(convert(source, to, made, *options))
+    return made
+
+
+def copies(model: str, source: Path, out: Path) -> Iterator[Job]:
+    yield Job(CP, model, source, (f"cp -r '{source}' '{out}'",))
+    yield Job(CP_SYNC, model, source, (f"cp -r '{source}' '{out}' && find '{out}' -type f -exec sync {{}} +",))
+
+
+def jobs(work: Path, llama: Architecture, gpt: Architecture, with_torchtitan: bool) -> list[Job]:
+    """Every source is made here, once."""
+    out = work / "out"
+    hf, gpt_hf = write_model(work / "llama", llama), write_model(work / "gpt", gpt)
+    dist, titan = prepare(hf, "megatron-dist", work / "dist"), prepare(hf, "torchtitan", work / "titan")
+    parallel = ("--target-tensor-parallel-size", "2")
+    legacy, gpt_dist = (
+        prepare(hf, "megatron-legacy", work / "legacy", *parallel),
+        prepare(gpt_hf, "megatron-dist", work / "gpt-dist"),
+    )
+    made = [
+        *copies("llama", hf, out),
+        Job("hf -> megatron-dist", "llama", hf, convert(hf, "megatron-dist", out), COPY_LIMIT),
+        Job("megatron-dist -> hf", "llama", dist, convert(dist, "hf", out), COPY_LIMIT),
+        Job("hf -> torchtitan", "llama", hf, convert(hf, "torchtitan", out), COPY_LIMIT, "TorchTitan's from_hf"),
+        Job("torchtitan -> hf", "llama", titan, convert(titan, "hf", out), COPY_LIMIT, "TorchTitan's to_hf"),
+        Job("megatron-dist -> torchtitan", "llama", dist, convert(dist, "torchtitan", out), COPY_LIMIT),
+        Job("torchtitan -> megatron-dist", "llama", titan, convert(titan, "megatron-dist", out), COPY_LIMIT),
+        Job("hf -> legacy, TP 2", "llama", hf, convert(hf, "megatron-legacy", out, *parallel), PERMUTED_LIMIT),
+        Job("legacy, TP 2 -> hf", "llama", legacy, convert(legacy, "hf", out), PERMUTED_LIMIT),
+        *copies("gpt", gpt_hf, out),
+        Job("GPT: hf -> megatron-dist", "gpt", gpt_hf, convert(gpt_hf, "megatron-dist", out), PERMUTED_LIMIT),
+        Job("GPT: megatron-dist -> hf", "gpt", gpt_dist, convert(gpt_dist, "hf", out), PERMUTED_LIMIT),
+    ]
+    if with_torchtitan:
+        script: tuple[str | Path, ...] = (sys.executable, TORCHTITAN)
+        config = hf / "config.json"
+        made.append(Job("TorchTitan's from_hf", "llama", hf, (*script, "from_hf", config, hf, out)))
+        made.append(Job("TorchTitan's to_hf", "llama", titan, (*script, "to_hf", config, titan, out)))
+    return made
+
+
+def medians(results: Mapping[Job, list[Measured]], job: Job) -> tuple[float | None, float, float]:
+    """Seconds of the copy phase and of the whole command, and MiB at the peak."""
+    copy = [one.copy_seconds for one in results[job] if one.copy_seconds is not None]
+    whole = statistics.median(one.usage.wall_seconds for one in results[job])
+    return statistics.median(copy) if copy else None, whole, max(one.usage.peak_bytes for one in results[job]) / 2**20
+
+
+def ratio(results: Mapping[Job, list[Measured]], job: Job, base: Job, copy_phase: bool) -> float:
+    """The median over the rounds: what slows the machine slows both commands of a round."""
+    pairs = zip(results[job], results[base], strict=True)
+    return statistics.median(
+        ((one.copy_seconds or 0.0) if copy_phase else one.usage.wall_seconds) / other.usage.wall_seconds for one, other in pairs
+    )
+
+
+def table(results: Mapping[Job, list[Measured]], title: str) -> tuple[report.Table, list[str]]:
+    """The figures, and which limits were missed."""
+    made = report.Table(
+        title, ("command", "copy s", "whole s", "copy : cp", "whole : cp", "whole : cp+sync", "peak MiB", "TorchTitan : ours"), 1
+    )
+    by_name = {(job.name, job.model): job for job in results}
+    missed = []
+    for job in results:
+        copy, whole, peak = medians(results, job)
+        cells = ["", "", ""]
+        factor = ""
+        if job.copy_limit is not None:
+            cp, synced = by_name[CP, job.model], by_name[CP_SYNC, job.model]
+            ratios = [ratio(results, job, cp, True), ratio(results, job, cp, False), ratio(results, job, synced, False)]
+            cells = [f"{value:.2f}" for value in ratios]
+            whole_limit = WHOLE_LIMIT if job.copy_limit == COPY_LIMIT else PERMUTED_LIMIT
+            if ratios[0] > job.copy_limit:
+                missed.append(f"{job.name}: the copy phase takes {ratios[0]:.2f} times cp, at most {job.copy_limit} was expected")
+            if ratios[2] > whole_limit:
+                missed.append(f"{job.name}: takes {ratios[2]:.2f} times cp and sync, at most {whole_limit} was expected")
+            if peak > PEAK_MIB:
+                missed.append(f"{job.name}: takes {peak:.0f} MiB, at most {PEAK_MIB} was expected")
+        if job.peer and (job.peer, job.model) in by_name:
+            times = 1 / ratio(results, job, by_name[job.peer, job.model], False)
+            factor = f"{times:.1f}"
+            if times < TORCHTITAN_FACTOR:
+                missed.append(
+                    f"{job.name}: {job.peer} takes {times:.1f} times as long, at least {TORCHTITAN_FACTOR} was expected"
+                )
+        label = f"GPT: {job.name}" if job.model == "gpt" and job.copy_limit is None else job.name
+        made.rows.append((label, "" if copy is None else f"{copy:.1f}", f"{whole:.1f}", *cells, f"{peak:.0f}", factor))
+    return made, missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure lt-convert beside cp and TorchTitan's scripts.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="models of 50 MB, without limits")
+    parser.add_argument("--without-torchtitan", action="store_true", help="leave TorchTitan's scripts out, which take minutes")
+    parser.add_argument("--work", type=Path, help="directory with room for 25 GB")
+    parser.add_argument("--markdown", type=Path, help="file in which the table between the markers is replaced")
+    arguments = parser.parse_args()
+    llama = presets.preset("llama3.2-1b")
+    gpt = dataclasses.replace(presets.preset("gpt3-1.7b"), num_layers=18)
+    if arguments.quick:
+        llama = dataclasses.replace(llama, num_layers=4, hidden_size=512, ffn_hidden_size=2048, num_attention_heads=8,
+                                    num_query_groups=4, kv_channels=64, vocab_size=16000)  # fmt: skip
+        gpt = dataclasses.replace(gpt, num_layers=4, hidden_size=512, ffn_hidden_size=2048, num_attention_heads=8,
+                                  num_query_groups=8, kv_channels=64, vocab_size=16000)  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=arguments.work, prefix="bench-convert-") as place:
+        work = Path(place)
+        results: dict[Job, list[Measured]] = {job: [] for job in jobs(work, llama, gpt, not arguments.without_torchtitan)}
+        size = (work / "llama" / "model.safetensors").stat().st_size
+        for number in range(arguments.rounds):
+            for job, measured in results.items():
+                print(f"bench: round {number + 1} of {arguments.rounds}: {job.name}", file=sys.stderr, flush=True)
+                measured.append(run(job, work / "out"))
+    cache = "dropped before each command" if os.geteuid() == 0 else "given up by hints before each command"
+    made, missed = table(results, f"{llama.name} in bf16, {size / 1e9:.2f} GB, cold: medians of {arguments.rounds} rounds")
+    made.notes.append(f"{report.machine()} Page cache {cache}.")
+    print(made.plain())
+    print(made.markdown())
+    if arguments.markdown:
+        report.write_markdown(arguments.markdown, made.markdown())
+    for line in [] if arguments.quick else missed:
+        print(line)
+    return 1 if missed and not arguments.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
