@@ -27,7 +27,15 @@ lt-convert verify run1 run1-hf --logits
 FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 
 
-@click.command(cls=console.Command, examples=EXAMPLES)
+class _Command(console.Command):
+    """The command without a name, whose help also lists those that have one."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
+
+
+@click.command(cls=_Command, examples=EXAMPLES)
 @click.version_option(__version__)
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
