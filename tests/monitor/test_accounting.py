@@ -77,8 +77,65 @@ def test_marks_between_uneven_steps_are_exact() -> None:
         first.take_step(step, seconds, None, 1)
         if step == 2:
             first.mark(2)
-    assert first._seconds_at(2) == pytest.approx(2)
-    assert first.step_seconds - first._seconds_at(2) == pytest.approx(10)
+    assert first.lost_seconds(2) == pytest.approx(10)
+
+
+def test_compilation_before_the_checkpoint_does_not_make_lost_work_cheaper() -> None:
+    first = attempt([605.0] + [5.0] * 109)
+    first.mark(100)
+    result = account([first, attempt([5.0] * 10, begin=2000, first=101)])
+    assert result.lost_seconds["lost-work"] == pytest.approx(50)
+    assert result.lost_seconds["compile"] == pytest.approx(600)
+    assert result.productive_seconds == pytest.approx(550)
+
+
+def test_without_a_mark_compilation_still_stays_in_the_first_line() -> None:
+    first = attempt([605.0] + [5.0] * 19)
+    assert first.lost_seconds(15) == pytest.approx(25)
+    assert first.lost_seconds(0) == pytest.approx(100)
+    every_ten = Totals(resumed_at=0)
+    for step, seconds in ((10, 65.0), (20, 5.0), (30, 5.0)):
+        every_ten.take_step(step, seconds, None, 10)
+    assert every_ten.lost_seconds(5) == pytest.approx(125)
+
+
+def test_slow_steps_are_taken_from_lost_work_only_where_they_lie() -> None:
+    before = attempt([1.0] * 10 + [101.0] + [1.0] * 9)
+    before.mark(15)
+    assert before.lost_seconds(15) == pytest.approx(5)
+    after = attempt([1.0] * 17 + [101.0] + [1.0] * 2)
+    after.mark(15)
+    assert after.lost_seconds(15) == pytest.approx(5)
+
+
+def test_a_checkpoint_that_was_complete_before_the_crash_is_no_hang() -> None:
+    one = attempt([1.0] * 5)
+    one.take_pause("checkpoint", None, until=40.0)
+    one.note_time(70.0)
+    one.failed = True
+    lost = account([one]).lost_seconds
+    assert (lost["checkpoint"], lost["hang"]) == pytest.approx((30, 30))
+    other = dataclasses.replace(one, failed=False)
+    assert account([other]).lost_seconds["stop"] == pytest.approx(30)
+
+
+def test_a_checkpoint_that_never_became_complete_is_where_it_hung() -> None:
+    one = attempt([1.0] * 5)
+    one.take_pause("checkpoint", None)
+    one.note_time(70.0)
+    one.failed = True
+    assert account([one]).lost_seconds["hang"] == pytest.approx(60)
+
+
+def test_a_first_step_without_anything_timed_before_it_is_counted_once() -> None:
+    first = attempt([2.0] * 10)
+    second = Totals(resumed_at=10)
+    for step, time in ((20, 220.0), (30, 240.0)):
+        second.note_time(time)
+        second.take_step(step, 2.0, time, 10)
+    result = account([first, second])
+    assert result.lost_seconds["queue"] == pytest.approx(175)
+    assert result.allocated_seconds + result.lost_seconds["queue"] == pytest.approx(240)
 
 
 def test_a_pause_goes_to_what_happened_in_it() -> None:
@@ -131,4 +188,4 @@ def test_totals_stay_small() -> None:
     for step in range(0, 20_000, 10):
         totals.mark(step)
     assert len(totals.histogram) < 10
-    assert len(totals.marks) <= 33
+    assert len(totals.marks) <= 34

@@ -47,6 +47,16 @@ def test_a_story_with_a_crash(tool: Any) -> None:
     assert (told["restarts"], told["lost_steps"], told["gpus"]) == (1, 30, 16)
 
 
+def test_an_attempt_begins_where_its_trainer_says_that_it_is_initialized(tool: Any) -> None:
+    told = event("note", 200, 1440, note="initialized", message="x") + event(
+        "start", 201, arguments={"world_size": 16, "save": "/save"}
+    )
+    story = STORY.replace(event("start", 201, 1440, arguments={"world_size": 16, "save": "/save"}), told)
+    assert told in story
+    done = tool("goodput", "--json", "-", stdin=story)
+    assert json.loads(done.stdout)["lost_seconds"] == pytest.approx(EXPECTED)
+
+
 def test_a_table_for_people(tool: Any) -> None:
     done = tool("goodput", "--price-per-gpu-hour", "3.6", "-", stdin=STORY)
     assert done.stdout.splitlines() == [

@@ -2,8 +2,9 @@
 
 An attempt of a million steps is a few hundred numbers here: durations of steps are counted in bins 2 % wide, so the median and
 the time above it come out within 1 %, whatever the number of steps. Work that a later attempt does again is looked up in marks,
-the seconds of training up to each checkpoint. All that needs is step lines; times in the lines tell the seconds between them
-too.
+the seconds of training up to each checkpoint, and how many of them were slow by the median of that moment: whole histograms would
+be exact where the median drifts, and take 10 kB an attempt. All that needs is step lines; times in the lines tell the seconds
+between them too.
 """
 
 import dataclasses
@@ -23,9 +24,10 @@ HANG_STEP_FACTOR = 10.0
 class Totals:
     """One attempt. Times are seconds since 1970, None where the log has none.
 
-    `histogram` maps a bin of step durations to [steps, seconds], `marks` are pairs (step, seconds of training so far), `gaps` are
-    seconds between step lines by cause, `waiting` is what happened since the last step line. `first_seconds` and `first_steps`
-    are those of the first step line, which holds the compilation. `failed` tells of a critical fault since the last step.
+    `histogram` maps a bin of step durations to [steps, seconds], `marks` are [step, seconds of training so far, those of them in
+    slow steps], `gaps` are seconds between step lines by cause, `waiting` is what happened since the last step line, the last of
+    it complete at `waited_until`. `first_seconds` and `first_steps` are those of the first step line, which holds the
+    compilation. `failed` tells of a critical fault since the last step.
     """
 
     begin: float | None = None
@@ -42,6 +44,7 @@ class Totals:
     marks: list[list[float]] = dataclasses.field(default_factory=list)
     gaps: dict[str, float] = dataclasses.field(default_factory=dict)
     waiting: dict[str, float] = dataclasses.field(default_factory=dict)
+    waited_until: float | None = None
     failed: bool = False
 
     def note_time(self, time: float | None) -> None:
@@ -61,7 +64,7 @@ class Totals:
         if first:
             self.first_step, self.first_seconds, self.first_steps = step, seconds or 0.0, steps
             self.first_step_begin = time - spent if time is not None else None
-            self.marks = [[before if before is not None else step - steps, 0.0]]
+            self.marks = [[before if before is not None else step - steps, 0.0, 0.0], [step, spent, 0.0]]
         elif seconds:
             entry = self.histogram.setdefault(str(round(math.log(max(seconds, 1e-6)) / BIN_WIDTH)), [0, 0.0])
             entry[0] += steps
@@ -69,17 +72,18 @@ class Totals:
         self.step_seconds += spent
         if since is not None:
             self._book(since - spent)
-        self.waiting, self.failed = {}, False
+        self.waiting, self.waited_until, self.failed = {}, None, False
         self.last_step, self.last_step_time = step, time
 
-    def take_pause(self, cause: str, seconds: float | None) -> None:
-        """A checkpoint, a load or an evaluation; `seconds` is what its line says it took."""
+    def take_pause(self, cause: str, seconds: float | None, until: float | None = None) -> None:
+        """A checkpoint or an evaluation; `seconds` is what its line says it took, `until` the time at which it was complete."""
         self.waiting[cause] = self.waiting.get(cause, 0.0) + (seconds or 0.0)
+        self.waited_until = until if until is not None else self.waited_until
 
     def mark(self, step: int) -> None:
         """Remember how much training a checkpoint of `step` holds."""
         if self.last_step is not None and step <= self.last_step and self.marks[-1][0] < step:
-            self.marks = [*self.marks[:1], *self.marks[1:][1 - MARKS :], [step, self._seconds_at(step)]]
+            self.marks = [*self.marks[:2], *self.marks[2:][1 - MARKS :], [step, *self._training_at(step)]]
 
     def median_seconds(self) -> float | None:
         """The median duration of a step, None before the second step line."""
@@ -109,12 +113,16 @@ class Totals:
         return max(0, self.last_step - max(resumed_at, int(self.marks[0][0]))) if self.last_step is not None else 0
 
     def lost_seconds(self, resumed_at: int) -> float:
-        """What these steps took, without the share of slow steps and compilation."""
+        """What these steps took, without what slow steps and the compilation took among them."""
         if not self.lost_steps(resumed_at):
             return 0.0
-        useful = max(0.0, self.step_seconds - self.slow_seconds() - self.compile_seconds())
-        lost = self.step_seconds - self._seconds_at(resumed_at)
-        return lost * useful / self.step_seconds if self.step_seconds else 0.0
+        seconds, slow = self._training_at(resumed_at)
+        lost = self.step_seconds - seconds - max(0.0, self.slow_seconds() - slow)
+        first, compilation = int(self.marks[1][0]), self.compile_seconds()
+        if resumed_at < first and self.first_steps:
+            # The compilation is in the part of the first line's interval that is lost, as far as that goes.
+            lost -= compilation * min(1.0, (first - resumed_at) / self.first_steps)
+        return min(max(0.0, lost), max(0.0, self.step_seconds - self.slow_seconds() - compilation))
 
     def _step_before(self, step: int, log_interval: int) -> int | None:
         """The step after which the first line's interval began."""
@@ -154,15 +162,17 @@ class Totals:
         for cause, seconds in known.items():
             self.gaps[cause] = self.gaps.get(cause, 0.0) + seconds
 
-    def _seconds_at(self, step: float) -> float:
-        """Seconds of training up to `step`, between marks in proportion to the steps."""
+    def _training_at(self, step: float) -> tuple[float, float]:
+        """Seconds of training up to `step`, and those that slow steps took; between marks in proportion to the steps."""
+        end = (self.step_seconds, self.slow_seconds())
         if self.last_step is None or step >= self.last_step:
-            return self.step_seconds
-        points = [*self.marks, [self.last_step, self.step_seconds]]
-        for (left, before), (right, after) in itertools.pairwise(points):
+            return end
+        points = [*self.marks, [self.last_step, *end]]
+        for (left, before, slow_before), (right, after, slow_after) in itertools.pairwise(points):
             if left <= step <= right:
-                return before + (after - before) * (step - left) / max(1, right - left)
-        return 0.0
+                share = (step - left) / max(1, right - left)
+                return before + (after - before) * share, slow_before + max(0.0, slow_after - slow_before) * share
+        return 0.0, 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +210,8 @@ def account(attempts: Sequence[Totals]) -> Account:
         productive += max(0.0, attempt.step_seconds - slow - compilation - again)
         for cause, seconds in _edges(attempt):
             lost[cause] += seconds
-        if index and attempt.begin is not None and (ended := _latest_end(attempts[:index])) is not None:
-            lost["queue"] += max(0.0, attempt.begin - ended)
+        if index and (began := _begin(attempt)) is not None and (ended := _latest_end(attempts[:index])) is not None:
+            lost["queue"] += max(0.0, began - ended)
     restarts = max(0, len(attempts) - 1) + bool(attempts and attempts[0].resumed_at)
     has_times = any(attempt.begin != attempt.end for attempt in attempts)
     return Account(productive, lost, lost_steps, restarts, has_times)
@@ -217,9 +227,33 @@ def _edges(attempt: Totals) -> Iterable[tuple[str, float]]:
         return
     yield ("start", max(0.0, attempt.first_step_begin - attempt.begin))
     if attempt.last_step_time is not None:
-        tail = max(0.0, attempt.end - attempt.last_step_time)
-        saving = attempt.waiting.get("checkpoint") if not attempt.failed else None
-        yield ("hang" if attempt.failed else "checkpoint" if saving is not None else "stop", tail)
+        yield from _tail(attempt, attempt.last_step_time, attempt.end)
+
+
+def _tail(attempt: Totals, last_step_time: float, end: float) -> Iterable[tuple[str, float]]:
+    """The seconds after the last step: what was saved or evaluated then, and the rest."""
+    tail = max(0.0, end - last_step_time)
+    rest = "hang" if attempt.failed else "stop"
+    if not attempt.waiting:
+        yield (rest, tail)
+        return
+    known = sum(attempt.waiting.values())
+    if attempt.waited_until is not None:
+        paused = min(tail, max(0.0, attempt.waited_until - last_step_time))
+    elif known or attempt.failed:
+        paused = min(tail, known)
+    else:
+        paused = tail if "checkpoint" in attempt.waiting else 0.0
+    for cause, seconds in attempt.waiting.items():
+        yield (cause, paused * (seconds / known if known else 1 / len(attempt.waiting)))
+    yield (rest, tail - paused)
+
+
+def _begin(attempt: Totals) -> float | None:
+    """The first time of an attempt. Where nothing before its first step line has a time, that step was earlier than any."""
+    if attempt.begin is None or attempt.first_step_begin is None:
+        return attempt.begin
+    return min(attempt.begin, attempt.first_step_begin)
 
 
 def _latest_end(attempts: Iterable[Totals]) -> float | None:

@@ -31,7 +31,8 @@ class History:
             self._open[-1].take_step(event, stream)
             return
         current = self._open[-1]
-        if (kind == "start" and current.has_started(event, stream)) or (kind == "load" and current.last_steps):
+        begins_anew = kind == "load" or event.get("note") == "initialized"
+        if (kind == "start" and current.has_started(event, stream)) or (begins_anew and current.last_steps):
             self._open.append(_Attempt())
         self._open[-1].take(event, stream)
 

@@ -23,7 +23,7 @@ from lt_monitor.scrape import scrape_log
 from lt_shared import storage
 from lt_shared.console import BadData, UsageError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class Memory:

@@ -190,7 +190,7 @@ class RunState:
         elif kind == "step":
             begins = record["step"] < log.steps.get(stream, 0)
         else:
-            begins = kind == "load" and bool(log.steps)
+            begins = bool(log.steps) and (kind == "load" or record.get("note") == "initialized")
         if begins:
             log.steps, log.started = {}, []
             log.attempt = log.attempt + 1 if log.attempt + 1 < len(self.attempts) else self._open()
@@ -254,7 +254,7 @@ class RunState:
         elif kind == "checkpoint":
             self._checkpoint(totals, record, at, now)
         elif kind == "eval":
-            totals.take_pause("evaluation", record.get("seconds"))
+            totals.take_pause("evaluation", record.get("seconds"), at)
             if record.get("split", "validation") == "validation":
                 self.validation = {"step": record["step"], "loss": record["loss"]}
         elif kind == "end":
@@ -267,7 +267,7 @@ class RunState:
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
     def _checkpoint(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
-        totals.take_pause("checkpoint", record.get("seconds"))
+        totals.take_pause("checkpoint", record.get("seconds"), None if record.get("begun") else at)
         if record.get("begun"):
             self.saving = at if at is not None else now
             return
