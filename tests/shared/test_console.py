@@ -212,10 +212,25 @@ def test_output_that_does_not_fit_is_an_io_error(program: list[str]) -> None:
         assert (done.returncode, done.stderr) == (ExitCode.IO, "lt-x: error: no space left on device\n")
 
 
-def test_closed_standard_streams(program: list[str]) -> None:
-    script = '"$@" work "console.print_json({}); sys.stdin.read()" <&- >&-; echo $?'
-    done = subprocess.run(["bash", "-c", script, "bash", *program], capture_output=True, text=True)
+def closed(program: list[str], code: str, streams: str) -> subprocess.CompletedProcess[str]:
+    script = f'code=$1; shift; "$@" work "$code" {streams}; echo $?'
+    return subprocess.run(["bash", "-c", script, "bash", code, *program], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_that_are_not_needed(program: list[str], streams: str) -> None:
+    done = closed(program, "console.warn('x') if sys.stderr.fileno() != 2 else sys.stdin.read()", streams)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["console.print_json({})", "sys.stdout.write('x')", "click.echo('x')", "sys.stdout.buffer.write(b'x'); sys.stdout.flush()"],
+)
+def test_output_to_a_closed_stdout_is_an_io_error(program: list[str], code: str) -> None:
+    done = closed(program, code, ">&-")
+    assert done.stdout == f"{ExitCode.IO}\n"
+    assert done.stderr == "lt-x: error: standard output is closed\nhint: redirect it to a file or to /dev/null\n"
 
 
 def test_json_lines_are_compact_utf8(program: list[str]) -> None:

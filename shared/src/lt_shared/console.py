@@ -6,6 +6,7 @@ when a progress bar is drawn on a terminal.
 """
 
 import contextlib
+import errno
 import enum
 import io
 import json
@@ -237,11 +238,14 @@ def run(command: click.Command, tool: str) -> NoReturn:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones."""
+    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones.
+
+    What is written to a closed stdout must not vanish: it is a descriptor that refuses it, and nothing else can get its number.
+    """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdin, sys.stdout):
@@ -288,6 +292,8 @@ def _exit_code_of(work: Callable[[], int]) -> int:
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     except OSError as error:
+        if error.errno == errno.EBADF and not error.filename:
+            return _report("standard output is closed", "redirect it to a file or to /dev/null", ExitCode.IO)
         place = f"{error.filename}: " if error.filename else ""
         code = ExitCode.NO_INPUT if isinstance(error, FileNotFoundError) else ExitCode.IO
         return _report(f"{place}{(error.strerror or str(error)).lower()}", None, code)
