@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from lt_shared import run_log
+
 TOOL = [sys.executable, "-m", "lt_monitor"]
 
 
@@ -100,6 +102,36 @@ def test_what_holds_is_said_once_and_counts_in_each_pass(tool: Any, tmp_path: Pa
     assert (first.returncode, second.returncode, second.stdout) == (2, 2, "")
     done = tool("alert", "run.log")
     assert done.stdout.startswith("CRITICAL hang")
+
+
+DUMP = "".join(f"{line}\n" for line in run_log.format_arguments({"seq_length": 8, "world_size": 2}))
+
+
+@pytest.mark.parametrize("is_emptied_first", [False, True])
+@pytest.mark.parametrize("through_scrape", [False, True])
+def test_a_log_that_was_overwritten_by_one_that_begins_alike_is_read(
+    tool: Any, tmp_path: Path, is_emptied_first: bool, through_scrape: bool
+) -> None:
+    log = tmp_path / "run.log"
+
+    def findings() -> list[str]:
+        if not through_scrape:
+            return tool("alert", "--state", "state", "run.log").stdout.splitlines()
+        new = tool("scrape", "--state", "scrape.state", "run.log").stdout
+        # The pipe broke after alert was done, so the same records come twice.
+        first = tool("alert", "--state", "state", "-", stdin=new).stdout.splitlines()
+        assert tool("alert", "--state", "state", "-", stdin=new).stdout == ""
+        return first
+
+    log.write_text(DUMP + healthy(50))
+    assert findings() == []
+    if is_emptied_first:
+        log.write_text("")
+        assert findings() == []
+    log.write_text(DUMP + step(1, 3) + step(2, 2, nans=1, loss="nan"))
+    assert [line.split()[:2] for line in findings()] == [["CRITICAL", "nan"]]
+    assert findings() == []
+    assert len(json.loads((tmp_path / "state").read_text())["runs"][0]["attempts"]) == 2
 
 
 def test_warnings_exit_with_1(tool: Any) -> None:

@@ -66,6 +66,7 @@ NOTES = (
     "wandb",
     "progress",
     "missing",
+    "replaced",
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Protocol
 
-from lt_monitor import log_files
+from lt_monitor import events, log_files
 from lt_monitor.log_parser import Block, LogParser
 from lt_monitor.merging import Merger
 from lt_monitor.outputs import Output
@@ -112,6 +112,7 @@ def scrape_log(path: str, positions: Positions, output: Sink) -> None:
         earlier = positions.replaced(position)
         if earlier is not None:
             _finish_rotated(path, earlier, positions, output)
+            _tell_replaced(path, earlier, output)
         _read_on(path, log_files.run_name(path), log, position, output)
     positions.new[absolute] = position
 
@@ -128,6 +129,22 @@ def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, out
                     positions.new[sibling] = position
                 return
     note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
+
+
+def _tell_replaced(path: str, earlier: SavedPosition, output: Sink) -> None:
+    """An event before those of the new log: two logs may begin alike, and its reader must not take one for a repetition.
+
+    What was read of the log before tells this event from that of another replacement, but not from its own repetition.
+    """
+    item = {
+        "v": events.VERSION,
+        "kind": "note",
+        "note": "replaced",
+        "message": "another log is there now",
+        "fields": {"offset": earlier.offset, "tail_sha256": earlier.tail_sha256},
+        "src": {"offset": 0},
+    }
+    output.take(Block([(0, item)], []), Merger(), log_files.printable(path), log_files.run_name(path))
 
 
 def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Sink) -> None:
