@@ -196,3 +196,10 @@ def test_steps_by_columns_make_the_same_attempts_as_records(tmp_path: Path, labe
         ]
     np.testing.assert_array_equal(by_columns.steps.numbers, by_records.steps.numbers)
     np.testing.assert_array_equal(by_columns.steps.column("loss"), by_records.steps.column("loss"))
+
+
+def test_jobs_are_joined_in_the_order_in_which_they_began() -> None:
+    job = assembly.Job
+    jobs = [job("/a", False, 50.0), job("/b", False, None), job("/a", True, 10.0), job("/a", True, 30.0), job(None, False, 1.0)]
+    assert assembly.jobs_of_one_run(jobs) == [[3, 0], [1], [2], [4]]
+    assert assembly.jobs_of_one_run([job("/a", False, 50.0), job("/a", False, None)]) == [[0, 1]]

@@ -107,3 +107,18 @@ def test_no_steps(tool: Any) -> None:
 def test_hostile_run_names_are_shown(tool: Any) -> None:
     done = tool("goodput", "-", stdin=steps(1, 5, 0, 1).replace('"run": "r"', '"run": "\\u001b[2Jx"'))
     assert done.stdout.startswith("\\x1b[2Jx: goodput")
+
+
+@pytest.mark.parametrize("interval", [1, 10])
+def test_jobs_that_loaded_nothing_are_runs_of_their_own(tool: Any, interval: int) -> None:
+    def job(file: str, begin: float) -> str:
+        lines = "".join(
+            event("step", 1 + step, begin + 2 * step, file, step=step, step_seconds=2.0)
+            for step in range(interval, 101, interval)
+        )
+        return event("start", 0, begin, file, arguments={"world_size": 2, "save": "/save"}) + lines
+
+    told = [
+        json.loads(line) for line in tool("goodput", "--json", "-", stdin=job("a.log", 0) + job("b.log", 10)).stdout.splitlines()
+    ]
+    assert [(one["run"], one["restarts"], one["lost_steps"]) for one in told] == [("a", 0, 0), ("b", 0, 0)]

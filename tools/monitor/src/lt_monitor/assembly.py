@@ -1,5 +1,6 @@
 """From logs to runs: the attempts of each log (`history`), and those of several logs of one run merged."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -84,28 +85,58 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
 
 
 def join_by_checkpoints(runs: Sequence[Run]) -> list[Run]:
-    """Make one run of those that save into the same directory: jobs that were submitted again and log into a new file each.
+    """Make one run of jobs that were submitted again and log into a new file each (`jobs_of_one_run`), named after the first."""
+    jobs = [Job(_checkpoint_directory(run), _resumed_at(run) == 0, _begin_time(run)) for run in runs]
+    groups = [[runs[place] for place in places] for places in jobs_of_one_run(jobs)]
+    return [group[0] if len(group) == 1 else _run(group[0].name, [run.attempts for run in group]) for group in groups]
 
-    The first one gives the name. A job that began from scratch is a run of its own, though it may have used the directory again.
-    Relative directories are left alone: the log does not tell what they are relative to.
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One log's run: the `directory` it saves into, None where that is not known, and when it began, seconds since 1970."""
+
+    directory: str | None
+    is_from_scratch: bool
+    begin_time: float | None
+
+
+def jobs_of_one_run(jobs: Sequence[Job]) -> list[list[int]]:
+    """The places of jobs that continue each other: they save into the same directory, and the later one went on from a step.
+
+    They are in the order in which they began, in the given order where a log has no times. A job that began from scratch is a run
+    of its own, though it may have used the directory again.
     """
-    joined: list[Run] = []
-    place_of: dict[str, int] = {}
-    for run in runs:
-        directory = _checkpoint_directory(run)
-        if directory in place_of and run.attempts and run.attempts[0].resumed_at != 0:
-            place = place_of[directory]
-            joined[place] = _run(joined[place].name, [joined[place].attempts, run.attempts])
-            continue
-        if directory is not None:
-            place_of[directory] = len(joined)
-        joined.append(run)
-    return joined
+    by_directory: dict[str | int, list[int]] = {}
+    for place, job in enumerate(jobs):
+        by_directory.setdefault(place if job.directory is None else job.directory, []).append(place)
+    groups: list[list[int]] = []
+    for places in by_directory.values():
+        begins = {place: jobs[place].begin_time for place in places}
+        if None not in begins.values():
+            places = sorted(places, key=lambda place: begins[place] or 0.0)
+        groups.append([])
+        for place in places:
+            if groups[-1] and jobs[place].is_from_scratch:
+                groups.append([])
+            groups[-1].append(place)
+    return sorted(groups, key=min)
+
+
+def checkpoint_directory(paths: Iterable[object]) -> str | None:
+    """The first path that says where it is; relative ones do not: the log does not tell what they are relative to."""
+    return next((path for path in paths if isinstance(path, str) and (path.startswith("/") or "://" in path)), None)
 
 
 def _checkpoint_directory(run: Run) -> str | None:
-    paths = [run.arguments.get("save"), *(event.get("path") for event in run.of_kind("checkpoint"))]
-    return next((path for path in paths if isinstance(path, str) and (path.startswith("/") or "://" in path)), None)
+    return checkpoint_directory([run.arguments.get("save"), *(event.get("path") for event in run.of_kind("checkpoint"))])
+
+
+def _resumed_at(run: Run) -> int | None:
+    return run.attempts[0].resumed_at if run.attempts else 0
+
+
+def _begin_time(run: Run) -> float | None:
+    return run.attempts[0].begin_time if run.attempts else None
 
 
 def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:

@@ -1,16 +1,17 @@
 """`lt-monitor goodput`: how much of the time a run had was spent on training that counted, and where the rest went.
 
-Logs of one run in several files, a job each, are joined when they save into the same directory. Without times in the lines only
-what lies within steps is known: compilation, slow steps, and work that was done again.
+Logs of one run in several files, a job each, are joined as `runs` joins them. Without times in the lines only what lies within
+steps is known: compilation, slow steps, and work that was done again.
 """
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lt_monitor import accounting, log_files
 from lt_monitor.accounting import Account
+from lt_monitor.assembly import Job, checkpoint_directory, jobs_of_one_run
 from lt_monitor.display import printable
 from lt_monitor.findings import duration
 from lt_monitor.run_state import RunState, positive, state_of
@@ -66,14 +67,17 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     return [_goodput(group, price_per_gpu_hour, gpus) for group in _joined(trained)]
 
 
-def _joined(runs: Iterable[RunState]) -> list[list[RunState]]:
-    """Runs that save into the same directory are one run, whose jobs logged into a file each."""
-    groups: dict[str, list[RunState]] = {}
-    for run in runs:
-        paths = (run.arguments.get("save"), run.checkpoint.get("path"))
-        directory = next((path for path in paths if isinstance(path, str) and (path.startswith("/") or "://" in path)), None)
-        groups.setdefault(f"directory {directory}" if directory else f"run {run.run}", []).append(run)
-    return list(groups.values())
+def _joined(runs: Sequence[RunState]) -> list[list[RunState]]:
+    """Jobs that logged into a file each and went on from each other's checkpoints are one run."""
+    jobs = [
+        Job(
+            checkpoint_directory([run.arguments.get("save"), run.checkpoint.get("path")]),
+            run.attempts[0].resumed_at == 0,
+            run.attempts[0].begin,
+        )
+        for run in runs
+    ]
+    return [[runs[place] for place in places] for places in jobs_of_one_run(jobs)]
 
 
 def _goodput(group: Sequence[RunState], price: float | None, gpus: int | None) -> Goodput:

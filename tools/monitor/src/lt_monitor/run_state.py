@@ -218,6 +218,9 @@ class RunState:
         if totals.resumed_at is None and totals.first_step is None:
             totals.resumed_at = self._guessed_resume(step)
         totals.take_step(step, record.get("step_seconds"), at, positive(self.arguments.get("log_interval")) or 1)
+        if self.step_lines == 1 and totals.resumed_at is None and totals.first_step is not None and step >= 2 * totals.first_step:
+            # The second line tells how often the trainer logs: the first one was the first of all.
+            totals.resumed_at = 0
         self.last, self.last_at = record, at
         self.seen, self.saving, self.end, self.faults = now, None, {}, []
         loss, seconds = record.get("loss"), record.get("step_seconds")
@@ -234,9 +237,9 @@ class RunState:
         return True
 
     def _guessed_resume(self, step: int) -> int | None:
-        if not self.step_lines:
-            return 0 if step <= 1 else None
         interval = positive(self.arguments.get("log_interval")) or 1
+        if not self.step_lines:
+            return 0 if step <= interval else None
         saved = self.checkpoint.get("step")
         return saved if saved is not None and step - interval <= saved < step else max(0, step - interval)
 
