@@ -1,5 +1,6 @@
 """Byte ranges of files: exact, or an error that names the file."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,21 @@ def test_missing_and_truncated_files_are_bad_data(tmp_path: Path) -> None:
             opened.read(str(tmp_path / "gone"), 0, 1)
         with pytest.raises(BadData, match="missing"):
             opened.read(str(tmp_path / "short" / "below"), 0, 1)
+
+
+def test_what_is_no_regular_file_is_bad_data(tmp_path: Path) -> None:
+    """A pipe most of all: opening it would wait for ever."""
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with Files() as opened:
+        for name, message in (
+            ("directory", "directory: not a regular file"),
+            ("pipe", "pipe: not a regular file"),
+            ("loop", "loop: Too many levels of symbolic links"),
+            ("a" * 300, "File name too long"),
+            ("a\0b", r"a\\x00b': cannot be the name of a file"),
+            ("\ud800", r"ud800': cannot be the name of a file"),
+        ):
+            with pytest.raises(BadData, match=message):
+                opened.size_bytes(f"{tmp_path}/{name}")

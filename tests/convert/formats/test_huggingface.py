@@ -123,7 +123,7 @@ def test_damaged_shards_are_refused(models: dict[str, Path], tmp_path: Path) -> 
     save_file({"other": torch.zeros(1)}, shards[0])
     refuse("which the index promises")
     index = place / "model.safetensors.index.json"
-    for elsewhere in ("../a.safetensors", "/etc/passwd", "..", "a/b.safetensors"):
+    for elsewhere in ("../a.safetensors", "/etc/passwd", "..", "a/b.safetensors", "a\0b"):
         index.write_text(json.dumps({"weight_map": {"a": elsewhere}}))
         refuse("outside the directory")
     for malformed in ("{}", "", "[]", '{"weight_map": {"a": 1}}', '{"weight_map": [1]}', "[" * 100_000):
@@ -131,6 +131,18 @@ def test_damaged_shards_are_refused(models: dict[str, Path], tmp_path: Path) -> 
         refuse("not an index")
     index.unlink()
     refuse("model.safetensors: missing")
+
+
+def test_a_single_file_beside_an_index_of_others_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    """transformers would load the single file."""
+    place = Path(shutil.copytree(models["sharded"], tmp_path / "both"))
+    shutil.copy(models["grouped"] / "model.safetensors", place)
+    with Files() as files, pytest.raises(BadData, match=r"both: has a model\.safetensors and a model\.safetensors\.index\.json"):
+        huggingface.read_model(str(place), files)
+    names = dict.fromkeys(load_file(place / "model.safetensors"), "model.safetensors")
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with Files() as files:
+        assert huggingface.read_model(str(place), files).keys() == names.keys()
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ where a reader says beforehand what it will need. One object serves one thread; 
 """
 
 import collections
+import errno
 import os
+import stat
 from collections.abc import Iterable
 from typing import Any
 
@@ -97,12 +99,7 @@ class Files:
         if path not in self._descriptors:
             if len(self._descriptors) >= OPEN_FILES:
                 os.close(self._descriptors.popitem(last=False)[1])
-            try:
-                self._descriptors[path] = os.open(path, os.O_RDONLY)
-            except (FileNotFoundError, NotADirectoryError):
-                raise BadData(f"{path}: missing", INCOMPLETE) from None
-            except PermissionError:
-                raise BadData(f"{path}: permission denied") from None
+            self._descriptors[path] = _open(path)
         self._descriptors.move_to_end(path)
         return self._descriptors[path]
 
@@ -116,3 +113,21 @@ class Files:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def _open(path: str) -> int:
+    """A descriptor of a regular file. Looked at first: opening a pipe waits for somebody to write into it."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise BadData(f"{path}: not a regular file")
+        return os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadData(f"{path}: missing", INCOMPLETE) from None
+    except PermissionError:
+        raise BadData(f"{path}: permission denied") from None
+    except ValueError:
+        raise BadData(f"{path!r}: cannot be the name of a file") from None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise
+        raise BadData(f"{path}: {error.strerror}") from None

@@ -87,16 +87,22 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     from lt_convert.location import listing
 
     path = f"{directory}/{INDEX}"
-    if INDEX not in listing(directory):
+    names = listing(directory)
+    if INDEX not in names:
         return read_file(f"{directory}/{SINGLE}", files)
     try:
         weight_map = dict(json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
         shards = sorted(set(weight_map.values()))
-        outside = [name for name in shards if "/" in name or name in ("", ".", "..")]
+        outside = [name for name in shards if "/" in name or "\0" in name or name in ("", ".", "..")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: not an index of safetensors: {error}") from None
     if outside:
         raise BadData(f"{path}: names a file outside the directory: {outside[0]!r}")
+    if SINGLE in names and shards != [SINGLE]:
+        raise BadData(
+            f"{directory}: has a {SINGLE} and a {INDEX} of other files, which may be two models",
+            "remove the one that is not meant: transformers would load the single file",
+        )
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         found = read_file(f"{directory}/{shard}", files)
