@@ -90,7 +90,7 @@ def test_findings_are_new_once(tool: Any, tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write(step(31, 0, nans=1))
     done = tool("alert", "--state", "s", "run.log")
-    assert (done.returncode, done.stdout) == (2, "CRITICAL nan run: step 31: 1 steps with a loss that is not a number\n")
+    assert (done.returncode, done.stdout) == (2, "CRITICAL nan run: step 31: 1 step with a loss that is not a number\n")
     done = tool("alert", "--state", "s", "run.log")
     assert (done.returncode, done.stdout) == (0, "")
 

@@ -1,5 +1,6 @@
 """`lt-monitor goodput` on whole stories."""
 
+import datetime
 import json
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_a_table_for_people(tool: Any) -> None:
         "  checkpoint        20 s    2.0%",
         "  stop              10 s    1.0%",
         "  queue           10 min",
-        "  1 restarts, 30 steps done again",
+        "  1 restart, 30 steps done again",
         "  cost 16.16 for 16 GPUs, of which 12.96 were lost",
     ]
 
@@ -122,3 +123,22 @@ def test_jobs_that_loaded_nothing_are_runs_of_their_own(tool: Any, interval: int
         json.loads(line) for line in tool("goodput", "--json", "-", stdin=job("a.log", 0) + job("b.log", 10)).stdout.splitlines()
     ]
     assert [(one["run"], one["restarts"], one["lost_steps"]) for one in told] == [("a", 0, 0), ("b", 0, 0)]
+
+
+@pytest.mark.parametrize("year", ["9999", "2099", "1970"])
+def test_times_that_cannot_be_are_left_out(tool: Any, year: str) -> None:
+    story = steps(1, 10, 0, 1) + steps(11, 12, 20, 1).replace("2026-01", f"{year}-01") + steps(13, 50, 24, 1)
+    done = tool("goodput", "--json", "-", stdin=story)
+    assert json.loads(done.stdout)["allocated_seconds"] == pytest.approx(100)
+    assert done.stderr.count("left out 2 times before 2000 or in the future") == 1
+    assert f"{year}-01-01T10:00:22" in done.stderr
+
+
+def test_a_clock_of_another_zone_may_be_ahead(tool: Any) -> None:
+    ahead = datetime.datetime.now() + datetime.timedelta(hours=13)
+    story = "".join(
+        event("step", step, step=step, step_seconds=2.0, time=(ahead + datetime.timedelta(seconds=2 * step)).isoformat())
+        for step in range(1, 30)
+    )
+    done = tool("goodput", "--json", "-", stdin=story)
+    assert (json.loads(done.stdout)["has_times"], done.stderr) == (True, "")

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from lt_monitor import failures
+from lt_monitor.display import counted
 from lt_monitor.events import Record
 from lt_monitor.findings import Finding, duration
 from lt_monitor.run_state import RunState
@@ -61,7 +62,7 @@ def on_pass(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iter
 def _nan(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     said = None
     if record.get("nan_steps"):
-        said = f"{record['nan_steps']} steps with a loss that is not a number"
+        said = f"{counted(record['nan_steps'], 'step')} with a loss that is not a number"
     elif "loss" in record and record["loss"] is None:
         said = "the loss is not a number"
     elif "grad_norm" in record and record["grad_norm"] is None:

@@ -13,5 +13,10 @@ def printable(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 restart`, `2,000 restarts`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -12,8 +12,9 @@ from typing import Any
 from lt_monitor import accounting, log_files
 from lt_monitor.accounting import Account
 from lt_monitor.assembly import Job, checkpoint_directory, jobs_of_one_run
-from lt_monitor.display import printable
+from lt_monitor.display import counted, printable
 from lt_monitor.findings import duration
+from lt_monitor.possible_times import PossibleTimes
 from lt_monitor.run_state import RunState, positive, state_of
 from lt_shared.console import BadData, warn
 
@@ -56,11 +57,12 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     Raises NoInput when a log is missing, BadData when no log has a training step.
     """
     runs: dict[str, RunState] = {}
-    now = time.time()
+    times = PossibleTimes(time.time())
     for path in log_files.expand(patterns):
         for block in log_files.event_blocks(path):
             for record in block:
-                state_of(runs, record["run"]).take(record, now)
+                state_of(runs, record["run"]).take(times.of(record), times.latest)
+    times.warn()
     trained = [run for run in runs.values() if run.step_lines]
     if not trained:
         raise BadData("no training steps in the logs", "expected logs of a trainer, or the output of lt-monitor scrape")
@@ -111,7 +113,7 @@ def _block(one: Goodput) -> str:
         lines.append(f"  {name:<12} {duration(seconds):>9} {part}".rstrip())
     if account.lost_seconds["queue"] >= 0.5:
         lines.append(f"  {'queue':<12} {duration(account.lost_seconds['queue']):>9}")
-    lines.append(f"  {account.restarts} restarts, {account.lost_steps} steps done again")
+    lines.append(f"  {counted(account.restarts, 'restart')}, {counted(account.lost_steps, 'step')} done again")
     if one.cost is not None:
         lines.append(f"  cost {one.cost:,.2f} for {one.gpus} GPUs, of which {one.lost_cost:,.2f} were lost")
     if not account.has_times:

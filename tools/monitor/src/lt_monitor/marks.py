@@ -11,7 +11,7 @@ import numpy as np
 
 from lt_monitor import summary
 from lt_monitor.attempts import Attempt, Run
-from lt_monitor.display import printable
+from lt_monitor.display import counted, printable
 from lt_monitor.events import Record
 from lt_monitor.steps import epoch_seconds
 
@@ -54,7 +54,7 @@ def _restarts(run: Run) -> list[Mark]:
     for attempt in run.attempts:
         step = attempt.resumed_at if attempt.resumed_at is not None else attempt.first_step
         if step is not None and (attempt.number > 1 or attempt.resumed_at):
-            again = f", {highest - step:,} steps done again" if highest > step else ""
+            again = f", {counted(highest - step, 'step')} done again" if highest > step else ""
             found.append(Mark("restart", step, max(step, highest), f"attempt {attempt.number} went on from step {step:,}{again}"))
         highest = max(highest if step is None else min(highest, step), attempt.last_step or 0)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from lt_monitor import metrics
 from lt_monitor.memory import Memory
+from lt_monitor.possible_times import PossibleTimes
 from lt_monitor.run_state import state_of
 from lt_shared import storage
 from lt_shared.console import UsageError
@@ -28,8 +29,10 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
     if output != STANDARD_OUTPUT and not output.endswith(".prom"):
         raise UsageError(f"{output}: node_exporter reads only files whose names end in .prom")
     state = None if output == STANDARD_OUTPUT else f"{output}.state"
+    times = PossibleTimes(moment)
     with Memory.open(state, "prom", patterns) as memory:
-        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(record, moment))
+        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(times.of(record), moment))
+        times.warn()
         text = metrics.render(memory.runs.values(), moment)
         if output == STANDARD_OUTPUT:
             sys.stdout.write(text)

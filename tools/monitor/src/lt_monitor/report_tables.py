@@ -7,7 +7,7 @@ from html import escape
 from lt_monitor import comparison as run_comparison
 from lt_monitor import summary_table
 from lt_monitor.attempts import Attempt, Run
-from lt_monitor.display import printable
+from lt_monitor.display import counted, printable
 from lt_monitor.events import Record
 from lt_monitor.marks import fault_step
 from lt_monitor.summary import Summary
@@ -61,7 +61,9 @@ def tiles(summary: Summary) -> str:
         _speed_tile(summary),
         _tile("MFU", _number(summary.mfu, ".1%"), _gpu_note(summary)),
         _tile("Tokens seen", _compact(summary.consumed_tokens), _tokens_note(summary)),
-        _tile("Restarts", f"{summary.restarts:,}", f"{summary.lost_steps:,} steps done again" if summary.lost_steps else ""),
+        _tile(
+            "Restarts", f"{summary.restarts:,}", f"{counted(summary.lost_steps, 'step')} done again" if summary.lost_steps else ""
+        ),
         _tile("Last checkpoint", _number(summary.checkpoint_step, ",d"), _path_note(summary)),
         _tile("Faults", f"{summary.faults:,}", "without those that follow from others" if summary.faults else ""),
     ]

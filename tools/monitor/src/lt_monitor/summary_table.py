@@ -4,7 +4,7 @@ import datetime
 import sys
 from collections.abc import Callable
 
-from lt_monitor.display import printable
+from lt_monitor.display import counted, printable
 from lt_monitor.events import Record
 from lt_monitor.summary import Summary
 from lt_shared.run_log import GIB
@@ -114,7 +114,7 @@ def duration(seconds: float) -> str:
 
 
 def _restarts(summary: Summary) -> str:
-    return f"{summary.restarts:,}" + (f", {summary.lost_steps:,} steps done again" if summary.lost_steps else "")
+    return f"{summary.restarts:,}" + (f", {counted(summary.lost_steps, 'step')} done again" if summary.lost_steps else "")
 
 
 def _checkpoint(summary: Summary) -> str:
