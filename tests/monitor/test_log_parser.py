@@ -94,6 +94,39 @@ def test_a_step_line_that_was_cut_off_is_no_event(length: int) -> None:
     assert record is None
 
 
+UNFINISHED = "[rank0]:[titan] 2026-11-20 08:02:54,123 - root - INFO - step: 58  loss:"
+
+
+@pytest.mark.parametrize("label", ["[rank3]:[titan] ", "[rank3]: ", "[rank3]:\x1b[32m[titan] \x1b[0m"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Loading the checkpoint from outputs/checkpoint/step-50.",
+        "step: 60  loss:  2.5000  grad_norm:  1.0000  memory:  1.00GiB(1.00%)  tps: 900  tflops: 4.00  mfu: 1.00%",
+    ],
+)
+def test_an_event_behind_an_unfinished_line_has_its_own_time_and_rank(label: str, said: str) -> None:
+    record = parse(f"{UNFINISHED}{label}2026-11-20 09:00:00,000 - root - INFO - {said}\n".encode())
+    assert record is not None
+    assert (record["time"], record["rank"]) == ("2026-11-20T09:00:00.000", 3)
+
+
+@pytest.mark.parametrize(
+    ("inner", "time"),
+    [
+        ("2026-11-20 09:00:00,000 - root - INFO - ", "2026-11-20T09:00:00.000"),
+        ("[2026-11-20 09:00:00] ", "2026-11-20T09:00:00"),
+        ("the one of 2026-11-19 09:00:00 is gone. ", "2026-11-20T08:02:54.123"),
+    ],
+)
+def test_only_a_label_is_the_time_of_an_event(inner: str, time: str) -> None:
+    record = parse(f"{UNFINISHED}{inner}Loading the checkpoint from outputs/checkpoint/step-50. \n".rstrip().encode())
+    assert record is not None
+    assert (record["time"], record["rank"]) == (time, 0)
+    later = f"{UNFINISHED[:60]}Loading the checkpoint from /a/step-50/2026-11-20T09:00:00/"
+    assert (parse(later.encode()) or {})["time"] == "2026-11-20T08:02:54.123"
+
+
 def test_numbers_that_json_lacks_become_null() -> None:
     record = parse(b" iteration 5/ 10 | grad norm: nan | loss scale: inf | number of nan iterations:   1 |")
     assert record == {

@@ -2,7 +2,7 @@
 
 Prefixes that are peeled, in any order and number: the time and the pod of `kubectl logs --timestamps --prefix`, the task of
 `srun --label`, the rank of torchrun's `--tee`, colours. What a line says is looked for anywhere behind them: a process that died
-may have left an unfinished line before it, a progress bar may stand there.
+may have left an unfinished line before it, a progress bar may stand there. Then the labels nearest before it count.
 """
 
 import bisect
@@ -23,6 +23,11 @@ _PREFIX = re.compile(
     rb"|\[titan\] ){0,8}"
 )
 _OWN_TIME = re.compile(rb"[\s\[]{0,9}(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?)(?![\d:])")
+# A time within the text is a label only where labels stand around it.
+_INNER_TIME = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?(?![\d:])")
+_LABELS_BEFORE = re.compile(rb"(?:\[rank(?P<rank>\d{1,6})\]: ?|\[titan\] ){1,2}$")
+_LEVEL_BEHIND = re.compile(rb" - \S{1,100} - [A-Z]{4,8} - ")
+LONGEST_LABELS_BYTES = 32
 
 
 class Line:
@@ -55,6 +60,22 @@ class Line:
             self.labels.append((TIME, *own.span("time")))
         if prefix["time"] is not None:
             self.labels.append((TIME if own is None else None, *prefix.span("time")))
+
+    def relabel(self, event: int) -> None:
+        """Take time and rank from the labels nearest before the event at `event` in the physical line."""
+        for time in _INNER_TIME.finditer(self.text, self.body + 1):
+            begin, end = time.span()
+            if self.raw_index(begin) >= event:
+                break
+            before = _LABELS_BEFORE.search(self.text[:begin], max(0, begin - LONGEST_LABELS_BYTES))
+            is_bracketed = self.text[begin - 1 : begin] == b"[" and self.text[end : end + 1] == b"]"
+            if before is None and not is_bracketed and _LEVEL_BEHIND.match(self.text, end) is None:
+                continue
+            measures = {TIME, RANK} if before is not None and before["rank"] is not None else {TIME}
+            self.labels = [(None if measure in measures else measure, *place) for measure, *place in self.labels]
+            self.labels.append((TIME, begin, end))
+            if before is not None and RANK in measures:
+                self.labels.append((RANK, *before.span("rank")))
 
     def _without(self, pattern: re.Pattern[bytes], raw: bytes) -> bytes:
         removed = 0

@@ -151,10 +151,10 @@ class LogParser:
         steps = 0
         line_end = -1
         line_begin = 0
-        ranks: list[int] = []
+        ranks: dict[int, int] = {}
         for position, meaning in _GATE.confirmed(block, candidates.tolist()):
             if position < line_end:
-                ranks += meaning
+                ranks |= dict.fromkeys(meaning, position)
                 continue
             if ranks:
                 steps += self._read_line(block, line_begin, line_end, offset, ranks, items)
@@ -164,13 +164,13 @@ class LogParser:
             line_end = block.find(b"\n", position)
             if line_end < 0:
                 line_end = len(block)
-            ranks = list(meaning)
+            ranks = dict.fromkeys(meaning, position)
         if ranks:
             self._read_line(block, line_begin, line_end, offset, ranks, items)
         return len(block)
 
-    def _read_line(self, block: bytes, begin: int, end: int, offset: int, ranks: list[int], items: list[Item]) -> bool:
-        """Parse one line; whether it is a step line that a layout may fit."""
+    def _read_line(self, block: bytes, begin: int, end: int, offset: int, ranks: dict[int, int], items: list[Item]) -> bool:
+        """Parse one line; whether it is a step line that a layout may fit. `ranks` are its keywords' meanings, and where they are."""
         raw = block[begin:end]
         if _EVENT_RECORD in ranks and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
@@ -183,9 +183,10 @@ class LogParser:
             if whole is not None:
                 items.append((whole[0], _completed(whole[1], line)))
             self._go_on_with_dumps(block, end + 1, offset, items)
-        for rank in sorted(set(ranks)):
+        for rank in sorted(ranks):
             if rank < 0:
                 continue
+            line.relabel(ranks[rank] - begin)
             parsed = PARSERS[rank][0](line)
             if isinstance(parsed, Numbers):
                 try:
