@@ -65,7 +65,10 @@ def test_a_thinned_curve_keeps_its_ends(values: np.ndarray, points: int) -> None
     assert kept.tolist() == values[steps].tolist()
 
 
-@pytest.mark.parametrize(("values", "line"), [([2.0], "▁"), ([3.0, 2.0, 1.0], "█▅▁"), ([2.0, 2.0], "▁▁"), ([], "")])
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [([2.0], "▁"), ([3.0, 2.0, 1.0], "█▅▁"), ([2.0, 2.0], "▁▁"), ([10.0, 10.0002, 9.9999], "▁▁▁"), ([0.0, 0.0], "▁▁"), ([], "")],
+)
 def test_a_sparkline_goes_from_low_to_high(values: list[float], line: str) -> None:
     assert curves.sparkline(of(values), 0, len(values) - 1, len(values)) == line
 

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from lt_monitor import machine_commands
+from lt_monitor import cli, machine_commands
 
 LOGS = Path(__file__).parent / "logs"
 GPUS = "index, uuid, clocks.sm [MHz]\n0, GPU-1, 1755 MHz"
@@ -67,6 +68,22 @@ def test_options_have_environment_variables(tool: Any, tmp_path: Path) -> None:
     tool("alert", "-", LT_MONITOR_ALERT_STATE="remembered", LT_MONITOR_ALERT_HEARTBEAT="beat")
     assert (tmp_path / "remembered").exists()
     assert (tmp_path / "beat").exists()
+
+
+def test_a_variable_has_the_name_of_its_option(tool: Any) -> None:
+    for name, one in cli.command.commands.items():
+        told = " ".join(tool(name, "--help").stdout.split())
+        for option in (one for one in one.params if isinstance(one, click.Option)):
+            variable = f"LT_MONITOR_{name}_{option.opts[-1].removeprefix('--')}".replace("-", "_").upper()
+            assert f"[env var: {variable};" in told.replace(variable + "]", variable + ";"), (name, option.opts)
+    done = tool(
+        "diff",
+        str(LOGS / "lt_train.log"),
+        str(LOGS / "lt_train.log"),
+        LT_MONITOR_DIFF_JSON="1",
+        LT_MONITOR_DIFF_FIELD="loss grad_norm",
+    )
+    assert [one["field"] for one in json.loads(done.stdout)["fields"]] == ["loss", "grad_norm"]
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:

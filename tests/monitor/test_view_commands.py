@@ -32,6 +32,20 @@ def test_what_the_user_knows_reaches_every_command(tool: Tool, tmp_path: Path) -
     assert "47.7%" in (tmp_path / "a.html").read_text()
 
 
+def test_a_time_out_names_the_rank_that_the_others_waited_for(tool: Tool) -> None:
+    """Rank 0 reports it first, rank 2 is the one that is behind."""
+    lines = [" iteration 1/ 9 | lm loss: 5.0E+00 |"]
+    for rank, done in ((0, 1579), (1, 1579), (2, 1571), (3, 1579)):
+        lines.append(
+            f"{rank}: [rank{rank}]:[E321 02:07:09.408271257 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0 Rank {rank}] "
+            f"Exception (either an error or timeout) detected by watchdog at work: {done + 1}, last enqueued NCCL work: 1582, "
+            f"last completed NCCL work: {done}."
+        )
+    log = "\n".join(lines) + "\n"
+    assert "nccl-timeout, first suspect rank 2, in attempt 1" in output(tool("summarize", "-", stdin=log.encode()))
+    assert json.loads(output(tool("runs", "--json", "-", stdin=log.encode())))["fault"]["suspect_ranks"] == [2]
+
+
 def test_plot_without_an_output_prints_sparklines_of_standard_input(tool: Tool) -> None:
     assert output(tool("plot", "-", stdin=Path(STORY).read_bytes())) == output(tool("plot", STORY))
 

@@ -78,5 +78,17 @@ for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
     command.add_command(_command)
 
 
+def _name_variables(group: click.Group) -> None:
+    """An option's variable has the option's name, whatever its value is called in the program."""
+    for name, one in group.commands.items():
+        for parameter in one.params:
+            if isinstance(parameter, click.Option):
+                long = next(flag for flag in parameter.opts if flag.startswith("--"))
+                parameter.envvar = f"LT_MONITOR_{name}_{long.removeprefix('--')}".replace("-", "_").upper()
+
+
+_name_variables(command)
+
+
 def main() -> None:
     console.run(command, "lt-monitor")

@@ -6,6 +6,8 @@ import numpy as np
 
 WINDOWS_PER_RUN = 40
 MEDIANS_PER_RUN = 200
+# A line's height is at least this share of its values, so the rounding of the log is no mountain.
+FLAT_SHARE = 1e-3
 SPARKS = "▁▂▃▄▅▆▇█"
 
 # Steps (int64) and finite values (float64), both of shape (points,).
@@ -75,5 +77,6 @@ def sparkline(curve: Series, first: int, last: int, width: int) -> str:
     counts = np.bincount(cells, minlength=width)
     means = np.bincount(cells, values, minlength=width) / np.maximum(counts, 1)
     low, high = means[counts > 0].min(), means[counts > 0].max()
-    levels = ((means - low) / ((high - low) or 1.0) * (len(SPARKS) - 1)).round().astype(int)
+    height = max(high - low, FLAT_SHARE * max(abs(low), abs(high))) or 1.0
+    levels = ((means - low) / height * (len(SPARKS) - 1)).round().astype(int)
     return "".join(SPARKS[level] if count else " " for level, count in zip(levels, counts, strict=True))

@@ -68,7 +68,7 @@ def _finding(state: RunState, group: Sequence[Record]) -> Finding:
         suspects, why = suspect_ranks(group, positive(state.arguments.get("world_size")))
         if suspects:
             fields["suspect_ranks"] = suspects
-            message = f"first suspect {_ranks(suspects)}: {why}; {message}"
+            message = f"first suspect {ranks_text(suspects)}: {why}; {message}"
     elif where:
         message = f"{where}: {message}"
     # Without steps to tell one failure from the next, the line does.
@@ -101,12 +101,12 @@ def _where(group: Sequence[Record]) -> str:
     """On which ranks, or else nodes, the fault was."""
     ranks = sorted({fault["rank"] for fault in group if type(fault.get("rank")) is int})
     if ranks:
-        return _ranks(ranks)
+        return ranks_text(ranks)
     nodes = sorted({fault["node"] for fault in group if isinstance(fault.get("node"), str)})
     return f"node {', '.join(nodes[:MAXIMUM_NAMED])}{', ...' if len(nodes) > MAXIMUM_NAMED else ''}" if nodes else ""
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-7, 12`."""
     spans: list[list[int]] = []
     for rank in ranks:

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from lt_monitor import speed
 from lt_monitor.attempts import Attempt, Run
 from lt_monitor.events import Record
+from lt_monitor.failures import suspect_ranks
 from lt_monitor.speed import Known, Sizes, positive
 from lt_monitor.steps import Steps
 
@@ -108,12 +110,14 @@ def summarize(run: Run, known: Known | None = None) -> Summary:
 def main_fault(run: Run) -> Record | None:
     """The fault to look at first: of the last attempt with critical faults the first root cause, else the first of them.
 
-    Without critical faults, the last warning. Holds those of FAULT_FIELDS that the line told, and the number of the `attempt`.
+    Without critical faults, the last warning. Holds those of FAULT_FIELDS that the line told, the number of the `attempt`, and of
+    a collective's time-out the `suspect_ranks` where they can be told.
     """
     for attempt in reversed(run.attempts):
         critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
         if critical:
-            return _of_attempt(next((fault for fault in critical if fault["cause"] == "root"), critical[0]), attempt)
+            chosen = next((fault for fault in critical if fault["cause"] == "root"), critical[0])
+            return _of_attempt(chosen, attempt) | _suspects(chosen, critical, positive(run.arguments.get("world_size")))
     for attempt in reversed(run.attempts):
         warnings = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "warning"]
         if warnings:
@@ -123,6 +127,15 @@ def main_fault(run: Run) -> Record | None:
 
 def _of_attempt(fault: Record, attempt: Attempt) -> Record:
     return {"attempt": attempt.number} | {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
+
+
+def _suspects(chosen: Record, critical: Sequence[Record], world_size: int | None) -> Record:
+    """Of a collective's time-out, which those report that waited, the ranks that they probably waited for."""
+    if chosen["fault"] != "nccl-timeout":
+        return {}
+    timeouts = [fault for fault in critical if fault["fault"] == "nccl-timeout" and fault["cause"] == chosen["cause"]]
+    suspects, _ = suspect_ranks(timeouts, world_size)
+    return {"suspect_ranks": suspects} if suspects else {}
 
 
 def nan_steps(steps: Steps) -> np.ndarray:

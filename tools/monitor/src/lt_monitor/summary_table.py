@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from lt_monitor.display import counted, printable
 from lt_monitor.events import Record
+from lt_monitor.failures import ranks_text
 from lt_monitor.summary import Summary
 from lt_shared.run_log import GIB
 
@@ -132,6 +133,8 @@ def _fault(summary: Summary) -> str:
 def describe_fault(fault: Record) -> str:
     """What it is, where, and when in the run: `out-of-memory on rank 3 in attempt 2`."""
     number = f" {fault['xid']}" if "xid" in fault else ""
+    if "suspect_ranks" in fault:
+        return f"{printable(fault['fault'])}, first suspect {ranks_text(fault['suspect_ranks'])}, in attempt {fault['attempt']}"
     where = f" on rank {fault['rank']}" if "rank" in fault else f" on {printable(fault['node'])}" if "node" in fault else ""
     return f"{printable(fault['fault'])}{number}{where} in attempt {fault['attempt']}"
 
