@@ -46,6 +46,22 @@ def test_a_gpu() -> None:
     }
 
 
+def test_an_answer_without_a_header_has_the_columns_of_the_query() -> None:
+    with_header = gpu.parse(HEADER + ROW, "saved.csv")[0]
+    (found,) = gpu.parse(ROW, "saved.csv")
+    assert {**found, "time": 0, "src": 0} == {**with_header, "time": 0, "src": 0}
+
+
+def test_lines_that_are_no_gpu_are_said(capfd: pytest.CaptureFixture[str]) -> None:
+    for text in (ROW + "0, GPU-a1b2, 97\n", HEADER + ROW + "0, GPU-a1b2, 97\n"):
+        found = gpu.parse(text, "saved.csv")
+        assert [record["kind"] for record in found] == ["gpu", "note"]
+        assert found[1]["message"] == "saved.csv: 1 lines are no GPU, the first: 0, GPU-a1b2, 97"
+        assert found[1]["message"] in capfd.readouterr().err
+    (note,) = gpu.parse("0, 97, 71234\n1, 95, 71234\n", "saved.csv")
+    assert "without a header --query-gpu=index,uuid,name," in note["message"]
+
+
 def test_units_in_the_cells_and_fields_that_are_not_available() -> None:
     header = "index, name, clocks.sm [MHz], power.draw [W], ecc.errors.uncorrected.volatile.total\n"
     (found,) = gpu.parse(header + "0, NVIDIA A10G, 1710 MHz, [N/A], [N/A]\n", "-")

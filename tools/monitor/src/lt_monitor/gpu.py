@@ -1,8 +1,8 @@
 """`lt-monitor gpu`: one sample of nvidia-smi as events, one record a GPU.
 
 nvidia-smi is NVML's own program, so nothing needs to be installed in the job's environment. Fields are found by the header:
-drivers drop and rename some. A GPU that the driver has lost is a fault, as the log of the job may say nothing about it for ten
-minutes.
+drivers drop and rename some. Without a header (`noheader`) they are taken for those of the query, in its order. A GPU that the
+driver has lost is a fault, as the log of the job may say nothing about it for ten minutes.
 """
 
 import re
@@ -19,6 +19,7 @@ QUERY = (
 # Before driver 535 the field has another name.
 OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 MIB = 2**20
+LINE_CHARACTERS = 200
 FIELDS = {
     "utilization.gpu": ("utilization", 0.01),
     "memory.used": ("memory_bytes", MIB),
@@ -41,6 +42,8 @@ LIMITS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clocks_setting",
 }
+# The place of the first field that tells a row of QUERY from other lines without a header.
+_UUID = re.compile(r"(?:GPU|MIG)-[\w/-]{1,80}")
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,6})?")
 _LOST = re.compile(r"Unable to determine the device handle|GPU is lost|Unknown Error|fallen off the bus", re.IGNORECASE)
 
@@ -71,8 +74,9 @@ def _ask(fields: list[str]) -> str:
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """One record a GPU, and a fault for each that is lost. Lines that are neither are ignored; no GPU at all is said."""
+    """One record a GPU, and a fault for each that is lost. Lines that are neither are said, and so is no GPU at all."""
     records: list[Record] = []
+    strange: list[str] = []
     columns: list[str] | None = None
     offset = 0
     for line in text.splitlines(keepends=True):
@@ -80,16 +84,24 @@ def parse(text: str, file: str) -> list[Record]:
         names = [cell.split(" [")[0] for cell in cells]
         if "index" in names and ("uuid" in names or "name" in names):
             columns = names
-        elif columns and len(cells) == len(columns) and not _LOST.search(line):
-            records.append(_gpu(dict(zip(columns, cells, strict=True)), file, offset))
         elif _LOST.search(line):
             index = cells[0] if cells[0].isdigit() and len(cells[0]) < 6 else None
             details = {"gpu": int(index)} if index else {}
             records.append(fault(file, "gpu-lost", "critical", line.strip(), offset, **details))
+        elif columns and len(cells) == len(columns):
+            records.append(_gpu(dict(zip(columns, cells, strict=True)), file, offset))
+        elif columns is None and len(cells) == len(QUERY) and cells[0].isdigit() and _UUID.fullmatch(cells[1]):
+            records.append(_gpu(dict(zip(QUERY, cells, strict=True)), file, offset))
+        elif line.strip():
+            strange.append(line.strip())
         offset += len(line.encode())
-    return records or [
-        missing(file, f"{file}: no GPU in it" if columns else f"{file}: not the answer of nvidia-smi --format=csv")
-    ]
+    if not records and columns is None:
+        expected = f"nvidia-smi --query-gpu=... --format=csv, or without a header --query-gpu={','.join(QUERY)}"
+        return [missing(file, f"{file}: not the answer of {expected}")]
+    if strange:
+        message = f"{file}: {len(strange)} lines are no GPU, the first: {strange[0][:LINE_CHARACTERS]}"
+        return [*records, missing(file, message)]
+    return records or [missing(file, f"{file}: no GPU in it")]
 
 
 def _gpu(cells: dict[str, str], file: str, offset: int) -> Record:

@@ -124,7 +124,7 @@ ssh node7 nvidia-smi --query-gpu=index,uuid,clocks.sm --format=csv | lt-monitor 
 )
 @_SAVED
 def gpu(saved: str | None) -> None:
-    """Print one sample of nvidia-smi as events. FILE is a saved answer of it (CSV with its header), - is stdin."""
+    """Print one sample of nvidia-smi as events. FILE is a saved answer of it (CSV), - is stdin."""
     from lt_monitor import gpu as source
 
     _print(source.sample(saved))
