@@ -66,6 +66,15 @@ def test_a_log_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     assert log_files.expand([str(log), str(tmp_path / "*.log")]) == [str(log)]
 
 
-def test_a_directory_is_no_log(tmp_path: Path) -> None:
-    with pytest.raises(NoInput, match="is a directory"):
+def test_a_directory_means_the_logs_in_it(tmp_path: Path) -> None:
+    with pytest.raises(NoInput, match=r"no log in this directory, neither train\.log nor metrics\.jsonl nor \*\.log"):
         log_files.expand([str(tmp_path)])
+    for name in ("b.out", "a.err", ".c.log", "model.safetensors"):
+        (tmp_path / name).touch()
+    (tmp_path / "d.log").mkdir()
+    assert log_files.expand([str(tmp_path)]) == [str(tmp_path / "a.err"), str(tmp_path / "b.out")]
+    (tmp_path / "train.log").touch()
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert log_files.expand([str(tmp_path)]) == [str(tmp_path / "metrics.jsonl")]
+    (tmp_path / "train.log").write_text("x\n")
+    assert log_files.expand([f"{tmp_path}/", str(tmp_path / "train.log")]) == [str(tmp_path / "train.log")]

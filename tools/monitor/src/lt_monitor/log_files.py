@@ -6,7 +6,6 @@ line end yet is still being written and is left for the next time; the end of st
 
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
@@ -21,29 +20,47 @@ LINE_LIMIT_BYTES = 1 << 22
 STANDARD_INPUT = "-"
 
 _EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
+RUN_LOGS = ("train.log", "metrics.jsonl")
+LOG_ENDINGS = (".log", ".out", ".txt", ".err")
 _RANK = re.compile(r"[._-](?:rank|task|node|proc)[._-]?\d+$|/attempt_\d+/\d+(?=/|$)")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
 
 
 def expand(patterns: Sequence[str]) -> list[str]:
-    """The logs that the arguments mean, each once. Raises NoInput when one of them is missing, unreadable or a directory."""
-    paths = list(dict.fromkeys(storage.expand(patterns)))
+    """The logs that the arguments mean, each once; a directory means those in it.
+
+    Raises NoInput when one of them is missing or unreadable, or a directory without logs.
+    """
+    found = (_logs_in(path) if os.path.isdir(path) else [path] for path in storage.expand(patterns))
+    paths = list(dict.fromkeys(path for each in found for path in each))
     for path in paths:
         if path == STANDARD_INPUT or storage.is_remote(path):
             continue
         try:
-            mode = os.stat(path).st_mode
+            os.stat(path)
         except FileNotFoundError:
             raise NoInput(f"{path}: no such file") from None
         except PermissionError:
             raise NoInput(f"{path}: permission denied") from None
         except NotADirectoryError:
             raise NoInput(f"{path}: a part of the path is not a directory") from None
-        if stat.S_ISDIR(mode):
-            raise NoInput(f"{path}: is a directory", f"name the logs in it, e.g. {os.path.join(path, '*.out')}")
         if not os.access(path, os.R_OK):
             raise NoInput(f"{path}: permission denied")
     return paths
+
+
+def _logs_in(directory: str) -> list[str]:
+    """What lt-train wrote there, one of two files that say the same, else all that is called like a log."""
+    names = sorted(name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name)))
+    own = [name for name in RUN_LOGS if name in names and os.path.getsize(os.path.join(directory, name))]
+    found = own[:1] or [name for name in names if name.endswith(LOG_ENDINGS) and not name.startswith(".")]
+    if not found:
+        endings = ", ".join(f"*{ending}" for ending in LOG_ENDINGS)
+        raise NoInput(
+            f"{directory}: no log in this directory, neither {' nor '.join(RUN_LOGS)} nor {endings}",
+            f"name the logs, e.g. '{os.path.join(directory, '*', RUN_LOGS[0])}'",
+        )
+    return [os.path.join(directory, name) for name in found]
 
 
 def run_name(path: str) -> str:

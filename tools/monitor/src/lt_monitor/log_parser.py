@@ -170,7 +170,7 @@ class LogParser:
         return len(block)
 
     def _read_line(self, block: bytes, begin: int, end: int, offset: int, ranks: dict[int, int], items: list[Item]) -> bool:
-        """Parse one line; whether it is a step line that a layout may fit. `ranks` are its keywords' meanings, and where they are."""
+        """Parse one line; whether it is a step line that a layout may fit. `ranks`: what its keywords mean, and where."""
         raw = block[begin:end]
         if _EVENT_RECORD in ranks and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
