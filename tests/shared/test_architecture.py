@@ -137,6 +137,11 @@ def test_records_of_another_version_are_refused() -> None:
         ({"kv_channels": 7}, "even head size"),
         ({"kv_channels": 12, "rotary_percent": 0.25}, "even head size, this one is 3"),
         ({"sliding_window": 0}, "sees nothing"),
+        ({"hidden_size": 10**30}, "hidden_size is 1000000000000000000000000000000, must be positive and at most"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon is 0.0, must be positive and finite"),
+        ({"norm_epsilon": float("inf")}, "norm_epsilon is inf, must be positive and finite"),
+        ({"rotary_base": float("nan")}, "rotary_base is nan"),
+        ({"init_std": -0.1}, "init_std is -0.1, must be finite"),
         ({"num_experts": 2, "moe_router_topk": 3}, "3 of 2 experts"),
         ({"num_experts": 2, "family": "gpt"}, "Llama style only"),
     ],
@@ -144,3 +149,18 @@ def test_records_of_another_version_are_refused() -> None:
 def test_sizes_that_contradict_each_other(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         dataclasses.replace(LLAMA, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 4.0}, "num_layers is 4.0, must be a whole number"),
+        ({"num_layers": True}, "num_layers is True"),
+        ({"norm_epsilon": None}, "norm_epsilon is None, must be a number"),
+        ({"tie_embeddings": "false"}, "tie_embeddings is 'false', must be true or false"),
+        ({"rope_scaling": {"factor": "8"}}, "factor is '8'"),
+    ],
+)
+def test_a_record_with_other_types_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=f"architecture is incomplete or malformed: {message}"):
+        Architecture.from_record(LLAMA.to_record() | change)

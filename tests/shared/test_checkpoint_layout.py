@@ -124,6 +124,13 @@ def malformed(change: dict[str, Any]) -> str:
         malformed({"files": None}),
         malformed({"files": "absent"}),
         malformed({"iteration": "absent"}),
+        malformed({"iteration": "x"}),
+        malformed({"iteration": -1}),
+        malformed({"consumed_samples": 1.5}),
+        malformed({"padded_vocab_size": -1}),
+        malformed({"padded_vocab_size": 1e300}),
+        malformed({"padded_vocab_size": 100}),
+        malformed({"architecture": dataclasses.asdict(preset("tiny")) | {"num_layers": 4.0}}),
         malformed({"unknown": 1}),
     ],
 )

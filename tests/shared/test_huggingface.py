@@ -166,11 +166,44 @@ def test_the_older_name_of_the_scaling_type_is_read() -> None:
         ({"rope_scaling": "llama3"}, "malformed"),
         ({"hidden_size": "2048"}, "malformed"),
         ({"hidden_size": 2047, "head_dim": None}, "not divisible"),
+        ({"rms_norm_eps": None}, "malformed: norm_epsilon is None"),
+        ({"rms_norm_eps": float("inf")}, "norm_epsilon is inf"),
+        ({"tie_word_embeddings": "false"}, "malformed: tie_embeddings is 'false'"),
+        ({"num_hidden_layers": 4.0}, r"malformed: num_layers is 4\.0"),
+        ({"num_key_value_heads": 0}, "num_query_groups is 0"),
+        ({"hidden_size": 10**30}, "hidden_size is 10000"),
+        ({"rope_scaling": None, "rope_parameters": None, "rope_theta": 0}, r"rotary_base is 0\.0"),
+        ({"rope_scaling": None, "rope_parameters": None, "rope_theta": "1e4"}, "malformed: rotary_base is '1e4'"),
+        ({"rope_scaling": None, "rope_parameters": None, "rope_theta": 10**400}, "malformed"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),
+        # The older field alone decides for transformers 5.
+        ({"rope_scaling": {"rope_type": "default"}}, "rope_scaling and rope_parameters contradict"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_scaling and rope_parameters contradict"),
+        ({"rope_theta": 1234.0}, "rope_scaling and rope_parameters contradict"),
     ],
 )
 def test_what_has_no_place_here_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
         from_config(to_config(SCALED, "float32") | change, "model")
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_rope_fields_that_agree_are_read(spelling: str) -> None:
+    """What one of them leaves out comes from the fields beside it; numbers may be written without a fraction."""
+    config = to_config(SCALED, "float32")
+    config[spelling] |= {"factor": int(config[spelling]["factor"])}
+    assert from_config(config, SCALED.name) == SCALED
+    del config["rope_parameters"]["rope_theta"]
+    assert from_config(config | {"rope_theta": int(SCALED.rotary_base)}, SCALED.name) == SCALED
+
+
+def test_transformers_takes_the_older_rope_field(tmp_path: Path) -> None:
+    """Which is why files whose two fields differ are refused."""
+    config = to_config(SCALED, "float32")
+    config["rope_scaling"]["factor"] = 2.0
+    assert saved(config, tmp_path).rope_parameters["factor"] == 2.0
+    with pytest.raises(BadConfig, match="rope_scaling and rope_parameters contradict"):
+        from_config(config, SCALED.name)
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "rms_norm_eps", "vocab_size"])

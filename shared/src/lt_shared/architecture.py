@@ -13,6 +13,9 @@ from lt_shared.console import BadConfig
 
 Family = Literal["gpt", "llama"]
 
+# Sizes are below this, so that products of two can be positions in a file.
+LARGEST = (1 << 31) - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
@@ -23,6 +26,11 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
+    def __post_init__(self) -> None:
+        """Raises as `Architecture`."""
+        _check_counts(self, "original_max_position_embeddings")
+        _check_numbers(self, "factor", "low_freq_factor", "high_freq_factor")
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -30,7 +38,8 @@ class Architecture:
 
     `sliding_window` counts the keys that a query sees, its own included; None is all. With experts, every layer has
     `num_experts` of size `ffn_hidden_size`, and a token goes to `moe_router_topk` of them. `init_std` and `moe_aux_loss_coeff`
-    matter for training only. Raises BadConfig on construction when the sizes contradict each other.
+    matter for training only. Raises BadConfig on construction for sizes that no model has or that contradict each other, and
+    TypeError for a field of another type, as whoever reads a file may have found it there.
     """
 
     name: str
@@ -58,10 +67,18 @@ class Architecture:
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
-        for field in (*sizes, "max_position_embeddings"):
-            if getattr(self, field) <= 0:
-                raise BadConfig(f"{field} is {getattr(self, field)}, must be positive")
-        if self.kv_channels == 0:
+        _check_counts(self, *sizes, "max_position_embeddings", "moe_router_topk")
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise BadConfig(f"a sliding window of {self.sliding_window} tokens sees nothing", "leave it out for full attention")
+        _check_counts(self, *(field for field in ("num_experts", "sliding_window") if getattr(self, field) is not None))
+        _check_numbers(self, "norm_epsilon", "rotary_base", "rotary_percent")
+        _check_numbers(self, "init_std", "moe_aux_loss_coeff", zero=True)
+        for field in ("tie_embeddings", "add_qkv_bias", "qk_layernorm"):
+            if type(getattr(self, field)) is not bool:
+                raise TypeError(f"{field} is {getattr(self, field)!r:.40}, must be true or false")
+        if self.kv_channels != 0:
+            _check_counts(self, "kv_channels")
+        else:
             if self.hidden_size % self.num_attention_heads:
                 raise BadConfig(
                     f"hidden size {self.hidden_size} is not divisible by {self.num_attention_heads} attention heads",
@@ -72,8 +89,6 @@ class Architecture:
             raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
         if self.family == "llama" and self.rotary_channels % 2:
             raise BadConfig(f"rotary embeddings need an even head size, this one is {self.rotary_channels}")
-        if self.sliding_window is not None and self.sliding_window <= 0:
-            raise BadConfig(f"a sliding window of {self.sliding_window} tokens sees nothing", "leave it out for full attention")
         self._check_experts()
 
     def _check_experts(self) -> None:
@@ -160,4 +175,23 @@ class Architecture:
         try:
             return cls(**{**record, "rope_scaling": RopeScaling(**scaling) if scaling else None})
         except TypeError as error:
-            raise BadConfig(f"architecture is incomplete: {error}") from None
+            raise BadConfig(f"architecture is incomplete or malformed: {error}") from None
+
+
+def _check_counts(sizes: Any, *fields: str) -> None:
+    for field in fields:
+        value = getattr(sizes, field)
+        if type(value) is not int:
+            raise TypeError(f"{field} is {value!r:.40}, must be a whole number")
+        if not 0 < value <= LARGEST:
+            raise BadConfig(f"{field} is {value!r:.40}, must be positive and at most {LARGEST}")
+
+
+def _check_numbers(sizes: Any, *fields: str, zero: bool = False) -> None:
+    for field in fields:
+        value = getattr(sizes, field)
+        if type(value) not in (int, float):
+            raise TypeError(f"{field} is {value!r:.40}, must be a number")
+        # A comparison, unlike math.isfinite, takes integers of any size. NaN fails it.
+        if not (0 < value < 1e300 or (zero and value == 0)):
+            raise BadConfig(f"{field} is {value!r:.40}, must be {'' if zero else 'positive and '}finite")

@@ -82,6 +82,9 @@ class RunRecord:
                 raise TypeError("files is not an object")
             architecture = Architecture.from_record(record.pop("architecture"))
             tokenizer = record.pop("tokenizer")
+            for field, least in (("padded_vocab_size", architecture.vocab_size), ("iteration", 0), ("consumed_samples", 0)):
+                if type(record[field]) is not int or record[field] < least:
+                    raise ValueError(f"{field} is {record[field]!r:.40}, must be a whole number from {least} on")
             return cls(architecture=architecture, tokenizer=Tokenizer(**tokenizer) if tokenizer else None, **record)
         except KeyError as error:
             raise BadData(f"{path}: not a run record: it has no {error}") from None

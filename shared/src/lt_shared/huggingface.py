@@ -4,6 +4,7 @@ transformers has a model type per family; here a family is the Llama style with 
 a model with none of them is a Llama (Mistral 7B from version 0.2 on is one, whatever its file says). The GPT style is GPT-2, with
 names of its own for everything. transformers 5 keeps the rotary settings in `rope_parameters`; older files have `rope_theta` and
 `rope_scaling`. Both are read; both are written, so that transformers 4.43 and later load the result with the same frequencies.
+Where both are there and differ, versions of transformers would compute different models: that is refused.
 """
 
 import dataclasses
@@ -125,11 +126,16 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
+    if config.get("quantization_config"):
+        raise BadConfig(
+            f"{name}: has a quantization_config, and quantized weights are not converted",
+            "use the model as it was before, or store what transformers' model.dequantize() makes of it",
+        )
     try:
         return _from_gpt2(config, name) if kind == "gpt2" else _from_llama(config, name, kind)
     except KeyError as error:
         raise BadConfig(f"{name}: config.json has no {error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadConfig(f"{name}: config.json is malformed: {error}") from None
 
 
@@ -155,16 +161,17 @@ def _from_gpt2(config: dict[str, Any], name: str) -> Architecture:
         vocab_size=config["vocab_size"],
         max_position_embeddings=config["n_positions"],
         norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
-        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        tie_embeddings=config.get("tie_word_embeddings", True),
         init_std=config.get("initializer_range", 0.02),
     )
 
 
 def _from_llama(config: dict[str, Any], name: str, kind: str) -> Architecture:
-    rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    _check_absent(config | rope, _ABSENT_HERE, name, kind)
+    rotary_base, rope_scaling = _rope(config, name, kind)
+    _check_absent(config, _ABSENT_HERE, name, kind)
     if config.get("hidden_act", "silu") != "silu":
         raise BadConfig(f"{name}: hidden_act is {config['hidden_act']!r}, the {kind} family here has silu")
+    groups = config.get("num_key_value_heads")
     return Architecture(
         name=name,
         family="llama",
@@ -172,14 +179,14 @@ def _from_llama(config: dict[str, Any], name: str, kind: str) -> Architecture:
         hidden_size=config["hidden_size"],
         ffn_hidden_size=config["intermediate_size"],
         num_attention_heads=config["num_attention_heads"],
-        num_query_groups=config.get("num_key_value_heads") or config["num_attention_heads"],
+        num_query_groups=config["num_attention_heads"] if groups is None else groups,
         vocab_size=config["vocab_size"],
         max_position_embeddings=config["max_position_embeddings"],
         kv_channels=config.get("head_dim") or (_QWEN3_HEAD if kind == "qwen3" else 0),
         norm_epsilon=config["rms_norm_eps"],
-        rotary_base=float(rope.get("rope_theta") or config.get("rope_theta") or _ROTARY_BASES.get(kind, 10000.0)),
-        rope_scaling=_scaling(rope, name),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rotary_base=rotary_base,
+        rope_scaling=rope_scaling,
+        tie_embeddings=config.get("tie_word_embeddings", False),
         init_std=config.get("initializer_range", 0.02),
         add_qkv_bias=kind == "qwen2",
         qk_layernorm=kind == "qwen3",
@@ -188,6 +195,26 @@ def _from_llama(config: dict[str, Any], name: str, kind: str) -> Architecture:
         moe_router_topk=config["num_experts_per_tok"] if kind == "mixtral" else 2,
         moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.001) if kind == "mixtral" else 0.0,
     )
+
+
+def _rope(config: dict[str, Any], name: str, kind: str) -> tuple[float, RopeScaling | None]:
+    """The rotary base and its scaling. Raises BadConfig where the older and the newer field say different things."""
+    found = []
+    for field in ("rope_scaling", "rope_parameters"):
+        rope = dict(config.get(field) or {})
+        _check_absent(rope, _ABSENT_HERE, name, kind)
+        given = (rope.get("rope_theta"), config.get("rope_theta"), _ROTARY_BASES.get(kind, 10000.0))
+        base = next(value for value in given if value is not None)
+        if rope or not found:
+            found.append((float(base) if type(base) is int else base, _scaling(rope, name)))
+    if not config.get("rope_scaling"):
+        return found[-1]
+    if found[0] != found[-1]:
+        raise BadConfig(
+            f"{name}: rope_scaling and rope_parameters contradict each other",
+            "remove the wrong one; transformers 5 computes with rope_scaling",
+        )
+    return found[0]
 
 
 def _scaling(rope: dict[str, Any], name: str) -> RopeScaling | None:

@@ -164,7 +164,9 @@ def refuse(hf: Path) -> str:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"hidden_size": "wide"}, "config.json"),
-        ({"hidden_size": 1 << 62}, "the configuration says"),
+        ({"hidden_size": 1 << 30}, "the configuration says"),
+        ({"hidden_size": 1 << 62}, "hidden_size is 4611686018427387904"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "config.json: model: has a quantization_config"),
         ({"num_hidden_layers": -1}, "config.json"),
         ({"num_hidden_layers": 4}, "missing model.layers.3."),
         ({"num_hidden_layers": 2}, "no place in this model for model.layers.2."),
@@ -182,7 +184,7 @@ def test_configuration_of_another_model(hf: Path, change: dict[str, Any], messag
 
 def test_rope_scaling_that_megatron_cannot_compute(hf: Path) -> None:
     config = json.loads((hf / "config.json").read_text())
-    config["rope_parameters"]["low_freq_factor"] = 2.0
+    config["rope_parameters"]["low_freq_factor"] = config["rope_scaling"]["low_freq_factor"] = 2.0
     (hf / "config.json").write_text(json.dumps(config))
     assert "Megatron fixes every number of RoPE scaling but the factor" in refuse(hf)
 
