@@ -153,6 +153,25 @@ def test_exit_codes(place: Path) -> None:
     assert sorted(place.rglob("*")) == before
 
 
+def test_options_without_effect_are_refused(place: Path) -> None:
+    hf, out = place / "Llama-3.2-1B", place / "out"
+    assert "are for --to megatron-legacy" in fails(2, hf, "--to", "torchtitan", "-o", out, "--target-tensor-parallel-size", "2")
+    assert "--json shows the plan" in fails(2, hf, "--to", "torchtitan", "-o", out, "--json")
+
+
+def test_several_are_planned_before_the_first_is_written(place: Path) -> None:
+    (place / "empty").mkdir()
+    assert "no checkpoint" in fails(66, place / "Llama-3.2-1B", place / "empty", "--to", "torchtitan", "-o", place / "out")
+    assert not (place / "out").exists()
+
+
+def test_a_plan_that_nobody_reads_on(place: Path) -> None:
+    command = f"{BINARIES}/lt-convert {place}/Llama-3.2-1B --to torchtitan -o {place}/out --dry-run"
+    done = subprocess.run(["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True)
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+
+
 def test_stdin_in_a_rank_is_refused(place: Path) -> None:
     assert "RANK" in fails(2, "-", "--to", "hf", "-o", place / "out", env=os.environ | {"RANK": "0"})
 

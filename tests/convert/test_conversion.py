@@ -163,11 +163,45 @@ def test_source_in_the_wanted_format_is_refused(models: dict[str, Path], tmp_pat
 
 
 def test_several_destinations() -> None:
-    assert conversion.destinations(["a"], "out") == [("a", "out")]
-    assert conversion.destinations(["x/a", "s3://b/c/"], "out/") == [("x/a", "out/a"), ("s3://b/c/", "out/c")]
+    assert conversion.destinations(["a"], "/out") == [("a", "/out")]
+    assert conversion.destinations(["x/a", "s3://b/c/"], "/out/") == [("x/a", "/out/a"), ("s3://b/c/", "/out/c")]
+    runs = ["/x/run1/release", "/x/run2/release"]
+    assert conversion.destinations(runs, "/out") == [(runs[0], "/out/run1"), (runs[1], "/out/run2")]
     for sources in (["x/a", "y/a/"], ["a", "-"]):
         with pytest.raises(UsageError, match="several checkpoints would go to"):
-            conversion.destinations(sources, "out")
+            conversion.destinations(sources, "/out")
+    with pytest.raises(UsageError, match="empty path"):
+        conversion.destinations(["a"], "")
+
+
+@pytest.mark.parametrize("destination", [".", "..", "../.."])
+def test_the_working_directory_is_never_replaced(
+    destination: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "place" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with pytest.raises(UsageError, match="holds the working directory"):
+        conversion.convert(Request(str(models["grouped"]), "torchtitan", destination, force=True))
+    assert here.is_dir()
+
+
+def test_a_destination_may_be_named_in_any_way(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link to a place on another disk is followed, and the same place has one name."""
+    source = shutil.copytree(models["grouped"], tmp_path / "source")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path)
+    convert(source, "torchtitan", tmp_path / "link" / "made")
+    assert (tmp_path / "disk" / "made" / "run.json").is_file()
+    for names in (("source/", "disk/../link/made"), (f"file://{source}", f"file://{tmp_path}/disk/made/")):
+        conversion.convert(Request(names[0], "torchtitan", names[1]))
+        assert "up to date" in capsys.readouterr().err
+    for _ in range(2):
+        convert(source, "torchtitan", source / "inside")
+    assert "up to date" in capsys.readouterr().err
 
 
 def test_a_tied_output_that_differs_is_refused(models: dict[str, Path], tmp_path: Path) -> None:

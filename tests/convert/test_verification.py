@@ -124,6 +124,15 @@ def test_another_dtype_differs_by_its_rounding(models: dict[str, Path], tmp_path
     assert max(entry["largest"] for entry in record["tensors"]) < 0.01
 
 
+def test_a_tied_output_is_compared_with_what_it_repeats(models: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(models["tied"], tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadData, match=r"lm_head\.weight differs"):
+        verification.compare(str(source), str(models["tied"]))
+
+
 def test_other_models_differ_in_shapes_and_names(models: dict[str, Path]) -> None:
     record = verification.compare(str(models["grouped"]), str(models["tied"]))
     differences = {entry["name"]: entry["difference"] for entry in record["tensors"]}

@@ -43,18 +43,15 @@ class _Command(console.Command):
 @click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast all tensors. Default: keep them as they are."
 )
-@click.option(
-    "--target-tensor-parallel-size", default=1, type=click.IntRange(1), help="Of megatron-legacy: files that share a layer."
-)
-@click.option("--target-pipeline-parallel-size", default=1, type=click.IntRange(1), help="Of megatron-legacy: stages of layers.")
+@click.option("--target-tensor-parallel-size", type=click.IntRange(1), help="Of megatron-legacy: files that share a layer.")
+@click.option("--target-pipeline-parallel-size", type=click.IntRange(1), help="Of megatron-legacy: stages of layers.")
 @click.option(
     "--target-virtual-pipeline-parallel-size", type=click.IntRange(2), help="Of megatron-legacy: model chunks of a stage."
 )
 @click.option(
     "--target-transformer-impl",
     type=click.Choice(["transformer_engine", "local"]),
-    default="transformer_engine",
-    help="Of megatron-legacy: the layers that will read it; a legacy SRC keeps its own.",
+    help="Of megatron-legacy: the layers that will read it. Default: transformer_engine; a legacy SRC keeps its own.",
 )
 @click.option("--no-optimizer", is_flag=True, help="Leave the optimizer's state out.")
 @click.option("--force", is_flag=True, help="Convert again, and replace DST if it exists.")
@@ -66,10 +63,10 @@ def command(
     to: str,
     output: str,
     dtype: str | None,
-    target_tensor_parallel_size: int,
-    target_pipeline_parallel_size: int,
+    target_tensor_parallel_size: int | None,
+    target_pipeline_parallel_size: int | None,
     target_virtual_pipeline_parallel_size: int | None,
-    target_transformer_impl: str,
+    target_transformer_impl: str | None,
     no_optimizer: bool,
     force: bool,
     dry_run: bool,
@@ -86,12 +83,12 @@ def command(
     from lt_convert.files import Files
     from lt_convert.source import Layout
 
-    layout = Layout(
-        target_tensor_parallel_size,
-        target_pipeline_parallel_size,
-        target_virtual_pipeline_parallel_size,
-        target_transformer_impl == "local",
-    )
+    sizes = (target_tensor_parallel_size, target_pipeline_parallel_size, target_virtual_pipeline_parallel_size)
+    if to != "megatron-legacy" and (any(sizes) or target_transformer_impl):
+        raise console.UsageError(f"--target options are for --to megatron-legacy, not {to}", "drop them")
+    if as_json and not dry_run:
+        raise console.UsageError("--json shows the plan of --dry-run", "add --dry-run, or drop it: the manifest is JSON")
+    layout = Layout(sizes[0] or 1, sizes[1] or 1, sizes[2], target_transformer_impl == "local")
     requests = [
         conversion.Request(source, to, destination, dtype, force, layout, not no_optimizer)
         for source, destination in conversion.destinations(sources, output)
@@ -99,9 +96,16 @@ def command(
     if dry_run:
         for request in requests:
             with Files() as files:
-                record = conversion.plan(request, files).to_record()
+                plan = conversion.plan(request, files)
+            conversion.check_place(request.destination, plan.source.directory)
+            record = plan.to_record()
             console.print_json(record) if as_json else plan_table.write(record, sys.stdout)
         return
+    if len(requests) > 1:
+        # What cannot be converted shows before anything is written.
+        for request in requests:
+            with Files() as files:
+                conversion.plan(request, files)
     writer = manifest.Writer(plain)
     for request in requests:
         writer.write(conversion.convert(request))
@@ -140,7 +144,7 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
 
     The comparison takes the configuration first, then every tensor bit by bit. Exit code 1 says that something differs.
     """
-    from lt_convert import logit_comparison, verification
+    from lt_convert import verification
 
     if other is None:
         if logits:
@@ -148,10 +152,8 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
         record = verification.verify(path)
         same = not record["problems"]
     else:
-        record = verification.compare(path, other)
-        if logits:
-            record["logits"] = logit_comparison.compare(path, other)
-        same = record["same"] and (not logits or record["logits"]["same"])
+        record = verification.compare(path, other, logits)
+        same = record["same"]
     if as_json:
         console.print_json(record)
     else:

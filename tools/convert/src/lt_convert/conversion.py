@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,15 +94,23 @@ class Plan:
 def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
     """Where each source goes: to `output`, or of several each to a directory of its own name in it.
 
-    Raises UsageError when two have the same name.
+    The name of a `release` directory is that of its run. Raises UsageError when two have the same name.
     """
+    output = location.normal(output)
     if len(sources) == 1:
         return [(sources[0], output)]
-    names = [source.rstrip("/").rsplit("/", 1)[-1] for source in sources]
+    names = [_name(source) for source in sources]
     repeated = sorted({name for name in names if names.count(name) > 1 or name.startswith(("-", "@"))})
     if repeated:
         raise UsageError(f"several checkpoints would go to {output}/{repeated[0]}", "convert them one by one")
     return [(source, f"{output.rstrip('/')}/{name}") for source, name in zip(sources, names, strict=True)]
+
+
+def _name(source: str) -> str:
+    if source == "-" or source.startswith("@"):
+        return source
+    parts = location.normal(source).split("/")
+    return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
 
 
 def plan(request: Request, files: Files) -> Plan:
@@ -114,7 +123,7 @@ def plan(request: Request, files: Files) -> Plan:
         megatron_model.check_computable(source.model.architecture, directory)
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
         source = dataclasses.replace(source, optimizer=None)
-    _check_copies(source, files)
+    check_copies(source, files)
     tensors = {name: _cast(tensor, request.dtype) for name, tensor in source.tensors.items()}
     target = formats.module(request.to)
     outputs = target.outputs(Result(source, tensors, request.destination, request.layout))
@@ -126,7 +135,7 @@ def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor if dtype is None else tensor.cast(dtype)
 
 
-def _check_copies(source: Source, files: Files) -> None:
+def check_copies(source: Source, files: Files) -> None:
     """Raises BadData when a tensor that should repeat another one differs from it: leaving it out would lose it."""
     for name, copy, original in source.copies:
         one, other = Blocks(files), Blocks(files)
@@ -140,7 +149,8 @@ def _check_copies(source: Source, files: Files) -> None:
 
 def convert(request: Request) -> Checkpoint:
     """Convert, or find that it has been done. Returns the checkpoint that is now at the destination."""
-    destination = request.destination.rstrip("/") or "/"
+    request = dataclasses.replace(request, destination=location.normal(request.destination))
+    destination = request.destination
     with Files() as files:
         directory, source_format = location.locate(request.source, files)
         options = {
@@ -150,12 +160,13 @@ def convert(request: Request) -> Checkpoint:
             "layout": dataclasses.astuple(request.layout),
             "optimizer": request.optimizer,
         }
-        fingerprint = _fingerprint(directory, source_format)
+        fingerprint = _fingerprint(directory, source_format, destination)
         made = ConversionRecord.read(destination)
         if made and not request.force and made.made_of(options, fingerprint, destination):
             note(f"{destination}: up to date")
             return _result(request.to, destination, list(made.files.sizes), made.iteration, made.loss)
-        _check_free(destination, directory, request.force)
+        check_place(destination, directory)
+        _check_free(destination, request.force)
         todo = plan(dataclasses.replace(request, source=directory), files)
     source = todo.source
     content = json.dumps([importlib.metadata.version("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
@@ -179,27 +190,36 @@ def convert(request: Request) -> Checkpoint:
     return _result(request.to, destination, [file.name for file in todo.files], source.iteration, source.loss)
 
 
-def _check_free(destination: str, source: str, force: bool) -> None:
-    """Refuse an occupied destination before the source is read, and one that holds the source, which --force would delete."""
+def check_place(destination: str, source: str) -> None:
+    """Refuse a destination that holds the source or the working directory: they would be deleted with what is there.
+
+    Raises UsageError.
+    """
+    if f"{source}/".startswith(f"{destination}/"):
+        raise UsageError(f"{destination}: holds the source {source}", "choose another output")
+    if not storage.is_remote(destination) and f"{os.getcwd()}/".startswith(f"{destination.rstrip('/')}/"):
+        raise UsageError(
+            f"{destination}: holds the working directory", "choose another output, or start elsewhere"
+        )
+
+
+def _check_free(destination: str, force: bool) -> None:
+    """Refuse an occupied destination before the source is read."""
     if storage.is_remote(destination):
-        inside = f"{source}/".startswith(f"{destination.rstrip('/')}/")
-        if inside:
-            raise UsageError(f"{destination}: holds the source {source}", "choose another output")
         return
     path = Path(destination)
-    if not storage.is_remote(source) and Path(source).resolve().is_relative_to(path.resolve()):
-        raise UsageError(f"{destination}: holds the source {source}", "choose another output")
     if path.exists() and not path.is_dir():
         raise CannotCreate(f"{destination}: exists and is not a directory")
     if not force and path.is_dir() and any(path.iterdir()):
         raise CannotCreate(f"{destination}: exists and is not empty", "choose another output or pass --force")
 
 
-def _fingerprint(directory: str, source_format: str) -> list[dict[str, str | int]]:
-    """What tells that a file of the source was replaced or changed."""
+def _fingerprint(directory: str, source_format: str, destination: str) -> list[dict[str, str | int]]:
+    """What tells that a file of the source was replaced or changed. A destination inside of it is none of its files."""
     if storage.is_remote(directory):
         return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
-    paths = [path for path in Path(directory).rglob("*") if path.is_file()]
+    own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
+    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
     if source_format in MEGATRON:
         beside = checkpoint_layout.tokenizer_directory(Path(directory).parent)
         paths += [path for path in beside.rglob("*") if path.is_file()]

@@ -63,10 +63,11 @@ def _write_local(
             _allocate(partial / output.name, output.size_bytes)
         left = [entry for entry in _by_turns(large) if (entry[0], entry[1]) not in journal.done]
         done_bytes = sum(piece.length for piece in journal.done.values())
+        large_bytes = sum(output.size_bytes for output in large)
         if journal.done:
             note(f"{destination}: goes on after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
         try:
-            with Progress("convert", total, "B", done=done_bytes) as progress, _Workers(partial, left) as workers:
+            with Progress("convert", large_bytes, "B", done=done_bytes) as progress, _Workers(partial, left) as workers:
                 for piece in workers.finished(progress.advance):
                     journal.add(piece)
         except BadData:
@@ -85,7 +86,7 @@ def _write_local(
         checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.done.values())
         storage.write_bytes(partial / Checksums.RECORD, finish(checksums))
     # Only now, so that a kill in the last moments costs nothing: a journal left in a complete result is ignored.
-    (Path(destination) / JOURNAL).unlink()
+    (Path(destination) / JOURNAL).unlink(missing_ok=True)
 
 
 def _by_turns(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, bytes | Payload]]:
@@ -117,7 +118,7 @@ def _check_space(partial: Path, outputs: Sequence[OutputFile], journal: "Journal
     status = os.statvfs(partial)
     free = status.f_bavail * status.f_frsize
     if needed > free:
-        raise IoFailure(f"{partial.parent}: needs {needed / 1e9:.2f} GB, has {free / 1e9:.2f} GB free", "make room there")
+        raise IoFailure(f"{partial.parent}: needs {needed / 1e6:,.1f} MB more, has {free / 1e6:,.1f} MB free", "make room there")
 
 
 class _Workers:

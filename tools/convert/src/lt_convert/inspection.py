@@ -3,7 +3,7 @@
 import math
 from typing import IO, Any
 
-from lt_convert import formats, location
+from lt_convert import formats, location, plan_table
 from lt_convert.blocks import Blocks, flat
 from lt_convert.files import Files
 from lt_convert.mapping import PADDING
@@ -72,7 +72,6 @@ def _trained(deviations: dict[str, float], init_std: float) -> bool:
 
 
 def write_table(record: dict[str, Any], output: IO[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     architecture = record["architecture"]
@@ -111,4 +110,4 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
     for name, value in rows.items():
         if value:
             table.add_row(name, value)
-    Console(file=output, width=None if output.isatty() else 160, highlight=False, markup=False).print(table)
+    plan_table.print_to(output, table)

@@ -6,7 +6,7 @@ import re
 from lt_convert import formats
 from lt_convert.files import INCOMPLETE, Files
 from lt_shared import checkpoint_layout, manifest, storage
-from lt_shared.console import BadData, NoInput
+from lt_shared.console import BadData, NoInput, UsageError
 from lt_shared.manifest import Checkpoint, Dataset
 
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
@@ -17,8 +17,7 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
 
     Raises: NoInput when there is no checkpoint, BadData for one that is incomplete or a tracker that names none.
     """
-    path = _last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument
-    path = path.rstrip("/") or "/"
+    path = normal(_last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument)
     names = listing(path)
     if checkpoint_layout.TRACKER in names:
         path = f"{path}/{_tracked(path, files)}"
@@ -37,6 +36,22 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
             f"{checkpoint_layout.TRACKER}",
         )
     return path, found
+
+
+def normal(path: str) -> str:
+    """A path as it is compared and recorded: absolute and without links; a URL without a slash at its end.
+
+    Raises UsageError for an empty one, which an unset variable leaves: it must not stand for another directory.
+    """
+    if not path:
+        raise UsageError("an empty path", "is a variable not set?")
+    path = path.removeprefix("file://")
+    if storage.is_remote(path):
+        return path.rstrip("/")
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:
+        raise NoInput("the working directory does not exist any more", "cd to one that does") from None
 
 
 def listing(directory: str) -> list[str]:

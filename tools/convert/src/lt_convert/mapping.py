@@ -105,8 +105,8 @@ class Family:
             patterns = self.shapes(architecture)
             return {pattern: Rows(pattern) for pattern in patterns} | {OUTPUT: Output(Rows(OUTPUT), Rows(self.embedding))}
         if name not in self.tables:
-            known = ", ".join((HF, *self.tables))
-            raise UsageError(f"{name} has no models of the {self.name} family", f"formats that have: {known}")
+            formats = "hf, megatron-dist and megatron-legacy" + (" and torchtitan" if TORCHTITAN in self.tables else "")
+            raise UsageError(f"{name} has no models of the {self.name} family", f"formats that have: {formats}")
         return self.tables[name]
 
     def entries(self, table: str, model: Model) -> dict[str, Entry]:

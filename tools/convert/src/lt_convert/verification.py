@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lt_convert import formats, location
+from lt_convert import formats, location, logit_comparison
 from lt_convert.blocks import Blocks, flat, row_blocks
 from lt_convert.checksums import Checksums
+from lt_convert.conversion import check_copies
 from lt_convert.files import Files
 from lt_convert.mapping import PADDING
 from lt_convert.record import ConversionRecord
@@ -69,15 +70,18 @@ def verify(directory: str) -> dict[str, Any]:
     }
 
 
-def compare(one: str, other: str) -> dict[str, Any]:
-    """Compare two checkpoints: `configuration` and `tensors` hold what differs, `same` says whether nothing does."""
+def compare(one: str, other: str, logits: bool = False) -> dict[str, Any]:
+    """Compare two checkpoints: `configuration` and `tensors` hold what differs, `same` says whether nothing does.
+
+    With `logits`, what both compute is compared too (`logit_comparison`).
+    """
     with Files() as files:
         first, second = _open(one, files), _open(other, files)
         configuration = _configuration(first, second)
         progress_bytes = sum(tensor.size_bytes for tensor in first.tensors.values())
         with Progress("compare", progress_bytes, "B") as progress:
             differing = list(_differing(first, second, files, progress))
-    return {
+    record = {
         "a": absolute(first.directory),
         "b": absolute(second.directory),
         "formats": [first.format, second.format],
@@ -86,11 +90,16 @@ def compare(one: str, other: str) -> dict[str, Any]:
         "tensors": differing,
         "same": not configuration and not differing,
     }
+    if logits:
+        computed = logit_comparison.compare(first.directory, second.directory)
+        record |= {"logits": computed, "same": record["same"] and computed["same"]}
+    return record
 
 
 def _open(argument: str, files: Files) -> Source:
     directory, name = location.locate(argument, files)
     source: Source = formats.module(name).open_source(directory, files)
+    check_copies(source, files)
     return source
 
 
@@ -167,5 +176,8 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     if "logits" in record:
         found = record["logits"]
         yield f"logits at {found['positions']:,} positions: largest difference {found['largest']:.3g} of {found['scale']:.3g}"
-    state = "the same model" if record["same"] else f"{len(record['tensors'])} of {record['compared']} tensors differ"
+    differ = f"{len(record['tensors'])} of {record['compared']} tensors differ"
+    if not record["tensors"]:
+        differ = "the configurations differ" if record["configuration"] else "the logits differ"
+    state = "the same model" if record["same"] else differ
     yield f"a {record['a']} ({record['formats'][0]}), b {record['b']} ({record['formats'][1]}): {state}"
