@@ -9,7 +9,7 @@ from running import RUNS, faulty, losses, run
 
 from lt_shared import checkpoint_layout, storage
 from lt_shared.manifest import Checkpoint, Dataset
-from lt_train import remote_run, saving
+from lt_train import attempts, remote_run, saving
 
 
 def iterations(directory: Path) -> list[int]:
@@ -37,6 +37,7 @@ def test_killed_inside_of_asynchronous_saves(tmp_path: Path, dataset: Dataset, f
         assert killed.code == -9, killed.err
         assert iterations(directory) == visible
     assert checkpoint_layout.read_tracker(directory) is None
+    (directory / attempts.FILE).unlink()
     done = run(*arguments)
     assert done.code == 0, done.err
     assert "at iteration 4" in done.err

@@ -44,6 +44,9 @@ def start(plan: Plan, here: Place) -> int:
         if plan.parallelism.tensor > 1 and not plan.memory.fully_sharded:
             device.launch_in_order()
         where = device.prepare(plan.parallelism.device, here)
+        if plan.reporting.wandb is None:
+            # megatron-core would import it wherever it is installed, for half a second.
+            sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
         from lt_train.training import train
 
         return train(plan, here, where)
