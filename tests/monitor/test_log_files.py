@@ -1,8 +1,10 @@
 """Blocks of lines are whole however the bytes arrive, and a log's name tells its run."""
 
+import gzip
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,6 +38,23 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     blocks = list(log_files.blocks(Drip([piece] * 12 + [b"\nend\n"]).read))
     assert max(map(len, blocks)) <= log_files.LINE_LIMIT_BYTES + len(piece)
     assert sum(map(len, blocks)) == 12 * len(piece) + 5
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(os.urandom(5000)), "is compressed with gzip, not text: zcat a.log | lt-monitor ... -"),
+        (" iteration 1/ 2 | lm loss: 2 |\n".encode("utf-16"), "is UTF-16, not text: iconv -f UTF-16 -t UTF-8 a.log |"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [("summarize",), ("scrape",), ("scrape", "--state", "s"), ("alert",), ("alert", "--state", "a")]
+)
+def test_a_log_that_is_no_text_is_said(tool: Any, tmp_path: Path, content: bytes, said: str, command: tuple[str, ...]) -> None:
+    (tmp_path / "a.log").write_bytes(content)
+    done = tool(*command, "a.log")
+    assert f"lt-monitor: warning: a.log: {said}" in done.stderr
+    assert done.returncode == (65 if command == ("summarize",) else 0)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_one_pass_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_an_empty_state_is_new(tmp_path: Path) -> None:
+    log, state = tmp_path / "run.log", tmp_path / "state"
+    log.write_text(line(1))
+    state.touch()
+    for _ in range(2):
+        assert [run.last["step"] for run in one_pass(state, log).runs.values()] == [1]
+
+
 def test_states_of_other_commands_are_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
     one_pass(state)

@@ -37,13 +37,24 @@ def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(BadConfig, match=said):
+    with pytest.raises(BadConfig, match=said) as raised:
         read(tmp_path, text)
+    assert raised.value.hint
 
 
 def test_no_file() -> None:
-    with pytest.raises(NoInput):
+    with pytest.raises(NoInput, match="no such file") as raised:
         thresholds.read("/no/such/rules.toml")
+    assert raised.value.hint == "leave --rules out, or say --rules default, for the built-in ones"
+
+
+def test_a_wrong_threshold_is_told_the_right_ones(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as raised:
+        read(tmp_path, "[straggling]\nratios = 2\n")
+    assert (
+        raised.value.hint
+        == '[straggling] may have ratio = 1.2, lines = 50, clock_ratio = 0.8, enabled = true, severity = "warning"'
+    )
 
 
 def test_the_manual_names_every_threshold() -> None:

@@ -193,7 +193,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
             continue
         found = _glob_remote(pattern) if is_remote(pattern) else glob.glob(pattern, recursive=True)
         if not found:
-            raise NoInput(f"{pattern}: no file matches")
+            raise NoInput(f"{pattern}: no file matches", "look at the directory with ls; * does not match / nor a leading dot")
         paths.extend(sorted(found))
     return paths
 

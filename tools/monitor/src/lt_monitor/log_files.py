@@ -6,6 +6,7 @@ line end yet is still being written and is left for the next time; the end of st
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
@@ -22,6 +23,14 @@ STANDARD_INPUT = "-"
 _EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
 RUN_LOGS = ("train.log", "metrics.jsonl")
 LOG_ENDINGS = (".log", ".out", ".txt", ".err")
+_NO_TEXT = {
+    b"\x1f\x8b": ("compressed with gzip", "zcat"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstdcat"),
+    b"\xfd7zXZ": ("compressed with xz", "xzcat"),
+    b"BZh": ("compressed with bzip2", "bzcat"),
+    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+}
 _RANK = re.compile(r"[._-](?:rank|task|node|proc)[._-]?\d+$|/attempt_\d+/\d+(?=/|$)")
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
 
@@ -109,6 +118,8 @@ def parsed_blocks(path: str) -> Iterator[Block]:
         # The pipe of a command that still runs gives what there is, so its events come at once.
         read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
         for block in blocks(read, final=path == STANDARD_INPUT):
+            if offset == 0:
+                warn_of_no_text(block, path)
             yield parser.parse(block, offset)
             offset += len(block)
     warn_of_malformed(parser, path)
@@ -123,6 +134,14 @@ def event_blocks(path: str) -> Iterator[list[Record]]:
 
 def _open(path: str) -> IO[bytes]:
     return open(sys.stdin.fileno(), "rb", closefd=False) if path == STANDARD_INPUT else storage.open_read(path)
+
+
+def warn_of_no_text(begin: bytes, path: str) -> None:
+    """Say what a log is that begins like no text, and how it is read. It is no error: patterns may match rotated logs too."""
+    for magic, (name, program) in _NO_TEXT.items():
+        if begin.startswith(magic):
+            shown = printable(path)
+            warn(f"{shown}: is {name}, not text: {program} {shlex.quote(shown)} | lt-monitor ... -")
 
 
 def warn_of_malformed(parser: LogParser, path: str) -> None:

@@ -92,6 +92,8 @@ class Memory:
                 content = file.read()
         except FileNotFoundError:
             return
+        if not content:
+            return
         try:
             state: dict[str, Any] = orjson.loads(content)
             if state["v"] != STATE_VERSION or state["kind"] != self.kind:

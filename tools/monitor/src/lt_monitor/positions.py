@@ -105,11 +105,13 @@ class Positions:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """A missing file is an empty state. Raises BadData when it holds something else."""
+        """A missing file is an empty state, and so is an empty one, as of mktemp. Raises BadData when it holds something else."""
         try:
             with open(path, "rb") as file:
                 content = file.read()
         except FileNotFoundError:
+            return cls([])
+        if not content:
             return cls([])
         try:
             state: dict[str, Any] = orjson.loads(content)

@@ -76,10 +76,12 @@ class _Publisher:
 
 def _require_offsets(path: str, option: str) -> None:
     if path == log_files.STANDARD_INPUT:
-        raise UsageError(f"{option} needs files: standard input cannot be read again from an offset")
+        raise UsageError(
+            f"{option} needs files: standard input cannot be read again from an offset", f"name the log, or leave {option} out"
+        )
     storage.require_local(path, option)
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise UsageError(f"{option} needs files: {path} is not a regular file")
+        raise UsageError(f"{option} needs files: {path} is not a regular file", f"leave {option} out to read it once")
 
 
 def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: Callable[[Positions], None]) -> Positions:
@@ -152,6 +154,8 @@ def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Si
     shown = log_files.printable(path)
     log.seek(position.offset)
     for block in log_files.blocks(log.read):
+        if position.offset == 0:
+            log_files.warn_of_no_text(block, path)
         output.take(parser.parse(block, position.offset), merger, shown, run)
         position.advance(block)
     position.parser, position.merger = parser.to_record(), merger.to_record()

@@ -17,7 +17,7 @@ from typing import Any
 
 from lt_monitor.events import FAULTS, SEVERITIES
 from lt_shared import storage
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, NoInput
 
 DEFAULT = "default"
 
@@ -41,6 +41,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
     "blind": {},
 }
 COMMON = ("enabled", "severity")
+_EXAMPLE = "a table for each rule that differs, e.g. two lines: [hang] and minimum_seconds = 900"
 
 
 class Thresholds:
@@ -67,17 +68,26 @@ def read(name: str) -> Thresholds:
     if name == DEFAULT:
         return Thresholds({})
     try:
-        changes = tomllib.loads(storage.read_bytes(name).decode())
+        text = storage.read_bytes(name)
+    except NoInput as error:
+        raise NoInput(str(error), f"leave --rules out, or say --rules {DEFAULT}, for the built-in ones") from None
+    try:
+        changes = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{name}: not TOML: {error}") from None
+        raise BadConfig(f"{name}: not TOML: {error}", _EXAMPLE) from None
     for rule, table in changes.items():
         if rule not in DEFAULTS or not isinstance(table, dict):
             raise BadConfig(f"{name}: {rule!r} is not a rule", f"rules are {', '.join(DEFAULTS)}")
         for key, value in table.items():
             problem = _problem(rule, key, value)
             if problem:
-                raise BadConfig(f"{name}: [{rule}] {key} {problem}")
+                raise BadConfig(f"{name}: [{rule}] {key} {problem}", _remedy(rule))
     return Thresholds(changes)
+
+
+def _remedy(rule: str) -> str:
+    may_have = [*(f"{key} = {value:g}" for key, value in DEFAULTS[rule].items()), "enabled = true", 'severity = "warning"']
+    return f"[{rule}] may have {', '.join(may_have)}"
 
 
 def _problem(rule: str, key: str, value: object) -> str | None:
