@@ -70,6 +70,18 @@ def nemo(choice: random.Random, step: int) -> str:
     )
 
 
+def bar(choice: random.Random, step: int) -> str:
+    part = step % 2000
+    rate = choice.choice(
+        [f"{100 + choice.random() * 300:.2f}s/it", f"{choice.random() * 9:.2f}it/s", f"{choice.random() / 9:.2f}it/s"]
+    )
+    return (
+        f"Epoch {step // 2000}: : {part // 20:3}%|{'█' * (part // 1000):<10}| {part}/2000 "
+        f"[{part // 60:02}:{part % 60:02}<{choice.randrange(60):02}:10, {rate}, v_num=2, "
+        f"reduced_train_loss={choice.random() * 3:.3f}, global_step={step}.000, consumed_samples={step * 8}.0]"
+    )
+
+
 def nanochat(choice: random.Random, step: int) -> str:
     return (
         f"step {step:05d}/05000 ({step / 50:.2f}%) | loss: {choice.random() * 9:.6f} | lrm: 1.00 | "
@@ -89,7 +101,9 @@ def experts(choice: random.Random, step: int) -> str:
     return megatron(choice, step).replace(" loss scale:", f" {pairs} | loss scale:")
 
 
-WRITERS: dict[str, Writer] = {writer.__name__: writer for writer in (megatron, torchtitan, nemo, nanochat, kubernetes, experts)}
+WRITERS: dict[str, Writer] = {
+    writer.__name__: writer for writer in (megatron, torchtitan, nemo, bar, nanochat, kubernetes, experts)
+}
 NOISE = [
     "",
     "NCCL INFO Channel 00",

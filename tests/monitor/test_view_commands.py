@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 LOGS = Path(__file__).parent / "logs"
 STORY = str(LOGS / "story.jsonl")
 
@@ -44,6 +46,18 @@ def test_a_time_out_names_the_rank_that_the_others_waited_for(tool: Tool) -> Non
     log = "\n".join(lines) + "\n"
     assert "nccl-timeout, first suspect rank 2, in attempt 1" in output(tool("summarize", "-", stdin=log.encode()))
     assert json.loads(output(tool("runs", "--json", "-", stdin=log.encode())))["fault"]["suspect_ranks"] == [2]
+
+
+@pytest.mark.parametrize("rate", ["5.00s/it", "0.20it/s"])
+def test_progress_bars_tell_the_speed_and_the_time_left(tool: Tool, rate: str) -> None:
+    frames = "".join(
+        f"\rEpoch 0: {step * 100 // 91:3}%|▎         | {step}/91 [{step * 5 // 60:02}:{step * 5 % 60:02}<7:52:06, {rate}, "
+        f"reduced_train_loss=9.{step}, global_step={step - 1}.000]"
+        for step in range(1, 42)
+    ).encode()
+    (told,) = json.loads(output(tool("summarize", "--json", "-", stdin=frames)))["runs"]
+    assert (told["step"], told["total_steps"], told["step_seconds"], told["eta_seconds"]) == (40, 91, 5.0, 255.0)
+    assert json.loads(output(tool("goodput", "--json", "-", stdin=frames)))["productive_seconds"] == pytest.approx(205)
 
 
 def test_plot_without_an_output_prints_sparklines_of_standard_input(tool: Tool) -> None:

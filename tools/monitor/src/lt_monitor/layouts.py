@@ -14,7 +14,7 @@ import numpy as np
 
 from lt_monitor.events import LARGEST_COUNT
 from lt_monitor.lines import Line
-from lt_monitor.measures import MOST_DIGITS, Measure, Value
+from lt_monitor.measures import LEAST_RATE, MOST_DIGITS, Measure, Value
 from lt_monitor.steps import epoch_seconds, is_local
 
 LARGEST_EXPONENT = 22
@@ -70,6 +70,8 @@ class Column:
             number /= _POWERS[self.decimals]
         if self.is_negative:
             number = -number
+        if self.measure.is_rate:
+            return np.where(number < LEAST_RATE, np.inf, 1 / np.maximum(number, LEAST_RATE))
         value = number / self.measure.divisor * self.measure.factor
         return np.rint(value) if self.measure.whole else value
 

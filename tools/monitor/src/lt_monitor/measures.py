@@ -13,6 +13,8 @@ from lt_monitor.events import LARGEST_COUNT, Record
 
 NUMBER = rb"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|NaN|inf|Infinity|N/A)"
 MOST_DIGITS = 15
+# Progress bars print rates with two decimals: those below are off by more than a tenth.
+LEAST_RATE = 0.05
 
 _TIME = re.compile(rb"\d{4}-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _UPPER_BOUNDS = (12, 31, 23, 59, 59)
@@ -23,7 +25,8 @@ class Measure:
     """What a number is: `field` of the record, a count if `whole`, in base units after `number / divisor * factor`.
 
     `is_metric`: the field goes to the record's `metrics`. `is_time`: the text is a date and time, not a number. `is_constant`:
-    what the rest of the line means depends on this number.
+    what the rest of the line means depends on this number. `is_rate`: the number is per second and the field has seconds; a rate
+    below LEAST_RATE is no number.
     """
 
     field: str
@@ -33,14 +36,17 @@ class Measure:
     is_metric: bool = False
     is_time: bool = False
     is_constant: bool = False
+    is_rate: bool = False
 
     def read(self, text: bytes) -> Any:
         """The value in JSON's terms: None when it is not a finite number. Raises ValueError for no possible count."""
         if self.is_time:
             return read_time(text)
         number = math.nan if text == b"N/A" else float(text.replace(b",", b""))
-        if not math.isfinite(number):
+        if not math.isfinite(number) or (self.is_rate and number < LEAST_RATE):
             return None
+        if self.is_rate:
+            return 1 / number
         value = number / self.divisor * self.factor
         if not self.whole:
             return value

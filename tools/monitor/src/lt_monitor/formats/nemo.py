@@ -1,7 +1,7 @@
 """NeMo 1 and 2, Lightning's progress bars (NeMo, NxD Training, HyperPod's recipes), and the NxD examples.
 
 A bar is drawn many times for one step, and `global_step` lags the bar by one or two: the step is `global_step`, and repetitions
-are merged later. The bar's own count is not used.
+are merged later. The bar's own count is not used, its total is, and what it says an iteration takes: tqdm's running mean.
 """
 
 import re
@@ -13,6 +13,10 @@ from lt_monitor.measures import NUMBER, Measure, Value
 
 _BAR = re.compile(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
 _BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?=[,\]])")
+_BAR_SPEED = re.compile(
+    rb"(?P<percent>\d{1,3})%\|[^|]{0,999}\| {0,9}(?P<position>\d{1,15})/(?P<total>\d{1,15})"
+    rb" \[(?P<elapsed>[\d:]{4,20})<(?P<left>[\d:?]{1,20})(?:, {1,9}(?P<number>\d{1,9}(?:\.\d{0,9})?)(?P<unit>s/it|it/s))?"
+)
 _LINE = re.compile(rb"Training epoch (?P<epoch>\d{1,9}), iteration (?P<iteration>\d{1,15})/(?P<total>\d{1,15}) \|")
 _LINE_PAIRS = re.compile(rb"\| (?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60}): (?P<value>" + NUMBER + rb")(?= \||\s*$)")
 _SAVED = re.compile(
@@ -31,6 +35,7 @@ _NXD_STEP = re.compile(
 _EPOCH = Measure("epoch", whole=True, is_constant=True)
 _TOTAL = Measure("total_steps", whole=True)
 _STEP_SECONDS = Measure("step_seconds")
+_STEPS_PER_SECOND = Measure("step_seconds", is_rate=True)
 _MEASURES = {
     b"global_step": Measure("step", whole=True),
     b"reduced_train_loss": Measure("loss"),
@@ -76,11 +81,26 @@ def step(line: Line) -> Numbers | None:
     if b"loss" in pairs and b"reduced_train_loss" in pairs:
         # Lightning's own running mean.
         del pairs[b"loss"]
+    if pattern is _BAR_PAIRS:
+        values += _bar_speed(text, head.end(), int(head["epoch"]) == 0, b"train_step_timing in s" not in pairs)
     for key, span in pairs.items():
         known = key in _MEASURES
         measure = _MEASURES[key] if known else Measure(key.decode(), is_metric=True)
         values.append((Measure("loss") if key == b"loss" else measure, *span))
     return Numbers([*values, *line.labels])
+
+
+def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool) -> list[Value]:
+    """What a bar tells between its drawing and its figures: `3/91 [16:05<7:52:06, 321.89s/it`, or `0.31it/s`."""
+    bar = _BAR_SPEED.search(text, begin)
+    if bar is None:
+        return []
+    measure = _STEP_SECONDS if bar["unit"] == b"s/it" else _STEPS_PER_SECOND
+    values: list[Value] = [(None, *bar.span(name)) for name in ("percent", "position", "elapsed", "left")]
+    values.append((_TOTAL if is_first_epoch else None, *bar.span("total")))
+    if bar["number"] is not None:
+        values.append((measure if is_only_time else None, *bar.span("number")))
+    return values
 
 
 def nxd_step(line: Line) -> Numbers | None:
