@@ -37,7 +37,7 @@ def test_encodes_as_the_library(options: dict[str, Any], texts: list[str], tmp_p
         **options,
     )
     stock = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
-    ids = tokenizer.write(tokenizer_files.find(tmp_path / "tokenizer.model"), tmp_path / "out", 512)
+    ids = tokenizer.write(tokenizer_files.find(tmp_path / "tokenizer.model"), tmp_path / "out", 512, 200_000)
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in texts:
         expected = stock.encode(text)

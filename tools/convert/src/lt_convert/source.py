@@ -35,6 +35,8 @@ class Source:
 
     `tensors` are the model's under canonical names, padding rows among them. `copies` are tensors that the format has besides and
     that must repeat others: (name, tensor, what it has to equal). `details` is what `inspect` shows of the training.
+    `special_ids` are the ids of special tokens that the model's configuration names, None where it has no place for them;
+    `generation` is the content of its `generation_config.json`.
     """
 
     directory: str
@@ -49,6 +51,8 @@ class Source:
     left_out: tuple[str, ...] = ()
     copies: tuple[tuple[str, Tensor, Tensor], ...] = ()
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    special_ids: Mapping[str, Any] | None = None
+    generation: bytes | None = None
 
     @property
     def dtype(self) -> str:

@@ -6,6 +6,7 @@ The original files are copied unchanged, so that the way back finds the tokenize
 
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lt_shared.tokenizer_files import TokenizerFiles
 TOKENIZER = "tokenizer.json"
 CONFIGURATION = "tokenizer_config.json"
 GENERATION = "generation_config.json"
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 BEGIN_OF_TEXT = ("<|begin_of_text|>", "<s>", "<|endoftext|>")
@@ -25,8 +27,12 @@ LLAMA3_PATTERN = (
 )
 
 
-def write(files: TokenizerFiles, directory: Path, maximum_length: int) -> dict[str, int | None]:
-    """Copy the files, add what transformers needs, and return the ids `bos_token_id` and `eos_token_id`, None where unknown."""
+def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
+    """Copy the files, add what transformers needs, and return the ids of the special tokens that the files name.
+
+    `bos_token_id` and `eos_token_id` are there always, None where unknown. Warns of tokens that a model with `vocab_size` tokens
+    does not have.
+    """
     files.copy_to(directory)
     if files.kind == "gpt2":
         _gpt2(files).save(str(directory / TOKENIZER))
@@ -40,10 +46,21 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int) -> dict[s
         sentencepiece_model.read(files.files[0]).save(str(directory / TOKENIZER))
     elif files.files[0].name != TOKENIZER:
         storage.write_bytes(directory / TOKENIZER, files.files[0].read_bytes())
-    return _describe(directory, maximum_length)
+    return _describe(directory, maximum_length, vocab_size)
 
 
-def _describe(directory: Path, maximum_length: int) -> dict[str, int | None]:
+def check_ids(ids: Mapping[str, Any], vocab_size: int, origin: str) -> dict[str, Any]:
+    """`ids`, None instead of those that no token of the vocabulary has; `origin` says where they were, for the warning."""
+    checked = dict(ids)
+    for name, value in ids.items():
+        values = value if isinstance(value, list) and value else [value]
+        if value is not None and not all(type(one) is int and 0 <= one < vocab_size for one in values):
+            warn(f"{origin}: {name} is {value!r:.60}, the vocabulary has {vocab_size:,} tokens: left out")
+            checked[name] = None
+    return checked
+
+
+def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
     """Write the configuration files that are not there, from the special tokens that are."""
     from tokenizers import Tokenizer
 
@@ -52,9 +69,10 @@ def _describe(directory: Path, maximum_length: int) -> dict[str, int | None]:
     configuration: dict[str, Any] = _read_json(path) if path.is_file() else {}
     special = {}
     for role, candidates in (("bos", BEGIN_OF_TEXT), ("eos", END_OF_TEXT)):
-        given = configuration.get(f"{role}_token")
-        name = given.get("content") if isinstance(given, dict) else given
-        special[role] = name or next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+        found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+        special[role] = _content(configuration[f"{role}_token"]) if f"{role}_token" in configuration else found
+    if configuration.get("pad_token"):
+        special["pad"] = _content(configuration["pad_token"])
     if not configuration:
         known = {f"{role}_token": name for role, name in special.items() if name}
         configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": maximum_length} | known
@@ -62,7 +80,16 @@ def _describe(directory: Path, maximum_length: int) -> dict[str, int | None]:
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) if name else None for role, name in special.items()}
     if ids["eos_token_id"] is None:
         warn(f"the tokenizer has none of {', '.join(END_OF_TEXT)}: the model has no end-of-text token")
+    last = max(tokenizer.get_vocab().values(), default=-1)
+    if last >= vocab_size:
+        warn(f"the tokenizer has ids up to {last:,}, the model's vocabulary only {vocab_size:,} tokens")
     return ids
+
+
+def _content(token: Any) -> str | None:
+    """The text of a special token in a tokenizer's configuration."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def recognise(names: Sequence[str]) -> bool:
 
 def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of a family that is not known here."""
+    from lt_convert.location import listing
+
     path = f"{directory}/{CONFIG}"
     try:
         config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
@@ -64,8 +66,19 @@ def open_source(directory: str, files: Files) -> Source:
     model = Model(architecture, padded)
     tensors = family.take_apart(HF, model, found, directory)
     copies = family.repeated(HF, model, found)
-    tokenizers = tokenizer_source.beside_model(directory, files)
-    return Source(directory, "hf", HF, model, tensors | (padding or {}), tokenizers, copies=tuple(copies))
+    generation = f"{directory}/{tokenizer.GENERATION}"
+    generates = tokenizer.GENERATION in listing(directory)
+    return Source(
+        directory=directory,
+        format="hf",
+        table=HF,
+        model=model,
+        tensors=tensors | (padding or {}),
+        tokenizer=tokenizer_source.beside_model(directory, files),
+        copies=tuple(copies),
+        special_ids={name: config[name] for name in tokenizer.SPECIAL_IDS if name in config},
+        generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
+    )
 
 
 def _padding(directory: str, files: Files) -> dict[str, Tensor] | None:
@@ -163,18 +176,46 @@ def outputs(result: Result) -> list[OutputFile]:
     made = model_files(tensors)
     if padding:
         made.append(file(PADDING_FILE, padding))
-    special: dict[str, int | None] = {"bos_token_id": None, "eos_token_id": None}
+    special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     written: dict[str, bytes] = {}
     if result.source.tokenizer:
         with tempfile.TemporaryDirectory() as place:
-            special = tokenizer.write(result.source.tokenizer, Path(place), architecture.max_position_embeddings)
+            sizes = (architecture.max_position_embeddings, architecture.vocab_size)
+            special = tokenizer.write(result.source.tokenizer, Path(place), *sizes)
             written = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
-    if tokenizer.GENERATION not in written:
-        known = {name: value for name, value in special.items() if value is not None}
-        written[tokenizer.GENERATION] = _json(known)
+    special, written[tokenizer.GENERATION] = _special_ids(result.source, special, written.get(tokenizer.GENERATION))
     made += [OutputFile(name, (content,)) for name, content in written.items()]
     dtype = next(iter(tensors.values())).dtype
     return [*made, OutputFile(CONFIG, (_json(huggingface.to_config(architecture, dtype) | special),))]
+
+
+def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | None) -> tuple[dict[str, Any], bytes]:
+    """The ids of special tokens for `config.json`, and the content of `generation_config.json`.
+
+    A model of this format keeps its own. The others get what the tokenizer's files say, and before that what the
+    `generation_config.json` says that was `kept` with them. No id is written that the vocabulary does not have: transformers
+    would look up a row that is not there.
+    """
+    vocab_size = source.model.architecture.vocab_size
+    content = source.generation or kept
+    path = f"{source.directory}/{tokenizer.GENERATION}"
+    generation: dict[str, Any] = {}
+    if content is not None:
+        try:
+            generation = dict(json.loads(content))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadData(f"{path}: not a JSON object: {error}", "mend or delete it") from None
+    given = {name: generation[name] for name in tokenizer.SPECIAL_IDS if name in generation}
+    checked = tokenizer.check_ids(given, vocab_size, path)
+    if source.special_ids is None:
+        special = tokenizer.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
+    else:
+        special = tokenizer.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
+    if content is None or checked != given:
+        left = {name: value for name, value in generation.items() if name not in given}
+        ids = special if content is None else checked
+        content = _json(left | {name: value for name, value in ids.items() if value is not None})
+    return special, content
 
 
 def _json(content: dict[str, Any]) -> bytes:
