@@ -134,6 +134,49 @@ def test_a_log_that_was_overwritten_by_one_that_begins_alike_is_read(
     assert len(json.loads((tmp_path / "state").read_text())["runs"][0]["attempts"]) == 2
 
 
+@pytest.mark.parametrize("hours", [-9, -5.75, 0, 8])
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_log_of_another_zone_is_read_by_the_time_of_its_file(tool: Any, tmp_path: Path, hours: float, has_state: bool) -> None:
+    log = tmp_path / "run.log"
+    state = ["--state", "state"] if has_state else []
+
+    def write(count: int, seconds_ago: float) -> None:
+        log.write_text("".join(step(number, hours * 3600 + seconds_ago + count - number) for number in range(1, count + 1)))
+        os.utime(log, (time.time() - seconds_ago,) * 2)
+
+    write(30, 20)
+    done = tool("alert", *state, "run.log")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ("have no zone" in done.stderr) == (hours != 0)
+    write(31, 3000)
+    done = tool("alert", *state, "run.log")
+    assert done.stdout.startswith("CRITICAL hang run: no step after 31 for 50 min")
+    # The file's time tells nothing now, so what was known of the log counts.
+    os.utime(log, (time.time() - 3000 + 400,) * 2)
+    if has_state:
+        done = tool("alert", *state, "run.log")
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_times_in_the_future_are_said(tool: Any) -> None:
+    done = tool("alert", "-", stdin=step(1, -9 * 3600) + step(2, -9 * 3600))
+    assert done.stderr == (
+        "lt-monitor: warning: standard input: its times are 9 h ahead of this machine's clock and have no zone:"
+        " say the log's, e.g. TZ=UTC lt-monitor ...\n"
+    )
+
+
+@pytest.mark.parametrize("last", ["0001-01-01 00:00:00", "9999-12-31 23:59:59", "2026-02-31 00:00:00", "2026-11-20 25:00:00"])
+def test_times_that_are_none_tell_no_zone(tool: Any, tmp_path: Path, last: str) -> None:
+    (tmp_path / "run.log").write_text(step(1, 3) + f" [{last}]" + step(2, 2).split("]", 1)[1])
+    assert "internal error" not in tool("alert", "run.log").stderr
+
+
+def test_a_time_in_the_middle_of_a_quarter_is_no_zone(tool: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(step(1, 8 * 3600 + 400) + step(2, 8 * 3600 + 399))
+    assert tool("alert", "run.log").stdout.startswith("CRITICAL hang run: no step after 2 for 8.1 h")
+
+
 def test_warnings_exit_with_1(tool: Any) -> None:
     note = event("note", 1, note="missing", message="nvidia-smi: not installed here")
     done = tool("alert", "-", stdin=note)

@@ -7,12 +7,14 @@ itself; there, a record that comes again is recognised (`run_state.LogState`).
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import orjson
 
-from lt_monitor import log_files
+from lt_monitor import clocks, log_files
+from lt_monitor.clocks import Clock
 from lt_monitor.events import Record
 from lt_monitor.findings import Finding
 from lt_monitor.log_parser import Block
@@ -21,13 +23,15 @@ from lt_monitor.positions import Positions, SavedPosition
 from lt_monitor.run_state import RunState
 from lt_monitor.scrape import scrape_log
 from lt_shared import storage
-from lt_shared.console import BadData, UsageError
+from lt_shared.console import BadData, UsageError, note
 
 STATE_VERSION = 2
 
 
 class Memory:
     """What a pass knows: `runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
+
+    `behind` are seconds by which the times of a log, by its absolute path, are behind this machine's zone.
 
     Without a state file all of it is empty at first and forgotten at the end.
     """
@@ -38,6 +42,7 @@ class Memory:
         self.runs: dict[str, RunState] = {}
         self.known: dict[str, float] = {}
         self.undelivered: list[Record] = []
+        self.behind: dict[str, float] = {}
         self._positions: Positions | None = None
         self._file: IO[bytes] | None = None
 
@@ -66,12 +71,31 @@ class Memory:
         Standard input, pipes and remote logs are taken as they come. Raises NoInput when a log is missing.
         """
         for path in log_files.expand(self.patterns):
+            clock = self._clock(path)
             if self._positions is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
                 for block in log_files.event_blocks(path):
                     for record in block:
-                        take(record)
+                        take(clock.correct(record))
             else:
-                scrape_log(path, self._positions, _Taker(take))
+                scrape_log(path, self._positions, _Taker(take, clock))
+
+    def _clock(self, path: str) -> Clock:
+        """By which the times of a log are read: as its growing file tells, or as it told before."""
+        shown, place = log_files.printable(path), os.path.abspath(path)
+        if path == log_files.STANDARD_INPUT or not os.path.isfile(path):
+            return Clock("standard input" if path == log_files.STANDARD_INPUT else shown, 0.0, time.time())
+        before = self.behind.get(place, 0.0)
+        saved = self._positions.saved.get(place) if self._positions is not None else None
+        if saved is not None and saved.is_unchanged(os.stat(path)):
+            return Clock(shown, before, time.time())
+        behind = clocks.behind_seconds(path)
+        if behind is None:
+            behind = before
+        if behind != before:
+            told = f"{clocks.describe(behind)} the file's time" if behind else "those of this machine's zone"
+            note(f"{shown}: its times have no zone and are {told}, and are read so; TZ=... says another zone")
+        self.behind[place] = behind
+        return Clock(shown, behind, time.time())
 
     def save(self) -> None:
         """Write the state; it is published when the block of `open` ends."""
@@ -82,6 +106,7 @@ class Memory:
                 "runs": list(self.runs.values()),
                 "known": self.known,
                 "undelivered": self.undelivered,
+                "behind": {path: seconds for path, seconds in self.behind.items() if seconds},
                 "logs": [vars(position) for position in self._positions.settled(None).saved.values()],
             }
             self._file.write(orjson.dumps(state, option=orjson.OPT_APPEND_NEWLINE))
@@ -99,7 +124,8 @@ class Memory:
             if state["v"] != STATE_VERSION or state["kind"] != self.kind:
                 raise ValueError("written by another version or another command")
             self.runs = {run["run"]: RunState.from_record(run) for run in state["runs"]}
-            self.known = {str(key): float(time) for key, time in state["known"].items()}
+            self.behind = {str(log): float(seconds) for log, seconds in state.get("behind", {}).items()}
+            self.known = {str(key): float(moment) for key, moment in state["known"].items()}
             undelivered = [(Finding(**one["finding"]), list(one["channels"])) for one in state["undelivered"]]
             self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
             self._positions = Positions([SavedPosition(**log) for log in state["logs"]])
@@ -110,9 +136,10 @@ class Memory:
 class _Taker:
     """Takes the records of a log one by one."""
 
-    def __init__(self, take: Callable[[Record], object]):
+    def __init__(self, take: Callable[[Record], object], clock: Clock):
         self._take = take
+        self._clock = clock
 
     def take(self, block: Block, merger: Merger, path: str, run: str) -> None:
         for record in merger.news(block.records(path, run)):
-            self._take(record)
+            self._take(self._clock.correct(record))
