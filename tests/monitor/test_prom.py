@@ -202,3 +202,27 @@ def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
         written,
         0,
     )
+
+
+def test_the_mfu_of_a_log_that_does_not_tell_its_gpu(tool: Any) -> None:
+    sizes = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32, "num_query_groups": 8}
+    sizes |= {"group_query_attention": True, "swiglu": True, "padded_vocab_size": 128256, "seq_length": 8192}
+    sizes |= {"global_batch_size": 128, "world_size": 16}
+    start = {"v": 1, "kind": "start", "run": "r", "arguments": sizes, "src": {"file": "r.log", "offset": 0}}
+    step = {
+        "v": 1,
+        "kind": "step",
+        "run": "r",
+        "step": 1,
+        "loss": 2.0,
+        "step_seconds": 10.0,
+        "src": {"file": "r.log", "offset": 1},
+    }
+    log = json.dumps(start) + "\n" + json.dumps(step) + "\n"
+    (told,) = json.loads(tool("summarize", "--json", "--gpu", "H100", "-", stdin=log).stdout)["runs"]
+    found = values(tool("prom", "--gpu", "H100", "-", stdin=log).stdout)
+    assert found["lt_train_mfu_ratio"] == told["mfu"] > 0.3
+    assert found["lt_train_tflops_per_gpu"] == told["tflops_per_gpu"]
+    assert "lt_train_mfu_ratio" not in values(tool("prom", "-", stdin=log).stdout)
+    logged = json.dumps(step | {"tflops_per_gpu": 494.5}) + "\n"
+    assert values(tool("prom", "--gpu", "H100", "-", stdin=logged).stdout)["lt_train_mfu_ratio"] == pytest.approx(0.5, abs=1e-3)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lt_monitor.view_commands import known_options
 from lt_shared import console
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -94,11 +95,13 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor prom -o lt.prom 
 @click.option(
     "-o", "--output", default="-", metavar="FILE.prom", help="The file; - is stdout. FILE.prom.state is kept beside it."
 )
-def prom(logs: tuple[str, ...], output: str) -> None:
+@known_options
+def prom(logs: tuple[str, ...], output: str, **known: Any) -> None:
     """Write the metrics of the runs as a file for the textfile collector of node_exporter."""
     from lt_monitor import prom as textfile
+    from lt_monitor.speed import Known
 
-    textfile.prom(logs, output)
+    textfile.prom(logs, output, known=Known.of(**known))
 
 
 @click.command(cls=console.Command, examples="lt-monitor rules > lt-train.rules.yml")

@@ -6,17 +6,21 @@ has no line; a loss that is not a number is NaN.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Iterator
 
-from lt_monitor import accounting, failures
+from lt_monitor import accounting, failures, speed
 from lt_monitor.detectors import hang_limit
 from lt_monitor.events import FAULTS
 from lt_monitor.run_state import RunState, positive
+from lt_monitor.speed import Known, Sizes
+from lt_monitor.steps import Steps
 from lt_monitor.thresholds import Thresholds
 
 ENDED_RUN_SECONDS = 3600.0
 RECENT_LINES = 20
+NOTHING_KNOWN = Known()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +44,16 @@ METRICS = (
     Metric("lt_train_step_seconds", "gauge", "Median duration of a step over the last step lines."),
     Metric("lt_train_attempt_step_seconds", "gauge", "Median duration of a step since the last restart."),
     Metric("lt_train_tokens_per_second", "gauge", "Median tokens per second of all GPUs over the last step lines."),
-    Metric("lt_train_tflops_per_gpu", "gauge", "TFLOP/s per GPU of the last step, as the trainer counts them."),
-    Metric("lt_train_mfu_ratio", "gauge", "Model FLOPs utilization of the last step, as the trainer counts it."),
+    Metric(
+        "lt_train_tflops_per_gpu",
+        "gauge",
+        "TFLOP/s per GPU of the last step, as the trainer counts them, else as lt-monitor does.",
+    ),
+    Metric(
+        "lt_train_mfu_ratio",
+        "gauge",
+        "Model FLOPs utilization of the last step, as the trainer counts it, else as lt-monitor does.",
+    ),
     Metric("lt_train_memory_bytes", "gauge", "Memory of a GPU at the last step."),
     Metric("lt_train_consumed_samples", "gauge", "Samples that the run has consumed."),
     Metric("lt_train_skipped_steps_total", "counter", "Steps without an update of the weights."),
@@ -66,8 +78,9 @@ BY_NAME = {metric.name: metric for metric in (*METRICS, LAST_RUN)}
 Sample = tuple[str, str | None, float]
 
 
-def samples(state: RunState, now: float) -> Iterator[Sample]:
+def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]:
     """The metrics of one run as (name, value of the metric's own label, value), known ones only."""
+    worked_out = _worked_out(state, known_sizes)
     last = state.last
     limits = Thresholds({})
     recent = state.recent[-RECENT_LINES:]
@@ -81,9 +94,9 @@ def samples(state: RunState, now: float) -> Iterator[Sample]:
         ("loss_scale", _number(last, "loss_scale")),
         ("step_seconds", _median(step.get("step_seconds") for step in recent)),
         ("attempt_step_seconds", state.attempt.median_seconds()),
-        ("tokens_per_second", _median(step.get("tokens_per_second") for step in recent)),
-        ("tflops_per_gpu", _number(last, "tflops_per_gpu")),
-        ("mfu_ratio", last.get("mfu")),
+        ("tokens_per_second", _median(step.get("tokens_per_second") for step in recent) or worked_out["tokens_per_second"]),
+        ("tflops_per_gpu", _number(last, "tflops_per_gpu") if "tflops_per_gpu" in last else worked_out["tflops_per_gpu"]),
+        ("mfu_ratio", worked_out["mfu"] if last.get("mfu") is None else last["mfu"]),
         ("memory_bytes", last.get("memory_bytes")),
         ("consumed_samples", last.get("consumed_samples")),
         ("skipped_steps_total", state.skipped_steps),
@@ -114,18 +127,25 @@ def samples(state: RunState, now: float) -> Iterator[Sample]:
         yield ("lt_train_badput_seconds_total", cause, seconds)
 
 
+def _worked_out(state: RunState, known: Known) -> dict[str, float | None]:
+    """Speeds of the last step that its line may not have, from the sizes of the model, as `summarize` works them out."""
+    steps, sizes = Steps.from_records([state.last]), Sizes.of(state.arguments, known)
+    measures = (speed.tokens_per_second, speed.tflops_per_gpu, speed.mfu)
+    return {measure.__name__: value if math.isfinite(value := float(measure(steps, sizes)[0])) else None for measure in measures}
+
+
 def is_running(state: RunState) -> bool:
     """Whether steps are to be expected: not after its end, nor when the scheduler says that its job does not run."""
     return bool(state.step_lines) and not state.is_over and state.job.get("state", "RUNNING") == "RUNNING"
 
 
-def render(states: Iterable[RunState], now: float) -> str:
+def render(states: Iterable[RunState], now: float, known: Known = NOTHING_KNOWN) -> str:
     """The whole file. Runs that ended an hour ago are left out: node_exporter would serve their last values for ever."""
     lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
     for state in states:
         if not state.step_lines or (state.is_over and now - _end(state, now) > ENDED_RUN_SECONDS):
             continue
-        for name, label, value in samples(state, now):
+        for name, label, value in samples(state, now, known):
             own = f',{BY_NAME[name].label}="{escape(label)}"' if label is not None else ""
             lines[name].append(f'{name}{{run="{escape(state.run)}"{own}}} {_shown(value)}')
     lines[LAST_RUN.name] = [f"{LAST_RUN.name} {_shown(now)}"]

@@ -13,6 +13,7 @@ from lt_monitor import metrics
 from lt_monitor.memory import Memory
 from lt_monitor.possible_times import PossibleTimes
 from lt_monitor.run_state import state_of
+from lt_monitor.speed import Known
 from lt_shared import storage
 from lt_shared.console import UsageError
 
@@ -20,8 +21,8 @@ STANDARD_OUTPUT = "-"
 MODE = 0o644
 
 
-def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None) -> None:
-    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`.
+def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None, known: Known | None = None) -> None:
+    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `known` is for what they do not tell.
 
     Raises: UsageError for a name that the collector does not read, what `Memory.open` and `storage.publish` raise.
     """
@@ -33,7 +34,7 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
     with Memory.open(state, "prom", patterns) as memory:
         memory.feed(lambda record: state_of(memory.runs, record["run"]).take(times.of(record), moment))
         times.warn()
-        text = metrics.render(memory.runs.values(), moment)
+        text = metrics.render(memory.runs.values(), moment, known or Known())
         if output == STANDARD_OUTPUT:
             sys.stdout.write(text)
         else:

@@ -22,7 +22,14 @@ RECENT_STEPS = 100
 RECENT_FAULTS = 100
 RECENT_SAVES = 8
 MAXIMUM_ATTEMPTS = 1000
-_ARGUMENTS = ("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval")
+_MODEL_ARGUMENTS = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size"),
+    *("padded_vocab_size", "num_experts", "moe_ffn_hidden_size", "moe_router_topk", "group_query_attention", "swiglu", "fp8"),
+)
+_ARGUMENTS = (
+    *("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval"),
+    *_MODEL_ARGUMENTS,
+)
 
 
 @dataclasses.dataclass
@@ -247,7 +254,9 @@ class RunState:
         kind = record["kind"]
         if kind == "start":
             said = record["arguments"]
-            self.arguments |= {key: said[key] for key in _ARGUMENTS if positive(said.get(key)) or isinstance(said.get(key), str)}
+            self.arguments |= {
+                key: said[key] for key in _ARGUMENTS if positive(said.get(key)) or isinstance(said.get(key), str | bool)
+            }
             if record.get("first_step") and totals.resumed_at is None:
                 totals.resumed_at = record["first_step"] - 1
             self.end = {}

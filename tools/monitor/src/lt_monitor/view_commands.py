@@ -8,7 +8,7 @@ from lt_shared import console
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
-_known = console.section(
+known_options = console.section(
     "Where the log does not tell",
     click.option("--model", metavar="NAME", help="The model's preset, for TFLOP/s and MFU, e.g. llama3-8b."),
     click.option("--seq-length", metavar="TOKENS", type=click.IntRange(min=1), help="Tokens in a sequence."),
@@ -27,7 +27,7 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 )
 @_LOGS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@_known
+@known_options
 def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     """Print where each run is, how fast it is, how good, and what happened to it."""
     from lt_monitor import assembly, summary, summary_table
@@ -49,7 +49,7 @@ lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).r
 )
 @_LOGS
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run, as summarize does, with its arguments.")
-@_known
+@known_options
 def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     """Compare many runs: a row each, with the arguments in which they differ."""
     from lt_monitor import assembly, comparison, plot, summary
@@ -80,7 +80,7 @@ lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compar
     "--reference", "references", metavar="NAME=VALUE", multiple=True, help="Draw a labelled line at this loss. Repeatable."
 )
 @click.option("--plain", is_flag=True, help="Print the bare path instead of a JSON line.")
-@_known
+@known_options
 def plot(logs: tuple[str, ...], output: str | None, references: tuple[str, ...], plain: bool, **known: Any) -> None:
     """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
     from lt_monitor import plot as picture
@@ -105,7 +105,7 @@ lt-monitor watch 'run*/train.log' --interval 30
 @click.option(
     "--interval", "interval_seconds", metavar="SECONDS", type=console.FiniteRange(min=0.1), default=5.0, help="How often to look."
 )
-@_known
+@known_options
 def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:
     """Show runs live in the terminal until Ctrl-C."""
     from lt_monitor import watch as live
