@@ -231,3 +231,22 @@ def test_files_of_other_users_are_named(hf: Path) -> None:
     else:
         (hf / "model.safetensors").chmod(0)
     assert "model.safetensors" in refuse(hf)
+
+
+@pytest.mark.parametrize("to", ["megatron-dist", "megatron-legacy", "torchtitan"])
+def test_eight_bits_are_refused_before_anything_is_written(to: str, hf: Path) -> None:
+    tensors = load_file(hf / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, hf / "model.safetensors", {"format": "pt"})
+    for dtype, message in ((None, "is not written in"), ("bfloat16", "is not cast to bfloat16")):
+        with Files() as files, pytest.raises(BadData, match=rf"model\.norm\.weight: is stored as float8_e4m3fn, which {message}"):
+            conversion.plan(Request(str(hf), to, str(hf.parent / "out"), dtype), files)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_double_precision_is_cast(dtype: str, hf: Path) -> None:
+    tensors = {name: tensor.double() / 3 for name, tensor in load_file(hf / "model.safetensors").items()}
+    save_file(tensors, hf / "model.safetensors", {"format": "pt"})
+    found = load_file(convert(hf, "hf", hf.parent / "cast", dtype=dtype) / "model.safetensors")
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(found[name], tensor.to(getattr(torch, dtype)), rtol=2**-8, atol=0)

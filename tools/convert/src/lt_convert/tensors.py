@@ -15,6 +15,7 @@ from lt_shared.console import BadData
 
 # Values travel as raw bits; the size is in bytes.
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4, "uint8": 1}
+CASTABLE = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Tensor:
         return list(dict.fromkeys(part.view.file for part in self.parts if part.view))
 
     def cast(self, dtype: str) -> Self:
+        """Its values as another dtype. Raises BadData where there is no such cast."""
+        if dtype != self.stored and self.stored not in CASTABLE:
+            raise BadData(
+                f"{self.name}: is stored as {self.stored}, which is not cast to {dtype}", f"casts are of {', '.join(CASTABLE)}"
+            )
         return dataclasses.replace(self, dtype=dtype)
 
     def named(self, name: str) -> Self:

@@ -52,7 +52,10 @@ class Scalar:
 
 
 def archive(value: Any) -> tuple[bytes | Payload, ...]:
-    """The content of a file of `torch.save(value)`; tensors in it are `Payload`s or `Scalar`s, all else as in `pickle_writer`."""
+    """The content of a file of `torch.save(value)`; tensors in it are `Payload`s or `Scalar`s, all else as in `pickle_writer`.
+
+    Raises BadData for a tensor of a dtype that is not in `STORAGES`.
+    """
     tensors: list[Payload | Scalar] = []
     pickle = pickle_writer.dumps(_with_references(value, tensors))
     members: list[tuple[str, bytes | Payload]] = [("data.pkl", pickle), ("byteorder", b"little")]
@@ -78,6 +81,11 @@ def archive(value: Any) -> tuple[bytes | Payload, ...]:
 def _with_references(value: Any, tensors: list[Payload | Scalar]) -> Any:
     """`value` with every tensor replaced by what its pickle has of it; they are collected in `tensors`."""
     if isinstance(value, Payload | Scalar):
+        if isinstance(value, Payload) and value.tensor.dtype not in STORAGES:
+            raise BadData(
+                f"{value.tensor.name}: is stored as {value.tensor.dtype}, which is not written in a file of torch.save here",
+                "of such tensors only Hugging Face files are made",
+            )
         tensors.append(value)
         dtype, shape = ("float32", ()) if isinstance(value, Scalar) else (value.tensor.dtype, value.tensor.shape)
         return _reference(dtype, shape, len(tensors) - 1)
