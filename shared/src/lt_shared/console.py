@@ -6,8 +6,8 @@ when a progress bar is drawn on a terminal.
 """
 
 import contextlib
-import errno
 import enum
+import errno
 import io
 import json
 import math

@@ -72,7 +72,7 @@ class Line:
             if before is None and not is_bracketed and _LEVEL_BEHIND.match(self.text, end) is None:
                 continue
             measures = {TIME, RANK} if before is not None and before["rank"] is not None else {TIME}
-            self.labels = [(None if measure in measures else measure, *place) for measure, *place in self.labels]
+            self.labels = [(None if measure in measures else measure, first, last) for measure, first, last in self.labels]
             self.labels.append((TIME, begin, end))
             if before is not None and RANK in measures:
                 self.labels.append((RANK, *before.span("rank")))
