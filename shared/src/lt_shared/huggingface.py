@@ -199,7 +199,7 @@ def _from_llama(config: dict[str, Any], name: str, kind: str) -> Architecture:
 
 def _rope(config: dict[str, Any], name: str, kind: str) -> tuple[float, RopeScaling | None]:
     """The rotary base and its scaling. Raises BadConfig where the older and the newer field say different things."""
-    found = []
+    found: list[tuple[float, RopeScaling | None]] = []
     for field in ("rope_scaling", "rope_parameters"):
         rope = dict(config.get(field) or {})
         _check_absent(rope, _ABSENT_HERE, name, kind)

@@ -33,7 +33,7 @@ def cast(bits: Bits, dtype: str, to: str, name: str) -> Bits:
 def _from_float64(values: Bits, to: str) -> Bits:
     """float32, or what rounds to the same 16 bits as `values`: an inexact one gets a last bit of 1, so that it is on no tie."""
     with numpy.errstate(over="ignore", invalid="ignore"):
-        nearest = values.astype(numpy.float32)
+        nearest: Bits = values.astype(numpy.float32)
     if to == "float32":
         return nearest
     bits = nearest.view(numpy.uint32)
@@ -41,7 +41,8 @@ def _from_float64(values: Bits, to: str) -> Bits:
     even = (bits & 1) == 0
     outwards = even & (numpy.abs(wide) < numpy.abs(values))
     inwards = even & (numpy.abs(wide) > numpy.abs(values))
-    return (bits + outwards.astype(numpy.uint32) - inwards.astype(numpy.uint32)).view(numpy.float32)
+    odd: Bits = bits + outwards.astype(numpy.uint32) - inwards.astype(numpy.uint32)
+    return odd.view(numpy.float32)
 
 
 def _to_float32(bits: Bits, dtype: str) -> Bits:
