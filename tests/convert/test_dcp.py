@@ -13,7 +13,7 @@ from lt_convert import blocks, dcp
 from lt_convert.dcp import Entry
 from lt_convert.execution import contents
 from lt_convert.files import Files
-from lt_convert.tensors import Tensor
+from lt_convert.tensors import Tensor, zeros
 from lt_shared.console import BadData
 
 STATE = {
@@ -173,3 +173,9 @@ def test_tensor_names_are_lazy(saved: Path) -> None:
         tensor = dcp.read(str(saved), files).tensor("matrix")
     assert isinstance(tensor, Tensor)
     assert (tensor.name, tensor.files) == ("matrix", [str(saved / "__0_0.distcp")])
+
+
+def test_what_repeats_another_tensor_is_written_once() -> None:
+    once = zeros("float32", (100, 100))
+    files = dcp.outputs([Entry.whole("embedding", once), Entry.whole("output", once)], {})
+    assert files[0].size_bytes < 2 * once.size_bytes

@@ -42,7 +42,8 @@ def _from_float64(values: Bits, to: str) -> Bits:
     outwards = even & (numpy.abs(wide) < numpy.abs(values))
     inwards = even & (numpy.abs(wide) > numpy.abs(values))
     odd: Bits = bits + outwards.astype(numpy.uint32) - inwards.astype(numpy.uint32)
-    return odd.view(numpy.float32)
+    result: Bits = odd.view(numpy.float32)
+    return result
 
 
 def _to_float32(bits: Bits, dtype: str) -> Bits:

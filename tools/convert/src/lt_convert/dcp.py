@@ -149,6 +149,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     size = 0
     described: dict[str, Any] = {}
     stored: list[tuple[Instance, Instance]] = []
+    written: dict[Any, tuple[str, int, int]] = {}
 
     def close() -> None:
         nonlocal segments, size
@@ -156,7 +157,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
             made.append(OutputFile(f"{prefix}__0_{len(made)}.distcp", tuple(segments)))
         segments, size = [], 0
 
-    def add(index: Any, archive: tuple[bytes | Payload, ...]) -> None:
+    def add(index: Any, archive: tuple[bytes | Payload, ...]) -> tuple[str, int, int]:
         nonlocal size
         length = sum(len(part) if isinstance(part, bytes) else part.size_bytes for part in archive)
         # Chunks begin at multiples of the alignment that torch gives their values.
@@ -164,17 +165,24 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         if padding:
             segments.append(b"\0" * padding)
             size += padding
-        stored.append((index, _storage_info(f"__0_{len(made)}.distcp", size, length)))
+        place = (f"__0_{len(made)}.distcp", size, length)
+        stored.append((index, _storage_info(*place)))
         segments.extend(archive)
         size += length
         if size >= file_bytes:
             close()
+        return place
 
     for entry in entries:
         chunks = [(name, *piece) for offsets, name, tensor in entry.chunks for piece in _cut(offsets, tensor)]
         described[entry.key] = _described(entry.dtype, entry.shape, [(offsets, tensor.shape) for _, offsets, tensor in chunks])
         for name, offsets, tensor in chunks:
-            add(_index(entry.key, offsets), torch_archive.archive(Payload(name, tensor)))
+            index, values = _index(entry.key, offsets), (tensor.dtype, tensor.shape, tensor.parts)
+            # A tied output lies where the embedding does: a fifth less to write for Llama 3.2 1B.
+            if values in written:
+                stored.append((index, _storage_info(*written[values])))
+            else:
+                written[values] = add(index, torch_archive.archive(Payload(name, tensor)))
     for key, value in objects.items():
         if isinstance(value, Scalar):
             described[key] = _described("float32", (), [((), ())])
