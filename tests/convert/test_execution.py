@@ -172,7 +172,7 @@ def test_too_little_room_is_known_before(values: Path, tmp_path: Path, monkeypat
         return os.statvfs_result(fields)
 
     monkeypatch.setattr(os, "statvfs", nearly_full)
-    with pytest.raises(IoFailure, match=r"needs 0\.00 GB, has 0\.00 GB free"):
+    with pytest.raises(IoFailure, match=r"needs 0\.1 MB more, has 0\.0 MB free"):
         execute(plan(values), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
