@@ -140,7 +140,9 @@ def test_steps_of_adam_are_kept(runs: Path) -> None:
 
 def common_state(checkpoint: Path) -> dict[str, object]:
     from megatron.core import dist_checkpointing
+    from megatron.core.safe_globals import register_safe_globals
 
+    register_safe_globals()
     return dist_checkpointing.load_common_state_dict(str(checkpoint))
 
 
