@@ -129,7 +129,8 @@ class Chromium:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    assert program is not None, f"none of {', '.join(CHROMIUM)} is installed; nox -s tests installs the first of them"
+    if program is None:
+        pytest.skip(f"none of {', '.join(CHROMIUM)} is installed; nox -s tests installs the first of them where it can")
     chromium = Chromium(program, tmp_path_factory.mktemp("profile"))
     try:
         yield chromium
