@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lt_convert.casts import cast
 from lt_convert.files import Files
-from lt_convert.tensors import ITEM_BYTES, Tensor, View, meet, row_major
+from lt_convert.tensors import ITEM_BYTES, Tensor, View, meet, row_major, sliced
 from lt_shared import storage
 
 Bits = NDArray[Any]
@@ -91,7 +91,7 @@ class Blocks:
             if part.view is None:
                 block[place] = 0
             else:
-                wanted.append(_Wanted(_rows_of(part.view, part.place[0], common), place))
+                wanted.append(_Wanted(sliced(part.view, part.place[0], 0, common), place))
         for group in _grouped(wanted, item_bytes):
             self._fill(block, group, item_bytes)
         return block if tensor.dtype == tensor.stored else cast(block, tensor.stored, tensor.dtype, tensor.name)
@@ -163,13 +163,6 @@ def _grouped(wanted: list[_Wanted], item_bytes: int) -> Iterator[list[_Wanted]]:
         group.append(one)
     if group:
         yield group
-
-
-def _rows_of(view: View, places: range, common: range) -> View:
-    first = (common.start - places.start) // places.step
-    step = max(1, common.step // places.step)
-    strides = (view.strides[0] * step, *view.strides[1:])
-    return View(view.file, view.position + first * view.strides[0], (len(common), *view.shape[1:]), strides)
 
 
 def _end(view: View, item_bytes: int) -> int:

@@ -3,7 +3,7 @@
 import math
 from typing import IO, Any
 
-from lt_convert import formats, location, plan_table
+from lt_convert import location, plan_table
 from lt_convert.blocks import Blocks, flat
 from lt_convert.files import Files
 from lt_convert.mapping import PADDING
@@ -17,8 +17,7 @@ SAMPLE_ROWS = 256
 def inspect(argument: str) -> dict[str, Any]:
     """A record of the checkpoint. Raises as the format's `open_source`."""
     with Files() as files:
-        directory, name = location.locate(argument, files)
-        source: Source = formats.module(name).open_source(directory, files)
+        source = location.open_source(argument, files)
         tensors = {key: tensor for key, tensor in source.tensors.items() if not key.startswith(PADDING)}
         deviations = _deviations(source, files)
     architecture = source.model.architecture
@@ -26,7 +25,7 @@ def inspect(argument: str) -> dict[str, Any]:
     for tensor in tensors.values():
         dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + math.prod(tensor.shape)
     return {
-        "path": absolute(directory),
+        "path": absolute(source.directory),
         "format": source.format,
         "architecture": architecture.to_record(),
         "parameters": architecture.parameters(),

@@ -5,11 +5,19 @@ import re
 
 from lt_convert import formats
 from lt_convert.files import INCOMPLETE, Files
+from lt_convert.source import Source
 from lt_shared import checkpoint_layout, manifest, storage
 from lt_shared.console import BadData, NoInput, UsageError
 from lt_shared.manifest import Checkpoint, Dataset
 
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
+
+
+def open_source(argument: str, files: Files) -> Source:
+    """The checkpoint that SRC means, described. Raises as `locate` and as the format's own `open_source`."""
+    directory, name = locate(argument, files)
+    source: Source = formats.module(name).open_source(directory, files)
+    return source
 
 
 def locate(argument: str, files: Files) -> tuple[str, str]:

@@ -78,7 +78,7 @@ class Tensor:
             place = range((common.start - indices.start) // indices.step, len(indices), max(1, common.step // indices.step))
             place = place[: len(common)]
             parts.append(
-                Part(_replaced(part.place, axis, place), part.view and _sliced(part.view, part.place[axis], axis, common))
+                Part(_replaced(part.place, axis, place), part.view and sliced(part.view, part.place[axis], axis, common))
             )
         return dataclasses.replace(self, shape=_replaced(self.shape, axis, len(indices)), parts=tuple(parts))
 
@@ -189,7 +189,8 @@ def _aligned(one: range, first: int, period: int) -> range:
     return range(begin, min(begin + period, one.stop), one.step)
 
 
-def _sliced(view: View, places: range, axis: int, common: range) -> View:
+def sliced(view: View, places: range, axis: int, common: range) -> View:
+    """The part of a view at the places `common` of an axis that stands for `places`, which have all of them."""
     first = (common.start - places.start) // places.step
     step = max(1, common.step // places.step)
     return View(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from lt_convert.checksums import Checksums
 from lt_convert.files import Files
-from lt_shared import storage, tokenizer_files
+from lt_convert.output import OutputFile
+from lt_shared import checkpoint_layout, storage, tokenizer_files
 from lt_shared.console import BadData, NoInput
-from lt_shared.manifest import Tokenizer
+from lt_shared.manifest import Tokenizer, absolute
 from lt_shared.tokenizer_files import TokenizerFiles
 
 # Vocabularies of 256,000 tokens take 35 MB as tokenizer.json.
@@ -47,6 +48,20 @@ def of_run(run: str, saved: Tokenizer | None) -> TokenizerFiles | None:
             "put the tokenizer's own files there",
         )
     return found
+
+
+def outputs(tokenizer: TokenizerFiles | None) -> list[OutputFile]:
+    """The files of a tokenizer unchanged, in the directory that a run has for them."""
+    files = {path.name: path.read_bytes() for path in (*tokenizer.companions, *tokenizer.files)} if tokenizer else {}
+    return [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (content,)) for name, content in files.items()]
+
+
+def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | None:
+    """What a checkpoint at `destination` says about the tokenizer whose `outputs` lie beside it."""
+    if tokenizer is None:
+        return None
+    place = absolute(f"{destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}")
+    return Tokenizer(tokenizer.name, tokenizer.sha256(), place)
 
 
 def _find(place: Path) -> TokenizerFiles | None:

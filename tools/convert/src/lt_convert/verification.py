@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lt_convert import formats, location, logit_comparison
+from lt_convert import location, logit_comparison
 from lt_convert.blocks import Blocks, flat, row_blocks
 from lt_convert.checksums import Checksums
 from lt_convert.conversion import check_copies
@@ -97,8 +97,7 @@ def compare(one: str, other: str, logits: bool = False) -> dict[str, Any]:
 
 
 def _open(argument: str, files: Files) -> Source:
-    directory, name = location.locate(argument, files)
-    source: Source = formats.module(name).open_source(directory, files)
+    source = location.open_source(argument, files)
     check_copies(source, files)
     return source
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from lt_convert import families, tokenizer, tokenizer_source
 from lt_convert.files import INCOMPLETE, Files
+from lt_convert.location import listing
 from lt_convert.mapping import HF, PADDING, Model
 from lt_convert.output import OutputFile, Payload
 from lt_convert.source import Result, Source
@@ -47,8 +48,6 @@ def recognise(names: Sequence[str]) -> bool:
 
 def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of a family that is not known here."""
-    from lt_convert.location import listing
-
     path = f"{directory}/{CONFIG}"
     try:
         config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
@@ -58,7 +57,8 @@ def open_source(directory: str, files: Files) -> Source:
     except BadConfig as error:
         raise BadData(f"{path}: {error}", error.hint) from None
     found = read_model(directory, files)
-    padding = _padding(directory, files)
+    names = listing(directory)
+    padding = _padding(directory, files) if PADDING_FILE in names else None
     padded = architecture.padded_vocab_size()
     if padding is not None:
         padded = architecture.vocab_size + max((tensor.shape[0] for tensor in padding.values()), default=0)
@@ -67,7 +67,7 @@ def open_source(directory: str, files: Files) -> Source:
     tensors = family.take_apart(HF, model, found, directory)
     copies = family.repeated(HF, model, found)
     generation = f"{directory}/{tokenizer.GENERATION}"
-    generates = tokenizer.GENERATION in listing(directory)
+    generates = tokenizer.GENERATION in names
     return Source(
         directory=directory,
         format="hf",
@@ -81,12 +81,8 @@ def open_source(directory: str, files: Files) -> Source:
     )
 
 
-def _padding(directory: str, files: Files) -> dict[str, Tensor] | None:
+def _padding(directory: str, files: Files) -> dict[str, Tensor]:
     """The padding rows that a conversion to this format set aside."""
-    from lt_convert.location import listing
-
-    if PADDING_FILE not in listing(directory):
-        return None
     path = f"{directory}/{PADDING_FILE}"
     tensors = read_file(path, files)
     for name, tensor in tensors.items():
@@ -97,8 +93,6 @@ def _padding(directory: str, files: Files) -> dict[str, Tensor] | None:
 
 def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     """All tensors of a model in one file or in shards with an index. Raises BadData for a missing or damaged file."""
-    from lt_convert.location import listing
-
     path = f"{directory}/{INDEX}"
     names = listing(directory)
     if INDEX not in names:

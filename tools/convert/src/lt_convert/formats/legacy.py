@@ -236,9 +236,7 @@ def outputs(result: Result) -> list[OutputFile]:
         chunks = {key: parts[tensor, stage * layout.pipeline + pipeline] for stage, key in enumerate(keys)}
         name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if layout.pipeline > 1 else "")
         made.append(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks)))
-    if source.tokenizer:
-        contents = {path.name: path.read_bytes() for path in (*source.tokenizer.companions, *source.tokenizer.files)}
-        made += [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (data,)) for name, data in contents.items()]
+    made += tokenizer_source.outputs(source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
 
 

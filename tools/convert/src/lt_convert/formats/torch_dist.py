@@ -21,7 +21,6 @@ from lt_convert.tensors import Tensor
 from lt_shared import checkpoint_layout, pickles
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
-from lt_shared.manifest import Tokenizer, absolute
 
 COMMON = "common.pt"
 CONFIGURATION_FILE = "metadata.json"
@@ -182,14 +181,12 @@ def outputs(result: Result) -> list[OutputFile]:
     made = dcp.outputs(_entries(tensors, count), {key: [None] for key in family.extra_states(model)}, directory)
     made.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
     made.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
-    tokenizer = source.tokenizer
-    place = f"{result.destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}"
     record = RunRecord(
         architecture=model.architecture,
         padded_vocab_size=model.padded_vocab_size,
         iteration=iteration,
         consumed_samples=(samples or 0) if source.optimizer else 0,
-        tokenizer=Tokenizer(tokenizer.name, tokenizer.sha256(), absolute(place)) if tokenizer else None,
+        tokenizer=tokenizer_source.recorded(source.tokenizer, result.destination),
         dtype=dtype,
         versions={"lt-convert": importlib.metadata.version("lt-convert")},
         files={output.name.removeprefix(directory): output.size_bytes for output in made},
@@ -197,9 +194,7 @@ def outputs(result: Result) -> list[OutputFile]:
         distributed_optimizer=False if source.optimizer else None,
     )
     made.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
-    if tokenizer:
-        files = {path.name: path.read_bytes() for path in (*tokenizer.companions, *tokenizer.files)}
-        made += [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (data,)) for name, data in files.items()]
+    made += tokenizer_source.outputs(source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
 
 

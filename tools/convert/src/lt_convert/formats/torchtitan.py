@@ -23,7 +23,6 @@ from lt_shared import checkpoint_layout, huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, UsageError
-from lt_shared.manifest import Tokenizer, absolute
 
 TABLE = TORCHTITAN
 CONFIG = "config.json"
@@ -157,23 +156,18 @@ def outputs(result: Result) -> list[OutputFile]:
         moments, objects = optimizer_state.torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
         entries += moments
     made = dcp.outputs(entries, objects)
-    tokenizer = source.tokenizer
-    place = f"{result.destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}"
     record = RunRecord(
         architecture=model.architecture,
         padded_vocab_size=model.padded_vocab_size,
         iteration=source.iteration or 0,
         consumed_samples=0,
-        tokenizer=Tokenizer(tokenizer.name, tokenizer.sha256(), absolute(place)) if tokenizer else None,
+        tokenizer=tokenizer_source.recorded(source.tokenizer, result.destination),
         dtype=tensors[EMBEDDING].dtype,
         versions={"lt-convert": importlib.metadata.version("lt-convert")},
         files={output.name: output.size_bytes for output in made},
         loss=source.loss,
     )
-    beside = [OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),))]
-    if tokenizer:
-        contents = {path.name: path.read_bytes() for path in (*tokenizer.companions, *tokenizer.files)}
-        beside += [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (data,)) for name, data in contents.items()]
+    beside = [OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),)), *tokenizer_source.outputs(source.tokenizer)]
     return [*made[:-1], *beside, made[-1]]
 
 
