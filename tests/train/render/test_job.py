@@ -1,10 +1,12 @@
 """A job file is refused for what would fail after hours in a queue."""
 
 import shlex
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click import UsageError as ClickUsageError
-from rendering import remarks, render
+from rendering import Cluster, remarks, render
 
 from lt_shared.console import BadConfig, UsageError
 from lt_train.cluster import GPUS
@@ -12,6 +14,20 @@ from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES, SL
 from lt_train.instances import INSTANCES
 
 TRAIN = ("--model", "tiny", "--mock-data")
+
+
+@pytest.fixture
+def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Runs a job file; gives the words that lt-train gets."""
+
+    def words(script: str) -> list[str]:
+        cluster = Cluster(tmp_path)
+        cluster.add("lt-train", f"""printf '%s\\n' "$@" > {tmp_path}/words; echo '{{"v":1,"kind":"end","count":1}}'""")
+        done = cluster.run(script)
+        assert done.returncode == 0, done.stderr
+        return (tmp_path / "words").read_text().splitlines()
+
+    return words
 
 
 @pytest.mark.parametrize(
@@ -28,6 +44,19 @@ TRAIN = ("--model", "tiny", "--mock-data")
         (("--model", "tiny", "--save", "run", "--preprocess", " "), "without arguments"),
         (("--model", "tiny", "--save", "run", "--preprocess", "it's"), "quotation"),
         ((*TRAIN, "--save", "run", "--instance-type", "p9.huge"), "no instance type"),
+        ((*TRAIN, "--save", "run", "--job-name", "x\n#SBATCH --uid=0"), "--job-name"),
+        ((*TRAIN, "--save", "run", "--job-name", "x y"), "--job-name"),
+        ((*TRAIN, "--save", "run", "--job-name", ""), "--job-name"),
+        ((*TRAIN, "--save", "run", "--image", "/fsx/a\nb.sqsh"), "--image"),
+        ((*TRAIN, "--save", "run", "--image", ""), "--image"),
+        ((*TRAIN, "--save", "run\nEND_OF_TRAIN\ntouch x"), "line break"),
+        ((*TRAIN, "--save", "~/run"), "replaces ~"),
+        ((*TRAIN, "--save=~/run"), "replaces ~"),
+        (("--model", "tiny", "--save", "run", "@~/web.manifest"), "replaces ~"),
+        (("--model", "tiny", "--save", "run", "--preprocess", "'a\nb' -o web"), "line break"),
+        ((*TRAIN, "--save", "run", "--time", "1:00\ntouch x"), "--time"),
+        ((*TRAIN, "--save", "run", "--time", "soon"), "--time"),
+        ((*TRAIN, "--save", "run", "--image", "a.sqsh", "--container-mounts", "/a:/a\ntouch x"), "line break"),
     ],
 )
 def test_what_a_job_cannot_be(arguments: tuple[str, ...], reason: str) -> None:
@@ -77,6 +106,21 @@ def test_a_remote_run_keeps_its_manifests_in_the_working_directory() -> None:
     script = render("slurm", *TRAIN, "--save", "s3://bucket/run")
     assert "> lt-lt-train-checkpoints.manifest ||" in script
     assert "mkdir" not in script
+
+
+def test_what_the_environment_and_the_file_of_options_say_is_in_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster_words: Callable[[str], list[str]]
+) -> None:
+    """The nodes of the job may have neither."""
+    file = tmp_path / "run.toml"
+    file.write_text('save = "run"\nmock-data = true\nswiglu = false\nrampup-batch-size = [2, 2, 8]\nlr = 1e-4\ndata-path = []\n')
+    monkeypatch.setenv("LT_TRAIN_SEQ_LENGTH", "64")
+    monkeypatch.setenv("LT_TRAIN_LR", "1e-3")
+    monkeypatch.setenv("LT_TRAIN_BF16", "1")
+    script = render("slurm", "--config", str(file), "--model", "tiny", "--seq-length", "32")
+    assert cluster_words(script) == shlex.split(
+        "--model tiny --seq-length 32 --rampup-batch-size 2 2 8 --bf16 --lr 1e-3 --mock-data --save run"
+    )
 
 
 def test_gpus_of_instances_are_known() -> None:

@@ -144,6 +144,23 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("--save", "/home/run", "--mock-data"), "not on the volume"),
         (("--save", "/fsx/run", "--mock-data", "--job-name", "My_Run"), "small letters"),
+        (("--save", "/fsx/run", "--mock-data", "--job-name", "a" * 45), "44"),
+        (("--save", "/fsx/run", "--mock-data", "--claim", "My_Claim"), "--claim"),
+        (("--save", "/fsx/run", "--mock-data", "--mount", "fsx"), "below /"),
+        (("--save", "/fsx/run", "--mock-data", "--mount", "/"), "below /"),
+        (("--save", "/fsx/../home/run", "--mock-data"), "not on the volume"),
+        (("--save", "/fsx/run", "--mock-data", "--tensorboard-dir", "/home/curves"), "not on the volume"),
+        (("--save", "/fsx/run", "--mock-data", "--load", "base"), "not on the volume"),
+        (("--save", "/fsx/run", "@web.manifest"), "DATA web.manifest is not on the volume"),
+        (("--save", "/fsx/run", "0.5", "/fsx/a", "0.5", "/home/b"), "DATA /home/b is not on the volume"),
+        (("--save", "/fsx/run", "--preprocess", "/fsx/a -o /tmp/web"), "not on the volume"),
+        (("--save", "/fsx/run", "--mock-data", "--convert", "--to hf --output hf"), "not on the volume"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://h/a", "--download-to", "/data"), "not on the volume"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "file:///etc/passwd"), "no address"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://host/a b"), "no address"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://host/.."), "no file name"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://a/x", "--download", "https://b/x?y"), "two files"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://me:secret@host/x"), "password"),
         (("--save", "/fsx/run", "--mock-data", "--download", "https://host/"), "no file name"),
         (("--save", "/fsx/run", "--mock-data", "--instance-type", "trn1.32xlarge"), "no GPUs"),
     ],
@@ -151,6 +168,36 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_work(arguments: tuple[str, ...], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         render("k8s", *BASE, *arguments)
+
+
+def test_the_longest_name_is_one_that_kubernetes_takes() -> None:
+    names = [
+        document["metadata"]["name"]
+        for document in k8s("/fsx", "--mock-data", "--job-name", "a" * 44, "--tensorboard-dir", "/fsx/run/curves")
+    ]
+    limits = {"monitor": 52, "tensorboard": 63}
+    assert all(len(name) <= limits.get(name.rpartition("-")[2], 63) for name in names)
+
+
+def test_the_variables_of_the_manifests_around_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        *("NUM_NODES=2", "INSTANCE_TYPE=p4d.24xlarge", "IMAGE_URI=registry/theirs:1", "GPU_PER_NODE=4", "TENSOR_PARALLEL=2"),
+        *("NUM_LAYERS=4", "HIDDEN_SIZE=64", "NUM_ATTENTION_HEADS=4", "SEQ_LENGTH=32", "GLOBAL_BATCH_SIZE=8"),
+    }
+    for variable in variables:
+        monkeypatch.setenv(*variable.split("=", 1))
+    arguments = ("k8s", "--save", "/fsx/run", "--mock-data", "--num-layers", "2")
+    job = manifests(*arguments)[0]
+    assert set(job["spec"]["pytorchReplicaSpecs"]) == {"Master", "Worker"}
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
+    assert pod["containers"][0]["image"] == "registry/theirs:1"
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
+    words = training_script([job]).partition("train=(")[2].partition("\n)")[0].split()
+    for option in ("--num-layers 4", "--hidden-size 64", "--tensor-model-parallel-size 2", "--global-batch-size 8"):
+        assert option in " ".join(words)
+    with pytest.raises(UsageError, match="cannot change the model tiny"):
+        render(*arguments, "--model", "tiny")
 
 
 def test_pods_need_an_image() -> None:

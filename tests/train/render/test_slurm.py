@@ -38,6 +38,18 @@ def test_the_directives() -> None:
     assert "#SBATCH --gpus-per-node=8\n" in counted
 
 
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        *(("90", 300), ("30:00", 300), ("1:30:00", 300), ("2-12", 300), ("6-00:00:00", 300), ("UNLIMITED", 300), ("0", 300)),
+        *(("10", 120), ("2:30", 30), ("0:01:00", 12), ("0-0:5", 60)),
+    ],
+)
+def test_the_signal_leaves_time_to_save_and_time_to_train(limit: str, seconds: int) -> None:
+    script = render("slurm", "--time", limit, "--save", "run", "--mock-data", *TRAIN)
+    assert f"#SBATCH --signal=USR1@{seconds}\n" in script
+
+
 @pytest.mark.parametrize("instance", sorted(INSTANCES))
 def test_variables_of_an_instance_type_come_after_those_of_the_user(instance: str, cluster: Cluster, tmp_path: Path) -> None:
     script = render("slurm", "--instance-type", f"ml.{instance}", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
@@ -155,12 +167,22 @@ def test_auto_resume_on_hyperpod_alone(cluster: Cluster, tmp_path: Path, is_hype
 
 
 def test_words_arrive_as_they_were_given(cluster: Cluster, tmp_path: Path) -> None:
-    words = ("--split", "98,2,0", "--wandb-exp-name", 'it\'s $HOME `date` "x" {a,b} *', "--wandb-project", "p")
-    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN, *words)
+    odd = 'it\'s $(touch pwned) `id` "x" {a,b} * #}'
+    words = ("--split", "98,2,0", "--wandb-exp-name", odd, "--wandb-project", "p")
+    container = ("--image", f"{tmp_path}/}}'$(id)`.sqsh", "--container-mounts", f"/a b:/c {odd}")
+    (tmp_path / "}'$(id)`.sqsh").touch()
+    script = render("slurm", "--save", f"{tmp_path}/{odd}", "--mock-data", *container, *TRAIN, *words)
     shellcheck(script)
+    cluster.add(
+        "srun", f"""printf '%s\\n' "$@" >> {tmp_path}/options; while [ "${{1#--}}" != "$1" ]; do shift; done; exec "$@\""""
+    )
     cluster.add("lt-train", f'printf "%s\\n" "$@" > {tmp_path}/words; {END}')
-    assert cluster.run(script).returncode == 0
+    done = cluster.run(script)
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "words").read_text().splitlines()[-len(words) :] == list(words)
+    assert f"--container-image={tmp_path}/}}'$(id)`.sqsh\n--container-mounts=/a b:/c {odd}\n" in options.read_text()
+    assert (tmp_path / odd / "checkpoints.manifest").exists()
+    assert not list(tmp_path.glob("**/pwned"))
 
 
 def test_sizes_from_the_environment(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """`lt-train render`: job files for Slurm and Kubernetes on standard output."""
 
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -32,7 +33,6 @@ def stages(function: Function) -> Function:
     for option in reversed(
         (
             click.option("--job-name", default="lt-train", help="Name of the job."),
-            click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job."),
             click.option("--preprocess", metavar="ARGUMENTS", help="Arguments of lt-preprocess, to make the data first."),
             click.option("--convert", metavar="ARGUMENTS", help="Arguments of lt-convert, to convert the last checkpoint."),
             click.argument("train", nargs=-1, type=click.UNPROCESSED, metavar="LT-TRAIN-ARGUMENTS..."),
@@ -40,6 +40,44 @@ def stages(function: Function) -> Function:
     ):
         function = option(function)
     return function
+
+
+def nodes(function: Function) -> Function:
+    return click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job.")(function)
+
+
+def machines(instance: str, image: str) -> Callable[[Function], Function]:
+    """What a manifest asks for, with the names that the manifests around Megatron-LM have for it."""
+
+    def add(function: Function) -> Function:
+        for option in reversed(
+            (
+                click.option(
+                    "--nodes",
+                    type=click.IntRange(min=1),
+                    default=1,
+                    envvar=["LT_TRAIN_NODES", "NUM_NODES"],
+                    help="Nodes of the job.",
+                ),
+                click.option(
+                    "--instance-type",
+                    default=instance,
+                    envvar=["LT_TRAIN_INSTANCE_TYPE", "INSTANCE_TYPE"],
+                    help="Its accelerators and EFA devices are asked for.",
+                ),
+                click.option(
+                    "--gpus-per-node",
+                    type=click.IntRange(min=1),
+                    envvar=["LT_TRAIN_GPUS_PER_NODE", "GPU_PER_NODE"],
+                    help="Accelerators to ask for; by default all of the instance.",
+                ),
+                click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help=image),
+            )
+        ):
+            function = option(function)
+        return function
+
+    return add
 
 
 def volume(mount: str) -> Callable[[Function], Function]:
@@ -59,9 +97,10 @@ def command() -> None:
 
 
 @command.command(cls=console.Command, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
+@nodes
 @click.option("--instance-type", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask Slurm for; needed where it counts them (GRES).")
-@click.option("--time", "time_limit", help="Time limit, as of sbatch. Five minutes before it the run saves and is queued again.")
+@click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
 @click.option("--image", help="Container for pyxis: a .sqsh file, or an address. IMAGE in the environment comes before it.")
 @click.option("--container-mounts", default="/fsx:/fsx", help="As of pyxis; FSX_MOUNT in the environment comes before it.")
 @click.option("--chain", type=click.Choice(["job", "dependency"]), default="job", help="All stages in one job, or one job each.")
@@ -71,13 +110,11 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     from lt_train.render import slurm
 
     sbatch = slurm.Sbatch(time_limit, container_mounts, options["gpus_per_node"])
-    click.echo(slurm.render(_job(options), chain, sbatch), nl=False)
+    click.echo(slurm.render(_job(options, {}), chain, sbatch), nl=False)
 
 
 @command.command("k8s", cls=console.Command, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
-@click.option("--instance-type", default="p5.48xlarge", help="Its GPUs and EFA devices are asked for.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask for; by default all of the instance.")
-@click.option("--image", help="Container image with the lt tools.")
+@machines("p5.48xlarge", "Container image with the lt tools.")
 @volume("/fsx")
 @click.option("--download", multiple=True, metavar="URL", help="File to download first. Repeatable.")
 @click.option("--download-to", help="Directory for these files; by default MOUNT/download.")
@@ -86,7 +123,7 @@ def k8s(claim: str, mount: str, download: tuple[str, ...], download_to: str | No
     """Print manifests for kubectl: Jobs, a PyTorchJob, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir."""
     from lt_train.render import kubernetes
 
-    job = _job(options)
+    job = _job(options, os.environ)
     if job.instance and job.instance.gpu is None:
         raise UsageError(f"{job.instance.name} has no GPUs", "lt-train render mpijob is for Trainium")
     directory = (download_to or f"{mount.rstrip('/')}/download").rstrip("/")
@@ -94,9 +131,7 @@ def k8s(claim: str, mount: str, download: tuple[str, ...], download_to: str | No
 
 
 @command.command(cls=console.Command, examples=MPIJOB_EXAMPLES, context_settings=PASSED_ON)
-@click.option("--instance-type", default="trn1.32xlarge", help="Its accelerators and EFA devices are asked for.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Accelerators to ask for; by default all of the instance.")
-@click.option("--image", help="Container image with the lt tools, sshd and Open MPI.")
+@machines("trn1.32xlarge", "Container image with the lt tools, sshd and Open MPI.")
 @volume("/shared")
 @stages
 def mpijob(claim: str, mount: str, **options: Any) -> None:
@@ -106,13 +141,13 @@ def mpijob(claim: str, mount: str, **options: Any) -> None:
 
     if options["preprocess"] or options["convert"]:
         raise UsageError("stages beside training", "lt-train render k8s prints them")
-    job = _job(options)
+    job = _job(options, os.environ)
     if job.instance and job.instance.gpu is None:
         warn("lt-train has no device for Trainium yet: these jobs will end with its usage error")
     click.echo(mpijob.render(job, claim, mount), nl=False)
 
 
-def _job(options: dict[str, Any]) -> Any:
+def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:
     from lt_train import instances
     from lt_train.render import job
 
@@ -127,4 +162,5 @@ def _job(options: dict[str, Any]) -> Any:
         image=options["image"],
         preprocess=options["preprocess"],
         convert=options["convert"],
+        sizes=sizes,
     )

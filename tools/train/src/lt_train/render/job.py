@@ -1,22 +1,47 @@
 """What a job file is made of: the stages, the machines, and lt-train's own command line, checked before anything queues.
 
-The words of lt-train's command line stand in the job file as they were given, each quoted. They are parsed here as well, so that
-a misspelt option or a layout that does not divide is an error now and not after hours in a queue.
+The words of lt-train's command line stand in the job file as they were given, each quoted, and after them what `--config` and the
+environment (LT_TRAIN_SEQ_LENGTH) say here, since the nodes may have neither. All are parsed here as well, so that a misspelt
+option or a layout that does not divide is an error now and not after hours in a queue.
 """
 
 import dataclasses
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import click
+from click.core import ParameterSource
+
 from lt_shared import storage
-from lt_shared.console import UsageError, warn
+from lt_shared.console import UsageError, note, warn
 from lt_train.instances import Instance
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# What a shell expands only where it stands unquoted.
+HOME = re.compile(r"(--[a-z0-9-]+=|@)?~")
+# Environment variables that the widely used scripts around Megatron-LM read, and the options that they stand for here.
+SIZES = {
+    "NUM_LAYERS": "--num-layers",
+    "HIDDEN_SIZE": "--hidden-size",
+    "NUM_ATTENTION_HEADS": "--num-attention-heads",
+    "MAX_POSITION_EMBEDDINGS": "--max-position-embeddings",
+}
+BATCHES = {
+    "SEQ_LENGTH": "--seq-length",
+    "MICRO_BATCH_SIZE": "--micro-batch-size",
+    "GLOBAL_BATCH_SIZE": "--global-batch-size",
+    "TENSOR_PARALLEL": "--tensor-model-parallel-size",
+    "PIPELINE_PARALLEL": "--pipeline-model-parallel-size",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """`train` are the words of lt-train, without data when `preprocess` makes it; `options` are those words parsed.
+    """`train` are the words of lt-train, without data when `preprocess` makes it; `options` are those words parsed, and
+    `data_paths` the manifests and datasets among them.
 
     `preprocess` and `convert` are words of lt-preprocess and lt-convert, None for no such stage. `save` is the run's directory or
     URL. `accelerators` is the number of ranks on a node, None when lt-train is to find out.
@@ -29,6 +54,7 @@ class Job:
     image: str | None
     train: tuple[str, ...]
     options: dict[str, Any]
+    data_paths: tuple[str, ...]
     preprocess: tuple[str, ...] | None
     convert: tuple[str, ...] | None
 
@@ -56,16 +82,28 @@ def make(
     image: str | None,
     preprocess: str | None,
     convert: str | None,
+    sizes: Mapping[str, str],
 ) -> Job:
     """A checked job. Raises UsageError for words that lt-train does not know, BadConfig for a plan that cannot run there.
 
-    `program` is what the user has called, for messages.
+    `program` is what the user has called, for messages. `sizes` may have values for the names in `SIZES` and `BATCHES`.
     """
     from lt_train.cli import command
 
-    options = command.make_context(program, list(words)).params
-    data = options.pop("data")
-    _check_data(data, options, preprocess is not None)
+    if not NAME.fullmatch(name):
+        raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
+    if image is not None and not re.fullmatch(r"\S+", image):
+        raise UsageError(f"--image {image!r}: no container image is called so")
+    words = [*words, *_sizes(sizes)]
+    context = command.make_context(program, words, auto_envvar_prefix="LT_TRAIN")
+    options = context.params
+    words = [*_without_config(words), *_said_elsewhere(context)]
+    for word in words:
+        check_value(word, "lt-train's arguments")
+    if options["model"] and any(sizes.get(variable) for variable in SIZES):
+        raise UsageError(changes_preset(options["model"]), f"unset {', '.join(name for name in SIZES if sizes.get(name))}")
+    data_paths = [*options.pop("data"), *options["data_path"], *options["train_data_path"]]
+    _check_data(data_paths, options, preprocess is not None)
     if not options["save"]:
         raise UsageError(
             "no --save: a job that saves nothing starts anew each time", "add --save DIRECTORY on a shared filesystem"
@@ -85,9 +123,68 @@ def make(
         image=image,
         train=tuple(words),
         options=options,
+        data_paths=tuple(_paths([*data_paths, *options["valid_data_path"], *options["test_data_path"]])),
         preprocess=_words("preprocess", preprocess),
         convert=_words("convert", convert),
     )
+
+
+def _paths(data: Sequence[str]) -> Iterator[str]:
+    """DATA without its weights."""
+    for word in data:
+        try:
+            float(word)
+        except ValueError:
+            yield word.removeprefix("@")
+
+
+def check_value(value: str, where: str) -> None:
+    """Raises UsageError for a text that would not arrive as it was meant, however it is quoted."""
+    if CONTROL.search(value):
+        raise UsageError(f"{where}: {value!r} has a line break or another control character", "write it in one line")
+    if HOME.match(value):
+        raise UsageError(f"{where}: {value!r}: nothing in a job file replaces ~", "write the directory out")
+
+
+def changes_preset(model: str) -> str:
+    """The feed-forward size of a preset would stay behind."""
+    return f"{', '.join(SIZES)} cannot change the model {model}: render a job without --model"
+
+
+def _sizes(sizes: Mapping[str, str]) -> Iterator[str]:
+    for variable, option in (SIZES | BATCHES).items():
+        if sizes.get(variable):
+            note(f"{option} {sizes[variable]}: from {variable} in the environment")
+            yield from (option, sizes[variable])
+
+
+def _without_config(words: Sequence[str]) -> Iterator[str]:
+    is_file = False
+    for word in words:
+        if not is_file and word != "--config" and not word.startswith("--config="):
+            yield word
+        is_file = word == "--config" and not is_file
+
+
+def _said_elsewhere(context: click.Context) -> Iterator[str]:
+    """What --config and the environment say, as words."""
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if source is ParameterSource.ENVIRONMENT:
+            value = option.value_from_envvar(context)
+        elif source is ParameterSource.DEFAULT_MAP:
+            value = context.lookup_default(str(option.name))
+        else:
+            continue
+        if option.name not in context.params or not isinstance(option, click.Option):
+            continue
+        values = [str(entry) for entry in value] if isinstance(value, list | tuple) else [str(value)]
+        if option.is_flag:
+            yield from option.opts[:1] if context.params[str(option.name)] else ()
+        elif option.multiple:
+            yield from (word for entry in values for word in (option.opts[0], entry))
+        else:
+            yield from (option.opts[0], *values)
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...] | None:
@@ -101,11 +198,12 @@ def _words(option: str, text: str | None) -> tuple[str, ...] | None:
         words = words[1:]
     if not words:
         raise UsageError(f"--{option} without arguments", f"pass those of lt-{option}, in quotes")
+    for word in words:
+        check_value(word, f"--{option}")
     return words
 
 
-def _check_data(data: Sequence[str], options: dict[str, Any], makes_data: bool) -> None:
-    given = [*data, *options["data_path"], *options["train_data_path"]]
+def _check_data(given: Sequence[str], options: dict[str, Any], makes_data: bool) -> None:
     if "-" in given:
         raise UsageError("- (standard input): a job has none", "pass --preprocess 'ARGUMENTS', or @FILE")
     if makes_data and (given or options["mock_data"]):

@@ -5,8 +5,11 @@ share. The operator restarts pods whose exit code is 128 or more and gives up on
 The manifests hold no secrets; a Secret called lt-secrets, where there is one, becomes environment variables of every container.
 """
 
+import itertools
+import posixpath
 import re
 import shlex
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +17,12 @@ from lt_shared import storage
 from lt_shared.console import UsageError
 from lt_train.instances import EFA
 from lt_train.render import shell
-from lt_train.render.job import Job
+from lt_train.render.job import Job, check_value
 
 SECRET = "lt-secrets"
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+# A CronJob's name has at most 52 characters; the longest that is added to the job's is -monitor there.
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,42}[a-z0-9])?")
+CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 GRACE_SECONDS = 600
 # Of a run that is continued again and again; a failure that repeats at the same step ends with another code.
 RESTARTS = 100
@@ -40,7 +45,8 @@ exit "$status\""""
 
 def render(job: Job, claim: str, mount: str, urls: Sequence[str], download_to: str) -> str:
     """All manifests as one stream of YAML documents. `claim` is the PersistentVolumeClaim that is mounted at `mount`."""
-    check(job, mount)
+    check(job, claim, mount)
+    _check_downloads(urls, download_to, mount)
     documents = [
         *([_download(job, claim, mount, urls, download_to)] if urls else []),
         *([_preprocess(job, claim, mount, urls, download_to)] if job.preprocess else []),
@@ -64,20 +70,48 @@ def to_yaml(documents: Sequence[dict[str, Any]]) -> str:
     return str(yaml.dump_all(documents, Dumper=dumper, sort_keys=False, explicit_start=True, width=1000))
 
 
-def check(job: Job, mount: str) -> None:
+def check(job: Job, claim: str, mount: str) -> None:
     """Raises UsageError for what Kubernetes cannot run. What a pod writes outside of the volume would be gone with the pod."""
     if job.image is None:
         raise UsageError("no --image: pods run containers", "build containers/gpu.Dockerfile and name its address in a registry")
     if not NAME.fullmatch(job.name):
-        raise UsageError(f"--job-name {job.name!r}: Kubernetes takes small letters, digits and -, and at most 52 of them")
-    if not storage.is_remote(job.save) and not job.save.startswith(f"{mount.rstrip('/')}/"):
-        raise UsageError(
-            f"--save {job.save} is not on the volume mounted at {mount}", f"name a directory below {mount}, or a URL"
-        )
+        raise UsageError(f"--job-name {job.name!r}: Kubernetes takes small letters, digits and -, and here at most 44 of them")
+    if not CLAIM.fullmatch(claim):
+        raise UsageError(f"--claim {claim!r} is no name of a PersistentVolumeClaim")
+    if not mount.startswith("/") or not mount.strip("/"):
+        raise UsageError(f"--mount {mount!r}: a volume is mounted at a directory below /", "--mount /fsx")
+    check_value(mount, "--mount")
+    options = job.options
+    _on_volume("--save", job.save, mount)
+    for name in ("tensorboard_dir", "load", "data_cache_path"):
+        if options[name]:
+            _on_volume(f"--{name.replace('_', '-')}", str(options[name]), mount)
+    for path in job.data_paths:
+        _on_volume("DATA", path, mount)
+    for stage, words in (("preprocess", job.preprocess), ("convert", job.convert)):
+        for option, value in itertools.pairwise(words or ()):
+            if option in ("-o", "--output"):
+                _on_volume(f"--{stage} '{option} ...'", value, mount)
+
+
+def _on_volume(what: str, path: str, mount: str) -> None:
+    if not storage.is_remote(path) and not posixpath.normpath(path).startswith(f"{mount.rstrip('/')}/"):
+        raise UsageError(f"{what} {path} is not on the volume mounted at {mount}", f"name a path below {mount}, or a URL")
+
+
+def _check_downloads(urls: Sequence[str], directory: str, mount: str) -> None:
+    """curl fetches them in a pod, and what the manifest says everybody may read."""
+    names = [_file_name(url) for url in urls]
+    if urls:
+        _on_volume("--download-to", directory, mount)
+        check_value(directory, "--download-to")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--download: two files are called {name}", "download one of them by hand")
 
 
 def script(*lines: str) -> list[str]:
-    return ["bash", "-c", "\n".join(["set -euo pipefail", *lines]) + "\n"]
+    return ["bash", "-c", shell.script(*lines)]
 
 
 def pod(job: Job, claim: str, mount: str, command: list[str], wait_for: str | None = None) -> dict[str, Any]:
@@ -142,8 +176,13 @@ def _download(job: Job, claim: str, mount: str, urls: Sequence[str], directory: 
 
 
 def _file_name(url: str) -> str:
-    name = url.partition("?")[0].rpartition("/")[2]
-    if not name:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\x00-\x1f\x7f]", url):
+        raise UsageError(f"--download {url!r}: no address that curl can fetch", "https://HOST/FILE")
+    if parts.password is not None:
+        raise UsageError(f"--download of {parts.hostname}: a password would be read in the manifest", "download it by hand")
+    name = parts.path.rpartition("/")[2]
+    if name in ("", ".", ".."):
         raise UsageError(f"--download {url}: no file name at its end")
     return name
 

@@ -39,7 +39,7 @@ exit "$status\""""
 
 def render(job: Job, claim: str, mount: str) -> str:
     """The manifests as a stream of YAML documents."""
-    kubernetes.check(job, mount)
+    kubernetes.check(job, claim, mount)
     assert job.instance
     cache = f"{mount.rstrip('/')}/neuron_cache"
     mark = shlex.quote(f"{cache}/{job.name}.compiled")

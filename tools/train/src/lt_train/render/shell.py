@@ -1,24 +1,19 @@
 """Pieces of shell that the job files of every scheduler share; all of it passes shellcheck."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from lt_train.render.job import Job
+from lt_train.render.job import BATCHES, SIZES, Job, changes_preset
 
-# Environment variables that the widely used scripts around Megatron-LM read, and the options that they stand for here.
-SIZES = {
-    "NUM_LAYERS": "--num-layers",
-    "HIDDEN_SIZE": "--hidden-size",
-    "NUM_ATTENTION_HEADS": "--num-attention-heads",
-    "MAX_POSITION_EMBEDDINGS": "--max-position-embeddings",
-}
-BATCHES = {
-    "SEQ_LENGTH": "--seq-length",
-    "MICRO_BATCH_SIZE": "--micro-batch-size",
-    "GLOBAL_BATCH_SIZE": "--global-batch-size",
-    "TENSOR_PARALLEL": "--tensor-model-parallel-size",
-    "PIPELINE_PARALLEL": "--pipeline-model-parallel-size",
-}
+# Of text in single quotes: a dollar sign there is meant.
+LITERAL = re.compile(r"'[^']*[$`][^']*'")
+
+
+def script(*lines: str) -> str:
+    """A whole script of bash that ends at the first failure, in a form that shellcheck has no remarks on."""
+    text = "\n".join(["set -euo pipefail", *lines]) + "\n"
+    return f"# shellcheck disable=SC2016\n{text}" if LITERAL.search(text) else text
 
 
 def array(name: str, words: Sequence[str]) -> str:
@@ -29,9 +24,7 @@ def array(name: str, words: Sequence[str]) -> str:
             lines.append([])
         # shellcheck takes a comma for a mistaken separator unless it is quoted.
         lines[-1].append(f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word))
-    # A dollar sign in single quotes is meant.
-    remark = ["# shellcheck disable=SC2016"] if any(set("$`") & set(word) for word in words) else []
-    return "\n".join([*remark, f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
+    return "\n".join([f"{name}=(", *(f"  {' '.join(line)}" for line in lines), ")"])
 
 
 def given_data(job: Job) -> tuple[str, ...]:
@@ -54,8 +47,8 @@ def sizes_from_environment(job: Job) -> str:
     if job.options["model"]:
         named = BATCHES
         any_size = "".join(f"${{{name}:-}}" for name in SIZES)
-        reason = f"{', '.join(SIZES)} cannot change the model {job.options['model']}: render a job without --model"
-        lines += [f'if [ -n "{any_size}" ]; then', f"  echo {shlex.quote(reason)} >&2", "  exit 78", "fi"]
+        reason = shlex.quote(changes_preset(job.options["model"]))
+        lines += [f'if [ -n "{any_size}" ]; then', f"  echo {reason} >&2", "  exit 78", "fi"]
     lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in named.items()]
     return "\n".join(lines)
 

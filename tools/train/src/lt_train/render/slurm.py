@@ -7,12 +7,18 @@ exit code 75 when it has saved and can continue, and goes back into the queue th
 """
 
 import dataclasses
+import re
 import shlex
 
+from lt_shared.console import UsageError
 from lt_train.render import shell
-from lt_train.render.job import Job
+from lt_train.render.job import Job, check_value
 
+# Before the time limit; of a short limit a fifth.
 SIGNAL_SECONDS = 300
+SIGNAL_SHARE = 5
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+UNLIMITED = ("UNLIMITED", "INFINITE")
 JOB, DEPENDENCY = "job", "dependency"
 CHAINS = (JOB, DEPENDENCY)
 
@@ -36,7 +42,6 @@ finish() {
 PROFILING = """\
 # DCGM's counters slow kernels down: they stop on the nodes that have them while the job runs.
 profiling() {
-  # shellcheck disable=SC2016
   srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\
     bash -c 'if command -v dcgmi > /dev/null; then dcgmi profile "$1"; fi' profiling "$1" || true
 }"""
@@ -55,7 +60,8 @@ class Sbatch:
 
 
 def render(job: Job, chain: str, sbatch: Sbatch) -> str:
-    """The job file, or with `chain` DEPENDENCY a script that submits one per stage."""
+    """The job file, or with `chain` DEPENDENCY a script that submits one per stage. Raises UsageError for no time limit."""
+    check_value(sbatch.mounts, "--container-mounts")
     stages = [
         *([("preprocess", 1, _preprocess(job))] if job.preprocess else []),
         ("train", job.nodes, _train(job)),
@@ -89,6 +95,7 @@ def render(job: Job, chain: str, sbatch: Sbatch) -> str:
 def _script(job: Job, name: str, nodes: int, stages: str, sbatch: Sbatch) -> str:
     blocks = [
         _header(name, nodes, sbatch),
+        "# Dollar signs in single quotes are meant.\n# shellcheck disable=SC2016",
         "set -euo pipefail",
         f"# {job.instance.described}\n{shell.exports(job.environment)}" if job.instance else "",
         _container(job, sbatch),
@@ -110,12 +117,27 @@ def _header(name: str, nodes: int, sbatch: Sbatch) -> str:
         "wait-all-nodes": 1,
         "requeue": None,
         "open-mode": "append",
-        "signal": f"USR1@{SIGNAL_SECONDS}",
+        "signal": f"USR1@{_signal_seconds(sbatch.time_limit)}",
         **({"gpus-per-node": sbatch.gpus_per_node} if sbatch.gpus_per_node else {}),
         **({"time": sbatch.time_limit} if sbatch.time_limit else {}),
     }
     lines = [f"#SBATCH --{option}{'' if value is None else f'={value}'}" for option, value in options.items()]
     return "\n".join(["#!/bin/bash", *lines])
+
+
+def _signal_seconds(limit: str | None) -> int:
+    """Seconds before the time limit, which is written as sbatch reads it: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s."""
+    if limit is None or limit.upper() in UNLIMITED:
+        return SIGNAL_SECONDS
+    if not TIME.fullmatch(limit):
+        raise UsageError(f"--time {limit!r}", "as of sbatch: 90 (minutes), 1:30:00, 2-12:00:00")
+    days, _, clock = limit.rpartition("-")
+    fields = [int(field) for field in clock.split(":")]
+    first = 0 if days or len(fields) == 3 else 1
+    hours, minutes, seconds = ([0] * first + fields + [0, 0])[:3]
+    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    # Slurm takes zero for no limit.
+    return min(SIGNAL_SECONDS, total // SIGNAL_SHARE) or SIGNAL_SECONDS
 
 
 def _container(job: Job, sbatch: Sbatch) -> str:
@@ -157,7 +179,6 @@ def _train(job: Job) -> str:
         *([] if job.preprocess else _directory(job)),
         "profiling --pause",
         "status=0",
-        "# shellcheck disable=SC2016",
         'srun --kill-on-bad-exit=1 --cpu-bind=none "${auto_resume[@]}" "${container[@]}" \\',
         f'  bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
         f"  > {checkpoints} || status=$?",
