@@ -173,9 +173,8 @@ def test_words_arrive_as_they_were_given(cluster: Cluster, tmp_path: Path) -> No
     (tmp_path / "}'$(id)`.sqsh").touch()
     script = render("slurm", "--save", f"{tmp_path}/{odd}", "--mock-data", *container, *TRAIN, *words)
     shellcheck(script)
-    cluster.add(
-        "srun", f"""printf '%s\\n' "$@" >> {tmp_path}/options; while [ "${{1#--}}" != "$1" ]; do shift; done; exec "$@\""""
-    )
+    options = tmp_path / "options"
+    cluster.add("srun", f'printf "%s\\n" "$@" >> {options}; while [ "${{1#--}}" != "$1" ]; do shift; done; exec "$@"')
     cluster.add("lt-train", f'printf "%s\\n" "$@" > {tmp_path}/words; {END}')
     done = cluster.run(script)
     assert done.returncode == 0, done.stderr

@@ -42,10 +42,6 @@ def stages(function: Function) -> Function:
     return function
 
 
-def nodes(function: Function) -> Function:
-    return click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job.")(function)
-
-
 def machines(instance: str, image: str) -> Callable[[Function], Function]:
     """What a manifest asks for, with the names that the manifests around Megatron-LM have for it."""
 
@@ -97,7 +93,7 @@ def command() -> None:
 
 
 @command.command(cls=console.Command, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
-@nodes
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job.")
 @click.option("--instance-type", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask Slurm for; needed where it counts them (GRES).")
 @click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
