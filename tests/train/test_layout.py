@@ -54,6 +54,23 @@ def test_a_larger_model_is_split_within_its_nodes() -> None:
     assert "--sequence-parallel" in choice.best.flags
 
 
+def test_the_logits_count_where_they_are_computed() -> None:
+    """Llama 3 8B in four stages of eight layers keeps three of them waiting for the last, with its vocabulary of 128k."""
+    choice = chosen("llama3.1-8b", "h100-80gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
+    assert sizes(choice) == (2, 1, 1, 4)
+    piped = next(found for found in choice.others if found.plan.parallelism.described == "tensor 1 x pipeline 4 x data 2")
+    assert piped.waste > 0.2
+    large = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024", "--seq-length", "8192")
+    assert sizes(large) == (8, 2, 1, 4)
+
+
+def test_a_bubble_that_a_larger_batch_would_shrink_is_said() -> None:
+    few = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "16")
+    many = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "2048")
+    hint = "a larger --global-batch-size makes it smaller"
+    assert [hint in "; ".join(choice.reasons) for choice in (few, many)] == [True, False]
+
+
 def test_the_rest_of_the_layers_goes_to_the_ends_of_the_pipeline() -> None:
     """126 layers have no even pipeline of 4, 8 or 16."""
     choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")

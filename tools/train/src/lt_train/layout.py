@@ -2,9 +2,9 @@
 
 Every layout that the checks of a plan let through is estimated, and of those that fit into the memory of a GPU the one that
 wastes the least time is taken. The waste is a rough count: a third more work for recomputing whole layers, the bubble of the
-pipeline exactly, and a few percent for each doubling of ranks that exchange activations. It puts layouts in an order and predicts
-no speed; `lt-train bench` measures. Tensor parallelism stays within a node. Data-parallel ranks split the optimizer state in any
-case, since that costs nothing.
+pipeline and the unequal work of its stages exactly, and a few percent for each doubling of ranks that exchange activations. It
+puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node. Data-parallel
+ranks split the optimizer state in any case, since that costs nothing.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ RECOMPUTATION = 1 / 3
 # Work lost for each doubling of the ranks that share something.
 TENSOR_SHARE, CONTEXT_SHARE, PIPELINE_SHARE = 0.05, 0.05, 0.01
 SHORTEST_CONTEXT = 4096
+LARGE_BUBBLE = 0.2
 SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "num_layers_per_virtual_pipeline_stage"),
@@ -81,7 +82,10 @@ class Choice:
         if parallel.pipeline > 1:
             steps = plan.micro_batches(plan.batches.global_batch_size)
             share = (parallel.pipeline - 1) / steps
-            found.append(f"pipeline parallel {parallel.pipeline}: a bubble of {share:.1%} with {steps} micro batch(es) a step")
+            larger = "; a larger --global-batch-size makes it smaller" if share > LARGE_BUBBLE else ""
+            found.append(
+                f"pipeline parallel {parallel.pipeline}: a bubble of {share:.1%} with {steps} micro batch(es) a step{larger}"
+            )
         if parallel.context > 1:
             tokens = plan.batches.seq_length // parallel.context
             found.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
@@ -213,6 +217,16 @@ def _waste(plan: Plan) -> float:
         + CONTEXT_SHARE * math.log2(parallel.context)
         + PIPELINE_SHARE * math.log2(parallel.pipeline)
     )
-    largest = max(parallel.layers_of(rank, plan.architecture.num_layers) for rank in range(parallel.pipeline))
-    uneven = largest * parallel.pipeline / plan.architecture.num_layers
+    stages = _stage_flops(plan)
+    uneven = max(stages) * parallel.pipeline / sum(stages)
     return work * (1 + bubble) * (1 + shared) * uneven - 1
+
+
+def _stage_flops(plan: Plan) -> list[float]:
+    """Per token, of each pipeline rank: its layers, and on the last the logits, which in Llama 3 8B are worth two layers."""
+    model, parallel = plan.architecture, plan.parallelism
+    logits = 6 * model.hidden_size * model.vocab_size
+    layer = (model.flops_per_token(plan.batches.seq_length) - logits) / model.num_layers
+    stages = [layer * parallel.layers_of(rank, model.num_layers) for rank in range(parallel.pipeline)]
+    stages[-1] += logits
+    return stages
