@@ -29,6 +29,24 @@ PYTORCHJOB = {
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
 
 
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (TORCHRUN | {"RANK": "16"}, "rank 16 of 16"),
+        (TORCHRUN | {"RANK": "-1"}, "rank -1 of 16"),
+        (TORCHRUN | {"LOCAL_RANK": "8"}, "local rank 8 of 8"),
+        (TORCHRUN | {"MASTER_PORT": "65536"}, "is no port"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "is no port"),
+        (PYTORCHJOB | {"PET_NODE_RANK": "2"}, "node 2 of 2"),
+        (MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "9", "MASTER_ADDR": "a"}, "rank 9 of 4"),
+    ],
+)
+def test_a_place_that_cannot_be(variables: dict[str, str], reason: str) -> None:
+    """Left over from another launcher: the rank would wait for the others until they time out."""
+    with pytest.raises(BadConfig, match=reason):
+        place.find(variables)
+
+
 def test_a_machine_alone() -> None:
     for variables in ({}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, {"OMPI_COMM_WORLD_SIZE": "1"}):
         assert place.find(variables) is None

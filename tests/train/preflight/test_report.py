@@ -47,6 +47,22 @@ def test_options_that_make_no_plan_hide_nothing_else(tmp_path: Path) -> None:
     assert "none0" in result.out
 
 
+def test_every_part_of_the_options_tells_its_mistake(tmp_path: Path) -> None:
+    wrong = ("--train-iters", "5", "--train-samples", "10", "--bf16", "--fp16", "--save", "")
+    result = run("preflight", *MODEL, *wrong)
+    assert result.code == 78
+    for text in ("one length of the run", "both --bf16 and --fp16", "--save is empty"):
+        assert text in result.out
+
+
+def test_a_layout_that_does_not_fit_hides_nothing_else(tmp_path: Path) -> None:
+    elsewhere = ("--gpu", "v100-16gb", "--model", "llama3.1-70b", "--bf16", "--mock-data", "--parallel", "auto")
+    result = run("preflight", *elsewhere, "--load", str(tmp_path / "none"))
+    assert result.code == 78
+    for text in ("no layout of 8 ranks holds the model", "cannot multiply in bfloat16", "none: does not exist"):
+        assert text in result.out
+
+
 def test_a_cluster_elsewhere(tmp_path: Path) -> None:
     elsewhere = (
         "--gpu",

@@ -69,6 +69,18 @@ def test_inside_a_container(tmp_path: Path) -> None:
     assert "gone when the job ends" in said(saving.shared, situation(tmp_path, *run))[0]
 
 
+def test_a_filesystem_of_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop has no /fsx; a login node has, and its room is that of the run."""
+    elsewhere = ("--save", "/no-such-fsx/run")
+    for check in (saving.writable, saving.space, saving.shared):
+        assert said(check, situation(tmp_path, *elsewhere, gpu="h100-80gb")) == [
+            "not checked: /no-such-fsx/run is not on this machine: check there too"
+        ]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert said(saving.space, situation(tmp_path, "--save", str(tmp_path / "run"), gpu="h100-80gb"))
+    assert said(saving.space, situation(tmp_path, *elsewhere))
+
+
 def test_load(tmp_path: Path) -> None:
     assert "does not exist" in said(saving.load, situation(tmp_path, "--load", str(tmp_path / "nothing")))[0]
     assert not said(saving.load, situation(tmp_path, "--load", str(tmp_path)))

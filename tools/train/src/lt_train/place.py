@@ -23,6 +23,7 @@ from lt_shared.console import BadConfig
 
 FIRST_PORT = 20000
 PORTS = 20000
+LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 # torchrun's own default, which the operators of Kubernetes use as well.
 TORCH_PORT = 29500
@@ -113,6 +114,26 @@ def check_rendezvous(address: str) -> None:
 
 
 def _found(environment: Mapping[str, str]) -> Place | Node | None:
+    found = _described(environment)
+    if isinstance(found, Place):
+        _check_count("rank", found.rank, found.world_size)
+        _check_count("local rank", found.local_rank, found.local_ranks)
+    elif found is not None:
+        _check_count("node", found.index, found.nodes)
+    if found is not None and not 0 < found.master_port <= LAST_PORT:
+        raise BadConfig(f"MASTER_PORT={found.master_port} is no port", f"set one between 1024 and {LAST_PORT}, or none")
+    return found
+
+
+def _check_count(what: str, number: int, count: int) -> None:
+    """A rank that nobody waits for would wait for the others until they time out."""
+    if not 0 <= number < count:
+        raise BadConfig(
+            f"the environment describes {what} {number} of {count}", "unset the variables that another launcher has left"
+        )
+
+
+def _described(environment: Mapping[str, str]) -> Place | Node | None:
     try:
         if "LOCAL_RANK" in environment:
             return _from_torchrun(environment)

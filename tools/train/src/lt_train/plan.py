@@ -7,7 +7,7 @@ defaults are filled in by the subjects in `lt_train.settings`.
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
@@ -134,25 +134,50 @@ def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cl
 
     Raises UsageError or BadConfig for a part that has no meaning.
     """
-    architecture = model.resolve(options, datasets)
-    where = device.CUDA if planned else device.resolve(options["device"])
-    layout = parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
-    sizes = batches.resolve(options, architecture, layout)
-    return Plan(
-        architecture=architecture,
-        layers=layers.resolve(options, layout.device),
-        batches=sizes,
-        precision=precision.resolve(options),
-        optimization=optimization.resolve(options, sizes),
-        parallelism=layout,
-        memory=memory.resolve(options),
-        data=data.resolve(options, datasets),
-        checkpointing=checkpointing.resolve(options),
-        faults=faults.resolve(options),
-        reporting=reporting.resolve(options, layout),
-        seed=options["seed"],
-        benchmark=benchmark.resolve(options),
-    )
+    parts, found = _parts(options, datasets, planned)
+    for problem in found:
+        raise problem
+    return Plan(**parts)
+
+
+def part_problems(
+    options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None
+) -> list[ToolError]:
+    """Every reason why `assemble` would fail."""
+    return _parts(options, datasets, planned)[1]
+
+
+def _parts(
+    options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None
+) -> tuple[dict[str, Any], list[ToolError]]:
+    """The parts of a plan, without those that cannot be made or are made of one that cannot, and why."""
+    found: list[ToolError] = []
+    parts: dict[str, Any] = {"seed": options["seed"]}
+
+    def make(name: str, resolve: Callable[..., Any], *needed: str) -> None:
+        if all(part in parts for part in needed):
+            try:
+                parts[name] = resolve(*(parts[part] for part in needed))
+            except ToolError as problem:
+                found.append(problem)
+
+    def parallel(architecture: Architecture) -> Parallelism:
+        where = device.CUDA if planned else device.resolve(options["device"])
+        return parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
+
+    make("architecture", lambda: model.resolve(options, datasets))
+    make("parallelism", parallel, "architecture")
+    make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
+    make("batches", lambda architecture, layout: batches.resolve(options, architecture, layout), "architecture", "parallelism")
+    make("precision", lambda: precision.resolve(options))
+    make("optimization", lambda sizes: optimization.resolve(options, sizes), "batches")
+    make("memory", lambda: memory.resolve(options))
+    make("data", lambda: data.resolve(options, datasets))
+    make("checkpointing", lambda: checkpointing.resolve(options))
+    make("faults", lambda: faults.resolve(options))
+    make("reporting", lambda layout: reporting.resolve(options, layout), "parallelism")
+    make("benchmark", lambda: benchmark.resolve(options))
+    return parts, found
 
 
 def problems(plan: Plan) -> Iterator[ToolError]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, note
 from lt_train import cluster, layout, place
-from lt_train.plan import Plan, assemble
+from lt_train.plan import Plan, assemble, part_problems
 from lt_train.preflight import data, job, machine, model, network, saving
 from lt_train.preflight.findings import Finding, NotChecked, Situation, of
 from lt_train.settings.data import training_datasets
@@ -97,13 +97,17 @@ def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clus
     except ToolError as problem:
         problems.append(of(problem, "DATA"))
         options, datasets = options | {"mock_data": True, "valid_data_path": (), "test_data_path": ()}, ()
-    try:
-        plan = assemble(options, datasets, planned)
-        if options["parallel"] == AUTO:
-            there = planned or cluster.here(plan.parallelism.device, plan.parallelism.world_size)
-            plan = layout.require(layout.choose(plan, options, there))
-    except ToolError as problem:
-        return None, [*problems, of(problem, "options")]
+    if found := part_problems(options, datasets, planned):
+        return None, [*problems, *(of(problem, "options") for problem in found)]
+    plan = assemble(options, datasets, planned)
+    if options["parallel"] == AUTO:
+        there = planned or cluster.here(plan.parallelism.device, plan.parallelism.world_size)
+        try:
+            choice = layout.choose(plan, options, there)
+            plan = choice.best.plan
+            layout.require(choice)
+        except ToolError as problem:
+            problems.append(of(problem, "options"))
     return plan, problems
 
 

@@ -38,6 +38,8 @@ def _directory(situation: Situation) -> tuple[Plan, Path, Path]:
     there = Path(save).absolute()
     while not os.path.lexists(there):
         there = there.parent
+    if situation.is_elsewhere and there == Path("/"):
+        raise NotChecked(f"{save} is not on this machine: check there too")
     return plan, Path(save), there
 
 
