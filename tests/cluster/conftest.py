@@ -1,10 +1,16 @@
-"""A real Slurm with two nodes on this machine, for a session of tests. Needs root and Debian's slurm-wlm and munge."""
+"""A real Slurm with two nodes on this machine, for a session of tests. Needs root and Debian's slurm-wlm and munge.
+
+Each node has one of this machine's cores, and namespaces of its own for its host name and a table of hosts in which n1 and n2
+have addresses. What runs there finds itself on two hosts that know each other by name, as on a cluster, and the files of this machine
+stay as they are.
+"""
 
 import dataclasses
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +23,8 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=cred_expire=5
+SchedulerParameters=sched_interval=1
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -35,20 +43,24 @@ StateSaveLocation={folder}/state
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.2 Port={ports[2]} CPUs=2 RealMemory=1000
 PartitionName=test Nodes=n1,n2 Default=YES State=UP MaxTime=INFINITE
 """
+NAMESPACES = ("unshare", "--mount", "--uts")
+HOSTS = "127.0.0.1 localhost\n127.0.0.1 n1\n127.0.0.2 n2\n"
+# Time limits are looked at twice a minute; a requeued job waits for as long as a credential holds (AuthInfo).
+WAIT_SECONDS = 240
 
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """`environment` makes Slurm's programs talk to this cluster."""
+    """`environment` makes Slurm's programs talk to this cluster; jobs that inherit it find the lt tools."""
 
     folder: Path
     environment: dict[str, str]
 
-    def run(self, *arguments: str, cwd: Path | None = None) -> str:
-        done = subprocess.run(arguments, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+    def run(self, *arguments: str, cwd: Path | None = None, stdin: str | None = None) -> str:
+        done = subprocess.run(arguments, env=self.environment, cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -59,11 +71,19 @@ class Slurm:
 
     def wait(self, job: str, *states: str) -> None:
         """Until a job is in one of the states."""
-        for _ in range(300):
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
             if self.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", job) in states:
                 return
             time.sleep(0.1)
         raise AssertionError(self.run("scontrol", "show", "job", job))
+
+    def finish(self, job: str, log: Path, code: int = 0) -> str:
+        """Wait for a job's end with this exit code; its log."""
+        self.wait(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        shown = self.run("scontrol", "show", "job", job)
+        assert f"ExitCode={code}:0" in shown, f"{shown}\n{log.read_text()}"
+        return log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -71,16 +91,24 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     missing = [program for program in ("slurmctld", "slurmd", "munged") if shutil.which(program, path=_path()) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and slurm-wlm and munge; missing: {', '.join(missing) or 'root'}")
+    if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
+        pytest.skip("needs namespaces: unshare --mount --uts is not permitted here")
     # Sockets have short paths only, and pytest's folders may be deep.
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "state").mkdir()
     configuration = folder / "slurm.conf"
     host = socket.gethostname().split(".")[0]
     configuration.write_text(CONFIGURATION.format(host=host, folder=folder, ports=_free_ports(3)))
-    cluster = Slurm(folder, os.environ | {"SLURM_CONF": str(configuration), "PATH": _path()})
+    (folder / "hosts").write_text(HOSTS)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("LT_", "SLURM_"))}
+    cluster = Slurm(folder, variables | {"SLURM_CONF": str(configuration), "PATH": _path()})
     munge = _start_munge()
     daemons = [["slurmctld", "-D", "-f", str(configuration)]]
-    daemons += [["slurmd", "-D", "-f", str(configuration), "-N", node] for node in ("n1", "n2")]
+    cores = sorted(os.sched_getaffinity(0))
+    for node, core in (("n1", cores[0]), ("n2", cores[-1])):
+        slurmd = f"exec taskset -c {core} slurmd -D -f {configuration} -N {node}"
+        script = f"mount --bind {folder}/hosts /etc/hosts; hostname {node}; {slurmd}"
+        daemons.append([*NAMESPACES, "sh", "-ec", script])
     processes = [
         subprocess.Popen(arguments, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for arguments in daemons
@@ -112,7 +140,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def _path() -> str:
-    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    return f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -104,6 +104,17 @@ def test_only_what_can_continue_is_queued_again(
         assert not any(call.startswith("lt-convert") for call in cluster.calls)
 
 
+@pytest.mark.parametrize(("kills", "number", "runs", "code"), [(2, 9, 3, 0), (9, 9, 4, 137), (1, 15, 2, 0)])
+def test_a_killed_rank_starts_again_within_the_job(
+    cluster: Cluster, tmp_path: Path, kills: int, number: int, runs: int, code: int
+) -> None:
+    cluster.add("lt-train", f'[ "$(grep -c ^lt-train {tmp_path}/calls)" -gt {kills} ] || kill -{number} $$; {END}')
+    done = cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN))
+    assert done.returncode == code, done.stderr
+    assert sum(call.startswith("lt-train") for call in cluster.calls) == runs
+    assert not any(call.startswith("scontrol") for call in cluster.calls)
+
+
 def test_a_signal_to_the_task_waits_for_lt_train(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm signals every process of a step, the shell around lt-train too."""
     cluster.add(

@@ -3,7 +3,8 @@
 One task per node starts the ranks of its node, so neither the number of GPUs nor torchrun is in the file. A job ends early with
 exit code 75 when it has saved and can continue, and goes back into the queue then, and only then: another code would come again.
 `srun --kill-on-bad-exit` ends the other nodes when one fails. It would also end those that still save when the first is done with
-75, so that code is kept from srun, and known by the missing last line of the manifest.
+75, so that code is kept from srun, and known by the missing last line of the manifest. A rank that was killed or has crashed is
+another matter: nothing was saved for it, but the nodes are there, so the step starts again within the job.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ SIGNAL_SECONDS = 300
 SIGNAL_SHARE = 5
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 UNLIMITED = ("UNLIMITED", "INFINITE")
+RESTARTS = 3
 JOB, DEPENDENCY = "job", "dependency"
 CHAINS = (JOB, DEPENDENCY)
 
@@ -178,10 +180,15 @@ def _train(job: Job) -> str:
         "",
         *([] if job.preprocess else _directory(job)),
         "profiling --pause",
-        "status=0",
-        'srun --kill-on-bad-exit=1 --cpu-bind=none "${auto_resume[@]}" "${container[@]}" \\',
-        f'  bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
-        f"  > {checkpoints} || status=$?",
+        f"# After SIGABRT, SIGBUS, SIGKILL or SIGSEGV of a rank all start again from what is saved, {RESTARTS} times at most.",
+        "# srun ends the other nodes with SIGTERM then, and its status is the largest: 143.",
+        f"for _ in {{0..{RESTARTS}}}; do",
+        "  status=0",
+        '  srun --kill-on-bad-exit=1 --cpu-bind=none "${auto_resume[@]}" "${container[@]}" \\',
+        f'    bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
+        f"    > {checkpoints} || status=$?",
+        '  case "$status" in 134 | 135 | 137 | 139 | 143) ;; *) break ;; esac',
+        "done",
         "profiling --resume",
         'if [ "$status" -ne 0 ]; then finish "$status"; fi',
         "# Without its last line the run was ended early, and has saved.",
