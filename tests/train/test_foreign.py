@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import assembled
 
 from lt_shared.console import BadData
 from lt_train.commands.importing import command
 from lt_train.foreign import hyperpod, megatron_lm, nemo, source, torchtitan
-from lt_train.foreign.ledger import Translation, flatten
+from lt_train.foreign.ledger import Translation, accepted, flatten, options
 from lt_train.plan import Plan, problems
 
 PLACE = Path(__file__).parent / "foreign"
@@ -137,7 +137,7 @@ def test_a_script_that_starts_megatron(tmp_path: Path) -> None:
     assert "adam_beta2" not in found.defaults
     reasons = dropped("pretrain_gpt.sbatch")
     assert "quietly takes selective" in reasons["recompute_granularity"]
-    assert "variable of the shell" in reasons["$EXTRA"]
+    assert "it needs the shell" in reasons["$EXTRA"]
     assert {key for key in reasons if key.startswith("launcher ")} == {
         *("launcher -l", "launcher -m", "launcher --nproc_per_node=8", "launcher --nnodes=2", "launcher --rdzv_backend=c10d")
     }
@@ -145,6 +145,63 @@ def test_a_script_that_starts_megatron(tmp_path: Path) -> None:
     assert not list(problems(made))
     assert made.architecture.parameters(51200) == pytest.approx(7.5e9, rel=0.02)
     assert made.layers.hidden_dropout == 0.1
+
+
+SCRIPT = """\
+#!/bin/bash
+# it's a script as those around Megatron-LM are written
+: "${TENSOR_PARALLEL:=4}"
+: "${NUM_LAYERS:=36}"
+: "${DATA_PATH:=/fsx}"
+: "${IMAGE:=$(pwd)/megatron.sqsh}"
+SIZES="
+  --hidden-size 4096 \\
+  --num-attention-heads 32
+"
+if [ "$NODES" -le 4 ]; then
+  PIPELINE=2
+fi
+[ -d /opt/x ] && MICRO=2
+declare -a ARGS=(--container-image $IMAGE)
+declare -a MODEL=(
+    --num-layers $NUM_LAYERS   # it's 36
+    --pipeline-model-parallel-size $PIPELINE
+    --micro-batch-size ${MICRO}
+)
+MODEL+=(--seq-length ${SEQ_LENGTH:-2048})
+echo "starting pretrain_gpt.py"
+srun -l "${ARGS[@]}" python -m torch.distributed.run --nnodes=$SLURM_JOB_NUM_NODES --rdzv_endpoint=$(hostname) \\
+    pretrain_gpt.py "${MODEL[@]}" $SIZES --tensor-model-parallel-size $TENSOR_PARALLEL --fp16 $EXTRA \\
+    --data-path "${DATA_PATH}/gpt2/my-gpt2_text_document" --save $(touch pwned)/run --wandb-project `id -u` --lr 6e-5
+"""
+
+
+def test_a_script_with_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assignments, defaults and arrays are followed; nothing is run, and what hangs on a condition is listed."""
+    monkeypatch.setenv("NUM_LAYERS", "99")
+    (tmp_path / "gpt3.sbatch").write_text(SCRIPT)
+    found = source.translate_file(str(tmp_path / "gpt3.sbatch"))
+    expected = {
+        "num_layers": 36,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "seq_length": 2048,
+        "fp16": True,
+        "lr": 6e-5,
+        "tensor_model_parallel_size": 4,
+        "data_path": ["/fsx/gpt2/my-gpt2_text_document"],
+    }
+    given = {name: value for name, value in found.options.items() if name not in found.defaults}
+    assert given == expected
+    reasons = {entry.key: entry.reason for entry in found.dropped}
+    for key in ("pipeline_model_parallel_size", "micro_batch_size", "$EXTRA", "save", "wandb_project"):
+        assert "it needs the shell" in reasons[key]
+    assert not list(tmp_path.glob("**/pwned"))
+
+
+def test_variables_that_contain_themselves_end() -> None:
+    lines = ["A=xxxxxxxxxx", *["A=$A$A$A"] * 60, "python pretrain_gpt.py --save $A"]
+    assert megatron_lm.command_in("\n".join(lines))[-1] == "$A$A$A"
 
 
 def test_what_megatron_ignores_is_not_carried() -> None:
@@ -179,6 +236,52 @@ def test_no_key_is_lost_silently(data: st.DataObject) -> None:
     assert set(strangers) <= {entry.key for entry in module.translate(dict(strangers)).dropped}
 
 
+# YAML's aliases: each line nine times the one before.
+BOMB = [(number, f"*a{number - 1}" if number else "1") for number in range(8)]
+ODD = st.one_of(st.none(), st.booleans(), st.integers(-3, 10**6), st.floats(), st.text(max_size=8), st.lists(st.integers()))
+CONFIGURATIONS = {"guide.toml": torchtitan, "llama3_70b.toml": torchtitan, "recipe.yaml": hyperpod, "nemo.yaml": nemo}
+
+
+def keys(name: str) -> dict[str, Any]:
+    text = (PLACE / name).read_text()
+    return flatten(tomllib.loads(text)) if name.endswith(".toml") else source._yaml(text)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_values_of_any_kind_are_carried_or_listed(name: str, data: st.DataObject) -> None:
+    """What is written is TOML that lt-train takes, whatever stands in the place of a value."""
+    module: Any = CONFIGURATIONS[name]
+    known = sorted(
+        {*keys(name), *getattr(module, "RENAMED", {}), *getattr(module, "INVENTED", {}), *torchtitan.INVENTED.values()}
+    )
+    changes = data.draw(st.dictionaries(st.sampled_from(known), ODD, max_size=6))
+    found = module.translate(keys(name) | changes)
+    assert set(tomllib.loads(found.toml())) == {option.replace("_", "-") for option in found.options}
+    for option, value in found.options.items():
+        accepted(options()[option], value)
+
+
+def test_values_that_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text("run: {name: x}\nmodel: {rope_theta: big, hidden_size: -4, num_hidden_layers: '16', seed: [1]}\n")
+    found = source.translate_file(str(file))
+    assert found.options["num_layers"] == 16
+    assert {"model.rope_theta", "model.hidden_size", "model.seed"} <= {entry.key for entry in found.dropped}
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_secrets_and_line_breaks_are_not_printed(tmp_path: Path, as_json: bool) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("cluster_type: slurm\ngit: {token: ghp_secret, branch: 'a\n\n  b'}\nenv_vars: {WANDB_API_KEY: k_secret}\n")
+    shown = CliRunner().invoke(command, [str(file), *(["--json"] if as_json else [])])
+    assert shown.exit_code == 0
+    assert "git.token = (not shown)" in shown.stderr
+    assert "secret" not in shown.output
+    assert [line.count("not carried over: ") for line in shown.stderr.splitlines()] == [1] * 4
+
+
 def test_command(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, [str(PLACE / "guide.toml")])
     assert tomllib.loads(shown.stdout)["model"] == "llama3.1-8b"
@@ -205,7 +308,16 @@ def test_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.toml", "[["), ("a.yaml", "a: [\n"), ("a.yaml", "- 1\n"), ("a.sh", "echo\n"), ("a.sh", "python pretrain_gpt.py 'x\n")],
+    [
+        ("a.yaml", "a: " + "[" * 3000 + "]" * 3000),
+        ("a.toml", "a = " + "[" * 3000 + "]" * 3000),
+        ("a.yaml", "".join(f"a{n}: &a{n} {{{', '.join(f'k{m}: {value}' for m in range(9))}}}\n" for n, value in BOMB)),
+        ("a.toml", "[["),
+        ("a.yaml", "a: [\n"),
+        ("a.yaml", "- 1\n"),
+        ("a.sh", "echo\n"),
+        ("a.sh", "python pretrain_gpt.py 'x\n"),
+    ],
 )
 def test_files_that_are_none(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)

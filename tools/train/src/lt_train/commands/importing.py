@@ -30,7 +30,8 @@ def command(as_json: bool, source: tuple[str, ...]) -> Any:
         )
     translation = sources.translate_file(source[0]) if len(source) == 1 else sources.translate_command(source)
     for entry in translation.dropped:
-        console.note(f"not carried over: {entry.key} = {entry.value}: {entry.reason}")
+        value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
+        console.note(f"not carried over: {entry.key} = {value}: {entry.reason}")
     if as_json:
         console.print_json(translation.record())
     else:

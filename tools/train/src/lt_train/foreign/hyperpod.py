@@ -118,15 +118,14 @@ def _model(ledger: Ledger) -> None:
     if ledger.has("model.num_hidden_layers"):
         for option, value in LLAMA.items():
             ledger.default(option, value)
-    base = ledger.take("model.rope_theta")
-    if base is not None:
-        ledger.set("rotary_base", int(base))
+    base = ledger.take_number("model.rope_theta")
+    ledger.carry_value("model.rope_theta", "rotary_base", base)
     if ledger.take("model.tie_word_embeddings", False) is False and ledger.has("model.num_hidden_layers"):
         ledger.set("untie_embeddings_and_output_weights", True)
-    kind, factor = ledger.take("model.rope_scaling.rope_type"), ledger.take("model.rope_scaling.factor")
+    kind, factor = ledger.take("model.rope_scaling.rope_type"), ledger.take_number("model.rope_scaling.factor")
     if kind == "llama3" and factor:
         ledger.set("use_rope_scaling", True)
-        ledger.set("rope_scaling_factor", factor)
+        ledger.carry_value("model.rope_scaling.factor", "rope_scaling_factor", factor)
     elif factor:
         ledger.drop_value("model.rope_scaling.rope_type", kind, "lt-train has Llama 3.1's scaling")
     for key, constant in SCALING.items():
@@ -137,15 +136,15 @@ def _model(ledger: Ledger) -> None:
 
 
 def _sharding(ledger: Ledger) -> None:
-    strategy, degree = ledger.take("model.sharding_strategy"), ledger.take("model.shard_degree")
+    strategy, degree = ledger.take("model.sharding_strategy"), ledger.take_number("model.shard_degree")
     if strategy in ("full_shard", "hybrid_shard"):
         ledger.set("use_torch_fsdp2", True)
-        ranks = (ledger.take("trainer.devices") or 0) * (ledger.take("trainer.num_nodes") or 1)
+        ranks = int((ledger.take_number("trainer.devices") or 0) * (ledger.take_number("trainer.num_nodes") or 1))
         if ranks:
             ledger.drop_value("trainer.devices x trainer.num_nodes", ranks, JOB)
         data = ranks // (ledger.get("tensor_model_parallel_size") or 1)
         if strategy == "hybrid_shard" and degree and data > degree:
-            ledger.set("num_distributed_optimizer_instances", data // degree)
+            ledger.carry_value("model.shard_degree", "num_distributed_optimizer_instances", data // degree)
     elif strategy not in (None, "no_shard"):
         ledger.drop_value("model.sharding_strategy", strategy, "lt-train shards everything or the optimizer alone")
 
@@ -153,17 +152,17 @@ def _sharding(ledger: Ledger) -> None:
 def _saving(ledger: Ledger) -> None:
     callback = "exp_manager.checkpoint_callback_params"
     enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
-    place, directory = ledger.take("exp_manager.exp_dir"), ledger.take("exp_manager.checkpoint_dir")
+    place, directory = ledger.take_text("exp_manager.exp_dir"), ledger.take_text("exp_manager.checkpoint_dir")
     directory = directory or (place and os.path.join(place, "checkpoints"))
-    count, interval = ledger.take(f"{callback}.save_top_k"), ledger.take(f"{callback}.every_n_train_steps")
+    count, interval = (ledger.take_number(f"{callback}.{key}") for key in ("save_top_k", "every_n_train_steps"))
     if not enabled or count == 0:
         ledger.drop_value(f"{callback}.save_top_k", count, "nothing is saved: add --save")
     elif directory:
         ledger.set("save", directory.rstrip("/"))
         if interval:
-            ledger.set("save_interval", interval)
+            ledger.carry_value(f"{callback}.every_n_train_steps", "save_interval", interval)
         if count and count > 0:
-            ledger.set("keep_last", count)
+            ledger.carry_value(f"{callback}.save_top_k", "keep_last", count)
     if ledger.take("exp_manager.create_tensorboard_logger") and place:
         ledger.set("tensorboard_dir", os.path.join(place, "tensorboard"))
     ledger.carry("exp_manager.resume_from_checkpoint", "load")

@@ -4,11 +4,22 @@ A key that a translation forgets is listed as unknown, so nothing of a configura
 """
 
 import dataclasses
+import functools
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import click
+
+from lt_shared.console import BadData
+
+MOST_KEYS = 10_000
+# What nobody should read in a log.
+SECRET = re.compile(r"(^|[._-])(token|password|passwd|secret|api_?key|access_?key)$", re.IGNORECASE)
+NOT_SHOWN = "(not shown)"
+A_NUMBER, A_TEXT = "a number is needed there", "a text is needed there"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -53,7 +64,8 @@ def _literal(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    # TOML writes texts as JSON does, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
 
 
 class Ledger:
@@ -69,15 +81,40 @@ class Ledger:
     def has(self, key: str) -> bool:
         return key in self._left
 
+    def peek(self, key: str) -> Any:
+        return self._left.get(key)
+
     def take(self, key: str, otherwise: Any = None) -> Any:
         """The value, which the caller accounts for."""
         return number(self._left.pop(key, otherwise))
 
-    def carry(self, key: str, option: str, convert: Callable[[Any], Any] = lambda value: value) -> None:
-        """Carry `key` over as `option`; one that is not set is passed over."""
+    def take_number(self, key: str) -> Any:
+        """A number, None where there is none; what is not a number is dropped."""
         value = self.take(key)
-        if value is not None:
-            self.set(option, convert(value))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is None or is_number:
+            return value
+        return self._not_taken(key, value, A_NUMBER)
+
+    def take_text(self, key: str, otherwise: str | None = None) -> Any:
+        """A text, `otherwise` where there is none; what is not a text is dropped."""
+        value = self._left.pop(key, None)
+        if value is None:
+            return otherwise
+        return value if isinstance(value, str) else self._not_taken(key, value, A_TEXT, otherwise)
+
+    def carry(self, key: str, option: str) -> None:
+        """Carry `key` over as `option`, if lt-train takes its value there; one that is not set is passed over."""
+        self.carry_value(key, option, self.take(key))
+
+    def carry_value(self, key: str, option: str, value: Any) -> None:
+        """The same for a value that was taken before."""
+        if value is None:
+            return
+        try:
+            self.set(option, accepted(options()[option], value))
+        except click.BadParameter:
+            self._drop(key, value, f"lt-train takes {options()[option].type.name} there")
 
     def flag(self, key: str, option: str) -> None:
         """Carry a switch over that is on."""
@@ -115,10 +152,48 @@ class Ledger:
             self.drop(key, unknown)
         return Translation(self.source, self._options, frozenset(self._defaults), tuple(self._dropped))
 
+    def _not_taken(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
+        self._drop(key, value, reason)
+        return otherwise
+
     def _drop(self, key: str, value: Any, reason: str) -> None:
         # What is not set has no meaning to lose.
         if value is not None:
-            self._dropped.append(Dropped(key, " ".join(map(str, value)) if isinstance(value, list) else value, reason))
+            shown = " ".join(map(str, value)) if isinstance(value, list) else value
+            self._dropped.append(Dropped(key, NOT_SHOWN if SECRET.search(key) else shown, reason))
+
+
+@functools.cache
+def options() -> dict[str, click.Option]:
+    """lt-train's options by all their names, with underscores."""
+    from lt_train.cli import command
+
+    found = [option for option in command.params if isinstance(option, click.Option)]
+    return {spelling.lstrip("-").replace("-", "_"): option for option in found for spelling in option.opts}
+
+
+def accepted(option: click.Option, value: Any) -> Any:
+    """`value` as `option` takes it. Raises click.BadParameter for one that it does not."""
+    if option.multiple or option.nargs != 1:
+        if not isinstance(value, list) or (option.nargs not in (1, -1) and len(value) != option.nargs):
+            raise click.BadParameter("a list")
+        return [_accepted(option, entry) for entry in value]
+    return _accepted(option, value)
+
+
+def _accepted(option: click.Option, value: Any) -> Any:
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise click.BadParameter("a switch")
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise click.BadParameter("a value")
+    if isinstance(value, float) and value.is_integer() and isinstance(option.type, click.IntRange):
+        value = int(value)
+    converted = option.type.convert(value, option, None)
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise click.BadParameter("a number")
+    return converted if isinstance(converted, int | float) else value
 
 
 def number(value: Any) -> Any:
@@ -126,12 +201,18 @@ def number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and "e" in value.lower() and NUMBER.fullmatch(value) else value
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as keys with dots."""
+def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables as keys with dots. Raises BadData for too many of them: aliases of YAML can multiply a few."""
     flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
+
+    def add(part: Mapping[str, Any], prefix: str) -> None:
+        for name, value in part.items():
+            if isinstance(value, Mapping) and value:
+                add(value, f"{prefix}{name}.")
+            elif len(flat) < MOST_KEYS:
+                flat[f"{prefix}{name}"] = value
+            else:
+                raise BadData(f"more than {MOST_KEYS} keys: not a configuration")
+
+    add(table, "")
     return flat

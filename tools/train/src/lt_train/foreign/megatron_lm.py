@@ -4,18 +4,19 @@ Where nothing is given, the two differ: Megatron drops out a tenth of the activa
 beta2. These defaults are carried over too, since the same command should train the same model.
 """
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from lt_shared.console import BadData
-from lt_train.foreign.ledger import Ledger, Translation
+from lt_train.foreign.ledger import Ledger, Translation, accepted, options
+from lt_train.foreign.shell_script import commands, needs_shell
 from lt_train.settings.layers import WITHOUT_EFFECT
 
 SOURCE = "Megatron-LM"
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
+OF_SHELL = "it needs the shell: pass the command line with its value"
 LAUNCHER = "the launcher's: lt-train finds its place by itself, or --ranks"
 REASONS = {
     "tokenizer_type": TOKENIZER,
@@ -56,13 +57,16 @@ DEFAULTS = {
 
 def translate(words: Sequence[str]) -> Translation:
     """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
-    script = next((place for place, word in enumerate(words) if word.endswith(".py") and "pretrain" in word), None)
+    script = next((place for place, word in enumerate(words) if _is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
     values = _parse(words[script + 1 :])
+    of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words))}
     ledger = Ledger(SOURCE, values | {f"launcher {word}": word for word in words[:script] if word.startswith("-")})
     for word in words[:script]:
         ledger.drop(f"launcher {word}", LAUNCHER)
+    for key, value in of_shell.items():
+        ledger.drop(key, OF_SHELL if value != [key] else f"{OF_SHELL}, or the options that it holds")
     _contradictions(ledger)
     for key in values:
         _carry(ledger, key)
@@ -72,17 +76,21 @@ def translate(words: Sequence[str]) -> Translation:
 
 def command_in(text: str) -> list[str]:
     """The words of the command that starts pretrain_gpt.py in a shell script. Raises BadData without one."""
-    for line in text.replace("\\\n", " ").splitlines():
-        if "pretrain_" in line and not line.lstrip().startswith("#"):
-            try:
-                return shlex.split(line, comments=True)
-            except ValueError as error:
-                raise BadData(f"not a command line: {error}") from None
+    try:
+        for words in commands(text):
+            if any(map(_is_script, words)) and words[0] not in ("echo", "printf"):
+                return words
+    except ValueError as error:
+        raise BadData(f"not a command line: {error}") from None
     raise BadData("no command with pretrain_gpt.py in the script", "pass it: lt-train import -- torchrun ... pretrain_gpt.py ...")
 
 
+def _is_script(word: str) -> bool:
+    return word.endswith(".py") and "pretrain" in word
+
+
 def _parse(words: Sequence[str]) -> dict[str, Any]:
-    """Options with their list of words; a variable of the shell, or a word without an option, has a key of its own."""
+    """Options with their list of words; a word that needs the shell is one of a single option's, or has a key of its own."""
     values: dict[str, Any] = {}
     option: str | None = None
     for word in words:
@@ -90,11 +98,16 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
             name, is_assigned, value = word[2:].partition("=")
             option = name.replace("-", "_")
             values[option] = [value] if is_assigned else []
-        elif word.startswith("$") or option is None:
+        elif option is None or (needs_shell(word) and (values[option] or _takes_no_value(option))):
             values[word] = [word]
         else:
             values[option].append(word)
     return values
+
+
+def _takes_no_value(option: str) -> bool:
+    found = options().get(option)
+    return found is not None and found.is_flag
 
 
 def _contradictions(ledger: Ledger) -> None:
@@ -104,11 +117,14 @@ def _contradictions(ledger: Ledger) -> None:
         ledger.drop("recompute_num_layers", "for full recomputation, which --recompute-activations excludes")
     if not ledger.has("group_query_attention"):
         ledger.drop("num_query_groups", "without --group-query-attention it has no effect")
-    tensor = ledger.take("tensor_model_parallel_size", ["1"])
-    if tensor == ["1"]:
+    is_given = ledger.has("tensor_model_parallel_size")
+    tensor = ledger.take("tensor_model_parallel_size")
+    if not is_given or tensor == ["1"]:
         ledger.drop("sequence_parallel", "with a tensor parallel size of 1 Megatron-LM ignores it")
-    else:
+    elif len(tensor) == 1 and tensor[0].isdigit():
         ledger.set("tensor_model_parallel_size", int(tensor[0]))
+    else:
+        ledger.drop_value("tensor_model_parallel_size", tensor, "a number is needed there")
     save, load = ledger.take("save"), ledger.take("load")
     if save:
         ledger.set("save", save[0])
@@ -119,43 +135,25 @@ def _contradictions(ledger: Ledger) -> None:
 
 
 def _carry(ledger: Ledger, key: str) -> None:
-    from lt_train.cli import command
-
     if key in WITHOUT_EFFECT:
         ledger.drop(key, WITHOUT_EFFECT[key])
     if REASONS.get(key):
         ledger.drop(key, REASONS[key])
-    if key.startswith("$"):
-        ledger.drop(key, "a variable of the shell: pass the command line with its value")
-    names = {spelling.lstrip("-").replace("-", "_"): parameter for parameter in command.params for spelling in parameter.opts}
-    option = names.get(key)
+    option = options().get(key)
     if option is None or option.name in ("data", "config", "dry_run") or not ledger.has(key):
         return
-    assert isinstance(option, click.Option)
     words = ledger.take(key)
     if option.is_flag:
         ledger.set(key, True)
-    elif option.multiple or option.nargs != 1:
-        ledger.set(key, [_value(option, word) for word in words])
-    elif len(words) == 1 and _is_valid(option, words[0]):
-        ledger.set(key, _value(option, words[0]))
-    else:
-        ledger.drop_value(key, " ".join(words), f"lt-train takes {option.type.name} there")
-
-
-def _is_valid(option: click.Option, word: str) -> bool:
+        return
     try:
-        option.type.convert(word, option, None)
-    except click.BadParameter:
-        return False
-    return True
-
-
-def _value(option: click.Option, word: str) -> Any:
-    """The word as the number or text that the option takes."""
-    if isinstance(option.type, click.IntRange | click.FloatRange):
-        return option.type(word, option)
-    return word
+        if option.multiple or option.nargs != 1:
+            ledger.set(key, accepted(option, words))
+            return
+        (word,) = words
+        ledger.set(key, accepted(option, word))
+    except (click.BadParameter, ValueError):
+        ledger.drop_value(key, " ".join(words), f"lt-train takes {option.type.name} there")
 
 
 def _defaults(ledger: Ledger) -> None:

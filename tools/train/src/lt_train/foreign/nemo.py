@@ -153,10 +153,12 @@ def optimizer(ledger: Ledger, section: str) -> None:
     elif name and "adam" not in name:
         ledger.drop_value(f"{section}.name", name, "lt-train has AdamW and Muon")
     betas = ledger.take(f"{section}.betas")
-    if betas:
-        ledger.set("adam_beta1", betas[0])
-        ledger.set("adam_beta2", betas[1])
-    schedule = ledger.take(f"{section}.sched.name")
+    if isinstance(betas, list) and len(betas) == 2:
+        for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
+            ledger.carry_value(f"{section}.betas", name, beta)
+    else:
+        ledger.drop_value(f"{section}.betas", betas, "two numbers are needed there")
+    schedule = ledger.take_text(f"{section}.sched.name")
     if schedule in SCHEDULES:
         ledger.set("lr_decay_style", SCHEDULES[schedule])
     elif schedule:
@@ -169,7 +171,7 @@ def optimizer(ledger: Ledger, section: str) -> None:
 def _style(ledger: Ledger) -> None:
     if ledger.take("model.position_embedding_type", "learned_absolute") == "rope":
         ledger.set("position_embedding_type", "rope")
-    norm = ledger.take("model.normalization", "layernorm").lower()
+    norm = ledger.take_text("model.normalization", "layernorm").lower()
     if norm == "rmsnorm":
         ledger.set("normalization", "RMSNorm")
     elif norm != "layernorm":
@@ -191,20 +193,21 @@ def _data(ledger: Ledger) -> None:
         ledger.set("data_path", [str(word) for word in prefix])
     elif isinstance(prefix, str) and prefix != "???":
         ledger.set("data_path", prefix.split())
-    length = ledger.take("model.data.seq_length")
-    if length is not None:
-        ledger.default("seq_length", length)
+    if ledger.get("seq_length") is None:
+        ledger.carry("model.data.seq_length", "seq_length")
+    else:
+        ledger.take("model.data.seq_length")
 
 
 def _saving(ledger: Ledger, values: dict[str, Any]) -> None:
     enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
-    places = [ledger.take(f"exp_manager.{key}") for key in ("explicit_log_dir", "exp_dir")]
+    places = [ledger.take_text(f"exp_manager.{key}") for key in ("explicit_log_dir", "exp_dir")]
     place = next((place for place in places if place), None)
-    interval = ledger.take("exp_manager.checkpoint_callback_params.every_n_train_steps")
+    interval = ledger.take_number("exp_manager.checkpoint_callback_params.every_n_train_steps")
     if enabled and place:
         ledger.set("save", os.path.join(place, "checkpoints"))
         if interval:
-            ledger.set("save_interval", interval)
+            ledger.carry_value("exp_manager.checkpoint_callback_params.every_n_train_steps", "save_interval", interval)
     elif interval:
         ledger.drop_value("exp_manager.checkpoint_callback_params.every_n_train_steps", interval, "there is no place to save to")
     if ledger.take("exp_manager.create_tensorboard_logger") and place:

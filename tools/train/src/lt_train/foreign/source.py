@@ -33,6 +33,8 @@ def translate_file(path: str) -> Translation:
         return megatron_lm.translate(megatron_lm.command_in(text))
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}") from None
+    except RecursionError:
+        raise BadData(f"{path}: nested too deeply for a configuration") from None
     except BadData as error:
         raise BadData(f"{path}: {error}", error.hint) from None
 

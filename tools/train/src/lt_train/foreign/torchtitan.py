@@ -110,9 +110,9 @@ def _model(ledger: Ledger) -> None:
 def _batches(ledger: Ledger) -> None:
     ledger.carry("training.seq_len", "seq_length")
     ledger.carry("training.local_batch_size", "micro_batch_size")
-    size = ledger.take("training.global_batch_size")
-    if size not in (None, -1):
-        ledger.set("global_batch_size", size)
+    if ledger.peek("training.global_batch_size") == -1:
+        ledger.take("training.global_batch_size")
+    ledger.carry("training.global_batch_size", "global_batch_size")
     ledger.carry("training.steps", "train_iters")
     ledger.carry("training.max_norm", "clip_grad")
     for key in ("debug.seed", "training.seed"):
@@ -139,16 +139,17 @@ def _parallelism(ledger: Ledger) -> None:
         ledger.set("num_virtual_stages_per_pipeline_rank", 2)
     elif schedule not in (None, "1F1B"):
         ledger.drop_value("parallelism.pipeline_parallel_schedule", schedule, "lt-train has 1F1B and its interleaved form")
-    piece = ledger.take("parallelism.pipeline_parallel_microbatch_size")
+    piece = ledger.take_number("parallelism.pipeline_parallel_microbatch_size")
     if piece and (ledger.get("pipeline_model_parallel_size") or 1) > 1:
-        ledger.set("micro_batch_size", piece)
-    shards = ledger.take("parallelism.data_parallel_shard_degree", -1)
+        ledger.carry_value("parallelism.pipeline_parallel_microbatch_size", "micro_batch_size", piece)
+    shards = ledger.take_number("parallelism.data_parallel_shard_degree") or -1
     if shards != 1:
         pipelined = (ledger.get("pipeline_model_parallel_size") or 1) > 1
         ledger.set("use_distributed_optimizer" if pipelined else "use_torch_fsdp2", True)
-    copies = ledger.take("parallelism.data_parallel_replicate_degree", 1)
+    copies = ledger.take_number("parallelism.data_parallel_replicate_degree") or 1
     if copies > 1 and shards != 1:
-        ledger.set("num_distributed_optimizer_instances", copies)
+        key = "parallelism.data_parallel_replicate_degree"
+        ledger.carry_value(key, "num_distributed_optimizer_instances", copies)
 
 
 def _optimizer(ledger: Ledger) -> None:
@@ -166,20 +167,19 @@ def _optimizer(ledger: Ledger) -> None:
     ledger.default("lr", 8e-4)
     ledger.carry("lr_scheduler.warmup_steps", "lr_warmup_iters")
     ledger.default("lr_warmup_iters", min(200, ledger.get("train_iters") - 1))
-    style, share = ledger.take("lr_scheduler.decay_type", "linear"), ledger.take("lr_scheduler.decay_ratio")
+    style, share = ledger.take_text("lr_scheduler.decay_type", "linear"), ledger.take_number("lr_scheduler.decay_ratio")
     names = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
     if share is not None:
         ledger.set("lr_decay_style", "WSD")
         ledger.set("lr_wsd_decay_style", names.get(style, "linear"))
-        ledger.set("lr_wsd_decay_iters", round(share * ledger.get("train_iters")))
+        steps = round(share * ledger.get("train_iters"))
+        ledger.carry_value("lr_scheduler.decay_ratio", "lr_wsd_decay_iters", steps)
     elif style == "sqrt":
         ledger.drop_value("lr_scheduler.decay_type", style, "lt-train has it in WSD only: give decay_ratio")
     else:
         ledger.default("lr_decay_style", names.get(style, "linear"))
-    factor = next(
-        (ledger.take(f"lr_scheduler.{key}") for key in ("min_lr_factor", "lr_min") if ledger.has(f"lr_scheduler.{key}")), 0
-    )
-    ledger.default("min_lr", factor * ledger.get("lr"))
+    factors = [ledger.take_number(f"lr_scheduler.{key}") for key in ("min_lr_factor", "lr_min")]
+    ledger.default("min_lr", next((factor for factor in factors if factor and factor > 0), 0) * ledger.get("lr"))
 
 
 def _precision(ledger: Ledger) -> None:
@@ -190,13 +190,14 @@ def _precision(ledger: Ledger) -> None:
         {"training.mixed_precision_reduce": "gradients are summed in float32", "training.dtype": "weights are float32"}
     )
     converters = ledger.take("model.converters") or []
+    converters = [str(entry) for entry in converters] if isinstance(converters, list) else [str(converters)]
     float8 = ledger.take("training.enable_float8") or any("float8" in entry for entry in converters)
     others = [entry for entry in converters if "float8" not in entry]
     if others:
         ledger.drop_value("model.converters", others, "lt-train has float8 alone")
     for section in ("float8", "quantize.linear.float8", "quantize.dense.float8"):
         float8 = ledger.take(f"{section}.enable_float8_linear") or float8
-        recipe = ledger.take(f"{section}.recipe_name")
+        recipe = ledger.take_text(f"{section}.recipe_name")
         if recipe and float8:
             ledger.set("fp8_recipe", "rowwise" if "rowwise" in recipe else "tensorwise")
         ledger.drop_all({f"{section}.": "lt-train chooses how weights in fp8 are gathered, and which layers have fp8"})
@@ -209,12 +210,12 @@ def _precision(ledger: Ledger) -> None:
 
 def _checkpoints(ledger: Ledger) -> None:
     enabled = ledger.take("checkpoint.enable", False)
-    place, folder = ledger.take("job.dump_folder"), ledger.take("checkpoint.folder", "checkpoint")
+    place, folder = ledger.take_text("job.dump_folder"), ledger.take_text("checkpoint.folder", "checkpoint")
     for key, option in (("interval", "save_interval"), ("keep_latest_k", "keep_last")):
-        value = ledger.take(f"checkpoint.{key}")
+        value = ledger.take_number(f"checkpoint.{key}")
         # No checkpoints to keep are all of them.
         if enabled and value:
-            ledger.set(option, value)
+            ledger.carry_value(f"checkpoint.{key}", option, value)
         elif not enabled:
             ledger.drop_value(f"checkpoint.{key}", value, "checkpoints are not enabled")
     is_async = ledger.take("checkpoint.async_save") or ledger.take("checkpoint.async_mode", "disabled") != "disabled"
@@ -231,10 +232,10 @@ def _checkpoints(ledger: Ledger) -> None:
 
 def _reports(ledger: Ledger) -> None:
     ledger.carry("metrics.log_freq", "log_interval")
-    folder = ledger.take("metrics.save_tb_folder", "tb")
+    folder = ledger.take_text("metrics.save_tb_folder", "tb")
     if ledger.take("metrics.enable_tensorboard"):
         ledger.set("tensorboard_dir", os.path.join(ledger.get("save") or "", folder))
-    project = ledger.take("metrics.wandb_project", "torchtitan")
+    project = ledger.take_text("metrics.wandb_project", "torchtitan")
     if ledger.take("metrics.enable_wandb"):
         ledger.set("wandb_project", project)
     if ledger.get("save") or ledger.get("tensorboard_dir"):
