@@ -16,6 +16,7 @@ SOURCES = [f"{distribution}/src" for distribution in DISTRIBUTIONS]
 BENCHMARKS = {
     "help": "tests/bench/help_time.py",
     "preprocess": "tests/bench/preprocess.py",
+    "train": "tests/bench/train.py",
     "train-data": "tests/bench/train_data.py",
     "train-quality": "tests/bench/train_quality.py",
     "convert": "tests/bench/convert.py",
@@ -98,6 +99,7 @@ def types(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with.
 
+    `-- train` measures how fast lt-train trains on GPUs beside TorchTitan, megatron-core with TransformerEngine and bare torch.
     `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
     known for. `-- monitor` measures how fast lt-monitor reads logs, `-- convert` lt-convert beside cp and TorchTitan's scripts.
     """

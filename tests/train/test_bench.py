@@ -32,7 +32,15 @@ def plan() -> Plan:
 
 
 def measured(step: int, seconds: float, mfu: float) -> Measured:
-    line = Step(step, 5, tflops_per_gpu=100 / seconds, tokens_per_second_per_gpu=1000 / seconds, mfu=mfu, memory_bytes=step * GIB)
+    line = Step(
+        step,
+        5,
+        loss=math.nan if step == 4 else float(step),
+        tflops_per_gpu=100 / seconds,
+        tokens_per_second_per_gpu=1000 / seconds,
+        mfu=mfu,
+        memory_bytes=step * GIB,
+    )
     return Measured(line, Lap(1, seconds, seconds * 0.01, seconds * 0.002))
 
 
@@ -48,6 +56,7 @@ def test_medians_leave_out_the_warm_up(plan: Plan) -> None:
     assert (result["step_seconds"], result["fastest_step_seconds"], result["slowest_step_seconds"]) == (2.0, 1.0, 4.0)
     assert (result["tokens_per_second_per_gpu"], result["tflops_per_gpu"], result["mfu"]) == (500.0, 50.0, 0.2)
     assert (result["steps"], result["warmup_steps"], result["memory_bytes"]) == (3, 2, 5 * GIB)
+    assert result["losses"] == [1.0, 2.0, 3.0, None, 5.0]
     assert result["data_share"] == pytest.approx(0.01)
     assert result["loop_share"] == pytest.approx(0.002)
     json.dumps(result, allow_nan=False)

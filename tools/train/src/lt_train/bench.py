@@ -55,7 +55,7 @@ class Measurement(Log):
 
 
 def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, Any]:
-    """The JSON object of a measurement; times in seconds, `mfu` null where the device's peak is not known."""
+    """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps."""
     assert plan.benchmark
     measured = steps[plan.benchmark.warmup_steps :]
 
@@ -98,6 +98,7 @@ def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, An
         "mfu": mfu if math.isfinite(mfu) else None,
         "memory_bytes": max(of(lambda entry: entry.step.memory_bytes)),
         "reserved_memory_bytes": max(reserved) if reserved else None,
+        "losses": [loss if loss is not None and math.isfinite(loss) else None for loss in (entry.step.loss for entry in steps)],
         "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
         "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }

@@ -1,0 +1,258 @@
+"""How fast lt-train trains on the GPUs here, beside what others have, and how far all of them are from the floor.
+
+    nox -s bench -- train                                          # an H200: about 40 minutes, a process for each contender
+    nox -s bench -- train --shapes llama3.2-1b --only lt-train torch-loop --seconds 300
+    nox -s bench -- train --shapes llama3.1-8b --gpus 2            # data parallel, through torchrun for the others
+    nox -s bench -- train --from results.json --readme             # writes the table that README.md shows
+
+First the losses of lt-train's fast paths are compared with those of its fp32 run. Then each contender trains the same model on as
+many made-up tokens; the floor is the sum of the best times of the step's matrix products and attention alone. A contender whose
+packages are not installed is left out with the reason. Exit code 1 when losses differ or a contender fails.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import report
+from training import results
+from training.contenders import CONTENDERS, FLOOR_SECONDS
+from training.workload import SHAPES, Workload
+
+README = Path(__file__).resolve().parents[2] / "tools/train/README.md"
+WARMUP_STEPS, STEPS = 4, 10
+LAST_LINES = 12
+# Of its estimate; what takes longer hangs.
+TIMEOUT_FACTOR = 4
+LOSS_SECONDS = 60
+USUAL_SHAPES = ("llama3.2-1b", "llama3-8b-width", "llama3-8b-width-4096")
+
+
+class Session:
+    """The measurements of one call: what was asked for, how much time is left, and what was found."""
+
+    def __init__(self, chosen: argparse.Namespace):
+        self.chosen = chosen
+        self.began = time.monotonic()
+        self.found: dict[str, Any] = {"v": 1, "date": time.strftime("%Y-%m-%d"), "device": device_name(chosen.device)}
+        self.found |= {"losses": [], "floors": {}, "measurements": [], "skipped": []}
+
+    def has_time(self, seconds: float, what: str) -> bool:
+        left = self.chosen.seconds - (time.monotonic() - self.began)
+        if seconds <= left:
+            return True
+        self.skip(what, f"needs about {seconds:.0f} s, {max(0.0, left):.0f} s are left")
+        return False
+
+    def skip(self, what: str, reason: str) -> None:
+        self.found["skipped"].append({"what": what, "reason": reason})
+        say(f"{what}: left out: {reason}")
+
+    def in_a_process(self, name: str, work: Workload, seconds: float) -> dict[str, Any] | None:
+        """What `name` (a contender, `floor` or `losses`) finds for `work`; None when it fails."""
+        self.chosen.logs.mkdir(parents=True, exist_ok=True)
+        log = self.chosen.logs / f"{len(list(self.chosen.logs.iterdir())):02d}-{name}-{work.shape.model}.log"
+        with tempfile.TemporaryDirectory() as place:
+            result = Path(place) / "result.json"
+            command = [*launcher(name, work), "--run", name, "--work", work.to_json(), "--result", str(result)]
+            began = time.monotonic()
+            with log.open("wb") as output:
+                process = subprocess.Popen(command, env=environment(), stdout=output, stderr=output, start_new_session=True)
+                try:
+                    code: int | str = process.wait(seconds * TIMEOUT_FACTOR)
+                except subprocess.TimeoutExpired:
+                    code = f"none within {seconds * TIMEOUT_FACTOR:.0f} s"
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            say(f"{name}: {time.monotonic() - began:.0f} s")
+            if code == 0:
+                found: dict[str, Any] = json.loads(result.read_text())
+                return found
+        say(f"{name}: failed, exit code {code}; the last lines of {log}:")
+        for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
+            say(f"    {line[:300]}")
+        self.skip(f"{name}, {shape_of(work)}", "failed")
+        self.found["has_failed"] = True
+        return None
+
+    def save(self) -> None:
+        """After each measurement: a call that is cut off keeps what it has."""
+        if self.chosen.json:
+            self.chosen.json.write_text(json.dumps(self.found, indent=1) + "\n")
+
+    def check_losses(self, names: list[str]) -> None:
+        from training import losses
+
+        for name in (name for name in names if CONTENDERS[name].module == "lt_train_bench"):
+            contender = CONTENDERS[name]
+            if contender.obstacle(self.chosen.device, 1) or not self.has_time(LOSS_SECONDS, f"losses of {name}"):
+                continue
+            settings = contender.settings | {"options": self.chosen.options}
+            work = losses.small(self.chosen.device, contender.precision, settings)
+            if found := self.in_a_process("losses", work, LOSS_SECONDS):
+                self.found["losses"].append({"contender": name, **found})
+                is_equal = found["difference"] <= found["tolerance"]
+                self.found["has_failed"] = self.found.get("has_failed", False) or not is_equal
+                say(
+                    f"{name}: the losses of {found['steps']} steps differ from those in fp32 by {found['difference']:.1e} at most"
+                    f", tolerance {found['tolerance']}{'' if is_equal else ': DIFFER'}"
+                )
+            self.save()
+
+    def measure_floor(self, name: str) -> None:
+        if self.has_time(FLOOR_SECONDS, f"floor of {name}") and (
+            found := self.in_a_process("floor", self.work("lt-train", name, 1, SHAPES[name].micro_batch), FLOOR_SECONDS)
+        ):
+            self.found["floors"][name] = found
+            fp8 = f", {found['fp8_seconds'] * 1e3:.1f} ms with fp8 layers" if found["fp8_seconds"] else ""
+            say(
+                f"floor of {name}: {found['bf16_seconds'] * 1e3:.1f} ms{fp8}; "
+                f"square product {found['square_tflops']:.0f} TFLOP/s, copy {found['copy_tb_per_second']:.2f} TB/s"
+            )
+            self.save()
+
+    def measure(self, name: str, shape: str, gpus: int, micro_batch: int) -> None:
+        contender = CONTENDERS[name]
+        what = f"{name}, {shape}, {gpus} GPU{'s' * (gpus > 1)}, micro batch {micro_batch}"
+        if reason := contender.obstacle(self.chosen.device, gpus):
+            self.skip(what, reason)
+            return
+        if not self.has_time(contender.seconds, what):
+            return
+        work = self.work(name, shape, gpus, micro_batch)
+        if found := self.in_a_process(name, work, contender.seconds):
+            check_equal(work, found)
+            record = {"contender": name, "shape": shape, "gpus": gpus, "micro_batch": micro_batch}
+            record |= {"precision": contender.precision, **found}
+            self.found["measurements"].append(record)
+            say(results.line(self.found, record))
+            self.save()
+
+    def work(self, name: str, shape: str, gpus: int, micro_batch: int) -> Workload:
+        contender = CONTENDERS[name]
+        sized = dataclasses.replace(SHAPES[shape], micro_batch=micro_batch)
+        settings = contender.settings | ({"options": self.chosen.options} if contender.launches_itself else {})
+        return Workload(
+            sized, contender.precision, gpus, self.chosen.device, self.chosen.warmup_steps, self.chosen.steps, settings
+        )
+
+
+def check_equal(work: Workload, found: dict[str, Any]) -> None:
+    """Raises AssertionError unless the contender trained the model and the number of tokens that were asked for."""
+    wanted = (work.architecture.parameters(), work.tokens_per_step * work.gpus)
+    assert (found["parameters"], found["tokens_per_step"]) == wanted, f"parameters and tokens {wanted} expected: {found}"
+
+
+def launcher(name: str, work: Workload) -> list[str]:
+    if work.gpus == 1 or CONTENDERS[name].launches_itself:
+        return [sys.executable, __file__]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(work.gpus), __file__]
+
+
+def environment() -> dict[str, str]:
+    """For a group of one process; torchrun sets its own. Modules beside this file are found wherever it is started from."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return {**os.environ, **single, "PYTHONWARNINGS": "ignore"}
+
+
+def run_contender(name: str, work: Workload, result: Path) -> None:
+    """In a process of its own; the first rank writes what was found."""
+    module = importlib.import_module(f"training.{CONTENDERS[name].module if name in CONTENDERS else name}")
+    found = dataclasses.asdict(module.run(work)) if name in CONTENDERS else module.measure(work)
+    if os.environ.get("RANK", "0") == "0":
+        result.write_text(json.dumps(found))
+
+
+def device_name(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
+
+
+def shape_of(work: Workload) -> str:
+    return f"{work.shape.model}, {work.architecture.num_layers} layers, {work.shape.sequence_length} tokens"
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench -- train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of: floor, losses, {', '.join(CONTENDERS)}")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=USUAL_SHAPES)
+    parser.add_argument("--micro-batches", nargs="+", type=int, help="instead of the shape's own; must divide its samples")
+    parser.add_argument("--gpus", nargs="+", type=int, default=[1], help="1 2 shows the weak scaling")
+    parser.add_argument("--options", default="", help="further options of lt-train bench")
+    parser.add_argument("--rounds", type=int, default=1, help="measure all contenders that often in turn")
+    parser.add_argument("--warmup-steps", type=int, default=WARMUP_STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="leave out what does not fit")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / f"bench-train-{os.getpid()}")
+    parser.add_argument("--json", type=Path, help="a file for all figures, written after each measurement")
+    parser.add_argument("--from", dest="source", type=Path, nargs="+", help="show the figures of such files; measure nothing")
+    parser.add_argument("--readme", action="store_true", help=f"write the table into {README.name} of lt-train")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Workload.from_json, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if unknown := set(chosen.only or ()) - {"floor", "losses", *CONTENDERS}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    return chosen
+
+
+def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    session = Session(chosen)
+    wanted = chosen.only or ["losses", "floor", *(name for name, contender in CONTENDERS.items() if contender.is_usual)]
+    names = [name for name in wanted if name in CONTENDERS]
+    if "losses" in wanted:
+        session.check_losses(names or list(CONTENDERS))
+    for shape in chosen.shapes:
+        if "floor" in wanted:
+            session.measure_floor(shape)
+        for _ in range(chosen.rounds):
+            for gpus in chosen.gpus:
+                for micro_batch in chosen.micro_batches or [SHAPES[shape].micro_batch]:
+                    for name in names:
+                        session.measure(name, shape, gpus, micro_batch)
+    session.save()
+    return session.found
+
+
+def main() -> int:
+    chosen = arguments()
+    if chosen.run:
+        run_contender(chosen.run, chosen.work, chosen.result)
+        return 0
+    if chosen.readme:
+        report.check_markers(README)
+    found = results.merged([json.loads(path.read_text()) for path in chosen.source]) if chosen.source else measure(chosen)
+    tables = results.tables(found)
+    print("\n".join(table.plain() for table in tables))
+    if chosen.readme:
+        report.write_markdown(README, "\n".join(table.markdown() for table in tables))
+    return 1 if found.get("has_failed") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Who takes part: what each needs, what it is run with, and about how long it takes."""
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+BF16, FP8 = "bf16", "fp8"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """`module` of this package has its `run`. `is_usual` ones run unless others are named. `seconds` estimate the whole process
+    on an H200, for a shape of 32,768 tokens a step."""
+
+    module: str
+    precision: str
+    seconds: int
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    is_usual: bool = True
+    on_cpu: bool = False
+    several_gpus: bool = True
+    one_gpu: bool = True
+
+    @property
+    def launches_itself(self) -> bool:
+        """Its processes for several GPUs; the others are started by torchrun."""
+        return self.module == "lt_train_bench"
+
+    def obstacle(self, device: str, gpus: int) -> str | None:
+        """Why it cannot run here."""
+        if device == "cpu" and not self.on_cpu:
+            return "needs a GPU"
+        if gpus > 1 and not self.several_gpus:
+            return "is for one GPU"
+        if gpus == 1 and not self.one_gpu:
+            return "is for several GPUs"
+        absent = [package for package in self.packages if not _is_importable(package)]
+        return f"{', '.join(absent)} cannot be imported" if absent else None
+
+
+def _is_importable(module: str) -> bool:
+    """Looked for, not imported: the parent of all contenders must not take a GPU."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+TORCH, TE = {"layers": "torch"}, {"layers": "te"}
+SDPA = {"attention": "sdpa"}
+OURS, ENGINE, TITAN, AO, FLASH4 = "megatron.core", "transformer_engine", "torchtitan", "torchao", "flash_attn.cute"
+
+CONTENDERS: dict[str, Contender] = {
+    "lt-train": Contender("lt_train_bench", BF16, 70, TORCH, (OURS,), on_cpu=True),
+    "lt-train-te": Contender("lt_train_bench", BF16, 60, TE, (OURS, ENGINE)),
+    "lt-train-fsdp": Contender("lt_train_bench", BF16, 70, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
+    "lt-train-fp8": Contender("lt_train_bench", FP8, 80, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
+    "lt-train-te-fp8": Contender("lt_train_bench", FP8, 60, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
+    "torch-loop": Contender("torch_loop", BF16, 45, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
+    "torch-loop-flash4": Contender("torch_loop", BF16, 60, {"attention": "flash4"}, (FLASH4,), several_gpus=False),
+    "torch-loop-fp8": Contender("torch_loop", FP8, 55, {"attention": "cudnn"}, (AO,), several_gpus=False),
+    "megatron-te": Contender("megatron_te", BF16, 50, {}, (OURS, ENGINE)),
+    "megatron-te-fp8": Contender("megatron_te", FP8, 50, {"recipe": "delayed"}, (OURS, ENGINE)),
+    "megatron-te-fp8-tensorwise": Contender("megatron_te", FP8, 50, {"recipe": "tensorwise"}, (OURS, ENGINE)),
+    "torchtitan": Contender("torchtitan_loop", BF16, 60, SDPA, (TITAN,)),
+    "torchtitan-swiglu": Contender("torchtitan_loop", BF16, 60, {**SDPA, "fused_swiglu": True}, (TITAN,), False),
+    "torchtitan-graphs": Contender("torchtitan_loop", BF16, 70, {**SDPA, "cuda_graphs": True}, (TITAN,), False),
+    "torchtitan-flex": Contender("torchtitan_loop", BF16, 90, {"attention": "flex"}, (TITAN,), False),
+    "torchtitan-flex-flash": Contender("torchtitan_loop", BF16, 90, {"attention": "flex_flash"}, (TITAN, FLASH4), False),
+    "torchtitan-varlen": Contender("torchtitan_loop", BF16, 60, {"attention": "varlen"}, (TITAN,), False),
+    "torchtitan-fp8": Contender("torchtitan_loop", FP8, 75, {**SDPA, "recipe": "tensorwise"}, (TITAN, AO)),
+    "torchtitan-fp8-rowwise": Contender("torchtitan_loop", FP8, 75, {**SDPA, "recipe": "rowwise"}, (TITAN, AO), False),
+}
+FLOOR_SECONDS = 40
