@@ -1,7 +1,7 @@
 """A real Slurm with two nodes on this machine, for a session of tests. Needs root and Debian's slurm-wlm and munge.
 
 Each node has one of this machine's cores, and namespaces of its own for its host name and a table of hosts in which n1 and n2
-have addresses. What runs there finds itself on two hosts that know each other by name, as on a cluster, and the files of this machine
+have addresses. What runs there finds itself on two hosts that know each other by name, as on a cluster; the machine's own files
 stay as they are.
 """
 
@@ -59,10 +59,15 @@ class Slurm:
     folder: Path
     environment: dict[str, str]
 
+    def attempt(self, *arguments: str, cwd: Path | None = None, stdin: str | None = None) -> tuple[int, str, str]:
+        """Exit code, output, errors."""
+        done = subprocess.run(arguments, env=self.environment, cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
     def run(self, *arguments: str, cwd: Path | None = None, stdin: str | None = None) -> str:
-        done = subprocess.run(arguments, env=self.environment, cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        code, output, errors = self.attempt(*arguments, cwd=cwd, stdin=stdin)
+        assert code == 0, errors
+        return output.strip()
 
     def submit(self, folder: Path, script: str, *options: str) -> str:
         """Submit a batch script that runs in `folder`; the job's number."""

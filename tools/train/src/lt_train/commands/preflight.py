@@ -1,6 +1,5 @@
 """`lt-train preflight`: everything that can be checked of a run before it starts."""
 
-import socket
 from typing import Any
 
 import click
@@ -42,26 +41,31 @@ def command(data: tuple[str, ...], network: bool, image: str | None, as_json: bo
     """Check a run before the queue does: all mistakes at once.
 
     Takes the options and DATA of a run. Checks them, the machine, the settings of the network, the directory of the run, the job.
-    With --gpu, --gpus-per-node and --nodes the run is on another machine. Under srun each node reports for itself. Every start
-    makes the checks that cost nothing. Exit code 78 when there are errors.
+    With --gpu, --gpus-per-node and --nodes the run is on another machine. Under srun the first node reports for all, with the
+    nodes that each finding is about, and compares their clocks. Every start makes the checks that cost nothing. Exit code 78 when
+    there are errors.
     """
-    from lt_train.preflight import measuring, report
+    from lt_train.preflight import bandwidth, measuring, nodes, report
 
     planned = cluster.named(options)
     settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
     result = report.of_options(settings, data, planned, image)
     if network:
         result = measuring.add(result, settings)
-    here, node = place.find(), place.find_node()
-    if here and here.local_rank:
-        return ExitCode.OK
+    if (at := nodes.meeting(place.find(), place.find_node())) and not planned:
+        longer = bandwidth.TIMEOUT_SECONDS if network else 0
+        merged = nodes.gather(result, at, nodes.WAIT_SECONDS + longer)
+        if merged is None:
+            return ExitCode.OK
+        result = merged
     if as_json:
         console.print_json(result.record())
     else:
         for finding in result.findings:
-            click.echo(f"{socket.gethostname()}: {finding}" if here or node else str(finding))
+            click.echo(str(finding))
         for check, reason in result.not_checked.items():
             note(f"not checked: {check}: {reason}")
         warnings = len(result.findings) - len(result.errors)
-        note(f"{len(result.checked)} checks: {len(result.errors)} error(s), {warnings} warning(s)")
+        where = f" on {len(result.nodes)} nodes" if result.nodes else ""
+        note(f"{len(result.checked)} checks{where}: {len(result.errors)} error(s), {warnings} warning(s)")
     return ExitCode.BAD_CONFIG if result.errors else ExitCode.OK

@@ -1,4 +1,4 @@
-"""How fast the ranks exchange data, which node is slow, whether their clocks agree, and whether they see the same SAVE.
+"""How fast the ranks exchange data, which node is slow, and whether all see the same SAVE.
 
 An all-reduce is as slow as its slowest link and does not say which that is. So nodes also exchange data two by two, in the rounds
 of a tournament: as many rounds as nodes, all pairs of a round at once. A node whose best pair has less than half the bandwidth
@@ -26,13 +26,12 @@ from lt_shared import storage
 from lt_shared.console import Unavailable
 from lt_train import device, processes
 from lt_train.place import Node, Place
-from lt_train.preflight.findings import Finding, error, warning
+from lt_train.preflight.findings import Finding, error
 
 TIMEOUT_SECONDS = 120
 MESSAGE_BYTES = {device.CPU: 8 * 2**20, device.CUDA: 256 * 2**20}
 WARMUP, REPEATED = 2, 5
 SLOW_SHARE = 0.5
-LONGEST_SKEW_SECONDS = 1.0
 GIGA = 1e9
 # What python runs as a rank.
 PROGRAM = ("-m", __name__)
@@ -49,7 +48,6 @@ class Measurement:
     ranks: int
     bus_bandwidth: float
     pairs: dict[str, dict[str, float]]
-    clock_skew_seconds: float
     seen_by: list[str] | None
 
     def slow(self) -> dict[str, tuple[float, float]]:
@@ -70,10 +68,6 @@ class Measurement:
             )
             for name, (best, usual) in self.slow().items()
         ]
-        if self.clock_skew_seconds > LONGEST_SKEW_SECONDS:
-            found.append(
-                warning(f"the nodes' clocks differ by {self.clock_skew_seconds:.1f} s", "clock", "start chronyd on the nodes")
-            )
         blind = [name for name in self.pairs if self.seen_by is not None and name not in self.seen_by]
         if blind:
             found.append(
@@ -119,12 +113,11 @@ def _measure(place: Place, where: str, save: str | None) -> Measurement | None:
                 own[names[peer]] = _exchange(rank, place.rank < rank, where, on)
         everything: list[Any] = [None] * place.world_size
         dist.all_gather_object(everything, own if player is not None else None, group=talk)
-        skew = _clock_skew(place, talk)
         seen = _seen_by(place, names, player, save, talk)
         if place.rank:
             return None
         rows = [row for row in everything if row is not None]
-        return Measurement(place.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), skew, seen)
+        return Measurement(place.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), seen)
     finally:
         dist.destroy_process_group()
 
@@ -193,16 +186,6 @@ def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
                 dist.recv(data, peer)
 
     return 2 * size / _timed(there_and_back, where, on)
-
-
-def _clock_skew(place: Place, talk: Any) -> float:
-    """The range of the ranks' clocks just after a barrier."""
-    import torch.distributed as dist
-
-    clocks: list[Any] = [None] * place.world_size
-    dist.barrier(group=talk)
-    dist.all_gather_object(clocks, time.time(), group=talk)
-    return float(max(clocks) - min(clocks))
 
 
 def _seen_by(place: Place, names: list[str], player: int | None, save: str | None, talk: Any) -> list[str] | None:

@@ -14,19 +14,26 @@ from lt_train.instances import Instance
 from lt_train.plan import Plan
 
 PROGRAM_SECONDS = 10
+SHOWN_NODES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """An error keeps the run from working; a warning lets it work worse, or is not certain."""
+    """An error keeps the run from working; a warning lets it work worse, or is not certain.
+
+    `nodes` are those of several that have it, empty when only this machine was looked at.
+    """
 
     is_error: bool
     what: str
     where: str
     remedy: str
+    nodes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{'error' if self.is_error else 'warning'}: {self.where}: {self.what}; {self.remedy}"
+        named = ", ".join(self.nodes[:SHOWN_NODES]) + (" and more" if len(self.nodes) > SHOWN_NODES else "")
+        place = f"{named}: " if named else ""
+        return f"{place}{'error' if self.is_error else 'warning'}: {self.where}: {self.what}; {self.remedy}"
 
 
 def error(what: str, where: str, remedy: str) -> Finding:

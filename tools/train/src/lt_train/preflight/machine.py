@@ -81,7 +81,7 @@ def rendezvous_port(situation: Situation) -> Iterator[Finding]:
 
 
 def clock(situation: Situation) -> Iterator[Finding]:
-    """Whether the kernel's clock is kept by NTP; `--network` compares the nodes."""
+    """Whether the kernel's clock is kept by NTP; `nodes` compares those of several nodes."""
     situation.need_here()
     state = ctypes.create_string_buffer(SIZE_OF_TIMEX)
     if ctypes.CDLL(None).adjtimex(state) < 0:

@@ -31,5 +31,6 @@ def _measure(options: dict[str, Any]) -> Measurement | None:
     here, node = place.find(), place.find_node()
     if here is not None:
         return bandwidth.measure(here, where, save)
-    wanted = options["ranks"] or (node and node.ranks) or device.default_ranks(where, FEWEST)
+    fewest = -(-FEWEST // node.nodes) if node else FEWEST
+    wanted = options["ranks"] or (node and node.ranks) or device.default_ranks(where, fewest)
     return bandwidth.on_this_machine(node, wanted, where, save)

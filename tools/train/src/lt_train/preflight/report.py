@@ -33,11 +33,15 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Names of checks are those of their module and function. `not_checked` has the reasons."""
+    """Names of checks are those of their module and function. `not_checked` has the reasons.
+
+    `nodes` are those that were looked at, empty for this machine alone.
+    """
 
     findings: tuple[Finding, ...]
     checked: tuple[str, ...]
     not_checked: dict[str, str]
+    nodes: tuple[str, ...] = ()
 
     @property
     def errors(self) -> list[Finding]:
@@ -48,19 +52,32 @@ class Result:
 
     def record(self) -> dict[str, Any]:
         """The JSON object of `lt-train preflight --json`."""
+        here = [socket.gethostname()]
+        nodes = list(self.nodes) or here
         findings = [
             {"level": "error" if finding.is_error else "warning"}
             | {"what": finding.what, "where": finding.where, "remedy": finding.remedy}
+            | {"nodes": list(finding.nodes) or nodes}
             for finding in self.findings
         ]
         return {
             "v": 1,
             "kind": "preflight",
-            "host": socket.gethostname(),
+            "host": here[0],
+            "nodes": nodes,
             "findings": findings,
             "checked": list(self.checked),
             "not_checked": self.not_checked,
         }
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Result":
+        """The result of one node, whose `record` this is. Raises KeyError or TypeError for anything else."""
+        findings = tuple(
+            Finding(finding["level"] == "error", str(finding["what"]), str(finding["where"]), str(finding["remedy"]))
+            for finding in record["findings"]
+        )
+        return cls(findings, tuple(record["checked"]), dict(record["not_checked"]))
 
 
 def run(checks: Sequence[Check], situation: Situation) -> Result:
