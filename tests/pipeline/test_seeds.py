@@ -18,11 +18,17 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from rendering import manifests, render, shellcheck
+from rendering import Cluster, manifests, remarks, render, shellcheck
+
+from lt_train import planning
+from lt_train.cli import command as training
+from lt_train.cluster import GPUS
+from lt_train.cluster import Cluster as Gpus
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "tests/demo"
 BINARIES = Path(sys.executable).parent
+P5 = Gpus(GPUS["h100-80gb"], 2, 8)
 PAGES = sorted((ROOT / "docs/seeds").glob("*.md"))
 # What ends only with Ctrl-C, asks a scheduler, or has parts left out.
 CANNOT_RUN = re.compile(r"^lt-monitor (watch|slurm|neuron)|\.\.\.|^lt-train \w+( \w+)?$")
@@ -31,7 +37,7 @@ RENDERED = re.compile(r"lt-train render (?P<words>.*) \| (?P<consumer>sbatch|kub
 # A model of billions of parameters: as far as its plan.
 LARGE = re.compile(r"^lt-train --model")
 # Finds what is wrong with this machine for such a run.
-FINDS = re.compile(r"^lt-train preflight")
+FINDS = re.compile(r"lt-train preflight")
 STAND_INS = {
     "sbatch": 'cat "${@:-/dev/stdin}" > "$KEPT/$(ls "$KEPT" | wc -l).sbatch"; echo 77',
     "srun": 'export SLURM_PROCID=0 SLURM_NTASKS=1; exec "$@"',
@@ -49,6 +55,18 @@ model:
   max_context_width: 8192
   tensor_model_parallel_degree: 4
 """
+MEGATRON = """\
+: "${NUM_LAYERS:=36}"
+declare -a MEGATRON_ARGS=(
+    --num-layers $NUM_LAYERS --hidden-size 4096 --num-attention-heads 32
+    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 288
+)
+srun -l python -m torch.distributed.run --nnodes=$SLURM_JOB_NUM_NODES pretrain_gpt.py "${MEGATRON_ARGS[@]}" \\
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --train-samples 146484375 --split 98,2,0 \\
+    --data-path /fsx/data/gpt2/my-gpt2_text_document --fp16 --recompute-activations
+"""
+# The guides' table: attention heads, hidden size, layers, and billions of parameters.
+SIZES = ((24, 2304, 24, 1.7), (32, 3072, 30, 3.6), (32, 4096, 36, 7.5), (48, 6144, 40, 18.4))
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nsteps = 1000\nlocal_batch_size = 1\n'
 
 
@@ -95,6 +113,7 @@ def workplace(place: Path, run_directory: Path) -> dict[str, str]:
     for name in ("fsx/checkpoints", "fsx/data/checkpoints", "fsx/llama3-2-1b"):
         shutil.copytree(run_directory, place / name)
     (place / "recipe.yaml").write_text(RECIPE)
+    (place / "2.distributed-training.sbatch").write_text(MEGATRON)
     (place / "custom_config.toml").write_text(TITAN)
     for directory in ("bin", "kept"):
         (place / directory).mkdir()
@@ -133,10 +152,35 @@ def test_every_counterpart_works(page: Path, tmp_path: Path, run_directory: Path
 
 
 def _render(words: list[str], consumer: str) -> None:
+    """Valid, for machines that are named, and with room for the model."""
+    assert "--instance-type" in words
+    assert "does not fit" not in remarks(*words)
     if consumer == "sbatch":
         shellcheck(render(*words))
     else:
         assert manifests(*words)
+
+
+@pytest.mark.parametrize(("heads", "hidden", "layers", "billions"), SIZES)
+@pytest.mark.parametrize("layout", [{}, {"TENSOR_PARALLEL": "8", "PIPELINE_PARALLEL": "1"}], ids=["auto", "own"])
+def test_sizes_in_the_environment_of_one_job_file(
+    heads: int, hidden: int, layers: int, billions: float, layout: dict[str, str], tmp_path: Path
+) -> None:
+    """The guides' way to choose a size: the job gets a model of that size, and a layout that works on its two nodes."""
+    (line,) = (span for span in counterparts(ROOT / "docs/seeds/megatron-hyperpod.md") if span.endswith("> gpt3.sbatch"))
+    words = shlex.split(line.removeprefix("lt-train render ").removesuffix(" > gpt3.sbatch"))
+    script = render(*(re.sub("^@?/fsx", str(tmp_path), word) for word in words))
+    cluster = Cluster(tmp_path)
+    cluster.add("lt-train", f"""printf '%s\\n' "$@" > {tmp_path}/words; echo '{{"v":1,"kind":"end","count":1}}'""")
+    sizes = {"NUM_ATTENTION_HEADS": str(heads), "HIDDEN_SIZE": str(hidden), "NUM_LAYERS": str(layers)}
+    assert cluster.run(script, **sizes, **layout).returncode == 0
+    options = training.make_context("lt-train", (tmp_path / "words").read_text().splitlines()).params
+    lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
+    choice = planning.on_cluster(options | lists | {"mock_data": True, "eval_iters": 0, "split": None}, P5)
+    assert choice.best.fits
+    assert choice.best.plan.architecture.parameters(51200) == pytest.approx(billions * 1e9, abs=0.05e9)
+    if layout:
+        assert choice.best.plan.parallelism.tensor == 8
 
 
 def test_every_page_is_linked() -> None:

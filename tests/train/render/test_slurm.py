@@ -205,6 +205,16 @@ def test_sizes_from_the_environment(cluster: Cluster, tmp_path: Path) -> None:
     assert call.endswith("--num-layers 48 --hidden-size 8192 --num-attention-heads 64 --global-batch-size 288")
 
 
+def test_a_layout_in_the_environment_takes_the_place_of_auto(cluster: Cluster, tmp_path: Path) -> None:
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN, "--parallel", "auto")
+    shellcheck(script)
+    assert cluster.run(script, TENSOR_PARALLEL="2").returncode == 0
+    (own,) = (call for call in cluster.calls if call.startswith("lt-train"))
+    assert own.endswith("--parallel auto --tensor-model-parallel-size 2 --parallel manual")
+    assert cluster.run(script, MICRO_BATCH_SIZE="2").returncode == 0
+    assert not any("manual" in call for call in cluster.calls)
+
+
 def test_sizes_do_not_make_another_model_of_a_preset(cluster: Cluster, tmp_path: Path) -> None:
     script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
     shellcheck(script)

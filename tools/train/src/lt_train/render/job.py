@@ -36,6 +36,9 @@ BATCHES = {
     "TENSOR_PARALLEL": "--tensor-model-parallel-size",
     "PIPELINE_PARALLEL": "--pipeline-model-parallel-size",
 }
+# They stand for a layout of the user's own, whatever else is asked for.
+LAYOUT = ("TENSOR_PARALLEL", "PIPELINE_PARALLEL")
+OWN_LAYOUT = ("--parallel", "manual")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +159,8 @@ def _sizes(sizes: Mapping[str, str]) -> Iterator[str]:
         if sizes.get(variable):
             note(f"{option} {sizes[variable]}: from {variable} in the environment")
             yield from (option, sizes[variable])
+    if any(sizes.get(variable) for variable in LAYOUT):
+        yield from OWN_LAYOUT
 
 
 def _without_config(words: Sequence[str]) -> Iterator[str]:

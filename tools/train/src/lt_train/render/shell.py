@@ -4,7 +4,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from lt_train.render.job import BATCHES, SIZES, Job, changes_preset
+from lt_train.render.job import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
+from lt_train.settings.parallelism import AUTO
 
 # Of text in single quotes: a dollar sign there is meant.
 LITERAL = re.compile(r"'[^']*[$`][^']*'")
@@ -50,6 +51,9 @@ def sizes_from_environment(job: Job) -> str:
         reason = shlex.quote(changes_preset(job.options["model"]))
         lines += [f'if [ -n "{any_size}" ]; then', f"  echo {reason} >&2", "  exit 78", "fi"]
     lines += [f'if [ -n "${{{name}:-}}" ]; then train+=({option} "${name}"); fi' for name, option in named.items()]
+    if job.options["parallel"] == AUTO:
+        any_layout = "".join(f"${{{name}:-}}" for name in LAYOUT)
+        lines.append(f'if [ -n "{any_layout}" ]; then train+=({" ".join(OWN_LAYOUT)}); fi')
     return "\n".join(lines)
 
 
