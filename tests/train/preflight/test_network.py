@@ -10,9 +10,11 @@ PRODUCT = "/sys/devices/virtual/dmi/id/product_name"
 
 
 def test_deprecated_variables(tmp_path: Path) -> None:
-    found = said(network.deprecated_variables, situation(tmp_path, NCCL_ASYNC_ERROR_HANDLING="1", NCCL_DEBUG="INFO"))
+    variables = {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "INFO", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+    found = said(network.deprecated_variables, situation(tmp_path, **variables))
     assert found == [
         "warning: NCCL_ASYNC_ERROR_HANDLING: the name is deprecated; set TORCH_NCCL_ASYNC_ERROR_HANDLING instead",
+        "warning: TORCH_NCCL_AVOID_RECORD_STREAMS: torch does so in any case; unset it",
     ]
 
 

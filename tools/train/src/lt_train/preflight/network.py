@@ -11,9 +11,10 @@ DEPRECATED = {
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
-    "NCCL_AVOID_RECORD_STREAMS": "TORCH_NCCL_AVOID_RECORD_STREAMS",
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
 }
+# What torch does in any case since 2.8; it warns of them.
+WITHOUT_EFFECT = ("NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_AVOID_RECORD_STREAMS")
 PLUGIN_PLACES = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa")
 
 
@@ -22,6 +23,9 @@ def deprecated_variables(situation: Situation) -> Iterator[Finding]:
     for old, new in DEPRECATED.items():
         if old in situation.environment:
             yield warning("the name is deprecated", old, f"set {new} instead")
+    for name in WITHOUT_EFFECT:
+        if name in situation.environment:
+            yield warning("torch does so in any case", name, "unset it")
 
 
 def interfaces(situation: Situation) -> Iterator[Finding]:
