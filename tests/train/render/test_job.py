@@ -35,6 +35,8 @@ def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
     [
         (TRAIN, "no --save"),
         ((*TRAIN, "--save", "run", "--plain"), "--plain"),
+        ((*TRAIN, "--save", "run", "--dry-run"), "--dry-run"),
+        ((*TRAIN, "--save", "run", "--nodes", "2", "--max-restarts", "2"), "--max-restarts"),
         (("--model", "tiny", "--save", "run"), "no DATA"),
         (("--model", "tiny", "--save", "run", "-"), "standard input"),
         (("--model", "tiny", "--save", "run", "--data-path", "-"), "standard input"),

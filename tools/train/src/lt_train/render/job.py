@@ -113,8 +113,7 @@ def make(
         )
     if convert is not None and "-o" not in shlex.split(convert) and "--output" not in shlex.split(convert):
         raise UsageError("--convert without -o: lt-convert must know where to write", "--convert '--to hf -o DIRECTORY'")
-    if options["plain"]:
-        raise UsageError("--plain: the job reads lt-train's manifest", "drop it")
+    _check_launch(options, nodes)
     accelerators = accelerators or (instance.accelerators if instance else None)
     if instance and instance.gpu and accelerators:
         _check_plan(options, instance.gpu, nodes, accelerators)
@@ -215,6 +214,16 @@ def _check_data(given: Sequence[str], options: dict[str, Any], makes_data: bool)
         raise UsageError("DATA and --preprocess", "drop DATA: lt-train takes what lt-preprocess makes")
     if not makes_data and not given and not options["mock_data"]:
         raise UsageError("no DATA", "pass @FILE, or prefixes with their weights; --preprocess 'ARGUMENTS'; or --mock-data")
+
+
+def _check_launch(options: dict[str, Any], nodes: int) -> None:
+    """Options of a run that somebody watches."""
+    if options["plain"]:
+        raise UsageError("--plain: the job reads lt-train's manifest", "drop it")
+    if options["dry_run"]:
+        raise UsageError("--dry-run in a job", "lt-train ... --dry-run here shows the plan")
+    if options["max_restarts"] and nodes > 1:
+        raise UsageError("--max-restarts: it starts the ranks of one machine again", "drop it: the job's scheduler starts all")
 
 
 def _check_plan(options: dict[str, Any], gpu: str, nodes: int, accelerators: int) -> None:
