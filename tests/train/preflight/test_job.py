@@ -52,3 +52,14 @@ def test_neuron_cache(tmp_path: Path) -> None:
     assert ["for itself" in found[0], "no compiled graph" in found[1]] == [True, True]
     write(cache, "/module/model.neff")
     assert not said(job.neuron_cache, situation(tmp_path, **variables))
+
+
+def test_variables_that_name_no_option(tmp_path: Path) -> None:
+    variables = {"LT_TRAIN_GLOBAL_BATCHSIZE": "8", "LT_TRAIN_XYZZY": "1"}
+    right = {"LT_TRAIN_GLOBAL_BATCH_SIZE": "8", "LT_TRAIN_NODES": "2", "LT_TRAIN_BENCH_STEPS": "3", "LT_TRAIN_CONFIG": "a"}
+    found = said(job.unknown_variables, situation(tmp_path, **variables, **right))
+    assert found == [
+        "warning: LT_TRAIN_GLOBAL_BATCHSIZE: is no option of lt-train, and changes nothing;"
+        " did you mean LT_TRAIN_GLOBAL_BATCH_SIZE?",
+        "warning: LT_TRAIN_XYZZY: is no option of lt-train, and changes nothing; unset it; see lt-train --help",
+    ]

@@ -1,5 +1,6 @@
 """The job around the run: image, Slurm's variables, HyperPod, keys of services, Trainium's cache."""
 
+import difflib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,10 @@ from lt_shared import storage
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
 from lt_train.preflight.saving import LOCAL
 
+PREFIX = "LT_TRAIN_"
+# Of other commands, and lt-train's own.
+OTHER_VARIABLES = ("GPU", "GPUS_PER_NODE", "NODES", "NETWORK", "IMAGE", "INSTANCE_TYPE", "AS_JSON", "PARENT")
+OTHER_PREFIXES = ("BENCH_", "IMPORT_", "RENDER_")
 NATIVE_NEURON = ("trn2", "trn3")
 
 
@@ -35,6 +40,19 @@ def slurm_nodes(situation: Situation) -> Iterator[Finding]:
         yield error("is not set", "SLURM_JOB_NUM_NODES", "start through sbatch, salloc or srun, and do not clear the environment")
     elif meant is not None and meant != known:
         yield error(f"{meant}, but the job has {known} nodes", "NODES", "use SLURM_JOB_NUM_NODES, which Slurm sets")
+
+
+def unknown_variables(situation: Situation) -> Iterator[Finding]:
+    """A variable that is misspelt changes nothing, in silence."""
+    from lt_train.cli import command
+
+    known = {str(parameter.name).upper() for parameter in command.params} | set(OTHER_VARIABLES)
+    for variable in sorted(situation.environment):
+        name = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean {PREFIX}{near[0]}?" if near else "unset it; see lt-train --help"
+            yield warning("is no option of lt-train, and changes nothing", variable, remedy)
 
 
 def auto_resume(situation: Situation) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ Check = Callable[[Situation], Iterator[Finding]]
 # They read a few small files. The plan and the data are checked by every start anyhow.
 CHEAP: tuple[Check, ...] = (
     *(model.feed_forward, model.fits, saving.writable, saving.space, saving.shared),
-    *(network.deprecated_variables, network.interfaces),
+    *(network.deprecated_variables, network.interfaces, job.unknown_variables),
     *(machine.open_files, machine.shared_memory, machine.preloaded_libraries),
 )
 CHECKS: tuple[Check, ...] = (
@@ -27,7 +27,7 @@ CHECKS: tuple[Check, ...] = (
     *(saving.is_set, saving.writable, saving.space, saving.shared, saving.load),
     *(network.gpus, network.efa_devices, network.efa_used, network.interfaces, network.deprecated_variables),
     *(machine.open_files, machine.shared_memory, machine.rendezvous_port, machine.clock, machine.preloaded_libraries),
-    *(job.image, job.slurm_nodes, job.auto_resume, job.wandb_key, job.neuron_cache),
+    *(job.image, job.unknown_variables, job.slurm_nodes, job.auto_resume, job.wandb_key, job.neuron_cache),
 )
 
 
