@@ -25,8 +25,8 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
     """
     check_datasets(plan.data, plan.architecture.vocab_size)
     plan = resume.starting(plan, is_first)
-    if is_first:
-        attempts.check(plan)
+    # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
+    attempts.check(plan)
     start = plan.checkpointing.start
     if start is not None:
         resume.check_compatible(plan, start)

@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
-from lt_train import agreement, checkpoint, data, device, megatron_arguments, model, optimizer, remote_run, timers, watchdog
+from lt_train import agreement, checkpoint, data, device, megatron_arguments, model, optimizer, remote_run, rendezvous, timers
 from lt_train.anomalies import Anomalies
 from lt_train.attempts import Attempt
 from lt_train.bench import Measurement
@@ -33,16 +33,13 @@ from lt_train.stopping import Limits, Reason
 from lt_train.throughput import Speedometer
 from lt_train.watchdog import Watchdog
 
-# What the communication libraries wait beyond the watchdog.
-LATER_SECONDS = 60.0
-
 
 def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
     """Run `plan` as the rank at `place`: TRY_AGAIN when it was ended before its last iteration, and saved.
 
     Manifest lines of checkpoints go to stdout of rank 0.
     """
-    _join(place, where, plan.faults.timeout_seconds)
+    rendezvous.join(place, where, plan.faults.timeout_seconds)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=plan.parallelism.tensor,
         pipeline_model_parallel_size=plan.parallelism.pipeline,
@@ -73,18 +70,6 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
-
-
-def _join(place: Place, where: torch.device, timeout_seconds: float) -> None:
-    device.communicate_on_loopback(place)
-    torch.distributed.init_process_group(
-        backend=device.BACKENDS[where.type],
-        # The variables of `Place.environment`; torchrun adds one that says that its own store is to be used.
-        init_method="env://",
-        device_id=where if where.type == device.CUDA else None,
-        # Longer than the watchdog's, which knows more.
-        timeout=datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS),
-    )
 
 
 def _from_rank_zero(path: str | None) -> str | None:
@@ -207,6 +192,8 @@ class Loop:
     def _peak_memory(self) -> tuple[int, int | None]:
         """That of the rank that needed most, known to every rank."""
         allocated, reserved = device.peak_memory(self.where)
+        if self.plan.parallelism.world_size == 1:
+            return allocated, reserved
         most = torch.tensor([allocated, reserved or 0], dtype=torch.int64, device=self.where)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         allocated, most_reserved = most.tolist()

@@ -1,0 +1,59 @@
+"""All ranks meet, or those that do not come are named.
+
+The process group's own time limit must be longer than the watchdog's, and would be that of a rank which never comes, too: an hour
+by default. So the ranks first meet in the key-value store, within the time limit of a step.
+"""
+
+import datetime
+from typing import Any
+
+import torch
+from torch.distributed.rendezvous import rendezvous
+
+from lt_shared.console import ExitCode, Unavailable
+from lt_train import device, watchdog
+from lt_train.place import Place
+
+# What the communication libraries wait beyond the watchdog.
+LATER_SECONDS = 60.0
+# Ranks import torch and megatron-core at speeds of their own.
+LEAST_SECONDS = 120.0
+KEY = "lt-train/joined"
+
+
+def join(place: Place, where: torch.device, timeout_seconds: float) -> None:
+    """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
+    device.communicate_on_loopback(place)
+    joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
+    # The variables of `Place.environment`; torchrun adds one that says that its own store is to be used.
+    store, _, _ = next(rendezvous("env://", timeout=joining))
+    meet(store, place, joining)
+    # Longer than the watchdog's, which knows more.
+    timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
+    store.set_timeout(timeout)
+    torch.distributed.init_process_group(
+        backend=device.BACKENDS[where.type],
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        device_id=where if where.type == device.CUDA else None,
+        timeout=timeout,
+    )
+
+
+def meet(store: Any, place: Place, joining: datetime.timedelta) -> None:
+    """Wait until all ranks have called this. Raises as `join`."""
+    store.set(f"{KEY}/{place.rank}", "")
+    if store.add(KEY, 1) == place.world_size:
+        store.set(f"{KEY}/all", "")
+    try:
+        store.wait([f"{KEY}/all"], joining)
+    except torch.distributed.DistStoreError:
+        if place.rank:
+            raise SystemExit(ExitCode.UNAVAILABLE) from None
+        missing = [str(rank) for rank in range(place.world_size) if not store.check([f"{KEY}/{rank}"])]
+        shown = ", ".join(missing[:16]) + (" and more" if len(missing) > 16 else "")
+        raise Unavailable(
+            f"of {place.world_size} ranks, number {shown} did not come within {joining.total_seconds() / 60:g} minutes",
+            "see what they say, and whether their nodes reach this one: srun lt-train preflight --network",
+        ) from None
