@@ -135,6 +135,15 @@ def test_a_node_that_is_done_with_75_does_not_end_the_others(cluster: Cluster, t
     assert set(codes.read_text().split()) == {"0"}
 
 
+def test_a_reason_is_not_hidden_by_the_nodes_that_srun_ends_for_it(cluster: Cluster, tmp_path: Path) -> None:
+    """srun's status is the largest of its tasks': that of one that it has ended is 143."""
+    body = 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"; code=$?; exit $((code > 0 && code < 143 ? 143 : code))'
+    cluster.add("srun", body)
+    cluster.add("lt-train", "exit 78")
+    assert cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)).returncode == 78
+    assert sum(call.startswith("lt-train") for call in cluster.calls) == 1
+
+
 def test_profiling_is_paused_where_dcgm_is(cluster: Cluster, tmp_path: Path) -> None:
     script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
     assert cluster.run(script).returncode == 0

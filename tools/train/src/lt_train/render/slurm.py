@@ -48,8 +48,13 @@ profiling() {
     bash -c 'if command -v dcgmi > /dev/null; then dcgmi profile "$1"; fi' profiling "$1" || true
 }"""
 
-# In a task: a signal is for lt-train, which this shell waits for.
-TASK = 'trap : TERM USR1; lt-train "$@" || { status=$?; [ "$status" -eq 75 ] || exit "$status"; }'
+# In a task: a signal is for lt-train, which this shell waits for. srun's status is the largest of its tasks', and those that it
+# ends when one has failed have 143: what would fail again becomes larger than that.
+PERMANENT = 170
+TASK = (
+    'trap : TERM USR1; lt-train "$@" || { status=$?; case "$status" in 75) ;;'
+    f' 2 | 65 | 66 | 73 | 78) exit $((status + {PERMANENT})) ;; *) exit "$status" ;; esac; }}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +194,7 @@ def _train(job: Job) -> str:
         f"    > {checkpoints} || status=$?",
         '  case "$status" in 134 | 135 | 137 | 139 | 143) ;; *) break ;; esac',
         "done",
+        f'if [ "$status" -gt {PERMANENT} ]; then status=$((status - {PERMANENT})); fi',
         "profiling --resume",
         'if [ "$status" -ne 0 ]; then finish "$status"; fi',
         "# Without its last line the run was ended early, and has saved.",
