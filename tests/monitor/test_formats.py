@@ -128,3 +128,17 @@ def test_a_step_line_is_read_as_lt_shared_reads_it(step: run_log.Step) -> None:
         assert found.pop("time").removesuffix(".000000") == expected.pop("time")
     # lt_shared leaves out what is not a number.
     assert {field: value for field, value in found.items() if value is not None} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "cause"), [("SIGKILL", 9, "root"), ("SIGSEGV", 11, "root"), ("SIGTERM", 15, "cascade")]
+)
+def test_a_rank_of_lt_train_that_a_signal_has_ended(name: str, number: int, cause: str) -> None:
+    line = f"1: lt-train: error: rank 8 on n2 was ended by {name}; the other ranks were stopped\n"
+    ((_, record),) = LogParser().parse(line.encode(), 0).items
+    assert {field: record[field] for field in ("fault", "cause", "rank", "signal")} == {
+        "fault": "killed",
+        "cause": cause,
+        "rank": 8,
+        "signal": number,
+    }

@@ -162,6 +162,20 @@ def test_event_records_pass_through_with_unknown_keys(separators: tuple[str, str
 @pytest.mark.parametrize(
     "line",
     [
+        '{"v":1,"kind":"dataset","prefix":"web","documents":2,"tokens":9,"dtype":"uint16"}',
+        '{"v":1,"kind":"checkpoint","path":"/run/iter_0000020","format":"megatron-dist","iteration":20,"loss":7.2}',
+        '{"v":1,"kind":"end","count":1}',
+    ],
+)
+def test_manifest_lines_are_neither_events_nor_malformed(line: str) -> None:
+    parser = LogParser()
+    assert parser.parse(f"{line}\n".encode(), 0).items == []
+    assert parser.malformed == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
         '{"v":1,"kind":"step","step":3',
         '{"v":1,"kind":"step","loss":3.0}',
         '{"v":1,"kind":"step","step":"3"}',

@@ -31,6 +31,9 @@ MOST_LAYOUTS = 256
 MOST_SHAPES = 4096
 LONGEST_LAYOUT_BYTES = 2000
 
+# Kinds of manifest lines, and what they have that no event of the same kind has.
+MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
+
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
 _DIGITS_ALIKE = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _EVENT_RECORD, _DUMP = -1, -2
@@ -80,6 +83,14 @@ def attributed(record: Record, path: str, run: str) -> Record:
 
 def _order(item: Item) -> int:
     return item[0]
+
+
+def _is_manifest(record: object) -> bool:
+    """What the lt tools print for the next tool. It is in a job's log, and the trainer's own line says the same."""
+    if not isinstance(record, dict):
+        return False
+    field = MANIFEST.get(str(record.get("kind")))
+    return field is not None and field in record
 
 
 class LogParser:
@@ -233,6 +244,8 @@ class LogParser:
         except (ValueError, RecursionError) as error:
             reason: str | None = f"not JSON: {error}"
         else:
+            if _is_manifest(record):
+                return None
             reason = events.problem(record)
         if reason is None:
             source = record.get("src")

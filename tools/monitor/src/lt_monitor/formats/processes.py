@@ -5,6 +5,7 @@ Exceptions that only say that another process has gone are cascades.
 """
 
 import re
+import signal
 
 from lt_monitor.events import Record
 from lt_monitor.formats import fault
@@ -25,6 +26,9 @@ _CRASH = re.compile(
     rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Bus error)\b|Fatal Python error: "
 )
 _TOOL = re.compile(rb"lt-train: error: ")
+_RANK_KILLED = re.compile(
+    rb"rank (?P<rank>\d{1,7}) on \S{1,200} was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT|HUP|USR1|USR2)); "
+)
 
 
 def exception(line: Line) -> Record | None:
@@ -42,7 +46,13 @@ def exception(line: Line) -> Record | None:
 
 def tool_error(line: Line) -> Record | None:
     match = _TOOL.search(line.text)
-    return None if match is None else fault(line, "traceback", "root", "critical", match.start())
+    if match is None:
+        return None
+    if (killed := _RANK_KILLED.match(line.text, match.end())) is not None:
+        number = int(signal.Signals[killed["signal"].decode()])
+        cause = "cascade" if number == signal.SIGTERM else "root"
+        return fault(line, "killed", cause, "critical", match.start(), rank=int(killed["rank"]), signal=number)
+    return fault(line, "traceback", "root", "critical", match.start())
 
 
 def disk(line: Line) -> Record | None:
