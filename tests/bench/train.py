@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+import torch
 from training import results
 from training.contenders import CONTENDERS, FLOOR_SECONDS
 from training.workload import SHAPES, Workload
@@ -48,11 +49,13 @@ class Session:
         self.found: dict[str, Any] = {"v": 1, "date": time.strftime("%Y-%m-%d"), "device": device_name(chosen.device)}
         self.found |= {"losses": [], "floors": {}, "measurements": [], "skipped": []}
 
+    def seconds_left(self) -> float:
+        return float(self.chosen.seconds - (time.monotonic() - self.began))
+
     def has_time(self, seconds: float, what: str) -> bool:
-        left = self.chosen.seconds - (time.monotonic() - self.began)
-        if seconds <= left:
+        if seconds <= self.seconds_left():
             return True
-        self.skip(what, f"needs about {seconds:.0f} s, {max(0.0, left):.0f} s are left")
+        self.skip(what, f"needs about {seconds:.0f} s, {max(0.0, self.seconds_left()):.0f} s are left")
         return False
 
     def skip(self, what: str, reason: str) -> None:
@@ -69,10 +72,11 @@ class Session:
             began = time.monotonic()
             with log.open("wb") as output:
                 process = subprocess.Popen(command, env=environment(), stdout=output, stderr=output, start_new_session=True)
+                limit = min(seconds * TIMEOUT_FACTOR, max(seconds, self.seconds_left()))
                 try:
-                    code: int | str = process.wait(seconds * TIMEOUT_FACTOR)
+                    code: int | str = process.wait(limit)
                 except subprocess.TimeoutExpired:
-                    code = f"none within {seconds * TIMEOUT_FACTOR:.0f} s"
+                    code = f"none within {limit:.0f} s"
                 finally:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
@@ -96,21 +100,22 @@ class Session:
     def check_losses(self, names: list[str]) -> None:
         from training import losses
 
-        for name in (name for name in names if CONTENDERS[name].module == "lt_train_bench"):
-            contender = CONTENDERS[name]
-            if contender.obstacle(self.chosen.device, 1) or not self.has_time(LOSS_SECONDS, f"losses of {name}"):
-                continue
-            settings = contender.settings | {"options": self.chosen.options}
-            work = losses.small(self.chosen.device, contender.precision, settings)
-            if found := self.in_a_process("losses", work, LOSS_SECONDS):
-                self.found["losses"].append({"contender": name, **found})
-                is_equal = found["difference"] <= found["tolerance"]
-                self.found["has_failed"] = self.found.get("has_failed", False) or not is_equal
-                say(
-                    f"{name}: the losses of {found['steps']} steps differ from those in fp32 by {found['difference']:.1e} at most"
-                    f", tolerance {found['tolerance']}{'' if is_equal else ': DIFFER'}"
-                )
-            self.save()
+        ours = {name: CONTENDERS[name] for name in names if CONTENDERS[name].launches_itself}
+        added = {"options": self.chosen.options}
+        paths = {
+            name: (contender.precision, contender.settings | added)
+            for name, contender in ours.items()
+            if not contender.obstacle(self.chosen.device, 1)
+        }
+        if not paths or not self.has_time(LOSS_SECONDS, "losses"):
+            return
+        for name, one in (self.in_a_process("losses", losses.workload(self.chosen.device, paths), LOSS_SECONDS) or {}).items():
+            is_equal = one["difference"] <= one["tolerance"]
+            self.found["losses"].append({"contender": name, "steps": losses.STEPS, **one})
+            self.found["has_failed"] = self.found.get("has_failed", False) or not is_equal
+            beside = f"differ by {one['difference']:.1e} at most from those in fp32, tolerance {one['tolerance']}"
+            say(f"{name}: the losses of {losses.STEPS} steps {beside}{'' if is_equal else ': WRONG'}")
+        self.save()
 
     def measure_floor(self, name: str) -> None:
         if self.has_time(FLOOR_SECONDS, f"floor of {name}") and (
@@ -134,7 +139,13 @@ class Session:
             return
         work = self.work(name, shape, gpus, micro_batch)
         if found := self.in_a_process(name, work, contender.seconds):
-            check_equal(work, found)
+            wanted = (work.architecture.parameters(), work.tokens_per_step * work.gpus)
+            if (found["parameters"], found["tokens_per_step"]) != wanted:
+                self.found["has_failed"] = True
+                self.skip(
+                    what, f"trained {found['parameters']:,} parameters on {found['tokens_per_step']:,} tokens, not {wanted}"
+                )
+                return
             record = {"contender": name, "shape": shape, "gpus": gpus, "micro_batch": micro_batch}
             record |= {"precision": contender.precision, **found}
             self.found["measurements"].append(record)
@@ -148,12 +159,6 @@ class Session:
         return Workload(
             sized, contender.precision, gpus, self.chosen.device, self.chosen.warmup_steps, self.chosen.steps, settings
         )
-
-
-def check_equal(work: Workload, found: dict[str, Any]) -> None:
-    """Raises AssertionError unless the contender trained the model and the number of tokens that were asked for."""
-    wanted = (work.architecture.parameters(), work.tokens_per_step * work.gpus)
-    assert (found["parameters"], found["tokens_per_step"]) == wanted, f"parameters and tokens {wanted} expected: {found}"
 
 
 def launcher(name: str, work: Workload) -> list[str]:
@@ -173,6 +178,8 @@ def environment() -> dict[str, str]:
 
 def run_contender(name: str, work: Workload, result: Path) -> None:
     """In a process of its own; the first rank writes what was found."""
+    if work.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     module = importlib.import_module(f"training.{CONTENDERS[name].module if name in CONTENDERS else name}")
     found = dataclasses.asdict(module.run(work)) if name in CONTENDERS else module.measure(work)
     if os.environ.get("RANK", "0") == "0":

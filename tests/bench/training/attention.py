@@ -16,6 +16,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
+@functools.cache
 def attention(name: str) -> Attention:
     """`cudnn`, `flash`, `flash4`, or `any` for torch's choice: a function of query [b, s, heads, d], key and value [b, s, groups,
     d] that returns [b, s, heads, d]."""
@@ -38,7 +39,6 @@ def _scaled_dot_product(backend: SDPBackend | None, query: Tensor, key: Tensor, 
     return mixed.transpose(1, 2)
 
 
-@functools.cache
 def _flash4() -> Attention:
     from flash_attn.cute import interface
 
@@ -50,7 +50,7 @@ def _flash4() -> Attention:
     @forward.register_fake
     def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         batch, sequence, heads, _ = query.shape
-        return torch.empty_like(query), query.new_empty((batch, heads, sequence), dtype=torch.float32)
+        return query.new_empty(query.shape), query.new_empty((batch, heads, sequence), dtype=torch.float32)
 
     @torch.library.custom_op("bench::flash4_backward", mutates_args=())
     def backward(

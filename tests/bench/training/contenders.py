@@ -64,7 +64,14 @@ CONTENDERS: dict[str, Contender] = {
     "megatron-te-fp8": Contender("megatron_te", FP8, 50, {"recipe": "delayed"}, (OURS, ENGINE)),
     "megatron-te-fp8-tensorwise": Contender("megatron_te", FP8, 50, {"recipe": "tensorwise"}, (OURS, ENGINE)),
     "torchtitan": Contender("torchtitan_loop", BF16, 60, SDPA, (TITAN,)),
+    "torchtitan-gathered": Contender(
+        "torchtitan_loop", BF16, 60, {**SDPA, "keeps_gathered": True}, (TITAN,), False, one_gpu=False
+    ),
     "torchtitan-swiglu": Contender("torchtitan_loop", BF16, 60, {**SDPA, "fused_swiglu": True}, (TITAN,), False),
+    "torchtitan-rope": Contender("torchtitan_loop", BF16, 60, {**SDPA, "real_rope": True}, (TITAN,), False),
+    "torchtitan-swiglu-rope": Contender(
+        "torchtitan_loop", BF16, 60, {**SDPA, "fused_swiglu": True, "real_rope": True}, (TITAN,), False
+    ),
     "torchtitan-graphs": Contender("torchtitan_loop", BF16, 70, {**SDPA, "cuda_graphs": True}, (TITAN,), False),
     "torchtitan-flex": Contender("torchtitan_loop", BF16, 90, {"attention": "flex"}, (TITAN,), False),
     "torchtitan-flex-flash": Contender("torchtitan_loop", BF16, 90, {"attention": "flex_flash"}, (TITAN, FLASH4), False),

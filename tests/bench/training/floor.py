@@ -23,6 +23,8 @@ from training.workload import Workload, say
 TRIAL_SECONDS, SUSTAINED_SECONDS = 0.04, 0.3
 COPY_BYTES, SQUARE = 1 << 31, 8192
 PARTS = 8
+# A name, and what makes the function to be timed.
+Way = tuple[str, Callable[[], Callable[[], Any]]]
 LAYOUTS = ("row", "column")
 
 
@@ -63,7 +65,7 @@ def products(architecture: Architecture, tokens: int) -> list[Product]:
     return found
 
 
-def ways(product: Product, fp8: bool, device: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+def ways(product: Product, fp8: bool, device: str) -> Iterator[Way]:
     """The product with its factors laid out in every way that the hardware takes."""
     if fp8 and product.in_fp8:
         # Only one layout exists: both factors with the summed dimension innermost.
@@ -72,16 +74,14 @@ def ways(product: Product, fp8: bool, device: str) -> Iterator[tuple[str, Callab
         right = torch.randn(product.columns, product.inner, device=device).to(kinds[1]).t()
         one = torch.ones((), device=device)
         options = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": not product.is_gradient}
-        yield "fp8", lambda: torch._scaled_mm(left, right, **options)
+        yield "fp8", lambda: functools.partial(torch._scaled_mm, left, right, **options)
         return
     lefts = {layout: _laid_out(product.rows, product.inner, layout, device) for layout in LAYOUTS}
     rights = {layout: _laid_out(product.inner, product.columns, layout, device) for layout in LAYOUTS}
     output = torch.empty(product.rows, product.columns, dtype=torch.bfloat16, device=device)
     for left_layout, right_layout in itertools.product(LAYOUTS, LAYOUTS):
-        yield (
-            f"{left_layout} x {right_layout}",
-            functools.partial(torch.mm, lefts[left_layout], rights[right_layout], out=output),
-        )
+        multiply = functools.partial(torch.mm, lefts[left_layout], rights[right_layout], out=output)
+        yield f"{left_layout} x {right_layout}", lambda multiply=multiply: multiply  # type: ignore[misc]
 
 
 def _laid_out(rows: int, columns: int, layout: str, device: str) -> Tensor:
@@ -112,43 +112,37 @@ def _timed(function: Callable[[], Any], repetitions: int) -> float:
     return first.elapsed_time(second) / 1e3 / repetitions
 
 
-def fastest(candidates: Iterator[tuple[str, Callable[[], Any]]], device: str) -> tuple[str, float]:
-    """The name of the fastest candidate and its sustained seconds."""
+def fastest(candidates: Iterator[Way], device: str) -> tuple[str, float]:
+    """The name of the fastest way and its sustained seconds."""
     tried: list[tuple[float, str]] = []
     functions: dict[str, Callable[[], Any]] = {}
-    for name, function in candidates:
+    for name, make in candidates:
         try:
-            tried.append((seconds_of(function, TRIAL_SECONDS, device), name))
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            say(f"{name}: does not run here: {str(error).splitlines()[0][:120]}")
-            continue
-        functions[name] = function
+            functions[name] = make()
+            tried.append((seconds_of(functions[name], TRIAL_SECONDS, device), name))
+        except Exception as error:  # Kernels that compile at run time raise whatever their compilers do.
+            say(f"{name}: does not run here: {type(error).__name__} {str(error)[:120]!r}")
     best = min(tried)[1]
     return best, seconds_of(functions[best], SUSTAINED_SECONDS, device)
 
 
-def attention_ways(work: Workload, backward: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+def attention_ways(work: Workload, backward: bool) -> Iterator[Way]:
     """Attention over the step's samples, forward alone or backward alone, with heads before or behind the tokens in memory."""
     names = ["cudnn", "flash", *(["flash4"] if has_flash4() else [])] if work.device == "cuda" else ["any"]
     for name in names:
         for layout in ("tokens first", "heads first"):
             if name == "flash4" and layout == "heads first":
                 continue
-            query, key, value = (tensor.requires_grad_() for tensor in _heads(work, layout))
-            mix = attention(name)
-            if not backward:
-                yield f"{name}, {layout}", lambda mix=mix, q=query, k=key, v=value: mix(q, k, v)  # type: ignore[misc]
-                continue
+            yield f"{name}, {layout}", functools.partial(_attend, work, name, layout, backward)
 
-            def differentiate(mix: Any = mix, q: Tensor = query, k: Tensor = key, v: Tensor = value) -> Callable[[], Any]:
-                mixed = mix(q, k, v)
-                gradient = torch.randn_like(mixed)
-                return lambda: torch.autograd.grad(mixed, (q, k, v), gradient, retain_graph=True)
 
-            try:
-                yield f"{name}, {layout}", differentiate()
-            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-                say(f"{name}: does not run here: {str(error).splitlines()[0][:120]}")
+def _attend(work: Workload, name: str, layout: str, backward: bool) -> Callable[[], Any]:
+    query, key, value = (tensor.requires_grad_() for tensor in _heads(work, layout))
+    forward = functools.partial(attention(name), query, key, value)
+    if not backward:
+        return forward
+    mixed = forward()
+    return functools.partial(torch.autograd.grad, mixed, (query, key, value), torch.randn_like(mixed), retain_graph=True)
 
 
 def _heads(work: Workload, layout: str) -> Iterator[Tensor]:

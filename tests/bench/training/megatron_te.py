@@ -30,7 +30,7 @@ def run(work: Workload) -> Result:
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    rank = start_process_group(work.device)
+    torch.distributed.init_process_group("nccl")
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
     config = transformer_config(work)
@@ -54,7 +54,7 @@ def run(work: Workload) -> Result:
     config.finalize_model_grads_func = finalize_model_grads
     config.no_sync_func = chunk.no_sync
     schedule = get_forward_backward_func()
-    batches = work.batches(seed=rank)
+    batches = work.batches(seed=torch.distributed.get_rank())
     losses: list[Tensor] = []
     clock = StepClock(work)
     clock.mark()
@@ -161,16 +161,6 @@ def forward_step(work: Workload, batches: Iterator[tuple[Tensor, Tensor]], chunk
 def mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     loss = losses.float().mean()
     return loss, {"loss": loss.detach()}
-
-
-def start_process_group(device: str) -> int:
-    """Returns this process's rank; torchrun or the parent has set the environment."""
-    if device == "cuda":
-        import os
-
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
-    return torch.distributed.get_rank()
 
 
 def _provide_fused_weight_gradient() -> None:

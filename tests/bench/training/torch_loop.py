@@ -121,7 +121,7 @@ class AdamW:
 
     def __init__(self, parameters: list[torch.nn.Parameter], compiled: Callable[..., Any]):
         self.parameters = parameters
-        self.masters = [parameter.detach().float().view(-1) for parameter in parameters]
+        self.masters = [parameter.detach().to(torch.float32, copy=True).view(-1) for parameter in parameters]
         self.means = [torch.zeros_like(master) for master in self.masters]
         self.squares = [torch.zeros_like(master) for master in self.masters]
         self.count = torch.zeros((), device=self.masters[0].device)
@@ -157,9 +157,9 @@ def run(work: Workload) -> Result:
         # Every layer compiles the same code; the optimizer sees as many lengths as there are kinds of weights.
         torch._dynamo.config.cache_size_limit = 64
     compiled = torch.compile if on_gpu else (lambda function, **options: function)
-    architecture = work.architecture
+    architecture, mix = work.architecture, work.settings["attention"] if on_gpu else "any"
     with torch.device(work.device), default_dtype(torch.bfloat16):
-        model = Model(architecture, work.settings["attention"] if on_gpu else "any")
+        model = Model(architecture, mix)
     if work.precision == "fp8":
         _use_float8(model)
     if on_gpu:
@@ -189,7 +189,7 @@ def run(work: Workload) -> Result:
     if not all(map(math.isfinite, found)):
         raise ArithmeticError(f"losses {found}")
     say(f"losses {found[0]:.4f} to {found[-1]:.4f}")
-    settings = f"{work.settings['attention']} attention, layers and AdamW compiled, cross entropy in chunks of {LOSS_ROWS} tokens"
+    settings = f"{mix} attention, layers and AdamW compiled, cross entropy in chunks of {LOSS_ROWS} tokens"
     if work.precision == "fp8":
         settings += ", torchao float8 tensorwise"
     count = sum(parameter.numel() for parameter in parameters)

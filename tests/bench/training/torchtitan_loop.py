@@ -2,7 +2,8 @@
 
 Its Llama 3 from its own building blocks, its FSDP2 (which on one GPU only casts weights to bf16), its compiled layers and loss,
 its fused AdamW; no activation checkpointing. `settings` say what is tried: `attention` sdpa, flex, flex_flash or varlen,
-`cuda_graphs`, `fused_swiglu`, and for fp8 the recipe of torchao.
+`cuda_graphs`, `fused_swiglu`, `real_rope`, whether FSDP2 `keeps_gathered` weights for the backward pass, and for fp8 the recipe
+of torchao.
 
 TorchTitan 0.3 is written for a newer torch than its wheel asks for. What torch 2.11 lacks is made good here and said in the
 settings of the result; with a newer torch nothing of it happens.
@@ -79,6 +80,10 @@ def described_settings(work: Workload) -> list[str]:
     parts = [f"{settings['attention']} attention, compiled layers and loss, no checkpointing, CUDA graphs {graphs}"]
     if settings.get("fused_swiglu"):
         parts.append("its fused SwiGLU")
+    if settings.get("real_rope"):
+        parts.append("its rotary embedding without complex numbers")
+    if settings.get("keeps_gathered"):
+        parts.append("weights kept gathered between passes")
     if work.precision == "fp8":
         parts.append(f"torchao float8 {settings['recipe']}")
     return parts
@@ -151,7 +156,10 @@ def configuration(work: Workload, place: str) -> Any:
             steps=work.warmup_steps + work.steps,
             disable_cuda_graphs=not work.settings.get("cuda_graphs"),
         ),
-        parallelism=ParallelismConfig(spmd_backend="spmd_types" if IS_TORCH_NEW else "partial_dtensor"),
+        parallelism=ParallelismConfig(
+            spmd_backend="spmd_types" if IS_TORCH_NEW else "partial_dtensor",
+            fsdp_reshard_after_forward="never" if work.settings.get("keeps_gathered") else "default",
+        ),
         checkpoint=CheckpointManager.Config(enable=False),
         activation_checkpoint=None,
         compile=CompileConfig(enable=True),
@@ -163,14 +171,15 @@ def configuration(work: Workload, place: str) -> Any:
 def model_spec(work: Workload) -> Any:
     """The architecture put together as TorchTitan's registry does for the sizes that it names; equal to its 1B and 8B."""
     from torchtitan.models import llama3
-    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3.model import Llama3Model
 
     architecture, name = work.architecture, work.settings["attention"]
     hidden = architecture.hidden_size
     scaling = {"scaling": "llama", "scaling_factor": architecture.rope_scaling.factor} if architecture.rope_scaling else {}
-    rope = ComplexRoPE.Config(
+    kind = CosSinRoPE if work.settings.get("real_rope") else ComplexRoPE
+    rope = kind.Config(
         dim=architecture.kv_channels,
         max_seq_len=architecture.max_position_embeddings,
         theta=architecture.rotary_base,
