@@ -177,7 +177,10 @@ def model_spec(work: Workload) -> Any:
 
     architecture, name = work.architecture, work.settings["attention"]
     hidden = architecture.hidden_size
-    scaling = {"scaling": "llama", "scaling_factor": architecture.rope_scaling.factor} if architecture.rope_scaling else {}
+    scaling = {}
+    # The other kind has no such scaling, which changes the numbers and not the work.
+    if architecture.rope_scaling and not work.settings.get("real_rope"):
+        scaling = {"scaling": "llama", "scaling_factor": architecture.rope_scaling.factor}
     kind = CosSinRoPE if work.settings.get("real_rope") else ComplexRoPE
     rope = kind.Config(
         dim=architecture.kv_channels,
