@@ -26,6 +26,7 @@ _CRASH = re.compile(
     rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Bus error)\b|Fatal Python error: "
 )
 _TOOL = re.compile(rb"lt-train: error: ")
+_OTHERS_GONE = re.compile(rb"communication with the other ranks failed|the connection to rank 0 was lost")
 _RANK_KILLED = re.compile(
     rb"rank (?P<rank>\d{1,7}) on \S{1,200} was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT|HUP|USR1|USR2)); "
 )
@@ -52,7 +53,8 @@ def tool_error(line: Line) -> Record | None:
         number = int(signal.Signals[killed["signal"].decode()])
         cause = "cascade" if number == signal.SIGTERM else "root"
         return fault(line, "killed", cause, "critical", match.start(), rank=int(killed["rank"]), signal=number)
-    return fault(line, "traceback", "root", "critical", match.start())
+    cause = "cascade" if _OTHERS_GONE.search(line.text) is not None else "root"
+    return fault(line, "traceback", cause, "critical", match.start())
 
 
 def disk(line: Line) -> Record | None:
