@@ -263,6 +263,10 @@ def test_values_of_any_kind_are_carried_or_listed(name: str, data: st.DataObject
         accepted(options()[option], value)
 
 
+def test_a_number_for_a_path_is_its_name() -> None:
+    assert nemo.translate({"model.data.index_mapping_dir": 0}).options["data_cache_path"] == "0"
+
+
 def test_values_that_are_none(tmp_path: Path) -> None:
     file = tmp_path / "odd.yaml"
     file.write_text("run: {name: x}\nmodel: {rope_theta: big, hidden_size: -4, num_hidden_layers: '16', seed: [1]}\n")

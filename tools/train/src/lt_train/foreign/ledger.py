@@ -188,8 +188,12 @@ def _accepted(option: click.Option, value: Any) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise click.BadParameter("a value")
-    if isinstance(value, float) and value.is_integer() and isinstance(option.type, click.IntRange):
+    if isinstance(value, float) and isinstance(option.type, click.types.IntParamType):
+        if not value.is_integer():
+            raise click.BadParameter("a whole number")
         value = int(value)
+    if not isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+        value = str(value)
     converted = option.type.convert(value, option, None)
     if isinstance(converted, float) and not math.isfinite(converted):
         raise click.BadParameter("a number")
