@@ -1,0 +1,99 @@
+"""RMSNorm (Zhang and Sennrich 2019) of the residual stream, with the sum before it and the gradient's sum behind it.
+
+A layer adds the attention's output to the residual stream, normalizes the sum, and needs both. As separate kernels this reads and
+writes a token's numbers 5 times forward and 6 backward; here it is 4 and 4.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Each program of the backward pass sums the weight's gradient over its rows; their sums are added afterwards.
+PROGRAMS = 1024
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, addend: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        width = stream.shape[-1]
+        rows = stream.numel() // width
+        normed = torch.empty_like(stream)
+        total = stream.view_as(stream) if addend is None else torch.empty_like(stream)
+        inverse = torch.empty(rows, dtype=torch.float32, device=stream.device)
+        block = triton.next_power_of_2(width)
+        second = stream if addend is None else addend
+        adds = addend is not None
+        _forward[(rows,)](stream, second, weight, total, normed, inverse, width, epsilon, adds, block, num_warps=_warps(block))
+        ctx.save_for_backward(total, weight, inverse)
+        ctx.adds = adds
+        return normed, total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, total_gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None]:
+        total, weight, inverse = ctx.saved_tensors
+        width = total.shape[-1]
+        rows = total.numel() // width
+        gradient, total_gradient = gradient.contiguous(), total_gradient.contiguous()
+        result = torch.empty_like(total)
+        programs = min(rows, PROGRAMS)
+        sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+        block = triton.next_power_of_2(width)
+        _backward[(programs,)](
+            gradient, total_gradient, total, weight, inverse, result, sums, rows, width, block, num_warps=_warps(block)
+        )
+        return result, result if ctx.adds else None, sums.sum(0).to(weight.dtype), None
+
+
+def rms_norm(stream: Tensor, addend: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The norm of `stream` + `addend` over the last axis times `weight`, and that sum; statistics in float32.
+
+    `stream` and `addend` are contiguous and [..., width], `weight` [width].
+    """
+    normed, total = _Norm.apply(stream, addend, weight, epsilon)  # type: ignore[no-untyped-call]
+    return normed, total
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 512))
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    stream, addend, weight, total, normed, inverse, width, epsilon, ADDS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    values = tl.load(stream + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        values += tl.load(addend + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + row * width + columns, values, mask=inside)
+    scale = 1 / tl.sqrt(tl.sum(values * values) / width + epsilon)
+    tl.store(inverse + row, scale)
+    factors = tl.load(weight + columns, mask=inside).to(tl.float32)
+    tl.store(normed + row * width + columns, values * scale * factors, mask=inside)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    gradient, total_gradient, total, weight, inverse, result, sums, rows, width, BLOCK: tl.constexpr
+):
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    sum_of_rows = tl.zeros([BLOCK], dtype=tl.float32)
+    for row in range(program, rows, tl.num_programs(0)):
+        start = row * width
+        scale = tl.load(inverse + row)
+        normed = tl.load(total + start + columns, mask=inside, other=0.0).to(tl.float32) * scale
+        output = tl.load(gradient + start + columns, mask=inside, other=0.0).to(tl.float32)
+        sum_of_rows += output * normed
+        output = output * factors
+        share = tl.sum(output * normed) / width
+        passed = tl.load(total_gradient + start + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(result + start + columns, passed + (output - normed * share) * scale, mask=inside)
+    tl.store(sums + program * width + columns, sum_of_rows, mask=inside)
