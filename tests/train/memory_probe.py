@@ -50,6 +50,7 @@ def measure(loop: Any) -> dict[str, int]:
     from lt_train.step import forward_step
 
     batches = data.batches(loop.train_data, loop.plan, loop.where, 0)
+    loop.stepper.clear_gradients = lambda: None
     loop.stepper.train(batches)
     (chunk,) = loop.state.chunks
     weights = Memory()

@@ -21,9 +21,12 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lt_train.device import CPU
 
+# On an H200, Llama 3's attention at 8192 tokens takes cuDNN three quarters of the time of PyTorch's own flash attention.
+FASTEST_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -56,15 +59,25 @@ class CausalAttention(torch.nn.Module):
             key, value = both.split(size, dim=-1)
         window = self.window if self.window is not None and self.window < len(key) - 1 else None
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        if documents is None and window is None and self.ranks == 1:
-            mixed = self._scaled_dot_product(query, key, value, is_causal=True)
+        if documents is None and self.ranks == 1:
+            mixed = self._causal(query, key, value, window)
         else:
-            mask = _mask(documents, window, sequence, rank, self.ranks, query.device)
-            if query.device.type == CPU:
-                mixed = self._scaled_dot_product(query, key, value, attn_mask=mask)
-            else:
-                mixed = self._flex(query, key, value, mask)
+            mixed = self._masked(query, key, value, _mask(documents, window, sequence, rank, self.ranks, query.device))
         return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, heads * size)
+
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+        """query [b, heads, s, d], key and value [b, groups, s, d]; a query sees itself and `window` keys before it, or all."""
+        if window is not None:
+            return self._masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
+        if query.device.type == CPU or torch.are_deterministic_algorithms_enabled():
+            return self._scaled_dot_product(query, key, value, is_causal=True)
+        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+            return self._scaled_dot_product(query, key, value, is_causal=True)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        if query.device.type == CPU:
+            return self._scaled_dot_product(query, key, value, attn_mask=mask)
+        return self._flex(query, key, value, mask)
 
     def _scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, **masking: Any) -> Tensor:
         dropout = self.dropout if self.training else 0.0

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from lt_shared.console import BadConfig
 from lt_train.attention import CausalAttention
-from lt_train.settings.layers import Layers
+from lt_train.flash_attention import FlashAttention
+from lt_train.settings.layers import FLASH, Layers
 
 _ROTATE = rope_utils._apply_rotary_pos_emb_bshd
 
@@ -78,7 +79,9 @@ def block_spec(
     boundaries, which TransformerEngine's causal attention does not look at."""
     layer, norm = _transformer_engine_layer(config) if layers.transformer_engine else _torch_layer(config)
     if documents or not layers.transformer_engine:
-        layer.submodules.self_attention.submodules.core_attention = CausalAttention
+        layer.submodules.self_attention.submodules.core_attention = (
+            FlashAttention if layers.attention == FLASH else CausalAttention
+        )
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=norm)
 
 

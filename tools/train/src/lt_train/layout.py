@@ -202,7 +202,7 @@ def _with(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Plan:
         parallelism=layout,
         batches=sizes,
         optimization=optimization.resolve(options, sizes),
-        memory=memory_settings.resolve(options),
+        memory=memory_settings.resolve(options, sizes, layout, plan.precision),
     )
 
 

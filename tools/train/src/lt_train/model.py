@@ -10,12 +10,13 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-from lt_train import rope, tensor_overlap
+from lt_train import rope, tensor_overlap, weight_gradients
 from lt_train.data_parallel import Chunk, building, wrap
 from lt_train.device import CPU
 from lt_train.fp8 import use_fp8
 from lt_train.fsdp import FullySharded
 from lt_train.layers import block_spec, exclude_padding
+from lt_train.linear import tune_products
 from lt_train.plan import Plan
 from lt_train.z_loss import add_z_loss
 
@@ -66,7 +67,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         init_method=_leave,
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=_accumulates_in_products(plan, on_cpu),
         bias_activation_fusion=not on_cpu,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=plan.layers.transformer_engine,
@@ -76,6 +77,16 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         **_saved_activations(plan),
         **_fp8(plan),
     )
+
+
+def _accumulates_in_products(plan: Plan, on_cpu: bool) -> bool:
+    """FSDP has no buffers to add to; without 16 bits nothing is gained."""
+    return not on_cpu and plan.precision.half and not plan.memory.fully_sharded
+
+
+def _tunes_products(plan: Plan) -> bool:
+    """Experts see another number of tokens each time."""
+    return plan.layers.tuned_products and not plan.precision.deterministic and plan.architecture.num_experts is None
 
 
 def _window(plan: Plan) -> tuple[int, int] | None:
@@ -146,6 +157,8 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
 def build(plan: Plan, device: torch.device) -> list[Chunk]:
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
     config = transformer_config(plan, device)
+    if config.gradient_accumulation_fusion:
+        weight_gradients.accumulate_in_products()
     if plan.parallelism.tensor_overlap:
         tensor_overlap.make_buffers(plan)
     if plan.parallelism.interleaving is None:
@@ -175,8 +188,14 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
     if model.post_process:
         model.output_layer.register_forward_hook(partial(_without_padding, plan))
-        if plan.optimization.z_loss_coeff:
-            add_z_loss(model, plan.optimization.z_loss_coeff)
+    if plan.layers.triton:
+        from lt_train.fusion import fuse
+
+        fuse(model, plan)
+    if model.post_process and plan.optimization.z_loss_coeff:
+        add_z_loss(model, plan.optimization.z_loss_coeff)
+    if config.gradient_accumulation_fusion and _tunes_products(plan):
+        tune_products(model)
     if plan.precision.fp8_format and not plan.layers.transformer_engine:
         use_fp8(model, plan.precision)
     return wrap(plan, config, model, device)

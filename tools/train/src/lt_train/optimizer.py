@@ -4,7 +4,8 @@ Norms and biases have no weight decay: megatron-core puts them in groups with `w
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -13,11 +14,16 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from lt_train import one_pass
 from lt_train.data_parallel import Chunk
 from lt_train.device import CPU
 from lt_train.fsdp import ShardOptimizer
+from lt_train.one_pass import OnePassAdamW
 from lt_train.plan import Plan
 from lt_train.shards import save_own_shards
+
+# Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
+Outcome: TypeAlias = tuple[bool, float | None]
 
 
 def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
@@ -53,6 +59,8 @@ def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, Optimizer
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)
+    if plan.layers.triton and precision.bf16 and settings.optimizer == "adam" and not plan.memory.fully_sharded:
+        one_pass.use_one_pass(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)
 
@@ -82,21 +90,39 @@ def _fuse(optimizer: MegatronOptimizer) -> None:
     for inner in torch_optimizers(optimizer):
         if isinstance(inner, torch.optim.AdamW):
             for group in inner.param_groups:
-                group["fused"] = all(parameter.is_cuda for parameter in group["params"]) and bool(group["params"])
+                group["fused"] = (
+                    not isinstance(inner, OnePassAdamW)
+                    and all(parameter.is_cuda for parameter in group["params"])
+                    and bool(group["params"])
+                )
 
 
 @torch.no_grad()
-def step(optimizer: MegatronOptimizer, clip_grad: float) -> tuple[bool, float | None]:
-    """Clip and apply the gradients; returns whether it did, and their norm before clipping, None for too high a loss scale.
+def step(optimizer: MegatronOptimizer, clip_grad: float) -> Callable[[], Outcome]:
+    """Clip and apply the gradients; the function returned says whether that happened, and waits for it where it must.
 
     Gradients with an infinity or a NaN are not applied. megatron-core looks for them only when it scales the loss (fp16) and
     would write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
     """
+    optimizers = [inner for inner in _inner(optimizer) if inner.optimizer is not None]
+    if optimizers and all(isinstance(inner.optimizer, OnePassAdamW) for inner in optimizers):
+        read = one_pass.step(optimizer, optimizers, clip_grad)
+        return lambda: _outcome(read())
+    outcome = _step(optimizer, clip_grad)
+    return lambda: outcome
+
+
+def _outcome(norm: float) -> Outcome:
+    return math.isfinite(norm), norm
+
+
+def _step(optimizer: MegatronOptimizer, clip_grad: float) -> Outcome:
+    """By megatron-core, which needs the norm on the host before it updates."""
     if optimizer.prepare_grads():
         return False, None
     norm = float(optimizer.get_grad_norm())
     if not math.isfinite(norm):
-        return False, norm
+        return _outcome(norm)
     if clip_grad:
         for inner in _inner(optimizer):
             clip_grad_by_total_norm_fp32(inner.get_parameters(), clip_grad, norm)

@@ -167,11 +167,11 @@ def _parts(
 
     make("architecture", lambda: model.resolve(options, datasets))
     make("parallelism", parallel, "architecture")
-    make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
+    make("layers", lambda layout: layers.resolve(options, layout.device, layout.tensor == 1), "parallelism")
     make("batches", lambda architecture, layout: batches.resolve(options, architecture, layout), "architecture", "parallelism")
     make("precision", lambda: precision.resolve(options))
     make("optimization", lambda sizes: optimization.resolve(options, sizes), "batches")
-    make("memory", lambda: memory.resolve(options))
+    make("memory", lambda *needed: memory.resolve(options, *needed), "batches", "parallelism", "precision")
     make("data", lambda: data.resolve(options, datasets))
     make("checkpointing", lambda: checkpointing.resolve(options))
     make("faults", lambda: faults.resolve(options))

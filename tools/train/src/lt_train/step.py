@@ -44,6 +44,12 @@ class Stepper:
         self.where = where
         self.run_schedule = get_forward_backward_func()
         self._connect()
+        self.clear_gradients()
+
+    def clear_gradients(self) -> None:
+        """Make the gradients zero for the next step."""
+        for chunk in self.state.chunks:
+            chunk.zero_grad_buffer()
 
     def _connect(self) -> None:
         """Give the schedules their hooks: gradient scaling, the skipping of gradient reduction, and its end."""
@@ -57,18 +63,19 @@ class Stepper:
     def train(self, batches: Iterator[Batch]) -> StepResult:
         """One optimizer step over a global batch; moves the schedule on unless the step was skipped."""
         state = self.state
-        for chunk in state.chunks:
-            chunk.zero_grad_buffer()
         state.optimizer.zero_grad()
         samples = self.plan.batches.size_at(state.consumed_samples)
-        losses = self._pass(batches, samples, forward_only=False)
-        updated, grad_norm = optimizer.step(state.optimizer, self.plan.optimization.clip_grad)
+        loss = self._mean(self._pass(batches, samples, forward_only=False))
+        outcome = optimizer.step(state.optimizer, self.plan.optimization.clip_grad)
+        # Launched before the host waits for the outcome, this work keeps the device busy until the next step begins.
+        self.clear_gradients()
+        updated, grad_norm = outcome()
         if updated:
             state.scheduler.step(increment=samples)
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
-        return StepResult(self._mean(losses), samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale))
+        return StepResult(float(loss), samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
@@ -77,7 +84,7 @@ class Stepper:
             chunk.eval()
         size = self.plan.batches.global_batch_size
         with gathered(self.state.chunks):
-            losses = [self._mean(self._pass(batches, size, forward_only=True)) for _ in range(global_batches)]
+            losses = [float(self._mean(self._pass(batches, size, forward_only=True))) for _ in range(global_batches)]
         for chunk in self.state.chunks:
             chunk.train()
         return sum(losses) / len(losses)
@@ -99,14 +106,15 @@ class Stepper:
         )
         return losses
 
-    def _mean(self, losses: list[dict[str, torch.Tensor]]) -> float:
-        """The mean of the micro batches' losses over all data-parallel ranks, known to every rank afterwards."""
+    def _mean(self, losses: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element."""
         total = torch.zeros(1, dtype=torch.float64, device=self.where)
         # Tensor- and context-parallel ranks all have the loss of their micro batches.
         if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
             total += torch.stack([entry["lm loss"] for entry in losses]).double().mean() / self.plan.parallelism.data
-        torch.distributed.all_reduce(total)
-        return float(total.item())
+        if self.plan.parallelism.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return total
 
 
 def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:

@@ -5,6 +5,7 @@ The checkpoints of both implementations have the same tensors: a run may change 
 
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,11 @@ from lt_train.settings.parallelism import Parallelism
 
 TRANSFORMER_ENGINE = "te"
 TORCH = "torch"
+TRITON = "triton"
+TUNED = "tuned"
+# Megatron's names of FlashAttention and of cuDNN's attention.
+FLASH = "flash"
+FUSED = "fused"
 # Megatron's names of the same two.
 ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
 WITHOUT_EFFECT = {
@@ -36,6 +42,24 @@ OPTIONS = console.section(
         type=click.Choice(["auto", TRANSFORMER_ENGINE, TORCH, *ALIASES]),
         default="auto",
         help="TransformerEngine or PyTorch; auto takes TransformerEngine on GPUs where it is installed.",
+    ),
+    click.option(
+        "--kernels",
+        type=click.Choice(["auto", TRITON, TORCH]),
+        default="auto",
+        help="Norms, rotation, SwiGLU, loss and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs.",
+    ),
+    click.option(
+        "--attention-backend",
+        type=click.Choice(["auto", FLASH, FUSED]),
+        default="auto",
+        help="Attention of torch layers on GPUs: flash-attn-4 or cuDNN; auto takes flash-attn-4 where it is installed.",
+    ),
+    click.option(
+        "--products",
+        type=click.Choice(["auto", TUNED, TORCH]),
+        default="auto",
+        help="Products of whole weights on GPUs: the fastest algorithm, tried at the start, or PyTorch's guess; auto tries.",
     ),
     click.option(
         "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
@@ -57,9 +81,13 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """`implementation` is "te" or "torch"; dropouts are probabilities."""
+    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused", `products` "tuned" or
+    "torch"; dropouts are probabilities."""
 
     implementation: str
+    kernels: str
+    attention: str
+    products: str
     hidden_dropout: float
     attention_dropout: float
     token_dispatcher: str
@@ -70,20 +98,39 @@ class Layers:
         return self.implementation == TRANSFORMER_ENGINE
 
     @property
+    def triton(self) -> bool:
+        return self.kernels == TRITON
+
+    @property
+    def tuned_products(self) -> bool:
+        return self.products == TUNED
+
+    @property
     def dropout(self) -> bool:
         return self.hidden_dropout > 0 or self.attention_dropout > 0
 
 
-def resolve(options: dict[str, Any], where: str) -> Layers:
-    """`where` is a resolved device. Says which of Megatron's flags change nothing."""
+def resolve(options: dict[str, Any], where: str, whole_weights: bool) -> Layers:
+    """`where` is a resolved device; with `whole_weights` no other rank has a part of this rank's matrices.
+
+    Says which of Megatron's flags change nothing.
+    """
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
     asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
     if asked == "auto":
         asked = TRANSFORMER_ENGINE if where == device.CUDA and _has_transformer_engine() else TORCH
+    kernels, attention = options["kernels"], options["attention_backend"]
+    if kernels == "auto":
+        kernels = TRITON if where == device.CUDA and _is_installed("triton") else TORCH
+    if attention == "auto":
+        attention = FLASH if where == device.CUDA and _is_installed("flash_attn.cute") else FUSED
     return Layers(
         implementation=asked,
+        kernels=kernels,
+        attention=attention,
+        products=_products(options["products"], where, whole_weights),
         hidden_dropout=options["hidden_dropout"],
         attention_dropout=options["attention_dropout"],
         token_dispatcher=options["moe_token_dispatcher_type"],
@@ -91,8 +138,21 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
     )
 
 
+def _products(asked: str, where: str, whole_weights: bool) -> str:
+    if asked != "auto":
+        return asked
+    return TUNED if where == device.CUDA and whole_weights else TORCH
+
+
 def _has_transformer_engine() -> bool:
-    return importlib.util.find_spec("transformer_engine") is not None
+    return _is_installed("transformer_engine")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def check(
@@ -106,6 +166,12 @@ def check(
             yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     elif layers.grouped_experts:
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
+    if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
+        yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
+    if layers.triton and not _is_installed("triton"):
+        yield BadConfig("Triton is not installed", "it comes with PyTorch for CUDA; or use --kernels torch")
+    if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
+        yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
     shared = parallelism.context > 1 and not layers.transformer_engine
     if layers.attention_dropout and (windowed or documents or shared) and parallelism.device == device.CUDA:

@@ -9,6 +9,7 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.settings.batches import Batches
 from lt_train.settings.layers import Layers
 from lt_train.settings.optimization import Optimization
 from lt_train.settings.parallelism import Parallelism
@@ -30,7 +31,11 @@ OPTIONS = console.section(
     click.option("--overlap-param-gather", is_flag=True, help="Gather weights from ranks during the forward pass."),
     click.option("--ddp-bucket-size", type=POSITIVE, help="Gradients summed at a time with overlap; by default 40 million."),
     click.option("--grad-reduce-in-bf16", is_flag=True, help="Keep and sum gradients in bfloat16 instead of float32."),
-    click.option("--accumulate-allreduce-grads-in-fp32", is_flag=True, help="Keep and sum gradients in float32, the default."),
+    click.option(
+        "--accumulate-allreduce-grads-in-fp32",
+        is_flag=True,
+        help="Keep and sum gradients in float32, the default unless one bfloat16 micro batch on one rank makes a step.",
+    ),
     click.option("--recompute-activations", is_flag=True, help="Short for --recompute-granularity selective."),
     click.option(
         "--recompute-granularity",
@@ -95,16 +100,19 @@ class Memory:
         }
 
 
-def resolve(options: dict[str, Any]) -> Memory:
+def resolve(options: dict[str, Any], batches: Batches, parallel: Parallelism, precision: Precision) -> Memory:
     if options["grad_reduce_in_bf16"] and options["accumulate_allreduce_grads_in_fp32"]:
         raise UsageError("--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32", "pass one")
+    # One product makes the whole gradient of a weight: nothing is added to it that rounding would lose.
+    alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
+    suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
     return Memory(
         fully_sharded=options["use_torch_fsdp2"],
         instances=options["num_distributed_optimizer_instances"],
         overlap_grad_reduce=options["overlap_grad_reduce"],
         overlap_param_gather=options["overlap_param_gather"],
         bucket_elements=options["ddp_bucket_size"],
-        gradient_dtype="bfloat16" if options["grad_reduce_in_bf16"] else "float32",
+        gradient_dtype="bfloat16" if options["grad_reduce_in_bf16"] or suffices else "float32",
         recompute=_recompute(options),
         offloaded_layers=options["cpu_offloading_num_layers"],
     )

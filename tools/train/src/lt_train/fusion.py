@@ -1,0 +1,103 @@
+"""Puts the kernels of `lt_train.kernels` into megatron-core's layers and loss.
+
+What a kernel fuses spans modules of megatron-core: the sum that one module ends with and the norm that the next begins with, a
+projection's split and the rotation behind it. The modules stay, with their weights, their checkpoints and their hooks (those of
+--overlap-param-gather wait for a module's weights when it is called); only how they call each other is ours.
+
+A layer that a kernel does not fit (LayerNorm, biases, dropout, norms of queries and keys, partly rotated heads) keeps
+megatron-core's way in that part.
+"""
+
+import functools
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.mlp import MLP
+from torch import Tensor
+
+from lt_train.kernels.cross_entropy import cross_entropy
+from lt_train.kernels.rms_norm import rms_norm
+from lt_train.kernels.rotary import split_and_rotate
+from lt_train.kernels.swiglu import swiglu
+from lt_train.plan import Plan
+
+
+def fuse(model: GPTModel, plan: Plan) -> None:
+    """Let `model`'s layers use the kernels that fit them, and its loss too when no other rank has part of the logits."""
+    if not plan.layers.transformer_engine:
+        for layer in model.decoder.layers:
+            _fuse_layer(layer, plan)
+        if model.post_process and plan.architecture.family == "llama":
+            model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
+    if model.post_process and plan.parallelism.tensor == 1:
+        model.compute_language_model_loss = _losses
+
+
+def _fuse_layer(layer: Any, plan: Plan) -> None:
+    architecture = plan.architecture
+    recompute = plan.memory.recompute
+    in_parts = recompute is not None and {"layernorm", "mlp"} & set(recompute.modules)
+    if architecture.family == "llama" and not plan.layers.hidden_dropout and not in_parts:
+        for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
+            norm.forward = partial(_sum_and_norm, norm)
+        layer.forward = partial(_layer, layer)
+    if architecture.family == "llama" and type(layer.mlp) is MLP:
+        layer.mlp.forward = partial(_mlp, layer.mlp)
+    rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
+    if rotates_all and not architecture.qk_layernorm:
+        layer.self_attention.forward = partial(_attention, layer.self_attention)
+
+
+def _layer(
+    layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, rotary_pos_emb: Any = None, **unused: Any
+) -> tuple[Tensor, None]:
+    """A transformer layer over the residual stream [s, b, h]; megatron-core's layers also return a context, here None."""
+    normed, stream = layer.input_layernorm(hidden_states, None)
+    attended, _ = layer.self_attention(normed, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb)
+    normed, stream = layer.pre_mlp_layernorm(stream, attended)
+    output, _ = layer.mlp(normed)
+    return stream + output, None
+
+
+def _sum_and_norm(norm: torch.nn.RMSNorm, stream: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
+    assert norm.eps is not None
+    return rms_norm(stream, addend, norm.weight, norm.eps)
+
+
+def _norm(norm: torch.nn.RMSNorm, rows: Tensor) -> Tensor:
+    return _sum_and_norm(norm, rows, None)[0]
+
+
+def _attention(attention: Any, hidden_states: Tensor, attention_mask: Any, rotary_pos_emb: Any, **unused: Any) -> Any:
+    mixed, _ = attention.linear_qkv(hidden_states)
+    angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
+    query, key, value = split_and_rotate(
+        mixed, *_sines(angles), attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+    )
+    if attention.checkpoint_core_attention and attention.training:
+        mixed = attention._checkpointed_attention_forward(
+            query, key, value, attention_mask, attn_mask_type=attention.attn_mask_type
+        )
+    else:
+        mixed = attention.core_attention(query, key, value, attention_mask)
+    return attention.linear_proj(mixed)
+
+
+@functools.lru_cache(maxsize=1)
+def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 [s, size / 2], of megatron-core's `angles` [s, 1, 1, size], the same tensor for every layer."""
+    half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
+    return half.cos().contiguous(), half.sin().contiguous()
+
+
+def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
+    halves, _ = mlp.linear_fc1(hidden_states)
+    return mlp.linear_fc2(swiglu(halves))
+
+
+def _losses(labels: Tensor, logits: Tensor) -> Tensor:
+    """The loss of every token, float32 [b, s], of `labels` [b, s] and `logits` [s, b, columns]."""
+    losses = cross_entropy(logits.view(-1, logits.shape[-1]), labels.t().reshape(-1))
+    return losses.view(logits.shape[:2]).t().contiguous()
