@@ -25,7 +25,7 @@ BENCHMARKS = {
 CONSTRAINTS = Path("constraints.txt")
 # Debian packages that the tests need, and the commands that do instead. The shell is Chromium without a window: 96 MB to fetch.
 PROGRAMS = {"chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome")}
-CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",)}
+CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}
 
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
@@ -56,8 +56,11 @@ def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]])
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, or those that the arguments choose (as for pytest), a file at a time on every core."""
-    install_programs(session, PROGRAMS)
+    """Run all tests, or those that the arguments choose (as for pytest), a file at a time on every core.
+
+    Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere.
+    """
+    install_programs(session, PROGRAMS | CLUSTER_PROGRAMS)
     install(session, "-r", "tests/requirements.txt")
     session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
     session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs)
@@ -65,7 +68,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """Run the tests that need a real Slurm of two nodes or a real cron on this machine, as root: two minutes."""
+    """Run only the tests that need a real Slurm of two nodes or a real cron on this machine, as root: three minutes."""
     install_programs(session, CLUSTER_PROGRAMS)
     install(session, "pytest", "hypothesis")
     session.run("pytest", "tests/cluster", *session.posargs)

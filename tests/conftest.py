@@ -1,11 +1,10 @@
 """Settings of all tests."""
 
 import signal
+from typing import Any
 
+import pytest
 from hypothesis import settings
-
-# They start daemons as root and take minutes: `nox -s cluster` runs them.
-collect_ignore = ["cluster"]
 
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("no deadline", deadline=None)
@@ -16,3 +15,15 @@ settings.load_profile("no deadline")
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda signal_number, frame: None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file at a time to each process, but all that needs a cluster to one: they share one Slurm, and mostly wait."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "cluster" if "tests/cluster/" in nodeid else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)

@@ -1,4 +1,6 @@
-"""A real Slurm with two nodes on this machine, for a session of tests. Needs root and Debian's slurm-wlm and munge.
+"""A real Slurm with two nodes on this machine, for a session of tests, and a real cron.
+
+They need root and Debian's slurm-wlm, munge, cron and faketime, and are skipped with the reason where that is not to be had.
 
 Each node has one of this machine's cores, and namespaces of its own for its host name and a table of hosts in which n1 and n2
 have addresses. What runs there finds itself on two hosts that know each other by name, as on a cluster; the machine's own files
@@ -8,11 +10,12 @@ stay as they are.
 import dataclasses
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,11 +96,7 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    missing = [program for program in ("slurmctld", "slurmd", "munged") if shutil.which(program, path=_path()) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"needs root and slurm-wlm and munge; missing: {', '.join(missing) or 'root'}")
-    if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
-        pytest.skip("needs namespaces: unshare --mount --uts is not permitted here")
+    _need("slurmctld", "slurmd", "munged")
     # Sockets have short paths only, and pytest's folders may be deep.
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "state").mkdir()
@@ -119,7 +118,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         for arguments in daemons
     ]
     try:
-        for _ in range(300):
+        for _ in range(600):
             if cluster.run("sinfo", "-h", "-o", "%T %D") == "idle 2":
                 break
             time.sleep(0.1)
@@ -142,6 +141,55 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         if munge is not None:
             munge.terminate()
             munge.wait(10)
+
+
+@pytest.fixture
+def cron(tmp_path: Path) -> Callable[[str, list[Path]], None]:
+    """Runs a cron with a crontab until there are these files. Its minute begins in three seconds; its jobs see real time.
+
+    In a mount namespace of its own: it sees no other crontab and nobody sees this one.
+    """
+    _need("cron", "faketime")
+
+    def run(lines: str, files: list[Path]) -> None:
+        (tmp_path / "crontabs").mkdir()
+        crontab = tmp_path / "crontabs" / "root"
+        crontab.write_text(lines)
+        crontab.chmod(0o600)
+        (tmp_path / "nothing").mkdir()
+        # Slurm's programs need munge's socket.
+        (tmp_path / "munge").mkdir()
+        script = f"""
+mount --bind {tmp_path}/crontabs /var/spool/cron/crontabs
+mount --bind {tmp_path}/nothing /etc/cron.d
+mount --bind /dev/null /etc/crontab
+mkdir -p /run/munge
+mount --bind /run/munge {tmp_path}/munge
+mount -t tmpfs tmpfs /run
+mkdir /run/munge
+mount --bind {tmp_path}/munge /run/munge
+exec faketime -f '@2026-01-01 00:00:57' /usr/sbin/cron -f"""
+        # faketime leaves cron to itself when it is ended: a signal goes to both.
+        with subprocess.Popen(["unshare", "--mount", "sh", "-ec", script], start_new_session=True) as process:
+            try:
+                for _ in range(1000):
+                    if all(file.exists() for file in files):
+                        break
+                    assert process.poll() is None
+                    time.sleep(0.1)
+            finally:
+                os.killpg(process.pid, signal.SIGTERM)
+
+    return run
+
+
+def _need(*programs: str) -> None:
+    """Skip the test where these or the right to use them cannot be had."""
+    missing = [program for program in programs if shutil.which(program, path=_path()) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and {', '.join(programs)}; missing: {', '.join(missing) or 'root'}")
+    if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
+        pytest.skip(f"needs namespaces: {' '.join(NAMESPACES)} is not permitted here")
 
 
 def _path() -> str:
