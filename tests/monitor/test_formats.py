@@ -145,8 +145,6 @@ def test_a_rank_of_lt_train_that_a_signal_has_ended(name: str, number: int, caus
 
 
 def test_a_rank_of_lt_train_that_lost_the_others_is_not_the_root() -> None:
-    line = (
-        b"lt-train: error: rank 0 on n1: communication with the other ranks failed: Connection closed by peer [127.0.0.1]\n"
-    )
+    line = b"lt-train: error: rank 0 on n1: communication with the other ranks failed: Connection closed by peer [127.0.0.1]\n"
     ((_, record),) = LogParser().parse(line, 0).items
     assert (record["fault"], record["cause"]) == ("traceback", "cascade")
