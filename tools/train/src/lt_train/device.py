@@ -159,20 +159,6 @@ def peak_memory(device: "torch.device") -> tuple[int, int | None]:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None
 
 
-def timer() -> "torch.cuda.Event":
-    """Can be recorded twice, and tells the milliseconds between."""
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def stream(device: "torch.device") -> int:
-    """The driver's handle of the stream that torch's next kernel goes to."""
-    import torch
-
-    return torch.cuda.current_stream(device).cuda_stream
-
-
 def record_memory_history() -> None:
     """Remember from here on where each piece of GPU memory is taken and given back."""
     import torch

@@ -10,7 +10,7 @@ gradient's reduction does not overlap with the product of the weight's gradient,
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -31,11 +31,23 @@ SMALLEST_AMAX = 1e-12
 COMPILED_SHAPES = 64
 
 
-def use_fp8(model: GPTModel, precision: Precision) -> None:
-    """Make the linear layers of `model`'s decoder multiply in fp8."""
-    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+class Casts(Protocol):
+    """Turns tensors of 16 bits into fp8 numbers and float32 factors that undo the scaling."""
+
+    def straight(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+
+    def turned(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Of the transpose."""
+        ...
+
+    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+
+def use_fp8(model: GPTModel, precision: Precision, triton: bool) -> None:
+    """Make the linear layers of `model`'s decoder multiply in fp8; with `triton`, its kernels cast whole tensors."""
     gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
-    product = partial(_linear, gradient=gradient, rowwise=precision.fp8_recipe == "rowwise")
+    rowwise = precision.fp8_recipe == "rowwise"
+    product = partial(_linear, gradient=gradient, casts=TritonCasts() if triton and not rowwise else TorchCasts(rowwise))
     for module in model.decoder.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
             module._forward_impl = product
@@ -50,7 +62,7 @@ def _linear(
     sequence_parallel: bool,
     tp_group: torch.distributed.ProcessGroup | None,
     gradient: torch.dtype,
-    rowwise: bool,
+    casts: Casts,
     **unused: Any,
 ) -> Tensor:
     """What megatron-core's linear layers call: `input` [s, b, k] times `weight` [n, k], both 16 bits; returns [s, b, n]."""
@@ -59,7 +71,7 @@ def _linear(
     elif allreduce_dgrad:
         input = copy_to_tensor_model_parallel_region(input, group=tp_group)
     rows = input.reshape(-1, input.shape[-1])
-    product: Tensor = _Product.apply(rows, weight, gradient, rowwise)  # type: ignore[no-untyped-call]
+    product: Tensor = _Product.apply(rows, weight, gradient, casts)  # type: ignore[no-untyped-call]
     output = product.view(*input.shape[:-1], weight.shape[0])
     return output if bias is None else output + bias
 
@@ -68,19 +80,20 @@ class _Product(torch.autograd.Function):
     """`rows` [m, k] times the transpose of `weight` [n, k]. The hardware wants the summed dimension of both factors innermost."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, gradient: torch.dtype, rowwise: bool) -> Tensor:
-        cast, scale, *turned = _cast_both(rows, E4M3, rowwise)
-        ctx.gradient, ctx.rowwise = gradient, rowwise
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, gradient: torch.dtype, casts: Casts) -> Tensor:
+        cast, scale, turned, turned_scale = casts.both(rows, E4M3)
+        ctx.gradient, ctx.casts = gradient, casts
         # The weight is cast again in the backward pass: kept in fp8 as well, it would need half as much memory again.
-        ctx.save_for_backward(weight, *turned)
-        return _multiply(cast, scale, *_cast(weight, E4M3, rowwise), rows.dtype, fast=True)
+        ctx.save_for_backward(weight, turned, turned_scale)
+        return _multiply(cast, scale, *casts.straight(weight, E4M3), rows.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         weight, turned_rows, turned_rows_scale = ctx.saved_tensors
-        cast, scale, turned, turned_scale = _cast_both(output_gradient.contiguous(), ctx.gradient, ctx.rowwise)
+        cast, scale, turned, turned_scale = ctx.casts.both(output_gradient.contiguous(), ctx.gradient)
         dtype = output_gradient.dtype
-        rows_gradient = _multiply(cast, scale, *_cast_turned(weight, E4M3, ctx.rowwise), dtype, fast=False)
+        turned_weight, weight_scale = ctx.casts.turned(weight, E4M3)
+        rows_gradient = _multiply(cast, scale, turned_weight, weight_scale, dtype, fast=False)
         weight_gradient = _multiply(turned, turned_scale, turned_rows, turned_rows_scale, dtype, fast=False)
         return rows_gradient, weight_gradient, None, None
 
@@ -88,6 +101,44 @@ class _Product(torch.autograd.Function):
 def _multiply(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
     """`left` [m, k] times the transpose of `right` [n, k], of `dtype`. `fast` sums in fewer bits, which gradients do not bear."""
     return torch._scaled_mm(left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=dtype, use_fast_accum=fast)
+
+
+class TritonCasts:
+    """One scale a tensor, by the kernels of `lt_train.kernels.fp8`."""
+
+    def straight(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cast, _, factor = self._cast(tensor, dtype, True, False)
+        return cast, factor
+
+    def turned(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        _, turned, factor = self._cast(tensor, dtype, False, True)
+        return turned, factor
+
+    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        cast, turned, factor = self._cast(tensor, dtype, True, True)
+        return cast, factor, turned, factor
+
+    def _cast(self, tensor: Tensor, dtype: torch.dtype, straight: bool, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
+        from lt_train.kernels import fp8
+
+        return fp8.cast(tensor, fp8.largest(tensor), dtype, straight, turned)
+
+
+class TorchCasts:
+    """A scale for each tensor or, `rowwise`, for each row, by compiled functions."""
+
+    def __init__(self, rowwise: bool):
+        self.rowwise = rowwise
+        torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+
+    def straight(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return _straight(tensor, dtype, self.rowwise)
+
+    def turned(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return _turned(tensor, dtype, self.rowwise)
+
+    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _both(tensor, dtype, self.rowwise)
 
 
 def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
@@ -99,18 +150,18 @@ def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, 
 
 
 @torch.compile(dynamic=False)
-def _cast(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+def _straight(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
     return _scaled(tensor, dtype, rowwise)
 
 
 @torch.compile(dynamic=False)
-def _cast_turned(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+def _turned(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
     cast, scale = _scaled(tensor.t(), dtype, rowwise)
     return cast.contiguous(), scale
 
 
 @torch.compile(dynamic=False)
-def _cast_both(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _both(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`tensor` [a, b] and its transpose in fp8, one pass over the values for both, each with its scale."""
     cast, scale = _scaled(tensor, dtype, rowwise)
     turned, turned_scale = _scaled(tensor.t(), dtype, rowwise)

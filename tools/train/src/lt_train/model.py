@@ -16,7 +16,6 @@ from lt_train.device import CPU
 from lt_train.fp8 import use_fp8
 from lt_train.fsdp import FullySharded
 from lt_train.layers import block_spec, exclude_padding
-from lt_train.linear import tune_products
 from lt_train.plan import Plan
 from lt_train.z_loss import add_z_loss
 
@@ -82,11 +81,6 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
 def _accumulates_in_products(plan: Plan, on_cpu: bool) -> bool:
     """FSDP has no buffers to add to; without 16 bits nothing is gained."""
     return not on_cpu and plan.precision.half and not plan.memory.fully_sharded
-
-
-def _tunes_products(plan: Plan) -> bool:
-    """Experts see another number of tokens each time."""
-    return plan.layers.tuned_products and not plan.precision.deterministic and plan.architecture.num_experts is None
 
 
 def _window(plan: Plan) -> tuple[int, int] | None:
@@ -194,10 +188,8 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
         fuse(model, plan)
     if model.post_process and plan.optimization.z_loss_coeff:
         add_z_loss(model, plan.optimization.z_loss_coeff)
-    if config.gradient_accumulation_fusion and _tunes_products(plan):
-        tune_products(model)
     if plan.precision.fp8_format and not plan.layers.transformer_engine:
-        use_fp8(model, plan.precision)
+        use_fp8(model, plan.precision, plan.layers.triton)
     return wrap(plan, config, model, device)
 
 

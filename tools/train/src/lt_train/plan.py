@@ -167,7 +167,7 @@ def _parts(
 
     make("architecture", lambda: model.resolve(options, datasets))
     make("parallelism", parallel, "architecture")
-    make("layers", lambda layout: layers.resolve(options, layout.device, layout.tensor == 1), "parallelism")
+    make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
     make("batches", lambda architecture, layout: batches.resolve(options, architecture, layout), "architecture", "parallelism")
     make("precision", lambda: precision.resolve(options))
     make("optimization", lambda sizes: optimization.resolve(options, sizes), "batches")

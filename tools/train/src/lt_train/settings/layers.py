@@ -20,7 +20,6 @@ from lt_train.settings.parallelism import Parallelism
 TRANSFORMER_ENGINE = "te"
 TORCH = "torch"
 TRITON = "triton"
-TUNED = "tuned"
 # Megatron's names of FlashAttention and of cuDNN's attention.
 FLASH = "flash"
 FUSED = "fused"
@@ -56,12 +55,6 @@ OPTIONS = console.section(
         help="Attention of torch layers on GPUs: flash-attn-4 or cuDNN; auto takes flash-attn-4 where it is installed.",
     ),
     click.option(
-        "--products",
-        type=click.Choice(["auto", TUNED, TORCH]),
-        default="auto",
-        help="Products of whole weights on GPUs: the fastest algorithm, tried at the start, or PyTorch's guess; auto tries.",
-    ),
-    click.option(
         "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
     ),
     click.option("--attention-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
@@ -81,13 +74,12 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused", `products` "tuned" or
-    "torch"; dropouts are probabilities."""
+    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused"; dropouts are
+    probabilities."""
 
     implementation: str
     kernels: str
     attention: str
-    products: str
     hidden_dropout: float
     attention_dropout: float
     token_dispatcher: str
@@ -102,19 +94,12 @@ class Layers:
         return self.kernels == TRITON
 
     @property
-    def tuned_products(self) -> bool:
-        return self.products == TUNED
-
-    @property
     def dropout(self) -> bool:
         return self.hidden_dropout > 0 or self.attention_dropout > 0
 
 
-def resolve(options: dict[str, Any], where: str, whole_weights: bool) -> Layers:
-    """`where` is a resolved device; with `whole_weights` no other rank has a part of this rank's matrices.
-
-    Says which of Megatron's flags change nothing.
-    """
+def resolve(options: dict[str, Any], where: str) -> Layers:
+    """`where` is a resolved device. Says which of Megatron's flags change nothing."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
@@ -130,18 +115,11 @@ def resolve(options: dict[str, Any], where: str, whole_weights: bool) -> Layers:
         implementation=asked,
         kernels=kernels,
         attention=attention,
-        products=_products(options["products"], where, whole_weights),
         hidden_dropout=options["hidden_dropout"],
         attention_dropout=options["attention_dropout"],
         token_dispatcher=options["moe_token_dispatcher_type"],
         grouped_experts=options["moe_grouped_gemm"],
     )
-
-
-def _products(asked: str, where: str, whole_weights: bool) -> str:
-    if asked != "auto":
-        return asked
-    return TUNED if where == device.CUDA and whole_weights else TORCH
 
 
 def _has_transformer_engine() -> bool:

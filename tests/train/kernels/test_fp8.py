@@ -1,0 +1,35 @@
+"""Casts of numbers that fp8 holds exactly, for which rounding has no say: the interpreter's is not a GPU's."""
+
+import pytest
+import torch
+
+from lt_train.kernels.fp8 import cast, largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("shape", [(3, 5), (130, 257)])
+@pytest.mark.parametrize("size", [2.0**-20, 1.0, 2.0**20])
+def test_cast_and_its_transpose(dtype: torch.dtype, shape: tuple[int, int], size: float) -> None:
+    torch.manual_seed(0)
+    exact = torch.randn(shape).to(dtype)
+    exact[-1, -1] = torch.finfo(dtype).min
+    tensor = (exact.float() * size).bfloat16()
+    parts = largest(tensor)
+    assert parts.max() == tensor.abs().max()
+    same, turned, factor = cast(tensor, parts, dtype, True, True)
+    assert factor == size
+    assert torch.equal(same.float(), exact.float())
+    assert torch.equal(turned.float(), exact.float().t())
+
+
+def test_zeros() -> None:
+    tensor = torch.zeros(4, 4, dtype=torch.bfloat16)
+    same, _, factor = cast(tensor, largest(tensor), torch.float8_e4m3fn, True, True)
+    assert not same.float().any()
+    assert factor.isfinite().all()
+
+
+def test_what_is_not_asked_for_is_empty() -> None:
+    tensor = torch.ones(4, 4, dtype=torch.bfloat16)
+    same, turned, _ = cast(tensor, largest(tensor), torch.float8_e4m3fn, False, True)
+    assert (same.numel(), turned.shape) == (0, (4, 4))
