@@ -232,6 +232,8 @@ def adapt_to_torch() -> list[str]:
         return []
     # Only its other back ends make one.
     torch.distributed.fsdp.DataParallelMeshDims = object
+    # It shortens the time-outs after the first step.
+    torch.distributed.set_timeout = lambda timeout, group: None
     return ["for torch 2.11 partial_dtensor and the loss in one chunk"]
 
 
