@@ -262,12 +262,15 @@ def test_the_implementation_follows_the_device_and_what_is_installed(
     monkeypatch.setattr(layers, "_has_transformer_engine", lambda: installed)
     options: dict[str, Any] = dict.fromkeys(layers.WITHOUT_EFFECT, False) | {
         "transformer_impl": asked,
+        "kernels": "auto",
+        "attention_backend": "auto",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,
     }
-    assert layers.resolve(options, where).implementation == expected
+    found = layers.resolve(options, where)
+    assert (found.implementation, found.triton) == (expected, where == "cuda")
 
 
 def test_the_manual_names_every_preset() -> None:

@@ -148,11 +148,14 @@ def _layer_activations(plan: Plan) -> int:
     model, recompute = plan.architecture, plan.memory.recompute
     modules = recompute.modules if recompute else ()
     llama, bytes_each = model.family == "llama", 2 if plan.precision.half else 4
+    fused = llama and plan.layers.triton and not plan.layers.transformer_engine
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
-    attention = 2 * (model.query_size + 2 * model.kv_size) - model.kv_size if llama else model.query_size + 2 * model.kv_size
-    attention += model.query_size * (1 if "core_attn" in modules else 2)
+    attention = model.query_size + 2 * model.kv_size
+    if llama and not fused:
+        attention += model.query_size + model.kv_size
+    attention += model.query_size * (1 if "core_attn" in modules or fused else 2)
     # The two inputs of SwiGLU, the SiLU of one and the product; or input and output of GELU.
-    wide = model.ffn_hidden_size * (4 if llama else 2)
+    wide = model.ffn_hidden_size * ((3 if fused else 4) if llama else 2)
     if "mlp" in modules or "moe" in modules:
         wide = 0
     elif model.num_experts:
@@ -163,6 +166,7 @@ def _layer_activations(plan: Plan) -> int:
 
 
 def _logits(plan: Plan) -> int:
-    """Logits in the precision of the forward pass, and the probabilities and their gradient in float32."""
+    """Logits in the precision of the forward pass; without the kernels the probabilities and their gradient in float32 too."""
     columns = plan.padded_vocab_size // plan.parallelism.tensor
-    return _tokens(plan) * columns * ((2 if plan.precision.half else 4) + 4)
+    copies = 0 if plan.layers.triton and plan.parallelism.tensor == 1 else 4
+    return _tokens(plan) * columns * ((2 if plan.precision.half else 4) + copies)

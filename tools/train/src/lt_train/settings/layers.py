@@ -108,7 +108,7 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
         asked = TRANSFORMER_ENGINE if where == device.CUDA and _has_transformer_engine() else TORCH
     kernels, attention = options["kernels"], options["attention_backend"]
     if kernels == "auto":
-        kernels = TRITON if where == device.CUDA and _is_installed("triton") else TORCH
+        kernels = TRITON if where == device.CUDA else TORCH
     if attention == "auto":
         attention = FLASH if where == device.CUDA and _is_installed("flash_attn.cute") else FUSED
     return Layers(
@@ -146,8 +146,6 @@ def check(
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
-    if layers.triton and not _is_installed("triton"):
-        yield BadConfig("Triton is not installed", "it comes with PyTorch for CUDA; or use --kernels torch")
     if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
         yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
