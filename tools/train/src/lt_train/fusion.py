@@ -26,11 +26,10 @@ from lt_train.plan import Plan
 
 def fuse(model: GPTModel, plan: Plan) -> None:
     """Let `model`'s layers use the kernels that fit them, and its loss too when no other rank has part of the logits."""
-    if not plan.layers.transformer_engine:
-        for layer in model.decoder.layers:
-            _fuse_layer(layer, plan)
-        if model.post_process and plan.architecture.family == "llama":
-            model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
+    for layer in model.decoder.layers:
+        _fuse_layer(layer, plan)
+    if model.post_process and plan.architecture.family == "llama":
+        model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
     if model.post_process and plan.parallelism.tensor == 1:
         model.compute_language_model_loss = _losses
 

@@ -148,7 +148,7 @@ def _layer_activations(plan: Plan) -> int:
     model, recompute = plan.architecture, plan.memory.recompute
     modules = recompute.modules if recompute else ()
     llama, bytes_each = model.family == "llama", 2 if plan.precision.half else 4
-    fused = llama and plan.layers.triton and not plan.layers.transformer_engine
+    fused = llama and plan.layers.triton
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
     attention = model.query_size + 2 * model.kv_size
     if llama and not fused:

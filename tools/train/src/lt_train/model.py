@@ -79,8 +79,9 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
 
 
 def _accumulates_in_products(plan: Plan, on_cpu: bool) -> bool:
-    """FSDP has no buffers to add to; without 16 bits nothing is gained."""
-    return not on_cpu and plan.precision.half and not plan.memory.fully_sharded
+    """FSDP has no buffers to add to; without 16 bits nothing is gained; TransformerEngine's layers have a way of their own."""
+    has_buffers = not plan.memory.fully_sharded and not plan.layers.transformer_engine
+    return not on_cpu and plan.precision.half and has_buffers
 
 
 def _window(plan: Plan) -> tuple[int, int] | None:

@@ -46,7 +46,8 @@ OPTIONS = console.section(
         "--kernels",
         type=click.Choice(["auto", TRITON, TORCH]),
         default="auto",
-        help="Norms, rotation, SwiGLU, loss and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs.",
+        help="Norms, rotation, SwiGLU, loss and AdamW by Triton's kernels or by PyTorch; auto takes Triton's for torch layers"
+        " on GPUs.",
     ),
     click.option(
         "--attention-backend",
@@ -108,7 +109,7 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
         asked = TRANSFORMER_ENGINE if where == device.CUDA and _has_transformer_engine() else TORCH
     kernels, attention = options["kernels"], options["attention_backend"]
     if kernels == "auto":
-        kernels = TRITON if where == device.CUDA else TORCH
+        kernels = TRITON if where == device.CUDA and asked == TORCH else TORCH
     if attention == "auto":
         attention = FLASH if where == device.CUDA and _is_installed("flash_attn.cute") else FUSED
     return Layers(
@@ -144,6 +145,8 @@ def check(
             yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     elif layers.grouped_experts:
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
+    if layers.triton and layers.transformer_engine:
+        yield BadConfig("--kernels triton is for torch layers", "drop it, or use --transformer-impl torch")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
