@@ -286,6 +286,33 @@ def test_secrets_and_line_breaks_are_not_printed(tmp_path: Path, as_json: bool) 
     assert [line.count("not carried over: ") for line in shown.stderr.splitlines()] == [1] * 4
 
 
+SECRET_YAML = """\
+model:
+  url: https://user:SECRET@host/x
+  tag: hf_SECRETabc123defgh
+  variables: [{name: HF_TOKEN, value: SECRET}]
+exp_manager: {exp_dir: "s3://key:SECRET@bucket/x", create_checkpoint_callback: true}
+"""
+SECRET_SCRIPT = """\
+export WANDB_API_KEY=SECRET
+srun --export=HF_TOKEN=SECRET,ALL python pretrain_gpt.py --tokenizer-model https://u:SECRET@h/x --wandb-key $WANDB_API_KEY \\
+    --wandb-project $WANDB_API_KEY --save s3://key:SECRET@bucket/x --load https://SECRET@host/x
+"""
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.yaml", SECRET_YAML), ("a.sh", SECRET_SCRIPT), ("b.yaml", "a: [https://u:SECRET@h\n")]
+)
+def test_secrets_in_values_are_not_printed(tmp_path: Path, name: str, content: str, as_json: bool) -> None:
+    (tmp_path / name).write_text(content)
+    shown = CliRunner().invoke(command, [str(tmp_path / name), *(["--json"] if as_json else [])])
+    assert "SECRET" not in f"{shown.output}{shown.exception}"
+    if name == "a.sh":
+        assert "wandb_key = (not shown): wandb reads it from WANDB_API_KEY" in shown.stderr
+        assert "save = s3://(not shown)@bucket/x: it holds a secret" in shown.stderr
+
+
 def test_command(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, [str(PLACE / "guide.toml")])
     assert tomllib.loads(shown.stdout)["model"] == "llama3.1-8b"

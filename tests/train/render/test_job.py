@@ -51,6 +51,12 @@ def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
         ((*TRAIN, "--save", "run", "--job-name", ""), "--job-name"),
         ((*TRAIN, "--save", "run", "--image", "/fsx/a\nb.sqsh"), "--image"),
         ((*TRAIN, "--save", "run", "--image", ""), "--image"),
+        ((*TRAIN, "--save", "s3://key:pass/word@bucket/x"), "--save: .*holds a password"),
+        ((*TRAIN, "--save", "run", "--image", "docker://me:word@host/image"), "--image: .*holds a password"),
+        (
+            ("--model", "tiny", "--save", "run", "--preprocess", "s3://key:word@bucket/x -o web"),
+            "--preprocess: .*holds a password",
+        ),
         ((*TRAIN, "--save", "run\nEND_OF_TRAIN\ntouch x"), "line break"),
         ((*TRAIN, "--save", "~/run"), "replaces ~"),
         ((*TRAIN, "--save=~/run"), "replaces ~"),

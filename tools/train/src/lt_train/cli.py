@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from lt_shared import console
-from lt_train import __version__, stopping
+from lt_train import __version__, credentials, stopping
 from lt_train.plan import MEASURED_SUBJECTS, SUBJECTS
 from lt_train.settings import benchmark
 from lt_train.settings import data as data_settings
@@ -50,7 +50,9 @@ class Command(console.Command):
     """Takes Megatron's lists of datasets, which click cannot. Its help is that of the tool and lists the named commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, data_settings.spread(args))
+        rest = super().parse_args(ctx, data_settings.spread(args))
+        credentials.check_options(ctx.params)
+        return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)

@@ -14,11 +14,10 @@ from typing import Any
 import click
 
 from lt_shared.console import BadData
+from lt_train import credentials
 
 MOST_KEYS = 10_000
-# What nobody should read in a log.
-SECRET = re.compile(r"(^|[._-])(token|password|passwd|secret|api_?key|access_?key)$", re.IGNORECASE)
-NOT_SHOWN = "(not shown)"
+HOLDS_SECRET = "it holds a secret: those come from the environment"
 A_NUMBER, A_TEXT = "a number is needed there", "a text is needed there"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -122,7 +121,10 @@ class Ledger:
             self.set(option, True)
 
     def set(self, option: str, value: Any) -> None:
-        self._options[option] = value
+        if credentials.holds(value):
+            self._drop(option, value, HOLDS_SECRET)
+        else:
+            self._options[option] = value
 
     def default(self, option: str, value: Any) -> None:
         """What the other trainer does where nothing is said, and lt-train does otherwise."""
@@ -159,8 +161,9 @@ class Ledger:
     def _drop(self, key: str, value: Any, reason: str) -> None:
         # What is not set has no meaning to lose.
         if value is not None:
-            shown = " ".join(map(str, value)) if isinstance(value, list) else value
-            self._dropped.append(Dropped(key, NOT_SHOWN if SECRET.search(key) else shown, reason))
+            shown = credentials.NOT_SHOWN if credentials.is_secret(key) else credentials.covered(value)
+            shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
+            self._dropped.append(Dropped(credentials.covered(key), shown, reason))
 
 
 @functools.cache

@@ -42,6 +42,7 @@ REASONS = {
     "log_params_norm": "lt-train has no such number",
     "log_num_zeros_in_grad": "lt-train has no such number",
     "log_progress": "the log has it",
+    "wandb_key": "wandb reads it from WANDB_API_KEY",
 }
 DEFAULTS = {
     "hidden_dropout": 0.1,
@@ -66,6 +67,8 @@ def translate(words: Sequence[str]) -> Translation:
     for word in words[:script]:
         ledger.drop(f"launcher {word}", LAUNCHER)
     for key, value in of_shell.items():
+        if REASONS.get(key):
+            ledger.drop(key, REASONS[key])
         ledger.drop(key, OF_SHELL if value != [key] else f"{OF_SHELL}, or the options that it holds")
     _contradictions(ledger)
     for key in values:

@@ -9,6 +9,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from lt_train import credentials
+
 ARRAY = re.compile(r"\s*(?:declare\s+-a\s+|local\s+-a\s+)?(\w+)\+?=\(")
 ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 DEFAULT = re.compile(r"\$\{(\w+):?=(.*)\}", re.DOTALL)
@@ -62,8 +64,8 @@ def needs_shell(word: str) -> bool:
 
 
 def _set(variables: dict[str, list[str]], name: str, values: list[str], depth: int) -> None:
-    """Under a condition a variable has one value or another."""
-    if depth or sum(map(len, values)) > LONGEST_VALUE:
+    """Under a condition a variable has one value or another. A secret stays behind the name of its variable."""
+    if depth or credentials.is_secret(name) or sum(map(len, values)) > LONGEST_VALUE:
         values = [f"${name}"]
     variables[name] = values
 

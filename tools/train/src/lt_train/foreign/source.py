@@ -11,6 +11,7 @@ from lt_shared.console import BadData
 from lt_train.foreign import hyperpod, megatron_lm, nemo, torchtitan
 from lt_train.foreign.ledger import Translation, flatten
 
+SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
 REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 # Keys that only one of the two has, for the rare file without its sections.
 OF_RECIPES = ("run.", "recipes.", "use_smp_model", "cluster_type", "model.train_batch_size", "model.tensor_model_parallel_degree")
@@ -50,7 +51,12 @@ def _yaml(text: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadData(f"not YAML: {' '.join(str(error).split())}") from None
+        # Not the lines of the file, which the whole message has: there may be a password in them.
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise BadData(
+            f"not YAML: {getattr(error, 'problem', None) or 'a character that it does not have'}{where}", SYNTAX
+        ) from None
     if not isinstance(content, dict):
         raise BadData("not a configuration: it has no keys")
     flat = flatten({str(key): value for key, value in content.items()})

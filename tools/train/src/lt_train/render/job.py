@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
+from lt_train import credentials
 from lt_train.instances import Instance
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -95,8 +96,10 @@ def make(
 
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
+    if image is not None:
+        credentials.check(image, "--image")
     if image is not None and not re.fullmatch(r"\S+", image):
-        raise UsageError(f"--image {image!r}: no container image is called so")
+        raise UsageError(f"--image {image!r}: no container image is called so", "--image REGISTRY/NAME:TAG, or FILE.sqsh")
     words = [*words, *_sizes(sizes)]
     context = command.make_context(program, words, auto_envvar_prefix="LT_TRAIN")
     options = context.params
@@ -142,6 +145,7 @@ def _paths(data: Sequence[str]) -> Iterator[str]:
 
 def check_value(value: str, where: str) -> None:
     """Raises UsageError for a text that would not arrive as it was meant, however it is quoted."""
+    credentials.check(value, where)
     if CONTROL.search(value):
         raise UsageError(f"{where}: {value!r} has a line break or another control character", "write it in one line")
     if HOME.match(value):

@@ -75,9 +75,15 @@ def check(job: Job, claim: str, mount: str) -> None:
     if job.image is None:
         raise UsageError("no --image: pods run containers", "build containers/gpu.Dockerfile and name its address in a registry")
     if not NAME.fullmatch(job.name):
-        raise UsageError(f"--job-name {job.name!r}: Kubernetes takes small letters, digits and -, and here at most 44 of them")
+        raise UsageError(
+            f"--job-name {job.name!r}: Kubernetes takes at most 44 small letters, digits and - here, a letter first",
+            "--job-name lt-train",
+        )
     if not CLAIM.fullmatch(claim):
-        raise UsageError(f"--claim {claim!r} is no name of a PersistentVolumeClaim")
+        raise UsageError(
+            f"--claim {claim!r} is no name of a PersistentVolumeClaim: those have small letters, digits, - and .",
+            "kubectl get pvc shows those that there are",
+        )
     if not mount.startswith("/") or not mount.strip("/"):
         raise UsageError(f"--mount {mount!r}: a volume is mounted at a directory below /", "--mount /fsx")
     check_value(mount, "--mount")
