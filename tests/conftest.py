@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import os
 import signal
 from typing import Any
 
@@ -9,6 +10,9 @@ from hypothesis import settings
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+# Triton's kernels run in its interpreter, which needs no GPU. Triton reads this when anything imports it, as torch may.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # A job in the background of a shell, or under nohup, ignores these, and its children would too: tests send them to tools. A
 # handler that does nothing keeps them ignored here and leaves the default to the children.

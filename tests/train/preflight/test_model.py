@@ -37,7 +37,7 @@ def test_precision_of_gpus_elsewhere(tmp_path: Path) -> None:
 def test_memory(tmp_path: Path) -> None:
     large = ("--model", "llama3.1-8b", "--bf16", "--seq-length", "2048")
     (found,) = said(model.fits, situation(tmp_path, *large, gpu="h100-80gb"))
-    assert found.startswith("error: h100-80gb: weights, gradients and optimizer alone take 134.6 GiB of 79.6")
+    assert found.startswith("error: h100-80gb: weights, gradients and optimizer alone take 119.7 GiB of 79.6")
     split = ("--ranks", "8", "--use-distributed-optimizer", "--global-batch-size", "8")
     (found,) = said(
         model.fits, situation(tmp_path, *large, *split, "--micro-batch-size", "1", "--seq-length", "8192", gpu="h100-80gb")
