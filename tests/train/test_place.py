@@ -122,6 +122,42 @@ def test_half_a_place_is_an_error() -> None:
         place.find(TORCHRUN | {"RANK": "first"})
 
 
+STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason", "remedy"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "but OMPI_COMM_WORLD_LOCAL_SIZE is not set", "OMPI_COMM"),
+        ({"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'", "OMPI_COMM_WORLD_"),
+        (SLURM | STEP | {"SLURM_STEP_TASKS_PER_NODE": "foo"}, "SLURM_STEP_TASKS_PER_NODE='foo'", "SLURM_STEP_"),
+        (STEP, "but SLURM_STEP_NODELIST is not set", "SLURM_STEP_"),
+        (SLURM | STEP | {"SLURM_STEP_NODELIST": "n[1-"}, r"SLURM_STEP_NODELIST='n\[1-'", "MASTER_ADDR"),
+        (SLURM | STEP | {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST=''", "MASTER_ADDR"),
+        (PYTORCHJOB | {"PET_NODE_RANK": ""}, "PET_NODE_RANK=''", "PET_"),
+        (TORCHRUN | {"MASTER_PORT": "a"}, "MASTER_PORT='a'", "MASTER_PORT"),
+    ],
+)
+def test_a_malformed_variable_is_named_with_a_remedy(variables: dict[str, str], reason: str, remedy: str) -> None:
+    with pytest.raises(BadConfig, match=reason) as caught:
+        place.find(variables)
+    assert remedy in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [
+        ("gpu[003-004,7],x1", "gpu003"),
+        ("rack[1-2]node[03-4]", "rack1node03"),
+        ("n[1-2]-efa", "n1-efa"),
+        ("ip-10-0-0-1.ec2.internal,b", "ip-10-0-0-1.ec2.internal"),
+        ("a", "a"),
+    ],
+)
+def test_first_host(node_list: str, host: str) -> None:
+    assert place.first_host(node_list) == host
+
+
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=8), st.data())
 def test_tasks_per_node_of_any_step(counts: list[int], data: st.DataObject) -> None:
     """Slurm writes a run of equal numbers once."""

@@ -27,6 +27,9 @@ LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 # torchrun's own default, which the operators of Kubernetes use as well.
 TORCH_PORT = 29500
+# Of numbered hosts in Slurm's lists.
+RANGES = r"\[\d+(?:[-,]\d+)*\]"
+REMEDY = "start with srun, mpirun or torchrun, or unset what one of them has left ({}) to let lt-train start its own ranks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,22 +137,41 @@ def _check_count(what: str, number: int, count: int) -> None:
 
 
 def _described(environment: Mapping[str, str]) -> Place | Node | None:
-    try:
-        if "LOCAL_RANK" in environment:
-            return _from_torchrun(environment)
-        if "PET_NNODES" in environment:
-            return _from_kubernetes(environment)
-        if "RANK" in environment:
-            return _from_torchrun(environment)
-        if int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
-            return _from_mpi(environment)
-        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
-            return _from_slurm(environment)
-    except KeyError as error:
-        raise BadConfig(f"the environment describes a rank, but {error} is not set") from None
-    except ValueError as error:
-        raise BadConfig(f"the environment describes a rank with a malformed number: {error}") from None
+    if "LOCAL_RANK" in environment:
+        return _from_torchrun(environment)
+    if "PET_NNODES" in environment:
+        return _from_kubernetes(environment)
+    if "RANK" in environment:
+        return _from_torchrun(environment)
+    if _number(environment, "OMPI_COMM_WORLD_SIZE", 1) > 1:
+        return _from_mpi(environment)
+    if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
+        return _from_slurm(environment)
     return None
+
+
+def _text(environment: Mapping[str, str], name: str) -> str:
+    if name not in environment:
+        raise BadConfig(f"the environment describes a rank, but {name} is not set", REMEDY.format(_family(name)))
+    return environment[name]
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    """What is not set, or empty, is `otherwise`, where there is one."""
+    if otherwise is not None and not environment.get(name):
+        return otherwise
+    text = _text(environment, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise BadConfig(
+            f"the environment describes a rank with a malformed number: {name}={text!r}", REMEDY.format(_family(name))
+        ) from None
+
+
+def _family(name: str) -> str:
+    """The variables of a launcher, for a message."""
+    return next((f"{prefix}*" for prefix in ("OMPI_COMM_WORLD_", "SLURM_STEP_", "PET_") if name.startswith(prefix)), name)
 
 
 def _from_torchrun(environment: Mapping[str, str]) -> Place:
@@ -160,14 +182,14 @@ def _from_torchrun(environment: Mapping[str, str]) -> Place:
             f"the environment describes a rank, but {', '.join(missing)} is not set",
             "start with torchrun, with srun, or unset RANK and LOCAL_RANK to let lt-train start its own ranks",
         )
-    local_rank = int(environment["LOCAL_RANK"])
+    local_rank = _number(environment, "LOCAL_RANK")
     return Place(
-        rank=int(environment["RANK"]),
+        rank=_number(environment, "RANK"),
         local_rank=local_rank,
-        local_ranks=int(environment.get("LOCAL_WORLD_SIZE", local_rank + 1)),
-        world_size=int(environment["WORLD_SIZE"]),
+        local_ranks=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1),
+        world_size=_number(environment, "WORLD_SIZE"),
         master_address=environment["MASTER_ADDR"],
-        master_port=int(environment["MASTER_PORT"]),
+        master_port=_number(environment, "MASTER_PORT"),
         found="torchrun",
     )
 
@@ -181,19 +203,19 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
         )
     ranks = environment.get("PET_NPROC_PER_NODE", "auto")
     return Node(
-        index=int(environment["PET_NODE_RANK"]),
-        nodes=int(environment["PET_NNODES"]),
+        index=_number(environment, "PET_NODE_RANK"),
+        nodes=_number(environment, "PET_NNODES"),
         # Otherwise "auto", "gpu" or "cpu".
         ranks=int(ranks) if ranks.isdigit() else None,
         master_address=environment["PET_MASTER_ADDR"],
-        master_port=int(environment.get("PET_MASTER_PORT", TORCH_PORT)),
+        master_port=_number(environment, "PET_MASTER_PORT", TORCH_PORT),
         found="Kubernetes",
     )
 
 
 def _from_mpi(environment: Mapping[str, str]) -> Place | Node:
     """Open MPI tells no rank where the first one is; when all are on this machine it does not need to."""
-    size, local_size = int(environment["OMPI_COMM_WORLD_SIZE"]), int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    size, local_size = _number(environment, "OMPI_COMM_WORLD_SIZE"), _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE")
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_size == size else None)
     if address is None:
         raise BadConfig(
@@ -201,23 +223,27 @@ def _from_mpi(environment: Mapping[str, str]) -> Place | Node:
             'mpirun -x MASTER_ADDR="$(head -n 1 HOSTFILE | cut -d " " -f 1)" lt-train ...',
         )
     number = zlib.crc32(environment.get("PMIX_NAMESPACE", "").encode()) if local_size == size else 0
-    port = int(environment.get("MASTER_PORT") or FIRST_PORT + number % PORTS)
-    rank = int(environment["OMPI_COMM_WORLD_RANK"])
+    port = _number(environment, "MASTER_PORT", FIRST_PORT + number % PORTS)
+    rank = _number(environment, "OMPI_COMM_WORLD_RANK")
     if local_size == 1:
         return Node(rank, size, None, address, port, "mpirun")
-    return Place(rank, int(environment["OMPI_COMM_WORLD_LOCAL_RANK"]), local_size, size, address, port, "mpirun")
+    return Place(rank, _number(environment, "OMPI_COMM_WORLD_LOCAL_RANK"), local_size, size, address, port, "mpirun")
 
 
 def _from_slurm(environment: Mapping[str, str]) -> Place | Node:
-    tasks = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", environment["SLURM_STEP_NUM_TASKS"]))
-    step = int(environment.get("SLURM_JOB_ID", "0")) * 7 + int(environment.get("SLURM_STEP_ID", "0"))
-    address = environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"])
-    port = int(environment.get("MASTER_PORT") or FIRST_PORT + step % PORTS)
-    rank, size = int(environment["SLURM_PROCID"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    given = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environment else "SLURM_STEP_NUM_TASKS"
+    try:
+        tasks = tasks_per_node(environment[given])
+    except ValueError:
+        raise BadConfig(f"cannot read {given}={environment[given]!r}", REMEDY.format(_family(given))) from None
+    step = _number(environment, "SLURM_JOB_ID", 0) * 7 + _number(environment, "SLURM_STEP_ID", 0)
+    address = environment.get("MASTER_ADDR") or first_host(_text(environment, "SLURM_STEP_NODELIST"))
+    port = _number(environment, "MASTER_PORT", FIRST_PORT + step % PORTS)
+    rank, size = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS")
     if set(tasks) == {1}:
         return Node(rank, size, None, address, port, "srun")
-    own = tasks[min(int(environment.get("SLURM_NODEID", "0")), len(tasks) - 1)]
-    return Place(rank, int(environment["SLURM_LOCALID"]), own, size, address, port, "srun")
+    own = tasks[min(_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)]
+    return Place(rank, _number(environment, "SLURM_LOCALID"), own, size, address, port, "srun")
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -232,9 +258,8 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(node_list: str) -> str:
-    """The first host of Slurm's compressed list: "gpu[003-004,7],x1" is gpu003."""
-    first = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)", node_list)
+    """The first host of Slurm's compressed list: "gpu[003-004,7],x1" is gpu003, "rack[1-2]node[3-4]" is rack1node3."""
+    first = re.match(rf"((?:[^,\[\]\s]|{RANGES})+)(?:,|$)", node_list)
     if not first:
-        raise BadConfig(f"cannot read the node list {node_list!r}", "set MASTER_ADDR")
-    prefix, ranges, suffix = first.groups()
-    return prefix + (re.split(r"[-,]", ranges)[0] if ranges else "") + suffix
+        raise BadConfig(f"cannot read the node list SLURM_STEP_NODELIST={node_list!r}", "set MASTER_ADDR to the first node")
+    return re.sub(RANGES, lambda ranges: re.split(r"[-,]", ranges[0][1:-1])[0], first[1])
