@@ -3,7 +3,14 @@
 import pytest
 import torch
 
+from lt_train.kernels import fp8
 from lt_train.kernels.fp8 import cast, largest
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs them one after another."""
+    monkeypatch.setattr(fp8, "PROGRAMS", 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
