@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -54,3 +56,25 @@ def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset
     assert "suspect rank 1: no answer" in log.read_text()
     stacks = (tmp_path / "run" / "stacks" / "rank-00000.txt").read_text()
     assert "step.py" in stacks and "most recent call first" in stacks
+
+
+# Its argument is the port of a store.
+RANK_1 = """
+import sys, time
+from lt_train.place import Place
+from lt_train.watchdog import Watchdog
+
+with Watchdog(0.5, Place(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
+    time.sleep(60)
+"""
+
+
+def test_rank_0_is_named_when_it_is_stopped_and_with_it_the_store() -> None:
+    """The kernel takes connections for a stopped process, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = str(store.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-c", RANK_1, port], capture_output=True, text=True, timeout=50, env=environment()
+        )
+    assert ended.returncode == ExitCode.TRY_AGAIN
+    assert "suspect rank 0: no answer" in ended.stderr

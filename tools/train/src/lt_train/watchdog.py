@@ -3,12 +3,14 @@
 When one rank stops in a data loader, a filesystem or a broken network card, all others wait for it in a collective; the
 communication libraries then end them after a while with an error about the collective, on the ranks that are innocent. Here every
 rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks and tells the others where it is.
-The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. The limits of the
-libraries are longer, so that this comes first.
+The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. They tell each other
+through the store in rank 0, which is the suspect when the store is silent. The limits of the libraries are longer, so that this
+comes first.
 """
 
 import collections
 import contextlib
+import datetime
 import faulthandler
 import json
 import os
@@ -27,7 +29,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lt_train import processes
 from lt_train.place import Place
 
+# At most.
 ANSWERS_SECONDS = 10.0
+# Whoever waits for all ranks ends the rest when one ends, which must not be before the report.
+REPORT_SECONDS = 5.0
 SLOW = 6
 PACKAGE = str(Path(__file__).parent)
 KEY = "lt-train/hung"
@@ -38,12 +43,14 @@ class Watchdog:
 
     def __init__(self, timeout_seconds: float, place: Place, directory: str | None):
         self.timeout_seconds = timeout_seconds
+        self.answers_seconds = min(ANSWERS_SECONDS, timeout_seconds)
         self.place = place
         self.directory = Path(directory) / "stacks" if directory else None
         self.step = 0
         self._last = time.monotonic()
         self._limit_seconds = timeout_seconds
         self._stop = threading.Event()
+        self._told = threading.Event()
         self._main = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -76,12 +83,20 @@ class Watchdog:
     def _end(self) -> None:
         """Write the stacks, find the suspect together with the other ranks, and end this process."""
         self._write_stacks()
-        try:
-            self._compare()
-        except (RuntimeError, OSError):
-            # The store goes with rank 0, which then was the first to end.
-            self._say(f"rank {self.place.rank} on {socket.gethostname()}: {self._state()['at']}")
+        # A store that is stopped accepts connections and never answers.
+        comparing = threading.Thread(target=self._compare, name="watchdog-compare", daemon=True)
+        comparing.start()
+        if self._told.wait(self.answers_seconds):
+            comparing.join(2 * self.answers_seconds)
+        if comparing.is_alive():
+            self._suspect_first()
         os._exit(processes.hung_code())
+
+    def _suspect_first(self) -> None:
+        """Report rank 0. One rank of a node is enough, unless it hangs, too."""
+        if self.place.local_rank and self.place.rank != 1:
+            time.sleep(REPORT_SECONDS)
+        self._say(suspects([], [0]))
 
     def _write_stacks(self) -> None:
         try:
@@ -107,13 +122,23 @@ class Watchdog:
         }
 
     def _compare(self) -> None:
-        store = TCPStore(self.place.master_address, self.place.master_port, is_master=False, wait_for_workers=False)
+        try:
+            self._compare_in_store()
+        except (RuntimeError, OSError):
+            # The store goes with rank 0, which then was the first to end.
+            self._say(f"rank {self.place.rank} on {socket.gethostname()}: {self._state()['at']}")
+
+    def _compare_in_store(self) -> None:
+        limit = datetime.timedelta(seconds=self.answers_seconds)
+        address, port = self.place.master_address, self.place.master_port
+        store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
         store.set(f"{KEY}/{self.place.rank}", json.dumps(self._state()))
-        if store.add(f"{KEY}/claims", 1) > 1:
-            # Whoever waits for all ranks ends the rest when one ends, which must not be before the report.
-            time.sleep(ANSWERS_SECONDS + 5)
+        claims = store.add(f"{KEY}/claims", 1)
+        self._told.set()
+        if claims > 1:
+            time.sleep(self.answers_seconds + REPORT_SECONDS)
             return
-        deadline = time.monotonic() + ANSWERS_SECONDS
+        deadline = time.monotonic() + self.answers_seconds
         left = set(range(self.place.world_size))
         while left and time.monotonic() < deadline:
             left = {rank for rank in left if not store.check([f"{KEY}/{rank}"])}
