@@ -56,14 +56,16 @@ def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]])
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, or those that the arguments choose (as for pytest), a file at a time on every core.
+    """Run all tests, or those that the arguments choose (as for pytest), a file at a time in one process more than there are cores.
 
     Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere.
     """
     install_programs(session, PROGRAMS | CLUSTER_PROGRAMS)
     install(session, "-r", "tests/requirements.txt")
     session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
-    session.run("pytest", "-n", "auto", "--dist", "loadfile", *session.posargs)
+    # Tests wait a quarter of their time: for ranks, for jobs, for time limits.
+    workers = 1 + len(os.sched_getaffinity(0))
+    session.run("pytest", "-n", str(workers), "--dist", "loadfile", "--durations", "30", *session.posargs)
 
 
 @nox.session
