@@ -25,7 +25,7 @@ from running import environment, losses
 from lt_train import cli, launch, processes
 from lt_train.device import CPU, CUDA
 from lt_train.place import Place
-from lt_train.plan import Plan, assemble, problems
+from lt_train.plan import Plan, assemble, problems, problems_here
 from lt_train.settings.data import training_datasets
 
 LONGEST_SECONDS = 900
@@ -48,7 +48,7 @@ class Outcome:
 def plan_of(arguments: Iterable[str]) -> Plan:
     """The plan of a command line of lt-train."""
     plan = assembled(arguments)
-    for problem in problems(plan):
+    for problem in (*problems(plan), *problems_here(vars(plan))):
         raise problem
     return plan
 

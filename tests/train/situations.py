@@ -6,6 +6,7 @@ from pathlib import Path
 from layouts import assembled
 
 from lt_train.cluster import GPUS, Cluster
+from lt_train.plan import Draft
 from lt_train.preflight.findings import Finding, NotChecked, Situation
 
 MODEL = ("--model", "tiny", "--mock-data", "--device", "cpu", "--eval-iters", "0")
@@ -16,7 +17,7 @@ def situation(
 ) -> Situation:
     """Of a run of the tiny model on this machine, whose files lie below `root`; `gpu` on a cluster elsewhere."""
     cluster = Cluster(GPUS[gpu] if gpu else None, nodes, 8)
-    return Situation(assembled([*MODEL, *options]), cluster, variables, gpu is not None, image, root)
+    return Situation(Draft.of(assembled([*MODEL, *options])), cluster, variables, gpu is not None, image, root)
 
 
 def write(root: Path, path: str, text: str = "") -> None:

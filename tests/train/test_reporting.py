@@ -22,7 +22,8 @@ def resolved(*arguments: str, save: str | None = "run", ranks: int = 4, where: s
     options = command.make_context("test", list(arguments)).params
     parallelism: Any = type("Layout", (), {"world_size": ranks})
     settings = reporting.resolve(options | {"save": save}, parallelism)
-    for problem in reporting.check(settings, where, 100):
+    here = (*reporting.missing_packages(settings), *reporting.check_directories(settings))
+    for problem in (*reporting.check(settings, where, 100), *here):
         raise problem
     return settings
 

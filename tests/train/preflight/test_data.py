@@ -6,6 +6,7 @@ from layouts import assembled
 from situations import MODEL, said, situation
 
 from lt_shared.manifest import Dataset
+from lt_train.plan import Draft
 from lt_train.preflight import data
 from lt_train.preflight.findings import Situation
 
@@ -13,7 +14,7 @@ REAL = tuple(word for word in MODEL if word != "--mock-data")
 
 
 def of(*prefixes: str) -> Situation:
-    return Situation(assembled([*REAL, "--split", "1,0,0", *prefixes]), None, {})
+    return Situation(Draft.of(assembled([*REAL, "--split", "1,0,0", *prefixes])), None, {})
 
 
 def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
@@ -30,7 +31,7 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
     plan = dataclasses.replace(
         good.plan, data=dataclasses.replace(good.plan.data, datasets=(renamed, good.plan.data.datasets[1]))
     )
-    found = said(data.files, dataclasses.replace(good, plan=plan))
+    found = said(data.files, dataclasses.replace(good, made=Draft.of(plan)))
     assert len(found) == 2
     assert f"near it: {cut}, {whole}" in found[0]
     assert f"{cut}.bin" in found[1]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from situations import said, situation
 
+from lt_train.plan import Draft
 from lt_train.preflight import machine
 from lt_train.preflight.findings import Situation
 
@@ -16,7 +17,7 @@ from lt_train.preflight.findings import Situation
 def on_gpus(where: Situation) -> Situation:
     assert where.plan
     plan = dataclasses.replace(where.plan, parallelism=dataclasses.replace(where.plan.parallelism, device="cuda"))
-    return dataclasses.replace(where, plan=plan)
+    return dataclasses.replace(where, made=Draft.of(plan))
 
 
 def test_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from layouts import assembled
 from running import run
 from situations import MODEL
 
 from lt_shared.console import BadConfig
+from lt_train.commands.preflight import command
 from lt_train.preflight import report
 
 WRONG = ("--tensor-model-parallel-size", "3", "--ranks", "3", "--wandb-project", "p", "--image", "/nowhere/a.sqsh")
@@ -21,7 +23,7 @@ def test_all_findings_at_once(tmp_path: Path) -> None:
     result = run(*arguments, **variables)
     assert result.code == 78, result.err
     expected = (
-        *(f"error: {tmp_path / 'data'}: ", "not divisible by tensor parallel size 3", "user can write"),
+        *(f"error: {tmp_path / 'data'}: ", "not divisible by tensor parallel size 3", f"{file} is not a directory"),
         *("none0 leaves none", "name is deprecated", "/nowhere/a.sqsh: does not exist", "WANDB_API_KEY"),
     )
     for text in expected:
@@ -53,6 +55,58 @@ def test_every_part_of_the_options_tells_its_mistake(tmp_path: Path) -> None:
     assert result.code == 78
     for text in ("one length of the run", "both --bf16 and --fp16", "--save is empty"):
         assert text in result.out
+
+
+def test_a_part_that_cannot_be_made_hides_no_other(tmp_path: Path) -> None:
+    """The model, the batch, fp8, each dataset and the directory; and two types of the weights, beside the split."""
+    file = tmp_path / "file"
+    file.touch()
+    sizes = ("--num-attention-heads", "5", "--tensor-model-parallel-size", "3", "--global-batch-size", "7", "--ranks", "3")
+    wrong = (*sizes, "--micro-batch-size", "2", "--split", "50,20", "--fp8-format", "hybrid", "--save", str(file / "run"))
+    result = run("preflight", "--model", "tiny", "--device", "cpu", *wrong, str(tmp_path / "a"), str(tmp_path / "b"))
+    assert result.code == 78
+    for text in ("not divisible by 5", "global batch size 7", "fp8 products of weights in float32", "a.idx: no", "b.idx: no"):
+        assert text in result.out, result.out
+    assert f"{file} is not a directory; name a directory" in result.out
+    assert len(result.out.splitlines()) == 7
+    types = ("--bf16", "--fp16", "--split", "abc", "--save", str(file / "run"))
+    result = run("preflight", "--model", "tiny", "--device", "cpu", *types, str(tmp_path / "a"))
+    for text in ("both --bf16 and --fp16", "'abc' is not three shares", "a.idx: no", "is not a directory"):
+        assert text in result.out, result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "sound"),
+    [
+        (("--train-iters", "5", "--train-samples", "10"), ("--lr-warmup-iters", "2000")),
+        (("--num-attention-heads", "5"), ("--seq-length", "96", "--lr-warmup-iters", "4", "--train-iters", "9")),
+        (("--num-attention-heads", "5"), ("--recompute-granularity", "full", "--recompute-num-layers", "2")),
+        (("--hidden-size", "0x1"), ()),
+        (("--num-attention-heads", "5"), ("--train-tokens", "100000", "--lr-warmup-samples", "10000")),
+        (("--num-virtual-stages-per-pipeline-rank", "2", "--num-layers-per-virtual-pipeline-stage", "1"), ("--bf16",)),
+    ],
+)
+def test_a_part_that_cannot_be_made_brings_no_other_mistake(options: tuple[str, ...], sound: tuple[str, ...]) -> None:
+    """What stands in its place is right for everything that goes with it."""
+    parallel = ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--sequence-parallel")
+    result = CliRunner().invoke(command, [*MODEL, *parallel, "--save", "run", *options, *sound])
+    found = [line for line in result.stdout.splitlines() if "error" in line]
+    assert len(found) == (0 if options[1] == "0x1" else 1), result.output
+
+
+def test_data_that_cannot_be_read_is_not_called_made_up(tmp_path: Path) -> None:
+    result = run("preflight", "--model", "tiny", "--device", "cpu", "--save", str(tmp_path), f"@{tmp_path}/c4.manifest")
+    assert "c4.manifest: no such file; check the path" in result.out
+    assert "data.files: the data cannot be read" in result.err
+
+
+def test_packages_of_a_machine_elsewhere(tmp_path: Path) -> None:
+    """They may be there: a warning, and on the machine itself an error."""
+    muon = ("--optimizer", "muon", "--save", str(tmp_path))
+    for where, level in (((), "error"), (("--gpu", "h100-80gb"), "warning")):
+        result = CliRunner().invoke(command, [*MODEL, *muon, *where])
+        assert f"{level}: options: " in result.stdout
+        assert "lt-train[muon]" in result.stdout
 
 
 def test_a_layout_that_does_not_fit_hides_nothing_else(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ import pytest
 from layouts import assembled
 from situations import MODEL, said, situation, write
 
-from lt_train.preflight import saving
+from lt_train.preflight import model, saving
 
 
 def test_no_directory(tmp_path: Path) -> None:
@@ -20,6 +21,30 @@ def test_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not said(saving.writable, run)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     assert f"{tmp_path} is not a directory that this user can write" in said(saving.writable, run)[0]
+
+
+def test_what_is_no_directory(tmp_path: Path) -> None:
+    """A file in the place of SAVE is found once, among the options; below a file, and in /proc, nothing can be saved."""
+    file = tmp_path / "file"
+    file.touch()
+    run = situation(tmp_path, "--save", str(file))
+    assert [said(check, run) for check in (saving.writable, saving.space)] == [
+        ["not checked: --save is not a directory"],
+        ["not checked: no checkpoint can be written there"],
+    ]
+    assert "exists and is not a directory; name a directory" in said(model.settings, run)[0]
+    below = situation(tmp_path, "--save", str(file / "run"))
+    assert said(saving.writable, below) == [f"error: --save {file}/run: {file} is not a directory; name a directory"]
+    write(tmp_path, "/proc/mounts", f"proc {tmp_path} proc rw 0 0\n")
+    kernel = situation(tmp_path, "--save", str(tmp_path / "foo"))
+    assert "is on proc, where nothing can be saved" in said(saving.writable, kernel)[0]
+    assert said(saving.space, kernel) == ["not checked: no checkpoint can be written there"]
+
+
+def test_a_small_filesystem_has_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    (found,) = said(saving.space, situation(tmp_path, "--save", str(tmp_path)))
+    assert re.search(r"1\.0 MiB are free, a checkpoint takes [1-9][0-9.]*;", found)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ defaults are filled in by the subjects in `lt_train.settings`.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
@@ -112,7 +113,7 @@ def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Plan:
     plan = assemble(options, datasets)
     if options["parallel"] == parallelism.AUTO:
         plan = _with_best_layout(plan, options)
-    for problem in problems(plan):
+    for problem in (*problems(plan), *problems_here(vars(plan))):
         raise problem
     return plan
 
@@ -129,29 +130,41 @@ def _with_best_layout(plan: Plan, options: dict[str, Any]) -> Plan:
     return chosen
 
 
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """The parts of a plan that could be made, and why others could not, so that all mistakes show at once.
+
+    `stand_ins` are parts that hold what a check of another part needs, in the place of one that could not be made.
+    """
+
+    parts: Mapping[str, Any]
+    stand_ins: frozenset[str]
+    failures: tuple[ToolError, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        return cls(vars(plan), frozenset(), ())
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.failures else Plan(**self.parts)
+
+
 def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Plan:
     """The plan, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
 
     Raises UsageError or BadConfig for a part that has no meaning.
     """
-    parts, found = _parts(options, datasets, planned)
-    for problem in found:
-        raise problem
-    return Plan(**parts)
+    made = draft(options, datasets, planned)
+    for failure in made.failures:
+        raise failure
+    return Plan(**made.parts)
 
 
-def part_problems(
-    options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None
-) -> list[ToolError]:
-    """Every reason why `assemble` would fail."""
-    return _parts(options, datasets, planned)[1]
-
-
-def _parts(
-    options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None
-) -> tuple[dict[str, Any], list[ToolError]]:
-    """The parts of a plan, without those that cannot be made or are made of one that cannot, and why."""
-    found: list[ToolError] = []
+def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Draft:
+    """All parts that can be made of the options."""
+    failures: list[ToolError] = []
+    stand_ins: set[str] = set()
     parts: dict[str, Any] = {"seed": options["seed"]}
 
     def make(name: str, resolve: Callable[..., Any], *needed: str) -> None:
@@ -159,45 +172,138 @@ def _parts(
             try:
                 parts[name] = resolve(*(parts[part] for part in needed))
             except ToolError as problem:
-                found.append(problem)
+                if name not in stand_ins:
+                    failures.append(problem)
+
+    def again(name: str, resolve: Callable[..., Any], *needed: str) -> None:
+        if name not in parts and failures:
+            stand_ins.add(name)
+            make(name, resolve, *needed)
 
     def parallel(architecture: Architecture) -> Parallelism:
         where = device.CUDA if planned else device.resolve(options["device"])
         return parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
 
+    def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
+        return batches.resolve(options, architecture, layout)
+
     make("architecture", lambda: model.resolve(options, datasets))
+    if failures:
+        again("architecture", lambda: model.divisible_by(_product(options)))
+        if options["seq_length"] is None:
+            # As many tokens as divide; a length of the run in tokens says nothing then.
+            stand_ins |= {"batches"} if options["train_tokens"] else set()
+            options = options | {"seq_length": _product(options), "train_tokens": None}
+        options = options | parallelism.WITHOUT_STAGES | {"expert_model_parallel_size": 1, "recompute_modules": None}
     make("parallelism", parallel, "architecture")
+    if "parallelism" not in parts:
+        options = options | parallelism.WITHOUT_STAGES | {"ranks": None, "profile_ranks": "0"}
+        again("parallelism", parallel, "architecture")
     make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
-    make("batches", lambda architecture, layout: batches.resolve(options, architecture, layout), "architecture", "parallelism")
+    make("batches", sizes, "architecture", "parallelism")
+    if "batches" in parts and "batches" not in stand_ins:
+        make("optimization", lambda lengths: optimization.resolve(options, lengths), "batches")
+    options = options | batches.WITHOUT_LENGTH
+    again("batches", sizes, "architecture", "parallelism")
     make("precision", lambda: precision.resolve(options))
-    make("optimization", lambda sizes: optimization.resolve(options, sizes), "batches")
     make("memory", lambda *needed: memory.resolve(options, *needed), "batches", "parallelism", "precision")
     make("data", lambda: data.resolve(options, datasets))
     make("checkpointing", lambda: checkpointing.resolve(options))
     make("faults", lambda: faults.resolve(options))
     make("reporting", lambda layout: reporting.resolve(options, layout), "parallelism")
     make("benchmark", lambda: benchmark.resolve(options))
-    return parts, found
+    return Draft(parts, frozenset(stand_ins), tuple(failures))
+
+
+def _product(options: dict[str, Any]) -> int:
+    """A size that all parts divide into which the options ask for."""
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "recompute_num_layers")
+    return 1024 * math.prod(int(options[name] or 1) for name in names)
+
+
+Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 
 
 def problems(plan: Plan) -> Iterator[ToolError]:
     """Yields an error for each reason why the plan cannot run, those that others follow from first."""
-    yield from layout_problems(plan)
-    micro_batch_tokens = plan.batches.micro_batch_size * plan.batches.seq_length
-    yield from precision.check(plan.precision, plan.layers, plan.architecture, plan.parallelism, micro_batch_tokens)
-    yield from optimization.check(plan.optimization, plan.precision.dtype, plan.parallelism)
-    yield from data.check(plan.data, plan.architecture.vocab_size)
-    yield from checkpointing.check(plan.checkpointing)
-    yield from reporting.check(plan.reporting, plan.parallelism.device, plan.batches.train_iters)
+    return problems_of(Draft.of(plan))
+
+
+def problems_of(made: Draft) -> Iterator[ToolError]:
+    """The same of the parts that are there."""
+    # The lengths of a run are missing in its stand-in.
+    known = dict(made.parts)
+    if "batches" not in made.stand_ins and "batches" in known:
+        known["train_iters"] = known["batches"].train_iters
+    yield from _problems(LAYOUT_CHECKS, known)
+    yield from _problems(CHECKS, known)
 
 
 def layout_problems(plan: Plan) -> Iterator[ToolError]:
     """Those that follow from how the ranks share the model and the batches."""
-    yield from parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)
-    seq_length, documents = plan.batches.seq_length, plan.data.reset_attention_mask
-    yield from layers.check(plan.layers, plan.architecture, plan.parallelism, seq_length, documents)
-    yield from batches.check(plan.batches, plan.architecture, plan.parallelism)
-    if plan.parallelism.data:
-        for size in plan.batches.sizes:
-            yield from parallelism.check_micro_batches(plan.parallelism, plan.micro_batches(size))
-    yield from memory.check(plan.memory, plan.layers, plan.parallelism, plan.architecture, plan.precision, plan.optimization)
+    return _problems(LAYOUT_CHECKS, vars(plan))
+
+
+def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    """Those of this machine, which matter to a run on it: packages that are missing, directories that cannot be written."""
+    yield from missing_packages(parts)
+    yield from _problems(((("reporting",), reporting.check_directories),), parts)
+
+
+def missing_packages(parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    yield from _problems(
+        (
+            (("layers",), layers.missing_packages),
+            (("optimization",), optimization.missing_packages),
+            (("reporting",), reporting.missing_packages),
+        ),
+        parts,
+    )
+
+
+def _problems(checks: Iterable[Check], parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    for names, check in checks:
+        if all(name in parts for name in names):
+            yield from check(*(parts[name] for name in names))
+
+
+def _check_layers(
+    made: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches, read: Data
+) -> Iterator[ToolError]:
+    return layers.check(made, architecture, parallel, sizes.seq_length, read.reset_attention_mask)
+
+
+def _check_micro_batches(parallel: Parallelism, sizes: Batches) -> Iterator[ToolError]:
+    for size in sizes.sizes if parallel.data else ():
+        yield from parallelism.check_micro_batches(parallel, size // (sizes.micro_batch_size * parallel.data))
+
+
+def _check_precision(
+    made: Precision, in_layers: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches
+) -> Iterator[ToolError]:
+    return precision.check(made, in_layers, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
+
+
+LAYOUT_CHECKS: tuple[Check, ...] = (
+    (
+        ("parallelism", "architecture", "batches"),
+        lambda parallel, architecture, sizes: parallelism.check(parallel, architecture, sizes.seq_length),
+    ),
+    (("layers", "architecture", "parallelism", "batches", "data"), _check_layers),
+    (("batches", "architecture", "parallelism"), batches.check),
+    (("parallelism", "batches"), _check_micro_batches),
+    (("memory", "layers", "parallelism", "architecture", "precision", "optimization"), memory.check),
+)
+CHECKS: tuple[Check, ...] = (
+    (("precision", "layers", "architecture", "parallelism", "batches"), _check_precision),
+    (
+        ("optimization", "precision", "parallelism"),
+        lambda made, numbers, parallel: optimization.check(made, numbers.dtype, parallel),
+    ),
+    (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
+    (("checkpointing",), checkpointing.check),
+    (
+        ("reporting", "parallelism", "train_iters"),
+        lambda made, parallel, train_iters: reporting.check(made, parallel.device, train_iters),
+    ),
+)

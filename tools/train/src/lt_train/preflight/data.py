@@ -15,20 +15,18 @@ NAMED = 3
 
 def files(situation: Situation) -> Iterator[Finding]:
     """Each dataset alone: its .bin and .idx fit each other and the manifest, and its documents suffice for the split."""
-    plan = situation.need_plan()
-    if plan.data.mock:
-        raise NotChecked("the data is made up")
-    for dataset in plan.data.all_datasets:
+    given = situation.need("data")
+    if given.mock:
+        raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
+    for dataset in given.all_datasets:
         if storage.is_remote(dataset.prefix):
             continue
-        part = (
-            "validation" if dataset in plan.data.validation_datasets else "test" if dataset in plan.data.test_datasets else None
-        )
+        part = "validation" if dataset in given.validation_datasets else "test" if dataset in given.test_datasets else None
         alone = dataclasses.replace(
-            plan.data, datasets=(dataset,), validation_datasets=(), test_datasets=(), split=None if part else plan.data.split
+            given, datasets=(dataset,), validation_datasets=(), test_datasets=(), split=None if part else given.split
         )
         try:
-            check_datasets(alone, plan.architecture.vocab_size)
+            check_datasets(alone, situation.need("architecture").vocab_size)
         except NoInput as problem:
             yield error(str(problem), dataset.prefix, _elsewhere(dataset) or problem.hint or "check the path")
         except ToolError as problem:
@@ -44,7 +42,7 @@ def _elsewhere(dataset: Dataset) -> str | None:
 
 def tokenizers(situation: Situation) -> Iterator[Finding]:
     """All datasets are of the first one's tokenizer."""
-    known = [dataset for dataset in situation.need_plan().data.all_datasets if dataset.tokenizer]
+    known = [dataset for dataset in situation.need("data").all_datasets if dataset.tokenizer]
     for dataset in known[1:]:
         try:
             check_same_tokenizer(known[0].tokenizer, known[0].prefix, dataset.tokenizer, dataset.prefix)

@@ -6,12 +6,13 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from lt_shared.console import ToolError
+from lt_shared.console import NoInput, ToolError
 from lt_train import instances
 from lt_train.cluster import Cluster
 from lt_train.instances import Instance
-from lt_train.plan import Plan
+from lt_train.plan import Draft, Plan
 
 PROGRAM_SECONDS = 10
 SHOWN_NODES = 8
@@ -46,7 +47,8 @@ def warning(what: str, where: str, remedy: str) -> Finding:
 
 def of(problem: ToolError, where: str) -> Finding:
     """The finding that an exception of a check stands for."""
-    return error(str(problem), where, problem.hint or "see lt-train --help")
+    missing = isinstance(problem, NoInput)
+    return error(str(problem), where, problem.hint or ("check the path" if missing else "change what it names"))
 
 
 class NotChecked(Exception):
@@ -57,16 +59,23 @@ class NotChecked(Exception):
 class Situation:
     """What is checked, and where it will run.
 
-    `plan` is None when none could be made of the options. `cluster` is the one that the run is for, `is_elsewhere` that it is not
-    this machine. `root` stands for the root of the filesystem.
+    `made` is what could be made of the options. `cluster` is the one that the run is for, `is_elsewhere` that it is not this
+    machine. `root` stands for the root of the filesystem; `lacks_data` says that made-up data is in the place of data that could
+    not be read.
     """
 
-    plan: Plan | None
+    made: Draft
     cluster: Cluster | None
     environment: Mapping[str, str]
     is_elsewhere: bool = False
     image: str | None = None
     root: Path = Path("/")
+    lacks_data: bool = False
+
+    @property
+    def plan(self) -> Plan | None:
+        """None when the options make none."""
+        return self.made.plan
 
     @property
     def nodes(self) -> int:
@@ -87,6 +96,12 @@ class Situation:
         if self.plan is None:
             raise NotChecked("the options make no plan")
         return self.plan
+
+    def need(self, part: str) -> Any:
+        """That part of the plan. Raises NotChecked when the options do not make it."""
+        if part not in self.made.parts:
+            raise NotChecked(f"the options make no {part}")
+        return self.made.parts[part]
 
     def need_here(self) -> None:
         """Raises NotChecked when the run is for another machine."""

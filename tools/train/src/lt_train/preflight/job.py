@@ -59,8 +59,7 @@ def auto_resume(situation: Situation) -> Iterator[Finding]:
     """On HyperPod srun needs --auto-resume=1 to replace a broken node, and a run that saves to go on from."""
     if not situation.path("/opt/sagemaker_cluster").is_dir():
         raise NotChecked("not on HyperPod")
-    plan = situation.need_plan()
-    if plan.checkpointing.save is None:
+    if situation.need("checkpointing").save is None:
         yield error(
             "HyperPod's --auto-resume=1 starts the step again, and without checkpoints it begins at 0",
             "--save",
@@ -70,7 +69,7 @@ def auto_resume(situation: Situation) -> Iterator[Finding]:
 
 def wandb_key(situation: Situation) -> Iterator[Finding]:
     environment = situation.environment
-    if situation.need_plan().reporting.wandb is None:
+    if situation.need("reporting").wandb is None:
         raise NotChecked("no --wandb-project")
     netrc = Path(environment.get("NETRC") or Path(environment.get("HOME", "/")) / ".netrc")
     logged_in = netrc.is_file() and "wandb" in netrc.read_text(errors="replace")

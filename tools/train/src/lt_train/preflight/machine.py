@@ -46,7 +46,7 @@ def shared_memory(situation: Situation) -> Iterator[Finding]:
 
 
 def _on_gpus(situation: Situation) -> bool:
-    return situation.plan is not None and situation.plan.parallelism.device == device.CUDA
+    return "parallelism" in situation.made.parts and situation.need("parallelism").device == device.CUDA
 
 
 def rendezvous_port(situation: Situation) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lt_shared import presets
 from lt_train import layout, memory
 from lt_train.cluster import GIB
-from lt_train.plan import problems
+from lt_train.plan import missing_packages, problems_here, problems_of
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
 from lt_train.settings import precision
 
@@ -13,9 +13,15 @@ FAST_HEAD_MULTIPLE = 8
 
 
 def settings(situation: Situation) -> Iterator[Finding]:
-    """Divisibility, batches, schedule, split and precision: the checks of the plan, all of them."""
-    for problem in problems(situation.need_plan()):
+    """Divisibility, batches, schedule, split and precision: the checks of the plan, all that its parts allow."""
+    for problem in problems_of(situation.made):
         yield of(problem, "options")
+    if situation.is_elsewhere:
+        for problem in missing_packages(situation.made.parts):
+            yield warning(f"{problem} on this machine", "options", f"install it there: {problem.hint}")
+    else:
+        for problem in problems_here(situation.made.parts):
+            yield of(problem, "options")
 
 
 def head_size(situation: Situation) -> Iterator[Finding]:
@@ -60,9 +66,9 @@ def vocabulary(situation: Situation) -> Iterator[Finding]:
 
 def number_format(situation: Situation) -> Iterator[Finding]:
     """fp8 and bfloat16 against the GPUs of a cluster elsewhere; those of this machine are checked with the plan."""
-    plan = situation.need_plan()
+    numbers = situation.need("precision")
     if situation.is_elsewhere and situation.cluster and situation.cluster.gpu:
-        for problem in precision.check_capability(plan.precision, situation.cluster.gpu.capability):
+        for problem in precision.check_capability(numbers, situation.cluster.gpu.capability):
             yield of(problem, situation.cluster.gpu.name)
 
 

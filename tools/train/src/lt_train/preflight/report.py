@@ -8,7 +8,7 @@ from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, note
 from lt_train import cluster, layout, place
-from lt_train.plan import Plan, assemble, part_problems
+from lt_train.plan import Draft, Plan, draft
 from lt_train.preflight import data, job, machine, model, network, saving
 from lt_train.preflight.findings import Finding, NotChecked, Situation, of
 from lt_train.settings.data import training_datasets
@@ -100,32 +100,35 @@ def run(checks: Sequence[Check], situation: Situation) -> Result:
 
 def of_options(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None, image: str | None) -> Result:
     """All checks of a command line. `planned` is a cluster elsewhere."""
-    plan, problems = _plan(options, words, planned)
-    there = planned or (cluster.here(plan.parallelism.device, plan.parallelism.world_size) if plan else None)
-    result = run(CHECKS, Situation(plan, there, os.environ, planned is not None, image))
+    made, problems, lacks_data = _plan(options, words, planned)
+    ranks = made.parts.get("parallelism")
+    there = planned or (cluster.here(ranks.device, ranks.world_size) if ranks else None)
+    result = run(CHECKS, Situation(made, there, os.environ, planned is not None, image, lacks_data=lacks_data))
     return dataclasses.replace(result, findings=(*problems, *result.findings))
 
 
-def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Plan | None, list[Finding]]:
-    """The plan, with made-up data in the place of data that cannot be read, and what kept parts of it from being made."""
+def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Draft, list[Finding], bool]:
+    """What the options make, what kept parts of it from being made, and whether made-up data is in the place of the data."""
     problems: list[Finding] = []
+    lacks_data = False
     try:
         datasets = training_datasets(words, options)
     except ToolError as problem:
         problems.append(of(problem, "DATA"))
+        lacks_data = True
         options, datasets = options | {"mock_data": True, "valid_data_path": (), "test_data_path": ()}, ()
-    if found := part_problems(options, datasets, planned):
-        return None, [*problems, *(of(problem, "options") for problem in found)]
-    plan = assemble(options, datasets, planned)
-    if options["parallel"] == AUTO:
+    made = draft(options, datasets, planned)
+    problems += [of(problem, "options") for problem in made.failures]
+    plan = made.plan
+    if plan and options["parallel"] == AUTO:
         there = planned or cluster.here(plan.parallelism.device, plan.parallelism.world_size)
         try:
             choice = layout.choose(plan, options, there)
-            plan = choice.best.plan
+            made = Draft.of(choice.best.plan)
             layout.require(choice)
         except ToolError as problem:
             problems.append(of(problem, "options"))
-    return plan, problems
+    return made, problems, lacks_data
 
 
 def at_start(plan: Plan) -> None:
@@ -134,7 +137,7 @@ def at_start(plan: Plan) -> None:
     Raises BadConfig when there are errors.
     """
     there = cluster.here(plan.parallelism.device, plan.parallelism.world_size)
-    result = run(CHEAP, Situation(plan, there, os.environ))
+    result = run(CHEAP, Situation(Draft.of(plan), there, os.environ))
     here, node = place.find(), place.find_node()
     is_first = not (here.rank if here else node.index if node else 0)
     for finding in result.findings if is_first else result.errors:

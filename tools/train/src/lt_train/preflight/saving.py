@@ -14,11 +14,12 @@ from lt_train.preflight.findings import Finding, NotChecked, Situation, error, w
 # Filesystems of one machine. All others, of which there are many, are taken to be shared.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "f2fs", "devtmpfs"}
 IN_CONTAINER = {"overlay", "tmpfs", "ramfs", "squashfs"}
+OF_THE_KERNEL = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf"}
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
 def is_set(situation: Situation) -> Iterator[Finding]:
-    if situation.need_plan().checkpointing.save is None:
+    if situation.need("checkpointing").save is None:
         yield warning("no directory: the trained model is lost when the run ends", "--save", "add --save DIRECTORY")
 
 
@@ -29,10 +30,9 @@ def checkpoint_bytes(plan: Plan) -> int:
     return plan.architecture.parameters(plan.padded_vocab_size) * (weights + state)
 
 
-def _directory(situation: Situation) -> tuple[Plan, Path, Path]:
-    """The plan, SAVE, and the part of its path that exists. Raises NotChecked for no SAVE and for one that is not here."""
-    plan = situation.need_plan()
-    save = plan.checkpointing.save
+def _directory(situation: Situation) -> tuple[Path, Path]:
+    """SAVE, and the part of its path that exists. Raises NotChecked for no SAVE and for one that is not here."""
+    save = situation.need("checkpointing").save
     if save is None or storage.is_remote(save):
         raise NotChecked("there is no --save" if save is None else "--save is a URL")
     there = Path(save).absolute()
@@ -40,23 +40,33 @@ def _directory(situation: Situation) -> tuple[Plan, Path, Path]:
         there = there.parent
     if situation.is_elsewhere and there == Path("/"):
         raise NotChecked(f"{save} is not on this machine: check there too")
-    return plan, Path(save), there
+    return Path(save), there
 
 
 def writable(situation: Situation) -> Iterator[Finding]:
-    _, save, there = _directory(situation)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    save, there = _directory(situation)
+    if there == save.absolute() and save.exists() and not save.is_dir():
+        raise NotChecked("--save is not a directory")
+    if not there.is_dir():
+        yield error(f"{there} is not a directory", f"--save {save}", "name a directory")
+    elif (kind := situation.filesystem(there)) in OF_THE_KERNEL:
+        yield error(f"{there} is on {kind}, where nothing can be saved", f"--save {save}", "name a directory on a disk")
+    elif not os.access(there, os.W_OK | os.X_OK):
         yield error(f"{there} is not a directory that this user can write", f"--save {save}", "choose another, or chown it")
 
 
 def space(situation: Situation) -> Iterator[Finding]:
     """Room for the checkpoints that are kept, and for the one that is written before an older one is deleted."""
-    plan, save, there = _directory(situation)
+    save, there = _directory(situation)
+    if situation.filesystem(there) in OF_THE_KERNEL or not there.is_dir():
+        raise NotChecked("no checkpoint can be written there")
+    plan = situation.need_plan()
     settings = plan.checkpointing
     free, size = shutil.disk_usage(there).free, checkpoint_bytes(plan)
     steps = math.ceil(plan.batches.train_iters / settings.save_interval)
     count = min(steps, settings.keep_last + 1) if settings.keep_last else steps
-    numbers = f"{free / GIB:,.1f} GiB are free, a checkpoint takes {size / GIB:,.1f}"
+    unit, name = (GIB, "GiB") if min(free, size) >= GIB else (2**20, "MiB")
+    numbers = f"{free / unit:,.1f} {name} are free, a checkpoint takes {size / unit:,.1f}"
     if free < size:
         yield error(numbers, f"--save {save}", "make room, or choose another filesystem")
     elif free < count * size:
@@ -69,7 +79,7 @@ def space(situation: Situation) -> Iterator[Finding]:
 
 def shared(situation: Situation) -> Iterator[Finding]:
     """By the type of the filesystem; `--network` tries it."""
-    _, save, there = _directory(situation)
+    save, there = _directory(situation)
     kind = situation.filesystem(there)
     if kind is None:
         raise NotChecked("the table of mounts does not say what it is")
@@ -92,7 +102,7 @@ def _in_container(situation: Situation) -> bool:
 
 
 def load(situation: Situation) -> Iterator[Finding]:
-    path = situation.need_plan().checkpointing.load
+    path = situation.need("checkpointing").load
     if path and not storage.is_remote(path) and not Path(path).exists():
         yield error(
             "does not exist", f"--load {path}", "name a run or a checkpoint; a run continues from its own --save by itself"

@@ -40,6 +40,9 @@ OPTIONS = console.section(
     ),
 )
 
+# Options of the length of a run.
+WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", "rampup_batch_size"))
+
 
 @dataclasses.dataclass(frozen=True)
 class RampUp:

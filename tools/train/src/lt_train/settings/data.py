@@ -207,7 +207,7 @@ def split_shares(split: str) -> tuple[float, float, float]:
     except ValueError:
         values = []
     if not 1 <= len(values) <= 3 or any(not math.isfinite(value) or value < 0 for value in values) or sum(values) <= 0:
-        raise BadConfig(f"split {split!r} is not three shares like 99,1,0")
+        raise BadConfig(f"split {split!r} is not three shares like 99,1,0", "for example --split 98,1,1")
     padded = [*values, 0.0, 0.0][:3]
     total = sum(padded)
     return padded[0] / total, padded[1] / total, padded[2] / total

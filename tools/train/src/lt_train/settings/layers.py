@@ -134,23 +134,27 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+def missing_packages(layers: Layers) -> Iterator[ToolError]:
+    """Yields BadConfig for an implementation that is not installed here."""
+    if layers.transformer_engine and not _has_transformer_engine():
+        yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
+    if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
+        yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
+
+
 def check(
     layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool
 ) -> Iterator[ToolError]:
-    """Yields BadConfig for an implementation that is not there, and for what the chosen one cannot compute."""
+    """Yields BadConfig for what the chosen implementation cannot compute."""
     if layers.transformer_engine:
         if parallelism.device != device.CUDA:
             yield BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
-        if not _has_transformer_engine():
-            yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     elif layers.grouped_experts:
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.triton and layers.transformer_engine:
         yield BadConfig("--kernels triton is for torch layers", "drop it, or use --transformer-impl torch")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
-    if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
-        yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
     shared = parallelism.context > 1 and not layers.transformer_engine
     if layers.attention_dropout and (windowed or documents or shared) and parallelism.device == device.CUDA:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lt_shared import console, huggingface, megatron_arguments, presets
-from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.console import BadConfig, BadData, UsageError, note
 from lt_shared.manifest import Dataset
 
@@ -112,6 +112,11 @@ def describe(architecture: Architecture) -> list[str]:
     if model.num_experts:
         count += f", {model.active_parameters():,} of them active per token"
     return [f"model {model.name}: {', '.join(part for part in parts if part)}", f"model {model.name}: {count}"]
+
+
+def divisible_by(size: int) -> Architecture:
+    """A model of no meaning, whose sizes are all `size`, to check what goes beside one. Raises BadConfig for a large size."""
+    return Architecture("none", "llama", size, size, size, size, size, LARGEST, LARGEST, kv_channels=size)
 
 
 def _named(model: str) -> Architecture:

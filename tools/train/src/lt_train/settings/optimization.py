@@ -130,6 +130,20 @@ def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
     raise UsageError(f"both --{name}-iters and --{name}-samples", "give one of them")
 
 
+def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
+    """Yields BadConfig for an optimizer that is not installed here."""
+    if optimization.optimizer != "muon":
+        return
+    version = metadata.version("megatron-core")
+    if tuple(int(part) for part in version.split(".")[:2]) < MUON_VERSION:
+        yield BadConfig(
+            f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}",
+            "pip install 'lt-train[muon]'",
+        )
+    if importlib.util.find_spec("emerging_optimizers") is None:
+        yield BadConfig("megatron-core takes Muon from a package that is not installed", "pip install 'lt-train[muon]'")
+
+
 def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
     """Yields BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
     settings = optimization
@@ -161,11 +175,6 @@ def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> I
 
 
 def _check_muon(dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
-    version = metadata.version("megatron-core")
-    if tuple(int(part) for part in version.split(".")[:2]) < MUON_VERSION:
-        yield BadConfig(f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}")
-    if importlib.util.find_spec("emerging_optimizers") is None:
-        yield BadConfig("megatron-core takes Muon from a package that is not installed", "pip install lt-train[muon]")
     if dtype == "float16":
         yield BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
     if parallelism.distributed_optimizer:

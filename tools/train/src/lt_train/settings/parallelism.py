@@ -43,6 +43,14 @@ OPTIONS = console.section(
     ),
 )
 
+# Options that divide the layers unevenly or more than once.
+WITHOUT_STAGES = dict.fromkeys(
+    (
+        *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
+        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+    )
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:

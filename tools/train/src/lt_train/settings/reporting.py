@@ -126,9 +126,7 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 
 def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolError]:
-    """Yields BadConfig for a profile without steps or hardware and for directories that cannot be written, Unavailable when a
-    tracker's package is not installed.
-    """
+    """Yields BadConfig for a profile without steps or hardware."""
     profile = reporting.profile
     if profile and profile.first >= train_iters:
         yield BadConfig(
@@ -138,12 +136,20 @@ def check(reporting: Reporting, where: str, train_iters: int) -> Iterator[ToolEr
         yield BadConfig(f"profiling ends at step {profile.end}, before it begins at step {profile.first}")
     if profile and profile.memory and where == device.CPU:
         yield BadConfig("--record-memory-history records GPU memory, and this run is on a CPU", "drop it")
+
+
+def missing_packages(reporting: Reporting) -> Iterator[ToolError]:
+    """Yields Unavailable when a tracker's package is not installed here."""
     for option, package, asked in (
         ("--tensorboard-dir", "tensorboard", reporting.tensorboard_dir),
         ("--wandb-project", "wandb", reporting.wandb),
     ):
         if asked and importlib.util.find_spec(package) is None:
             yield Unavailable(f"{option} needs the package {package}", f"pip install 'lt-train[{package}]'")
+
+
+def check_directories(reporting: Reporting) -> Iterator[ToolError]:
+    """Yields BadConfig for those that cannot be written."""
     for option, directory in (
         ("--tensorboard-dir", reporting.tensorboard_dir),
         ("--wandb-save-dir", reporting.wandb and reporting.wandb.directory),
