@@ -1,15 +1,18 @@
 """The layout that --parallel auto takes, and what `lt-train plan` shows of it for clusters that are not there."""
 
+import importlib.util
 import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from layouts import assembled, plan_of
 from running import run
 
 from lt_shared.console import BadConfig, UsageError
 from lt_train import cluster, layout, memory
 from lt_train.cluster import GPUS, Cluster
+from lt_train.commands.plan import command
 from lt_train.plan import problems, resolve
 
 BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
@@ -141,6 +144,36 @@ def test_plan_refuses_what_the_gpu_cannot_compute() -> None:
         result = run("plan", "--model", "tiny", "--gpu", gpu, *options)
         assert (result.code, reason in result.err) == (78, True), result.err
     assert run("plan", "--model", "tiny").code == 2
+
+
+def test_a_reason_that_all_layouts_have_is_said_as_it_is() -> None:
+    with pytest.raises(BadConfig, match="grouped experts need TransformerEngine"):
+        chosen("mixtral-8x7b", "h100-80gb", 1, "--moe-grouped-gemm", "--transformer-impl", "torch")
+
+
+def test_too_few_ranks_and_too_many_nodes() -> None:
+    elsewhere = ("plan", "--model", "llama3-8b", "--bf16", "--gpu", "h100-80gb")
+    for size in ("tensor", "pipeline"):
+        few = run(*elsewhere, f"--{size}-model-parallel-size", "16")
+        assert (few.code, "start a multiple of 16 ranks" in few.err) == (78, True), few.err
+    assert run(*elsewhere, "--nodes", "99999999").code == 2
+
+
+def test_divisors() -> None:
+    for number in (1, 2, 36, 97, 800_000):
+        assert layout._divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+def test_plan_needs_none_of_the_packages_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for options in (
+        ("--transformer-impl", "te"),
+        ("--attention-backend", "flash"),
+        ("--optimizer", "muon"),
+    ):
+        words = ["--model", "llama3.2-1b", "--bf16", "--gpu", "h100-80gb", "--seq-length", "2048", *options]
+        result = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+        assert (result.return_value, "layout" in result.stdout) == (0, True), result.output
 
 
 def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

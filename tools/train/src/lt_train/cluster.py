@@ -44,12 +44,15 @@ GPUS = {
     )
 }
 
+# More than any cluster or machine has: a larger number is a slip.
+NODES = click.IntRange(1, 100_000)
+GPUS_PER_NODE = click.IntRange(1, 1024)
 NAMES = ("gpu", "gpus_per_node", "nodes")
 OPTIONS = console.section(
     "Cluster",
     click.option("--gpu", type=click.Choice(list(GPUS)), help="What the nodes have."),
-    click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, help="How many of them each has."),
-    click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job."),
+    click.option("--gpus-per-node", type=GPUS_PER_NODE, default=8, help="How many of them each has."),
+    click.option("--nodes", type=NODES, default=1, help="Nodes of the job."),
 )
 
 

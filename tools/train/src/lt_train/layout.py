@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lt_shared.console import BadConfig, UsageError
+from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train import memory
 from lt_train.cluster import GIB, Cluster
 from lt_train.memory import Estimate
@@ -109,18 +109,26 @@ def given(options: dict[str, Any]) -> list[str]:
 def choose(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Choice:
     """The best layout for `plan`, whose own is not looked at; `options` are those it was made of.
 
-    Raises UsageError for sizes beside, BadConfig when no layout divides the model and the ranks or the memory is not known.
+    Raises UsageError for sizes beside, BadConfig when no layout divides the model and the ranks or the memory is not known, and
+    what every layout would raise.
     """
     if given(options):
         raise UsageError(f"--parallel auto and {given(options)[0]}", "give one of them")
     if cluster.gpu is None:
         raise BadConfig("the memory of this machine's GPUs is not known", "give --tensor-model-parallel-size and so on instead")
-    found = []
+    found: list[Layout] = []
+    wrong: list[dict[str, ToolError]] = []
     for sizes in _candidates(plan, options, cluster):
         candidate = _with(plan, options | sizes, cluster)
-        if next(layout_problems(candidate), None) is None:
+        problems = {str(problem): problem for problem in layout_problems(candidate)}
+        if problems:
+            wrong.append(problems)
+        else:
             found.append(of(candidate, sizes, cluster))
     if not found:
+        for text, problem in wrong[0].items() if wrong else ():
+            if all(text in others for others in wrong):
+                raise problem
         raise BadConfig(
             f"no layout divides {plan.architecture.name} and its batches among {cluster.ranks} ranks",
             "choose a --global-batch-size that is a multiple of --micro-batch-size x ranks, or another number of ranks",
@@ -180,7 +188,8 @@ def _true(flags: dict[str, bool], options: dict[str, Any]) -> dict[str, bool]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def _stages(layers: int, pipeline: int) -> dict[str, int] | None:

@@ -6,7 +6,7 @@ from typing import Any
 from lt_train import layout, memory
 from lt_train.cluster import GIB, Cluster
 from lt_train.layout import Choice, Layout
-from lt_train.plan import assemble, problems
+from lt_train.plan import assemble, layout_problems, problems
 from lt_train.settings import parallelism, precision
 
 SHOWN = 3
@@ -19,6 +19,8 @@ def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
     if options["parallel"] == parallelism.AUTO:
         choice = layout.choose(plan, options, cluster)
     else:
+        for problem in layout_problems(plan):
+            raise problem
         sizes = {name: options[name] for name in layout.SIZES if options[name] not in (None, False, 1)}
         choice = Choice(cluster, layout.of(plan, sizes, cluster), (), 1)
     for problem in (*problems(choice.best.plan), *precision.check_capability(plan.precision, cluster.gpu.capability)):

@@ -9,6 +9,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import UsageError
+from lt_train import cluster
 
 EXAMPLES = """
 lt-train render slurm --nodes 2 --model llama2-70b --bf16 --parallel auto --save /fsx/run1 @/fsx/web.manifest
@@ -50,7 +51,7 @@ def machines(instance: str, image: str) -> Callable[[Function], Function]:
             (
                 click.option(
                     "--nodes",
-                    type=click.IntRange(min=1),
+                    type=cluster.NODES,
                     default=1,
                     envvar=["LT_TRAIN_NODES", "NUM_NODES"],
                     help="Nodes of the job.",
@@ -63,7 +64,7 @@ def machines(instance: str, image: str) -> Callable[[Function], Function]:
                 ),
                 click.option(
                     "--gpus-per-node",
-                    type=click.IntRange(min=1),
+                    type=cluster.GPUS_PER_NODE,
                     envvar=["LT_TRAIN_GPUS_PER_NODE", "GPU_PER_NODE"],
                     help="Accelerators to ask for; by default all of the instance.",
                 ),
@@ -93,9 +94,9 @@ def command() -> None:
 
 
 @command.command(cls=console.Command, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
-@click.option("--nodes", type=click.IntRange(min=1), default=1, help="Nodes of the job.")
+@click.option("--nodes", type=cluster.NODES, default=1, help="Nodes of the job.")
 @click.option("--instance-type", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to ask Slurm for; needed where it counts them (GRES).")
+@click.option("--gpus-per-node", type=cluster.GPUS_PER_NODE, help="GPUs to ask Slurm for; needed where it counts them (GRES).")
 @click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
 @click.option("--image", help="Container for pyxis: a .sqsh file, or an address. IMAGE in the environment comes before it.")
 @click.option("--container-mounts", default="/fsx:/fsx", help="As of pyxis; FSX_MOUNT in the environment comes before it.")
