@@ -44,4 +44,8 @@ def test_memory(tmp_path: Path) -> None:
     )
     assert found.startswith("warning: h100-80gb: about ")
     assert not said(model.fits, situation(tmp_path, *large, *split, gpu="h200-141gb"))
+    few = ("--use-distributed-optimizer", "--num-distributed-optimizer-instances", "3")
+    assert not [text for text in said(model.fits, situation(tmp_path, *few, gpu="h200-141gb")) if "error" in text]
+    deep = situation(tmp_path, "--pipeline-model-parallel-size", "64", "--recompute-granularity", "full", gpu="h200-141gb")
+    assert said(model.fits, deep) == ["not checked: the layout does not divide the model and the ranks"]
     assert said(model.fits, situation(tmp_path)) == ["not checked: the memory of the GPUs is not known"]

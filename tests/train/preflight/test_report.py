@@ -83,7 +83,7 @@ def test_a_part_that_cannot_be_made_hides_no_other(tmp_path: Path) -> None:
         (("--num-attention-heads", "5"), ("--recompute-granularity", "full", "--recompute-num-layers", "2")),
         (("--hidden-size", "0x1"), ()),
         (("--num-attention-heads", "5"), ("--train-tokens", "100000", "--lr-warmup-samples", "10000")),
-        (("--num-virtual-stages-per-pipeline-rank", "2", "--num-layers-per-virtual-pipeline-stage", "1"), ("--bf16",)),
+        (("--num-virtual-stages-per-pipeline-rank", "2", "--num-layers-per-virtual-pipeline-stage", "1"), ("--ranks", "8")),
     ],
 )
 def test_a_part_that_cannot_be_made_brings_no_other_mistake(options: tuple[str, ...], sound: tuple[str, ...]) -> None:

@@ -56,7 +56,7 @@ def _on_rank(plan: Plan, pipeline_rank: int) -> Estimate:
     memory, parallel, half = plan.memory, plan.parallelism, plan.precision.half
     replicas = parallel.data * parallel.context
     state = 8 if memory.fully_sharded or not half else 12
-    shards = replicas // memory.instances if plan.shards_optimizer else 1
+    shards = max(1, replicas // memory.instances) if plan.shards_optimizer else 1
     own = math.ceil(dense / shards) + math.ceil(experts / max(1, shards // parallel.expert))
     whole = own if memory.fully_sharded else dense + experts
     gradient_bytes = 2 if half and memory.gradient_dtype == "bfloat16" else 4

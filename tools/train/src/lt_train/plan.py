@@ -189,16 +189,17 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
 
     make("architecture", lambda: model.resolve(options, datasets))
     if failures:
-        again("architecture", lambda: model.divisible_by(_product(options)))
+        again("architecture", lambda: model.divisible_by(_product(options), options["expert_model_parallel_size"]))
         if options["seq_length"] is None:
             # As many tokens as divide; a length of the run in tokens says nothing then.
             stand_ins |= {"batches"} if options["train_tokens"] else set()
             options = options | {"seq_length": _product(options), "train_tokens": None}
-        options = options | parallelism.WITHOUT_STAGES | {"expert_model_parallel_size": 1, "recompute_modules": None}
+        options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
     make("parallelism", parallel, "architecture")
-    if "parallelism" not in parts:
-        options = options | parallelism.WITHOUT_STAGES | {"ranks": None, "profile_ranks": "0"}
-        again("parallelism", parallel, "architecture")
+    for wrong in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
+        if "parallelism" not in parts:
+            options = options | wrong
+            again("parallelism", parallel, "architecture")
     make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
     make("batches", sizes, "architecture", "parallelism")
     if "batches" in parts and "batches" not in stand_ins:
@@ -207,6 +208,8 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
     again("batches", sizes, "architecture", "parallelism")
     make("precision", lambda: precision.resolve(options))
     make("memory", lambda *needed: memory.resolve(options, *needed), "batches", "parallelism", "precision")
+    if "architecture" in stand_ins and "memory" in parts:
+        parts["memory"] = memory.for_any_model(parts["memory"])
     make("data", lambda: data.resolve(options, datasets))
     make("checkpointing", lambda: checkpointing.resolve(options))
     make("faults", lambda: faults.resolve(options))
@@ -217,7 +220,8 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
 
 def _product(options: dict[str, Any]) -> int:
     """A size that all parts divide into which the options ask for."""
-    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "recompute_num_layers")
+    ranks = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
+    names = (*ranks, "recompute_num_layers")
     return 1024 * math.prod(int(options[name] or 1) for name in names)
 
 

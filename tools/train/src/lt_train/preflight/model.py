@@ -7,7 +7,7 @@ from lt_train import layout, memory
 from lt_train.cluster import GIB
 from lt_train.plan import missing_packages, problems_here, problems_of
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
-from lt_train.settings import precision
+from lt_train.settings import parallelism, precision
 
 FAST_HEAD_MULTIPLE = 8
 
@@ -77,8 +77,8 @@ def fits(situation: Situation) -> Iterator[Finding]:
     plan = situation.need_plan()
     if situation.cluster is None or situation.cluster.gpu is None:
         raise NotChecked("the memory of the GPUs is not known")
-    if not plan.parallelism.data:
-        raise NotChecked("the ranks do not divide")
+    if any(parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)):
+        raise NotChecked("the layout does not divide the model and the ranks")
     estimate, gpu, usable = memory.estimate(plan), situation.cluster.gpu, layout.usable_bytes(situation.cluster)
     kept = estimate.weights + estimate.gradients + estimate.optimizer
     remedy = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"

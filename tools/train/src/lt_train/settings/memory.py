@@ -147,6 +147,12 @@ def _recompute(options: dict[str, Any]) -> Recompute | None:
     return Recompute("selective", None, None, chosen)
 
 
+def for_any_model(memory: Memory) -> Memory:
+    """The same without the modules that only some models have."""
+    recompute = memory.recompute and dataclasses.replace(memory.recompute, modules=())
+    return dataclasses.replace(memory, recompute=recompute)
+
+
 def check(
     memory: Memory,
     layers: Layers,

@@ -114,9 +114,10 @@ def describe(architecture: Architecture) -> list[str]:
     return [f"model {model.name}: {', '.join(part for part in parts if part)}", f"model {model.name}: {count}"]
 
 
-def divisible_by(size: int) -> Architecture:
+def divisible_by(size: int, expert_parallel: int) -> Architecture:
     """A model of no meaning, whose sizes are all `size`, to check what goes beside one. Raises BadConfig for a large size."""
-    return Architecture("none", "llama", size, size, size, size, size, LARGEST, LARGEST, kv_channels=size)
+    experts = size if expert_parallel > 1 else None
+    return Architecture("none", "llama", size, size, size, size, size, LARGEST, LARGEST, kv_channels=size, num_experts=experts)
 
 
 def _named(model: str) -> Architecture:

@@ -43,13 +43,9 @@ OPTIONS = console.section(
     ),
 )
 
-# Options that divide the layers unevenly or more than once.
-WITHOUT_STAGES = dict.fromkeys(
-    (
-        *("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"),
-        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
-    )
-)
+# Values of options for stages of one piece, and of as many layers each.
+WITHOUT_VIRTUAL_STAGES = {"num_layers_per_virtual_pipeline_stage": None, "num_virtual_stages_per_pipeline_rank": None}
+EVEN = {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None}
 
 
 @dataclasses.dataclass(frozen=True)
