@@ -1,5 +1,6 @@
 """A job file is refused for what would fail after hours in a queue."""
 
+import importlib.util
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,40 @@ from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES, SL
 from lt_train.instances import INSTANCES
 
 TRAIN = ("--model", "tiny", "--mock-data")
+ON_P5 = ("--instance-type", "p5.48xlarge", *TRAIN, "--save", "/fsx/run")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tensorboard-dir", "/fsx/run/curves"),
+        ("--tensorboard-dir", "/dev/null/curves"),
+        ("--wandb-project", "p"),
+        ("--transformer-impl", "te"),
+        ("--attention-backend", "flash"),
+        ("--bf16", "--optimizer", "muon"),
+        ("--bf16", "--optimizer", "muon", "--transformer-impl", "te", "--parallel", "auto"),
+    ],
+)
+def test_a_job_needs_nothing_of_the_machine_that_prints_it(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages are in the container, directories on the cluster."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert options[-1] in render("slurm", *ON_P5, *options)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "k8s"])
+@pytest.mark.parametrize("size", ["tensor", "pipeline"])
+def test_too_few_ranks(scheduler: str, size: str) -> None:
+    image = ("--image", "lt") if scheduler == "k8s" else ()
+    with pytest.raises(BadConfig, match="8 ranks do not divide") as caught:
+        render(scheduler, *image, *ON_P5, f"--{size}-model-parallel-size", "16")
+    assert caught.value.hint == "start a multiple of 16 ranks"
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "k8s", "mpijob"])
+def test_more_nodes_than_there_are(scheduler: str) -> None:
+    with pytest.raises(ClickUsageError, match="is not in the range"):
+        render(scheduler, "--nodes", "99999999999999999999", *TRAIN, "--save", "/fsx/run")
 
 
 @pytest.fixture
