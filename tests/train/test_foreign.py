@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import assembled
 
-from lt_shared.console import BadData
+from lt_shared.console import BadData, NoInput
 from lt_train.commands.importing import command
 from lt_train.foreign import hyperpod, megatron_lm, nemo, source, torchtitan
-from lt_train.foreign.ledger import Translation, accepted, flatten, options
+from lt_train.foreign.ledger import IS_OFF, LARGEST, NOT_SET, Translation, accepted, expected, flatten, options
 from lt_train.plan import Plan, problems
 
 PLACE = Path(__file__).parent / "foreign"
@@ -63,6 +63,7 @@ def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
     assert set(reasons) == {
         *("model.norm_type", "model.tokenizer_path", "training.data_parallel_degree", "training.compile"),
         *("training.compile_mode", "checkpoint.initial_load_path", "metrics.wandb_entity", "profiling.profile_freq"),
+        "optimizer.name",
     }
     assert "lt-convert" in reasons["checkpoint.initial_load_path"]
     made = plan("guide.toml", tmp_path, "--mock-data", "--ranks", "8", without=("fp8", "wandb"))
@@ -104,7 +105,7 @@ def test_a_hyperpod_recipe(tmp_path: Path) -> None:
     assert (found["save_interval"], found["keep_last"], found["num_distributed_optimizer_instances"]) == (20, 1, 2)
     reasons = dropped("recipe.yaml")
     assert not any("not a key" in reason for reason in reasons.values())
-    assert reasons["trainer.devices x trainer.num_nodes"].startswith("it belongs to the job")
+    assert all(reasons[f"trainer.{key}"].startswith("it belongs to the job") for key in ("devices", "num_nodes"))
     made = plan("recipe.yaml", tmp_path, "--ranks", "32", without=("tensorboard",))
     assert not list(problems(made))
     model = made.architecture
@@ -115,7 +116,7 @@ def test_the_launchers_file_has_nothing_to_carry() -> None:
     found = translation("launcher.yaml")
     assert found.source == "HyperPod recipes"
     assert not found.options
-    assert {entry.reason for entry in found.dropped} == {hyperpod.LAUNCHER}
+    assert {entry.reason for entry in found.dropped} == {hyperpod.LAUNCHER, NOT_SET}
 
 
 def test_a_nemo_model(tmp_path: Path) -> None:
@@ -138,8 +139,12 @@ def test_a_script_that_starts_megatron(tmp_path: Path) -> None:
     reasons = dropped("pretrain_gpt.sbatch")
     assert "quietly takes selective" in reasons["recompute_granularity"]
     assert "it needs the shell" in reasons["$EXTRA"]
-    assert {key for key in reasons if key.startswith("launcher ")} == {
-        *("launcher -l", "launcher -m", "launcher --nproc_per_node=8", "launcher --nnodes=2", "launcher --rdzv_backend=c10d")
+    assert {entry.key: entry.value for entry in found.dropped if entry.key.startswith("launcher ")} == {
+        "launcher -l": True,
+        "launcher -m": "torch.distributed.run",
+        "launcher --nproc_per_node": "8",
+        "launcher --nnodes": "2",
+        "launcher --rdzv_backend": "c10d",
     }
     made = plan("pretrain_gpt.sbatch", tmp_path, "--mock-data", "--ranks", "16", without=("data-path", "split"))
     assert not list(problems(made))
@@ -334,7 +339,7 @@ def test_command(tmp_path: Path) -> None:
     record = json.loads(CliRunner().invoke(command, words).stdout)
     assert (record["kind"], record["source"], record["options"]["fp16"]) == ("import", "Megatron-LM", True)
     assert record["options"]["data-path"] == ["0.5", "a", "0.5", "b"]
-    assert record["not_carried"][0]["key"] == "launcher --nproc-per-node"
+    assert record["not_carried"][0].items() >= {"key": "launcher --nproc-per-node", "value": "8"}.items()
 
 
 @pytest.mark.parametrize(
@@ -352,8 +357,93 @@ def test_command(tmp_path: Path) -> None:
 )
 def test_files_that_are_none(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(BadData):
+    with pytest.raises(BadData) as caught:
         source.translate_file(str(tmp_path / name))
+    assert caught.value.hint
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none.yaml"):
+        with pytest.raises(NoInput) as caught:
+            source.translate_file(str(path))
+        assert "lt-train import FILE" in str(caught.value.hint)
+
+
+def test_every_key_of_a_recipe_is_carried_or_listed() -> None:
+    """Those that are off, empty or as here in any case, too."""
+    given = {key for key in keys("recipe.yaml") if key.startswith("model.")}
+    carried = {key.removeprefix("model.") for key in given - set(dropped("recipe.yaml"))}
+    assert carried == {
+        *("model_type", "train_batch_size", "seed", "grad_clip", "tensor_model_parallel_degree", "expert_model_parallel_degree"),
+        *("context_parallel_degree", "sharding_strategy", "shard_degree", "max_context_width", "max_position_embeddings"),
+        *("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "initializer_range", "vocab_size"),
+        *("layernorm_epsilon", "num_key_value_heads", "rope_theta", "rope_scaling.rope_type", "rope_scaling.factor"),
+        *("optim.lr", "optim.weight_decay", "optim.betas", "optim.sched.name", "optim.sched.warmup_steps"),
+        *("optim.sched.min_lr", "data.use_synthetic_data"),
+    }
+    reasons = dropped("recipe.yaml")
+    assert reasons["model.activation_checkpointing"] == IS_OFF
+    assert reasons["model.peft.peft_type"] == NOT_SET
+    assert reasons["model.rope_scaling.high_freq_factor"] == "it is 4.0 in megatron-core"
+
+
+@pytest.mark.parametrize(
+    ("module", "key", "value", "reason"),
+    [
+        (hyperpod, "model.shard_degree", 8, "hybrid_shard"),
+        (hyperpod, "exp_manager.create_tensorboard_logger", True, "no place"),
+        (hyperpod, "trainer.precision", "fp8", "bf16, 16 or 32"),
+        (nemo, "model.position_embedding_type", "alibi", "rope or learned_absolute"),
+        (nemo, "trainer.max_steps", -1, "stands for none"),
+        (nemo, "model.tensor_model_parallel_size", 10**25, str(LARGEST)),
+        (torchtitan, "training.steps", 10**25, str(LARGEST)),
+        (torchtitan, "training.mixed_precision_param", "float16", "bfloat16 or float32"),
+        (torchtitan, "activation_checkpoint.mode", "memory_budget", "selective, full or none"),
+        (torchtitan, "lr_scheduler.decay_ratio", 1e308, "from 0 to 1"),
+        (torchtitan, "lr_scheduler.decay_type", "step", "linear, cosine, sqrt"),
+        (torchtitan, "checkpoint.async_mode", "disabled", "in any case"),
+    ],
+)
+def test_what_is_dropped_has_its_reason(module: Any, key: str, value: Any, reason: str) -> None:
+    (found,) = (entry for entry in module.translate({key: value}).dropped if entry.key == key)
+    assert found.value == value
+    assert reason in found.reason
+
+
+def test_two_invented_keys_for_one() -> None:
+    found = torchtitan.translate({"training.batch_size": 2, "training.micro_batch_size": 3, "training.lr": float("nan")})
+    assert found.options["micro_batch_size"] == 2
+    reasons = {entry.key: entry.reason for entry in found.dropped}
+    assert "training.local_batch_size stands beside it" in reasons["training.micro_batch_size"]
+    assert reasons["optimizer.lr"] == "lt-train takes a finite number above 0 there"
+
+
+def test_options_of_a_launcher() -> None:
+    words = "srun -l mpirun -x A -x B python3 -m torch.distributed.run --standalone --nnodes=2 --nproc-per-node 8 pretrain_gpt.py"
+    found = {entry.key.removeprefix("launcher "): entry.value for entry in megatron_lm.translate(words.split()).dropped}
+    assert found == {
+        "-l": True,
+        "-x": "A B",
+        "-m": "torch.distributed.run",
+        "--standalone": True,
+        "--nnodes": "2",
+        "--nproc-per-node": "8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("swiglu", "true or false"),
+        ("lr_decay_style", "one of cosine, linear, "),
+        ("num_layers", f"a whole number from 1 up to {LARGEST}"),
+        ("lr", "a finite number above 0"),
+        ("save", "a text"),
+        ("rampup_batch_size", "a list of 3 values, each a whole number"),
+    ],
+)
+def test_what_an_option_takes_in_words(option: str, words: str) -> None:
+    assert expected(options()[option]).startswith(words)
 
 
 def test_references() -> None:

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from lt_train.foreign.ledger import Ledger, Translation
-from lt_train.foreign.nemo import JOB, optimizer, precision
+from lt_train.foreign.nemo import JOB, optimizer, precision, tensorboard
 
 SOURCE = "HyperPod recipes"
 FSDP = "FSDP2 does so by itself"
@@ -93,16 +93,16 @@ def translate(values: dict[str, Any]) -> Translation:
         ledger.default("max_position_embeddings", ledger.get("seq_length"))
     precision(ledger, "trainer.precision")
     if ledger.take("model.fp8"):
-        ledger.set("fp8_format", "hybrid")
+        ledger.set("fp8_format", "hybrid", "model.fp8")
     if ledger.take("model.activation_checkpointing"):
-        ledger.set("recompute_granularity", "full")
+        ledger.set("recompute_granularity", "full", "model.activation_checkpointing")
     if ledger.take("model.offload_activations"):
         ledger.drop_value("model.offload_activations", True, "see --cpu-offloading-num-layers")
     if (ledger.get("tensor_model_parallel_size") or 1) > 1:
         ledger.default("sequence_parallel", True)
     _sharding(ledger)
     if ledger.take("model.data.use_synthetic_data"):
-        ledger.set("mock_data", True)
+        ledger.set("mock_data", True, "model.data.use_synthetic_data")
     optimizer(ledger, "model.optim")
     _saving(ledger)
     ledger.drop_all(REASONS)
@@ -117,36 +117,40 @@ def _model(ledger: Ledger) -> None:
         ledger.drop_value("model.model_type", kind, "its shape is taken to be Llama's")
     if ledger.has("model.num_hidden_layers"):
         for option, value in LLAMA.items():
-            ledger.default(option, value)
+            ledger.default(option, value, "model.model_type")
     base = ledger.take_number("model.rope_theta")
     ledger.carry_value("model.rope_theta", "rotary_base", base)
     if ledger.take("model.tie_word_embeddings", False) is False and ledger.has("model.num_hidden_layers"):
-        ledger.set("untie_embeddings_and_output_weights", True)
+        ledger.set("untie_embeddings_and_output_weights", True, "model.tie_word_embeddings")
     kind, factor = ledger.take("model.rope_scaling.rope_type"), ledger.take_number("model.rope_scaling.factor")
     if kind == "llama3" and factor:
-        ledger.set("use_rope_scaling", True)
+        ledger.set("use_rope_scaling", True, "model.rope_scaling.rope_type")
         ledger.carry_value("model.rope_scaling.factor", "rope_scaling_factor", factor)
     elif factor:
-        ledger.drop_value("model.rope_scaling.rope_type", kind, "lt-train has Llama 3.1's scaling")
+        for key, value in (("rope_type", kind), ("factor", factor)):
+            ledger.drop_value(f"model.rope_scaling.{key}", value, "lt-train has Llama 3.1's scaling")
     for key, constant in SCALING.items():
-        value = ledger.take(f"model.rope_scaling.{key}")
-        if value not in (None, constant):
-            ledger.drop_value(f"model.rope_scaling.{key}", value, f"it is {constant} in megatron-core")
+        ledger.drop(f"model.rope_scaling.{key}", f"it is {constant} in megatron-core")
     ledger.take("model.rope_scaling")
 
 
 def _sharding(ledger: Ledger) -> None:
     strategy, degree = ledger.take("model.sharding_strategy"), ledger.take_number("model.shard_degree")
     if strategy in ("full_shard", "hybrid_shard"):
-        ledger.set("use_torch_fsdp2", True)
-        ranks = int((ledger.take_number("trainer.devices") or 0) * (ledger.take_number("trainer.num_nodes") or 1))
-        if ranks:
-            ledger.drop_value("trainer.devices x trainer.num_nodes", ranks, JOB)
+        ledger.set("use_torch_fsdp2", True, "model.sharding_strategy")
+        machines = {key: ledger.take_number(key) for key in ("trainer.devices", "trainer.num_nodes")}
+        for key, value in machines.items():
+            ledger.drop_value(key, value, JOB)
+        ranks = int((machines["trainer.devices"] or 0) * (machines["trainer.num_nodes"] or 1))
         data = ranks // (ledger.get("tensor_model_parallel_size") or 1)
         if strategy == "hybrid_shard" and degree and data > degree:
             ledger.carry_value("model.shard_degree", "num_distributed_optimizer_instances", data // degree)
+            return
     elif strategy not in (None, "no_shard"):
         ledger.drop_value("model.sharding_strategy", strategy, "lt-train shards everything or the optimizer alone")
+    ledger.drop_value(
+        "model.shard_degree", degree, "it divides the ranks of a hybrid_shard that has more data-parallel ranks alone"
+    )
 
 
 def _saving(ledger: Ledger) -> None:
@@ -158,11 +162,14 @@ def _saving(ledger: Ledger) -> None:
     if not enabled or count == 0:
         ledger.drop_value(f"{callback}.save_top_k", count, "nothing is saved: add --save")
     elif directory:
-        ledger.set("save", directory.rstrip("/"))
+        keys = ("exp_manager.exp_dir", "exp_manager.checkpoint_dir", "exp_manager.create_checkpoint_callback")
+        ledger.set("save", directory.rstrip("/"), *keys)
         if interval:
             ledger.carry_value(f"{callback}.every_n_train_steps", "save_interval", interval)
         if count and count > 0:
             ledger.carry_value(f"{callback}.save_top_k", "keep_last", count)
-    if ledger.take("exp_manager.create_tensorboard_logger") and place:
-        ledger.set("tensorboard_dir", os.path.join(place, "tensorboard"))
+        else:
+            ledger.drop_value(f"{callback}.save_top_k", count, "all checkpoints are kept, as without --keep-last")
+    if ledger.take("exp_manager.create_tensorboard_logger"):
+        tensorboard(ledger, place)
     ledger.carry("exp_manager.resume_from_checkpoint", "load")

@@ -17,7 +17,12 @@ from lt_shared.console import BadData
 from lt_train import credentials
 
 MOST_KEYS = 10_000
+# Steps, sizes and seeds are 64-bit integers where they are used.
+LARGEST = 2**63 - 1
 HOLDS_SECRET = "it holds a secret: those come from the environment"
+NOT_SET = "it is not set"
+IS_OFF = "it is off or empty, and lt-train does nothing of the kind unasked"
+IS_IMPLIED = "lt-train does so in any case, or it has no effect beside the other keys"
 A_NUMBER, A_TEXT = "a number is needed there", "a text is needed there"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -73,6 +78,8 @@ class Ledger:
     def __init__(self, source: str, values: Mapping[str, Any]):
         self.source = source
         self._left = dict(values)
+        self._given = dict(values)
+        self._carried: set[str] = set()
         self._options: dict[str, Any] = {}
         self._defaults: set[str] = set()
         self._dropped: list[Dropped] = []
@@ -84,7 +91,7 @@ class Ledger:
         return self._left.get(key)
 
     def take(self, key: str, otherwise: Any = None) -> Any:
-        """The value, which the caller accounts for."""
+        """The value, which the caller carries over or drops; if it does neither, `close` lists it."""
         return number(self._left.pop(key, otherwise))
 
     def take_number(self, key: str) -> Any:
@@ -111,23 +118,26 @@ class Ledger:
         if value is None:
             return
         try:
-            self.set(option, accepted(options()[option], value))
+            self.set(option, accepted(options()[option], value), key)
         except click.BadParameter:
-            self._drop(key, value, f"lt-train takes {options()[option].type.name} there")
+            self._drop(key, value, f"lt-train takes {expected(options()[option])} there")
 
     def flag(self, key: str, option: str) -> None:
         """Carry a switch over that is on."""
         if self.take(key):
-            self.set(option, True)
+            self.set(option, True, key)
 
-    def set(self, option: str, value: Any) -> None:
+    def set(self, option: str, value: Any, *keys: str) -> None:
+        """`keys` are carried over by it."""
         if credentials.holds(value):
-            self._drop(option, value, HOLDS_SECRET)
+            self._drop(keys[0] if keys else option, value, HOLDS_SECRET)
         else:
             self._options[option] = value
+        self._carried.update(keys)
 
-    def default(self, option: str, value: Any) -> None:
-        """What the other trainer does where nothing is said, and lt-train does otherwise."""
+    def default(self, option: str, value: Any, *keys: str) -> None:
+        """What the other trainer does where nothing is said, and lt-train does otherwise; or what follows from `keys`."""
+        self._carried.update(keys)
         if option not in self._options:
             self._options[option] = value
             self._defaults.add(option)
@@ -152,6 +162,10 @@ class Ledger:
     def close(self, unknown: str) -> Translation:
         for key in list(self._left):
             self.drop(key, unknown)
+        listed = {entry.key for entry in self._dropped} | self._carried
+        for key, value in self._given.items():
+            if credentials.covered(key) not in listed:
+                self._drop(key, value, IS_IMPLIED if value else IS_OFF)
         return Translation(self.source, self._options, frozenset(self._defaults), tuple(self._dropped))
 
     def _not_taken(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
@@ -159,8 +173,9 @@ class Ledger:
         return otherwise
 
     def _drop(self, key: str, value: Any, reason: str) -> None:
-        # What is not set has no meaning to lose.
-        if value is not None:
+        if value is None:
+            reason = NOT_SET
+        if value is not None or key in self._given:
             shown = credentials.NOT_SHOWN if credentials.is_secret(key) else credentials.covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
             self._dropped.append(Dropped(credentials.covered(key), shown, reason))
@@ -200,7 +215,32 @@ def _accepted(option: click.Option, value: Any) -> Any:
     converted = option.type.convert(value, option, None)
     if isinstance(converted, float) and not math.isfinite(converted):
         raise click.BadParameter("a number")
+    if isinstance(converted, int) and abs(converted) > LARGEST:
+        raise click.BadParameter("a smaller number")
     return converted if isinstance(converted, int | float) else value
+
+
+def expected(option: click.Option) -> str:
+    """What `accepted` takes, in words."""
+    if option.is_flag:
+        return "true or false"
+    kind = option.type
+    if isinstance(kind, click.Choice):
+        words = f"one of {', '.join(map(str, kind.choices))}"
+    elif isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        words = "a whole number" if isinstance(kind, click.types.IntParamType) else "a finite number"
+        low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+        if high is None and isinstance(kind, click.types.IntParamType):
+            high = LARGEST
+        if low is not None:
+            words += f" above {low}" if getattr(kind, "min_open", False) else f" from {low}"
+        if high is not None:
+            words += f" below {high}" if getattr(kind, "max_open", False) else f" up to {high}"
+    else:
+        words = "a text"
+    if option.multiple or option.nargs != 1:
+        return f"a list of {option.nargs} values, each {words}" if option.nargs > 1 else f"a list, each entry {words}"
+    return words
 
 
 def number(value: Any) -> Any:

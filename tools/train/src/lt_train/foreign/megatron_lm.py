@@ -4,17 +4,21 @@ Where nothing is given, the two differ: Megatron drops out a tenth of the activa
 beta2. These defaults are carried over too, since the same command should train the same model.
 """
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from lt_shared.console import BadData
-from lt_train.foreign.ledger import Ledger, Translation, accepted, options
+from lt_train.foreign.ledger import Ledger, Translation, accepted, expected, options
 from lt_train.foreign.shell_script import commands, needs_shell
 from lt_train.settings.layers import WITHOUT_EFFECT
 
 SOURCE = "Megatron-LM"
+# What stands behind an option of a launcher that has no value.
+PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
 OF_SHELL = "it needs the shell: pass the command line with its value"
 LAUNCHER = "the launcher's: lt-train finds its place by itself, or --ranks"
@@ -63,9 +67,10 @@ def translate(words: Sequence[str]) -> Translation:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
     values = _parse(words[script + 1 :])
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words))}
-    ledger = Ledger(SOURCE, values | {f"launcher {word}": word for word in words[:script] if word.startswith("-")})
-    for word in words[:script]:
-        ledger.drop(f"launcher {word}", LAUNCHER)
+    launcher = _launcher(words[:script])
+    ledger = Ledger(SOURCE, values | launcher)
+    for key in launcher:
+        ledger.drop(key, LAUNCHER)
     for key, value in of_shell.items():
         if REASONS.get(key):
             ledger.drop(key, REASONS[key])
@@ -90,6 +95,21 @@ def command_in(text: str) -> list[str]:
 
 def _is_script(word: str) -> bool:
     return word.endswith(".py") and "pretrain" in word
+
+
+def _launcher(words: Sequence[str]) -> dict[str, Any]:
+    """The options of srun, torchrun and the like; one without a value is True, one that comes twice has a list.
+
+    Which of them take the next word is guessed: not a program.
+    """
+    found: dict[str, list[str | bool]] = {}
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue="-"):
+        if not word.startswith("-"):
+            continue
+        name, is_assigned, value = word.partition("=")
+        is_alone = following.startswith("-") or PROGRAM.fullmatch(following) is not None
+        found.setdefault(f"launcher {name}", []).append(value if is_assigned else is_alone or following)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 def _parse(words: Sequence[str]) -> dict[str, Any]:
@@ -125,16 +145,16 @@ def _contradictions(ledger: Ledger) -> None:
     if not is_given or tensor == ["1"]:
         ledger.drop("sequence_parallel", "with a tensor parallel size of 1 Megatron-LM ignores it")
     elif len(tensor) == 1 and tensor[0].isdigit():
-        ledger.set("tensor_model_parallel_size", int(tensor[0]))
+        ledger.set("tensor_model_parallel_size", int(tensor[0]), "tensor_model_parallel_size")
     else:
         ledger.drop_value("tensor_model_parallel_size", tensor, "a number is needed there")
     save, load = ledger.take("save"), ledger.take("load")
     if save:
-        ledger.set("save", save[0])
+        ledger.set("save", save[0], "save")
     if load and load == save:
         ledger.drop_value("load", load[0], "a run continues from its own --save")
     elif load:
-        ledger.set("load", load[0])
+        ledger.set("load", load[0], "load")
 
 
 def _carry(ledger: Ledger, key: str) -> None:
@@ -147,16 +167,16 @@ def _carry(ledger: Ledger, key: str) -> None:
         return
     words = ledger.take(key)
     if option.is_flag:
-        ledger.set(key, True)
+        ledger.set(key, True, key)
         return
     try:
         if option.multiple or option.nargs != 1:
-            ledger.set(key, accepted(option, words))
+            ledger.set(key, accepted(option, words), key)
             return
         (word,) = words
-        ledger.set(key, accepted(option, word))
+        ledger.set(key, accepted(option, word), key)
     except (click.BadParameter, ValueError):
-        ledger.drop_value(key, " ".join(words), f"lt-train takes {option.type.name} there")
+        ledger.drop_value(key, " ".join(words), f"lt-train takes {expected(option)} there")
 
 
 def _defaults(ledger: Ledger) -> None:

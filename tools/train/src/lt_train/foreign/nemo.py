@@ -113,16 +113,18 @@ def translate(values: dict[str, Any]) -> Translation:
         if not _is_off(key, values.get(key)):
             ledger.carry(key, option)
         else:
-            ledger.take(key)
+            ledger.drop(key, "this value stands for none, as without the option")
     for key, option in FLAGS.items():
         ledger.flag(key, option)
     if (ledger.get("tensor_model_parallel_size") or 1) == 1 and ledger.get("sequence_parallel"):
         ledger.set("sequence_parallel", False)
-    if ledger.take("model.transformer_engine") or ledger.take("model.fp8"):
-        ledger.set("transformer_impl", "te")
+    switches = ("model.transformer_engine", "model.fp8")
+    given = [ledger.take(key) for key in switches]
+    if any(given):
+        ledger.set("transformer_impl", "te", *switches)
     for key, form in (("model.fp8_e4m3", "e4m3"), ("model.fp8_hybrid", "hybrid")):
         if ledger.take(key):
-            ledger.set("fp8_format", form)
+            ledger.set("fp8_format", form, key)
     _data(ledger)
     optimizer(ledger, "model.optim")
     _saving(ledger, values)
@@ -140,16 +142,18 @@ def _is_off(key: str, value: Any) -> bool:
 def precision(ledger: Ledger, key: str) -> None:
     kind = str(ledger.take(key, "")).lower()
     if kind.startswith("bf16"):
-        ledger.set("bf16", True)
+        ledger.set("bf16", True, key)
     elif kind.startswith("16"):
-        ledger.set("fp16", True)
+        ledger.set("fp16", True, key)
+    elif kind and not kind.startswith("32"):
+        ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
 
 
 def optimizer(ledger: Ledger, section: str) -> None:
     """Name, betas and schedule; what has one counterpart is renamed elsewhere."""
     name = str(ledger.take(f"{section}.name", "")).lower()
     if "distributed" in name:
-        ledger.set("use_distributed_optimizer", True)
+        ledger.set("use_distributed_optimizer", True, f"{section}.name")
     elif name and "adam" not in name:
         ledger.drop_value(f"{section}.name", name, "lt-train has AdamW and Muon")
     betas = ledger.take(f"{section}.betas")
@@ -160,58 +164,73 @@ def optimizer(ledger: Ledger, section: str) -> None:
         ledger.drop_value(f"{section}.betas", betas, "two numbers are needed there")
     schedule = ledger.take_text(f"{section}.sched.name")
     if schedule in SCHEDULES:
-        ledger.set("lr_decay_style", SCHEDULES[schedule])
+        ledger.set("lr_decay_style", SCHEDULES[schedule], f"{section}.sched.name")
     elif schedule:
         ledger.drop_value(f"{section}.sched.name", schedule, "lt-train has other schedules: --lr-decay-style")
-    if ledger.take(f"{section}.sched.constant_steps"):
-        ledger.drop_value(f"{section}.sched.constant_steps", True, "only WSD stays at the peak, before its decay")
+    if ledger.peek(f"{section}.sched.constant_steps") != 0:
+        ledger.drop(f"{section}.sched.constant_steps", "only WSD stays at the peak, before its decay")
     ledger.drop_all({f"{section}.": "lt-train has no such setting of the optimizer"})
 
 
+def tensorboard(ledger: Ledger, place: str | None) -> None:
+    key = "exp_manager.create_tensorboard_logger"
+    if place:
+        ledger.set("tensorboard_dir", os.path.join(place, "tensorboard"), key)
+    else:
+        ledger.drop_value(key, True, "there is no place to write to: add --tensorboard-dir")
+
+
 def _style(ledger: Ledger) -> None:
-    if ledger.take("model.position_embedding_type", "learned_absolute") == "rope":
-        ledger.set("position_embedding_type", "rope")
+    position = ledger.take("model.position_embedding_type", "learned_absolute")
+    if position == "rope":
+        ledger.set("position_embedding_type", "rope", "model.position_embedding_type")
+    elif position != "learned_absolute":
+        ledger.drop_value("model.position_embedding_type", position, "lt-train takes rope or learned_absolute there")
     norm = ledger.take_text("model.normalization", "layernorm").lower()
     if norm == "rmsnorm":
-        ledger.set("normalization", "RMSNorm")
+        ledger.set("normalization", "RMSNorm", "model.normalization")
     elif norm != "layernorm":
         ledger.drop_value("model.normalization", norm, "lt-train has LayerNorm and RMSNorm")
     activation = ledger.take("model.activation", "gelu")
     if activation in ("swiglu", "fast-swiglu"):
-        ledger.set("swiglu", True)
+        ledger.set("swiglu", True, "model.activation")
     elif activation != "gelu":
         ledger.drop_value("model.activation", activation, "lt-train has GELU and SwiGLU")
     if ledger.take("model.bias", True) is False:
-        ledger.set("disable_bias_linear", True)
+        ledger.set("disable_bias_linear", True, "model.bias")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
-        ledger.set("untie_embeddings_and_output_weights", True)
+        ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
 
 
 def _data(ledger: Ledger) -> None:
     prefix = ledger.take("model.data.data_prefix")
     if isinstance(prefix, list) and prefix:
-        ledger.set("data_path", [str(word) for word in prefix])
+        ledger.set("data_path", [str(word) for word in prefix], "model.data.data_prefix")
     elif isinstance(prefix, str) and prefix != "???":
-        ledger.set("data_path", prefix.split())
+        ledger.set("data_path", prefix.split(), "model.data.data_prefix")
+    elif prefix:
+        ledger.drop_value("model.data.data_prefix", prefix, "it names no data")
     if ledger.get("seq_length") is None:
         ledger.carry("model.data.seq_length", "seq_length")
     else:
-        ledger.take("model.data.seq_length")
+        ledger.drop("model.data.seq_length", "model.encoder_seq_length says it")
 
 
 def _saving(ledger: Ledger, values: dict[str, Any]) -> None:
     enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
-    places = [ledger.take_text(f"exp_manager.{key}") for key in ("explicit_log_dir", "exp_dir")]
+    keys = ("exp_manager.explicit_log_dir", "exp_manager.exp_dir", "exp_manager.create_checkpoint_callback")
+    places = [ledger.take_text(key) for key in keys[:2]]
     place = next((place for place in places if place), None)
     interval = ledger.take_number("exp_manager.checkpoint_callback_params.every_n_train_steps")
     if enabled and place:
-        ledger.set("save", os.path.join(place, "checkpoints"))
+        ledger.set("save", os.path.join(place, "checkpoints"), *keys)
         if interval:
             ledger.carry_value("exp_manager.checkpoint_callback_params.every_n_train_steps", "save_interval", interval)
     elif interval:
         ledger.drop_value("exp_manager.checkpoint_callback_params.every_n_train_steps", interval, "there is no place to save to")
-    if ledger.take("exp_manager.create_tensorboard_logger") and place:
-        ledger.set("tensorboard_dir", os.path.join(place, "tensorboard"))
-    if ledger.take("exp_manager.create_wandb_logger"):
+    if ledger.take("exp_manager.create_tensorboard_logger"):
+        tensorboard(ledger, place)
+    if ledger.peek("exp_manager.create_wandb_logger"):
+        ledger.drop("exp_manager.create_wandb_logger", "--wandb-project says it")
         ledger.carry("exp_manager.wandb_logger_kwargs.project", "wandb_project")
         ledger.carry("exp_manager.wandb_logger_kwargs.name", "wandb_exp_name")

@@ -7,7 +7,8 @@ from pathlib import PurePath
 from typing import Any
 
 from lt_shared import storage
-from lt_shared.console import BadData
+from lt_shared.console import BadData, NoInput
+from lt_train import credentials
 from lt_train.foreign import hyperpod, megatron_lm, nemo, torchtitan
 from lt_train.foreign.ledger import Translation, flatten
 
@@ -19,10 +20,13 @@ OF_RECIPES = ("run.", "recipes.", "use_smp_model", "cluster_type", "model.train_
 
 def translate_file(path: str) -> Translation:
     """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, or a script that starts pretrain_gpt.py. Raises NoInput or BadData."""
+    credentials.check(path, "FILE")
     try:
         text = storage.read_bytes(path).decode()
+    except NoInput as error:
+        raise NoInput(str(error), "lt-train import FILE, or lt-train import -- COMMAND LINE") from None
     except UnicodeDecodeError:
-        raise BadData(f"{path}: not a text file") from None
+        raise BadData(f"{path}: not a text file", SYNTAX) from None
     suffix = PurePath(path).suffix.lower()
     try:
         if suffix == ".toml":
@@ -33,11 +37,11 @@ def translate_file(path: str) -> Translation:
             return hyperpod.translate(values) if is_recipe else nemo.translate(values)
         return megatron_lm.translate(megatron_lm.command_in(text))
     except tomllib.TOMLDecodeError as error:
-        raise BadData(f"{path}: not TOML: {error}") from None
+        raise BadData(f"{path}: not TOML: {error}", SYNTAX) from None
     except RecursionError:
-        raise BadData(f"{path}: nested too deeply for a configuration") from None
+        raise BadData(f"{path}: nested too deeply for a configuration", SYNTAX) from None
     except BadData as error:
-        raise BadData(f"{path}: {error}", error.hint) from None
+        raise BadData(f"{path}: {error}", error.hint or SYNTAX) from None
 
 
 def translate_command(words: Sequence[str]) -> Translation:

@@ -30,6 +30,8 @@ INVENTED = {
     "training.micro_batch_size": "training.local_batch_size",
     "training.batch_size": "training.local_batch_size",
     "training.max_steps": "training.steps",
+    "training.lr": "optimizer.lr",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
     "training.sequence_length": "training.seq_len",
     "training.activation_checkpoint": "activation_checkpoint.mode",
     "checkpoint.enable_checkpoint": "checkpoint.enable",
@@ -83,7 +85,8 @@ def translate(values: dict[str, Any]) -> Translation:
     """`values` are the keys with dots."""
     moved: dict[str, Any] = {}
     for key, value in values.items():
-        moved[INVENTED.get(key, key) if INVENTED.get(key) not in values else key] = value
+        name = INVENTED.get(key, key)
+        moved[key if name != key and (name in values or name in moved) else name] = value
     ledger = Ledger(SOURCE, moved)
     _model(ledger)
     _batches(ledger)
@@ -93,6 +96,8 @@ def translate(values: dict[str, Any]) -> Translation:
     _checkpoints(ledger)
     _reports(ledger)
     ledger.drop_all(REASONS)
+    for key, name in INVENTED.items():
+        ledger.drop(key, f"TorchTitan has no such key, and {name} stands beside it")
     return ledger.close("not a key that TorchTitan had, nor one that is known from guides")
 
 
@@ -102,16 +107,19 @@ def _model(ledger: Ledger) -> None:
         return
     preset = MODELS.get((str(name).lower(), str(flavor).lower()))
     if preset:
-        ledger.set("model", preset)
+        ledger.set("model", preset, "model.name", "model.flavor")
     else:
-        ledger.drop_value("model.flavor", f"{name} {flavor}", "lt-train has no such model; give its sizes (--num-layers ...)")
+        for key, value in (("model.name", name), ("model.flavor", flavor)):
+            ledger.drop_value(key, value, "lt-train has no such model; give its sizes (--num-layers ...)")
 
 
 def _batches(ledger: Ledger) -> None:
     ledger.carry("training.seq_len", "seq_length")
     ledger.carry("training.local_batch_size", "micro_batch_size")
     if ledger.peek("training.global_batch_size") == -1:
-        ledger.take("training.global_batch_size")
+        ledger.drop(
+            "training.global_batch_size", "-1 is one micro batch on each data-parallel rank, as without --global-batch-size"
+        )
     ledger.carry("training.global_batch_size", "global_batch_size")
     ledger.carry("training.steps", "train_iters")
     ledger.carry("training.max_norm", "clip_grad")
@@ -136,7 +144,7 @@ def _parallelism(ledger: Ledger) -> None:
         ledger.default("sequence_parallel", True)
     schedule = ledger.take("parallelism.pipeline_parallel_schedule")
     if schedule == "Interleaved1F1B":
-        ledger.set("num_virtual_stages_per_pipeline_rank", 2)
+        ledger.set("num_virtual_stages_per_pipeline_rank", 2, "parallelism.pipeline_parallel_schedule")
     elif schedule not in (None, "1F1B"):
         ledger.drop_value("parallelism.pipeline_parallel_schedule", schedule, "lt-train has 1F1B and its interleaved form")
     piece = ledger.take_number("parallelism.pipeline_parallel_microbatch_size")
@@ -145,7 +153,8 @@ def _parallelism(ledger: Ledger) -> None:
     shards = ledger.take_number("parallelism.data_parallel_shard_degree") or -1
     if shards != 1:
         pipelined = (ledger.get("pipeline_model_parallel_size") or 1) > 1
-        ledger.set("use_distributed_optimizer" if pipelined else "use_torch_fsdp2", True)
+        option = "use_distributed_optimizer" if pipelined else "use_torch_fsdp2"
+        ledger.set(option, True, "parallelism.data_parallel_shard_degree")
     copies = ledger.take_number("parallelism.data_parallel_replicate_degree") or 1
     if copies > 1 and shards != 1:
         key = "parallelism.data_parallel_replicate_degree"
@@ -167,45 +176,58 @@ def _optimizer(ledger: Ledger) -> None:
     ledger.default("lr", 8e-4)
     ledger.carry("lr_scheduler.warmup_steps", "lr_warmup_iters")
     ledger.default("lr_warmup_iters", min(200, ledger.get("train_iters") - 1))
-    style, share = ledger.take_text("lr_scheduler.decay_type", "linear"), ledger.take_number("lr_scheduler.decay_ratio")
+    style, share = ledger.take_text("lr_scheduler.decay_type"), ledger.take_number("lr_scheduler.decay_ratio")
     names = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt"}
+    if style is not None and style not in names:
+        ledger.drop_value("lr_scheduler.decay_type", style, f"lt-train takes one of {', '.join(names)} there")
+        style = None
+    if share is not None and not 0 <= share <= 1:
+        ledger.drop_value("lr_scheduler.decay_ratio", share, "a share from 0 to 1 is needed there")
+        share = None
     if share is not None:
         ledger.set("lr_decay_style", "WSD")
-        ledger.set("lr_wsd_decay_style", names.get(style, "linear"))
+        ledger.set("lr_wsd_decay_style", names[style or "linear"], "lr_scheduler.decay_type")
         steps = round(share * ledger.get("train_iters"))
         ledger.carry_value("lr_scheduler.decay_ratio", "lr_wsd_decay_iters", steps)
     elif style == "sqrt":
         ledger.drop_value("lr_scheduler.decay_type", style, "lt-train has it in WSD only: give decay_ratio")
     else:
-        ledger.default("lr_decay_style", names.get(style, "linear"))
-    factors = [ledger.take_number(f"lr_scheduler.{key}") for key in ("min_lr_factor", "lr_min")]
-    ledger.default("min_lr", next((factor for factor in factors if factor and factor > 0), 0) * ledger.get("lr"))
+        ledger.default("lr_decay_style", names[style or "linear"], "lr_scheduler.decay_type")
+    keys = [f"lr_scheduler.{key}" for key in ("min_lr_factor", "lr_min")]
+    factors = [factor for factor in map(ledger.take_number, keys) if factor and factor > 0]
+    ledger.default("min_lr", (factors or [0])[0] * ledger.get("lr"), *keys)
 
 
 def _precision(ledger: Ledger) -> None:
     kind = ledger.take("training.mixed_precision_param", "bfloat16")
     if kind == "bfloat16":
-        ledger.default("bf16", True)
+        ledger.default("bf16", True, "training.mixed_precision_param")
+    elif kind != "float32":
+        ledger.drop_value("training.mixed_precision_param", kind, "lt-train takes bfloat16 or float32 there")
     ledger.drop_all(
         {"training.mixed_precision_reduce": "gradients are summed in float32", "training.dtype": "weights are float32"}
     )
     converters = ledger.take("model.converters") or []
     converters = [str(entry) for entry in converters] if isinstance(converters, list) else [str(converters)]
+    switches = ["model.converters", "training.enable_float8"]
     float8 = ledger.take("training.enable_float8") or any("float8" in entry for entry in converters)
     others = [entry for entry in converters if "float8" not in entry]
     if others:
         ledger.drop_value("model.converters", others, "lt-train has float8 alone")
     for section in ("float8", "quantize.linear.float8", "quantize.dense.float8"):
-        float8 = ledger.take(f"{section}.enable_float8_linear") or float8
+        switches.append(f"{section}.enable_float8_linear")
+        float8 = ledger.take(switches[-1]) or float8
         recipe = ledger.take_text(f"{section}.recipe_name")
         if recipe and float8:
-            ledger.set("fp8_recipe", "rowwise" if "rowwise" in recipe else "tensorwise")
+            ledger.set("fp8_recipe", "rowwise" if "rowwise" in recipe else "tensorwise", f"{section}.recipe_name")
         ledger.drop_all({f"{section}.": "lt-train chooses how weights in fp8 are gathered, and which layers have fp8"})
     if float8:
-        ledger.set("fp8_format", "hybrid")
+        ledger.set("fp8_format", "hybrid", *switches)
     mode = ledger.take("activation_checkpoint.mode")
     if mode in ("selective", "full"):
-        ledger.set("recompute_granularity", mode)
+        ledger.set("recompute_granularity", mode, "activation_checkpoint.mode")
+    elif mode not in (None, "none"):
+        ledger.drop_value("activation_checkpoint.mode", mode, "lt-train takes selective, full or none there")
 
 
 def _checkpoints(ledger: Ledger) -> None:
@@ -220,10 +242,11 @@ def _checkpoints(ledger: Ledger) -> None:
             ledger.drop_value(f"checkpoint.{key}", value, "checkpoints are not enabled")
     is_async = ledger.take("checkpoint.async_save") or ledger.take("checkpoint.async_mode", "disabled") != "disabled"
     if enabled:
-        ledger.set("save", os.path.join(place or "", folder))
+        keys = ("checkpoint.enable", "checkpoint.folder", "job.dump_folder")
+        ledger.set("save", os.path.join(place or "", folder), *keys)
         ledger.default("save_interval", 500)
         if is_async:
-            ledger.set("async_save", True)
+            ledger.set("async_save", True, "checkpoint.async_save", "checkpoint.async_mode")
     else:
         ledger.drop_value("checkpoint.enable", False, "nothing is saved: add --save")
     ledger.drop("checkpoint.initial_load_path", "a checkpoint of TorchTitan: lt-convert makes one for --load of it")
@@ -234,16 +257,18 @@ def _reports(ledger: Ledger) -> None:
     ledger.carry("metrics.log_freq", "log_interval")
     folder = ledger.take_text("metrics.save_tb_folder", "tb")
     if ledger.take("metrics.enable_tensorboard"):
-        ledger.set("tensorboard_dir", os.path.join(ledger.get("save") or "", folder))
+        keys = ("metrics.enable_tensorboard", "metrics.save_tb_folder")
+        ledger.set("tensorboard_dir", os.path.join(ledger.get("save") or "", folder), *keys)
     project = ledger.take_text("metrics.wandb_project", "torchtitan")
     if ledger.take("metrics.enable_wandb"):
-        ledger.set("wandb_project", project)
+        ledger.set("wandb_project", project, "metrics.enable_wandb", "metrics.wandb_project")
     if ledger.get("save") or ledger.get("tensorboard_dir"):
         ledger.flag("profiling.enable_profiling", "profile")
         ledger.flag("profiling.enable_memory_snapshot", "record_memory_history")
     ledger.drop("profiling.enable_profiling", "a profile needs a place: --save or --tensorboard-dir")
     ledger.drop("profiling.enable_memory_snapshot", "a profile needs a place: --save or --tensorboard-dir")
-    if ledger.take("validation.enable"):
+    if ledger.peek("validation.enable"):
+        ledger.drop("validation.enable", "lt-train evaluates in any case: --eval-iters")
         ledger.carry("validation.freq", "eval_interval")
         ledger.carry("validation.steps", "eval_iters")
     else:
