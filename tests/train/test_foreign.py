@@ -62,10 +62,10 @@ def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
     reasons = dropped("guide.toml")
     assert set(reasons) == {
         *("model.norm_type", "model.tokenizer_path", "training.data_parallel_degree", "training.compile"),
-        *("training.compile_mode", "checkpoint.initial_load_path", "metrics.wandb_entity", "profiling.profile_freq"),
+        *("training.compile_mode", "checkpoint.resume_from_checkpoint", "metrics.wandb_entity", "profiling.profile_freq"),
         "optimizer.name",
     }
-    assert "lt-convert" in reasons["checkpoint.initial_load_path"]
+    assert "lt-convert" in reasons["checkpoint.resume_from_checkpoint"]
     made = plan("guide.toml", tmp_path, "--mock-data", "--ranks", "8", without=("fp8", "wandb"))
     assert not list(problems(made))
     assert made.parallelism.described == "tensor 2 x pipeline 1 x context 2 x data 2"
@@ -415,7 +415,7 @@ def test_two_invented_keys_for_one() -> None:
     assert found.options["micro_batch_size"] == 2
     reasons = {entry.key: entry.reason for entry in found.dropped}
     assert "training.local_batch_size stands beside it" in reasons["training.micro_batch_size"]
-    assert reasons["optimizer.lr"] == "lt-train takes a finite number above 0 there"
+    assert reasons["training.lr"] == "lt-train takes a finite number above 0 there"
 
 
 def test_options_of_a_launcher() -> None:

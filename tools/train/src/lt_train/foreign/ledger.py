@@ -75,8 +75,10 @@ def _literal(value: Any) -> str:
 class Ledger:
     """Keys with dots, each to be taken once."""
 
-    def __init__(self, source: str, values: Mapping[str, Any]):
+    def __init__(self, source: str, values: Mapping[str, Any], written: Mapping[str, str] | None = None):
+        """`written` has the names that keys have in the configuration, where those are others."""
         self.source = source
+        self._written = written or {}
         self._left = dict(values)
         self._given = dict(values)
         self._carried: set[str] = set()
@@ -162,9 +164,9 @@ class Ledger:
     def close(self, unknown: str) -> Translation:
         for key in list(self._left):
             self.drop(key, unknown)
-        listed = {entry.key for entry in self._dropped} | self._carried
+        listed = {entry.key for entry in self._dropped}
         for key, value in self._given.items():
-            if credentials.covered(key) not in listed:
+            if self._name(key) not in listed and key not in self._carried:
                 self._drop(key, value, IS_IMPLIED if value else IS_OFF)
         return Translation(self.source, self._options, frozenset(self._defaults), tuple(self._dropped))
 
@@ -178,7 +180,10 @@ class Ledger:
         if value is not None or key in self._given:
             shown = credentials.NOT_SHOWN if credentials.is_secret(key) else credentials.covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
-            self._dropped.append(Dropped(credentials.covered(key), shown, reason))
+            self._dropped.append(Dropped(self._name(key), shown, reason))
+
+    def _name(self, key: str) -> str:
+        return str(credentials.covered(self._written.get(key, key)))
 
 
 @functools.cache

@@ -84,10 +84,12 @@ REASONS = {
 def translate(values: dict[str, Any]) -> Translation:
     """`values` are the keys with dots."""
     moved: dict[str, Any] = {}
+    written: dict[str, str] = {}
     for key, value in values.items():
         name = INVENTED.get(key, key)
-        moved[key if name != key and (name in values or name in moved) else name] = value
-    ledger = Ledger(SOURCE, moved)
+        name = key if name in values or name in moved else name
+        moved[name], written[name] = value, key
+    ledger = Ledger(SOURCE, moved, written)
     _model(ledger)
     _batches(ledger)
     _parallelism(ledger)
