@@ -56,7 +56,7 @@ def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]])
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests, or those that the arguments choose (as for pytest), a file at a time in one process more than there are cores.
+    """Run all tests, or those that the arguments choose (as for pytest), a file at a time in one process more than cores.
 
     Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere.
     """
