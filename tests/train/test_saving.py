@@ -1,8 +1,12 @@
 """A run that is killed at any moment, also inside of a save, goes on as if nothing had happened, bit for bit on a CPU."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from running import RUNS, faulty, losses, run
@@ -10,6 +14,7 @@ from running import RUNS, faulty, losses, run
 from lt_shared import checkpoint_layout, storage
 from lt_shared.manifest import Checkpoint, Dataset
 from lt_train import attempts, remote_run, saving
+from lt_train.writer import Writer
 
 
 def iterations(directory: Path) -> list[int]:
@@ -143,3 +148,19 @@ def test_remote_checkpoints(finished: Path, tmp_path: Path, monkeypatch: pytest.
     storage.remove(f"{url}/iter_0000004/run.json")
     with pytest.raises(Exception, match="none of its checkpoints is complete"):
         remote_run.newest(url)
+
+
+@pytest.mark.parametrize(("end", "said", "code"), [("SIGKILL", "was ended by SIGKILL", 137), ("exit", "ended with 7", 74)])
+def test_a_killed_writer_is_as_a_killed_rank(end: str, said: str, code: int) -> None:
+    """Job files start such a rank again within the job."""
+
+    def write(*arguments: Any) -> None:
+        if end == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), signal.Signals[end])
+
+    writer = Writer(SimpleNamespace(async_fn=write, async_fn_args=(0, [], None), preload_fn=None), None)
+    writer.wait()
+    assert writer.error is not None
+    assert said in writer.error[0]
+    assert writer.error[2] == code

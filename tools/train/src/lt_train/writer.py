@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -78,11 +79,19 @@ class Writer:
         if self._process.exitcode:
             with contextlib.suppress(EOFError):
                 self.error = self._errors.recv()
-            self.error = self.error or (f"its writer ended with {self._process.exitcode}", None, IoFailure.exit_code)
+            self.error = self.error or _death(self._process.exitcode)
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+
+def _death(code: int) -> Report:
+    """A writer that a signal has ended is as good as such a rank: the run may start again at once."""
+    if code < 0:
+        hint = "often the kernel, out of memory: see dmesg" if code == -signal.SIGKILL else None
+        return f"its writer was ended by {signal.Signals(-code).name}", hint, 128 - code
+    return f"its writer ended with {code}", None, IoFailure.exit_code
 
 
 @contextlib.contextmanager
