@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import synthetic
 from running import SMALL, command, environment, losses, run
 
 from lt_shared import checkpoint_layout
 from lt_shared.manifest import Checkpoint, Dataset
+from lt_train import launch, processes
 from lt_train.place import first_host
 
 STEPS = ("--train-iters", "3")
@@ -97,3 +99,14 @@ def test_second_run_in_the_same_directory_is_told_to_wait(tmp_path: Path, datase
         second = run(*SMALL, "--save", str(directory), dataset.prefix)
     assert second.code == 75
     assert "another lt-train is running" in second.err
+
+
+@pytest.mark.parametrize(("nodes", "code"), [(1, 75), (2, 76)])
+def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch, nodes: int, code: int) -> None:
+    """A printed job keeps 75 from srun, which would then wait for the node whose rank has stopped."""
+    monkeypatch.setenv("SLURM_PROCID", str(nodes - 1))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", f"1(x{nodes})")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
+    monkeypatch.setattr(processes, "run", lambda plan: processes.HUNG)
+    assert launch.launch(synthetic.plan("--mock-data", "--ranks", str(nodes))) == code

@@ -82,6 +82,7 @@ def test_stages_of_one_job_pass_manifests_on(cluster: Cluster, tmp_path: Path) -
     [
         ("lt-train", f"{END}; exit 0", 0, False),
         ("lt-train", "exit 75", 75, True),
+        ("lt-train", "exit 76", 75, True),
         ("lt-train", "exit 78", 78, False),
         ("lt-train", "exit 1", 1, False),
         ("lt-train", "kill -9 $$", 137, False),
@@ -112,7 +113,7 @@ def test_a_killed_rank_starts_again_within_the_job(
     done = cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN))
     assert done.returncode == code, done.stderr
     assert sum(call.startswith("lt-train") for call in cluster.calls) == runs
-    assert not any(call.startswith("scontrol") for call in cluster.calls)
+    assert not any(call.startswith("scontrol requeue") for call in cluster.calls)
 
 
 def test_a_signal_to_the_task_waits_for_lt_train(cluster: Cluster, tmp_path: Path) -> None:
@@ -135,13 +136,25 @@ def test_a_node_that_is_done_with_75_does_not_end_the_others(cluster: Cluster, t
     assert set(codes.read_text().split()) == {"0"}
 
 
-def test_a_reason_is_not_hidden_by_the_nodes_that_srun_ends_for_it(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("reason", "code"), [(78, 78), (76, 75)])
+def test_a_reason_is_not_hidden_by_the_nodes_that_srun_ends_for_it(
+    cluster: Cluster, tmp_path: Path, reason: int, code: int
+) -> None:
     """srun's status is the largest of its tasks': that of one that it has ended is 143."""
     body = 'while [ "${1#--}" != "$1" ]; do shift; done; "$@"; code=$?; exit $((code > 0 && code < 143 ? 143 : code))'
     cluster.add("srun", body)
-    cluster.add("lt-train", "exit 78")
-    assert cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)).returncode == 78
+    cluster.add("lt-train", f"exit {reason}")
+    assert cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)).returncode == code
     assert sum(call.startswith("lt-train") for call in cluster.calls) == 1
+
+
+@pytest.mark.parametrize("plugin", ["task/affinity,task/cgroup", "task/none"])
+def test_cores_are_freed_where_slurm_binds_them(cluster: Cluster, tmp_path: Path, plugin: str) -> None:
+    cluster.add("scontrol", f"echo 'TaskPlugin              = {plugin}'")
+    assert cluster.run(render("slurm", *stages(tmp_path / "run"))).returncode == 0
+    calls = [call for call in cluster.calls if call.startswith("srun") and "dcgmi" not in call]
+    assert len(calls) == 3
+    assert all(("--cpu-bind=none" in call) is ("affinity" in plugin) for call in calls)
 
 
 def test_profiling_is_paused_where_dcgm_is(cluster: Cluster, tmp_path: Path) -> None:

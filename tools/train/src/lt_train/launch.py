@@ -79,7 +79,15 @@ def _run_again(plan: Plan) -> int:
             break
         plan = _fetch_start(prepare(plan))
         note(f"starting the ranks again, {left - 1} more time(s) after this")
-    return ExitCode.TRY_AGAIN if code == processes.HUNG else code
+    return _told_to_srun(code)
+
+
+def _told_to_srun(code: int) -> int:
+    """The exit code. After a hang that of a run that can go on, but that srun must not wait for the other nodes."""
+    node = place.find_node()
+    if code == processes.HUNG and not (node and node.found == "srun"):
+        return ExitCode.TRY_AGAIN
+    return code
 
 
 def _fetch_start(plan: Plan) -> Plan:

@@ -4,7 +4,8 @@ One task per node starts the ranks of its node, so neither the number of GPUs no
 exit code 75 when it has saved and can continue, and goes back into the queue then, and only then: another code would come again.
 `srun --kill-on-bad-exit` ends the other nodes when one fails. It would also end those that still save when the first is done with
 75, so that code is kept from srun, and known by the missing last line of the manifest. A rank that was killed or has crashed is
-another matter: nothing was saved for it, but the nodes are there, so the step starts again within the job.
+another matter: nothing was saved for it, but the nodes are there, so the step starts again within the job. A run that does not
+move is ended with 76: srun ends the other nodes, stopped processes too, and the job goes back into the queue.
 """
 
 import dataclasses
@@ -33,13 +34,19 @@ fi"""
 
 FINISH = """\
 # End the job with the status of a stage. 75 says that the same job goes on from what is saved, and so does a stage
-# that the signal before the time limit has ended (138).
+# that the signal before the time limit has ended (138), or one that did not move (76).
 finish() {
   local status=$1
-  if [ "$status" -eq 138 ]; then status=75; fi
+  case "$status" in 76 | 138) status=75 ;; esac
   if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
   exit "$status"
 }"""
+
+# Where nothing binds, srun says so for each --cpu-bind.
+CPU_BIND = """\
+# A task has all cores of its node.
+cpu_bind=()
+case "$(scontrol show config)" in *task/affinity*) cpu_bind=(--cpu-bind=none) ;; esac"""
 
 PROFILING = """\
 # DCGM's counters slow kernels down: they stop on the nodes that have them while the job runs.
@@ -49,11 +56,11 @@ profiling() {
 }"""
 
 # In a task: a signal is for lt-train, which this shell waits for. srun's status is the largest of its tasks', and those that it
-# ends when one has failed have 143: what would fail again becomes larger than that.
+# ends when one has failed have 143: what must not start again within the job becomes larger than that.
 PERMANENT = 170
 TASK = (
     'trap : TERM USR1; lt-train "$@" || { status=$?; case "$status" in 75) ;;'
-    f' 2 | 65 | 66 | 73 | 78) exit $((status + {PERMANENT})) ;; *) exit "$status" ;; esac; }}'
+    f' 2 | 65 | 66 | 73 | 76 | 78) exit $((status + {PERMANENT})) ;; *) exit "$status" ;; esac; }}'
 )
 
 
@@ -107,6 +114,7 @@ def _script(job: Job, name: str, nodes: int, stages: str, sbatch: Sbatch) -> str
         f"# {job.instance.described}\n{shell.exports(job.environment)}" if job.instance else "",
         _container(job, sbatch),
         AUTO_RESUME if "auto_resume" in stages else "",
+        CPU_BIND,
         FINISH,
         PROFILING if "profiling" in stages else "",
         stages,
@@ -170,7 +178,8 @@ def _preprocess(job: Job) -> str:
     assert job.preprocess
     data = shlex.quote(job.beside("data.manifest"))
     lines = [
-        f'srun --nodes=1 --ntasks=1 --cpu-bind=none "${{container[@]}}" \\\n  lt-preprocess {shell.command(job.preprocess)} \\',
+        'srun --nodes=1 --ntasks=1 "${cpu_bind[@]}" "${container[@]}" \\',
+        f"  lt-preprocess {shell.command(job.preprocess)} \\",
         f"  > {data}.part || finish $?",
         f"mv {data}.part {data}",
     ]
@@ -189,7 +198,7 @@ def _train(job: Job) -> str:
         "# srun ends the other nodes with SIGTERM then, and its status is the largest: 143.",
         f"for _ in {{0..{RESTARTS}}}; do",
         "  status=0",
-        '  srun --kill-on-bad-exit=1 --cpu-bind=none "${auto_resume[@]}" "${container[@]}" \\',
+        '  srun --kill-on-bad-exit=1 "${cpu_bind[@]}" "${auto_resume[@]}" "${container[@]}" \\',
         f'    bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
         f"    > {checkpoints} || status=$?",
         '  case "$status" in 134 | 135 | 137 | 139 | 143) ;; *) break ;; esac',
@@ -208,7 +217,7 @@ def _convert(job: Job) -> str:
     checkpoints = shlex.quote(f"@{job.beside('checkpoints.manifest')}")
     return "\n".join(
         [
-            'srun --nodes=1 --ntasks=1 --cpu-bind=none "${container[@]}" \\',
+            'srun --nodes=1 --ntasks=1 "${cpu_bind[@]}" "${container[@]}" \\',
             f"  lt-convert {shell.command(job.convert)} {checkpoints} || finish $?",
         ]
     )
