@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
-from lt_shared.console import BadConfig, CannotCreate, ExitCode, TryAgain, note, warn
+from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_train import attempts, memory, place, processes, rank, remote_datasets, remote_run, resume, trust
 from lt_train.place import Place
 from lt_train.plan import Plan
@@ -158,9 +158,10 @@ def _run_directory(plan: Plan) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TryAgain(f"{run}: another lt-train is running there", "wait for it, or choose another --save") from None
+            raise _refused(run, lock) from None
         except OSError:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
+        os.ftruncate(lock, 0)
         _keep_tokenizer(plan, run)
         if settings.is_remote:
             remote_run.send_tokenizer(run, settings.save)
@@ -169,6 +170,18 @@ def _run_directory(plan: Plan) -> Iterator[None]:
             remote_run.send_log(run, settings.save)
     finally:
         os.close(lock)
+
+
+def _refused(run: Path, lock: int) -> ToolError:
+    """A job that was killed may hold the lock for a while, so the same command may succeed later; but a job that is queued again
+    beside a long run would come for ever. The lock file has a byte for each attempt since it was last taken.
+    """
+    refusals = os.fstat(lock).st_size + 1
+    os.pwrite(lock, b"\n", refusals - 1)
+    message, remedy = f"{run}: another lt-train is running there", "wait for it, or choose another --save"
+    if refusals < attempts.LIMIT:
+        return TryAgain(message, remedy)
+    return BadConfig(f"{message}, as at the {refusals - 1} starts before", remedy)
 
 
 def _keep_tokenizer(plan: Plan, run: Path) -> None:
