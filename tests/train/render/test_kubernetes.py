@@ -161,13 +161,16 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--save", "/fsx/run", "--mock-data", "--download", "https://host/.."), "no file name"),
         (("--save", "/fsx/run", "--mock-data", "--download", "https://a/x", "--download", "https://b/x?y"), "two files"),
         (("--save", "/fsx/run", "--mock-data", "--download", "https://me:secret@host/x"), "password"),
+        (("--save", "/fsx/run", "--mock-data", "--download", "https://me:secret@host/x y"), "no address"),
         (("--save", "/fsx/run", "--mock-data", "--download", "https://host/"), "no file name"),
         (("--save", "/fsx/run", "--mock-data", "--instance-type", "trn1.32xlarge"), "no GPUs"),
     ],
 )
 def test_what_cannot_work(arguments: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
+    with pytest.raises(UsageError, match=reason) as caught:
         render("k8s", *BASE, *arguments)
+    assert caught.value.hint
+    assert "secret" not in str(caught.value)
 
 
 def test_the_longest_name_is_one_that_kubernetes_takes() -> None:
