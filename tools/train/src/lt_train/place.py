@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lt_shared.console import BadConfig
 
@@ -25,6 +25,7 @@ FIRST_PORT = 20000
 PORTS = 20000
 LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
+SHOWN = 16
 # torchrun's own default, which the operators of Kubernetes use as well.
 TORCH_PORT = 29500
 # Of numbered hosts in Slurm's lists.
@@ -103,6 +104,11 @@ def find_node(environment: Mapping[str, str] = os.environ) -> Node | None:
     """The node among others on which ranks are to be started, None for a rank and for a machine alone. Raises as `find`."""
     found = _found(environment)
     return found if isinstance(found, Node) else None
+
+
+def shown(numbers: Sequence[int]) -> str:
+    """The numbers of ranks for a message, the first of many."""
+    return ", ".join(map(str, numbers[:SHOWN])) + (" and more" if len(numbers) > SHOWN else "")
 
 
 def check_rendezvous(address: str) -> None:

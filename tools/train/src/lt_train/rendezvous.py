@@ -12,7 +12,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lt_shared.console import ExitCode, Unavailable
 from lt_train import device, watchdog
-from lt_train.place import Place
+from lt_train.place import Place, shown
 
 # What the communication libraries wait beyond the watchdog.
 LATER_SECONDS = 60.0
@@ -51,9 +51,8 @@ def meet(store: Any, place: Place, joining: datetime.timedelta) -> None:
     except torch.distributed.DistStoreError:
         if place.rank:
             raise SystemExit(ExitCode.UNAVAILABLE) from None
-        missing = [str(rank) for rank in range(place.world_size) if not store.check([f"{KEY}/{rank}"])]
-        shown = ", ".join(missing[:16]) + (" and more" if len(missing) > 16 else "")
+        missing = [rank for rank in range(place.world_size) if not store.check([f"{KEY}/{rank}"])]
         raise Unavailable(
-            f"of {place.world_size} ranks, number {shown} did not come within {joining.total_seconds() / 60:g} minutes",
+            f"of {place.world_size} ranks, number {shown(missing)} did not come within {joining.total_seconds() / 60:g} minutes",
             "see what they say, and whether their nodes reach this one: srun lt-train preflight --network",
         ) from None

@@ -27,7 +27,7 @@ import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lt_train import processes
-from lt_train.place import Place
+from lt_train.place import Place, shown
 
 # At most.
 ANSWERS_SECONDS = 10.0
@@ -177,8 +177,7 @@ def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
 
 
 def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > 16 else ''}"
+    return f"{'s' if len(ranks) > 1 else ''} {shown(ranks)}"
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

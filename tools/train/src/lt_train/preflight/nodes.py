@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lt_shared.console import warn
-from lt_train.place import LOOPBACK, Node, Place
+from lt_train.place import LOOPBACK, Node, Place, shown
 from lt_train.preflight.findings import Finding, error, warning
 from lt_train.preflight.report import Result
 
@@ -89,9 +89,8 @@ def gather(result: Result, at: Meeting, wait_seconds: float = WAIT_SECONDS) -> R
 
 
 def _of_missing(missing: list[int], at: Meeting, wait_seconds: float) -> Finding:
-    shown = ", ".join(map(str, missing[:16])) + (" and more" if len(missing) > 16 else "")
     return error(
-        f"of {at.count} processes, number {shown} did not report within {wait_seconds:g} s",
+        f"of {at.count} processes, number {shown(missing)} did not report within {wait_seconds:g} s",
         f"{at.address}:{at.port}",
         "see what they say (srun -l), and whether their nodes reach this port",
     )
