@@ -18,6 +18,8 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
+from lt_train.device import CPU
+
 SMALLEST_NORM = 1e-6
 
 
@@ -55,8 +57,7 @@ class OnePassAdamW(torch.optim.AdamW):
             for master in group["params"]:
                 place, state = self.places[master], self.state[master]
                 if not state:
-                    state["step"] = torch.zeros(())
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(master), torch.zeros_like(master)
+                    state.update(new_state(master, torch.device(CPU)))
                 self.update(
                     master, state["exp_avg"], state["exp_avg_sq"], place.gradient, place.weight, self.factor,
                     rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
@@ -74,6 +75,15 @@ class OnePassAdamW(torch.optim.AdamW):
         if not gradients:
             return torch.zeros(1, device=self.factor.device)
         return torch.stack(torch._foreach_norm(gradients, 2, torch.float32)).square().sum().view(1)
+
+
+def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
+    """What torch's AdamW keeps of a parameter, before the first step."""
+    return {
+        "step": torch.zeros((), device=step_device),
+        "exp_avg": torch.zeros_like(master),
+        "exp_avg_sq": torch.zeros_like(master),
+    }
 
 
 def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:

@@ -157,9 +157,7 @@ def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
         for parameter in group["params"]:
             state: dict[str, Any] = optimizer.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), device=_step_device(group, parameter))
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state.update(one_pass.new_state(parameter, _step_device(group, parameter)))
 
 
 def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
