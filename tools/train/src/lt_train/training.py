@@ -192,12 +192,8 @@ class Loop:
     def _peak_memory(self) -> tuple[int, int | None]:
         """That of the rank that needed most, known to every rank."""
         allocated, reserved = device.peak_memory(self.where)
-        if self.plan.parallelism.world_size == 1:
-            return allocated, reserved
-        most = torch.tensor([allocated, reserved or 0], dtype=torch.int64, device=self.where)
-        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-        allocated, most_reserved = most.tolist()
-        return allocated, most_reserved if reserved is not None else None
+        most, most_reserved = agreement.largest_each([allocated, reserved or 0], self.where)
+        return most, most_reserved if reserved is not None else None
 
     def _evaluate(self, split: str, samples: Samples) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
