@@ -22,11 +22,11 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor
 
+from lt_train.kernels import SMALLEST_AMAX
 from lt_train.settings.precision import Precision
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
-SMALLEST_AMAX = 1e-12
 # Every linear layer has three shapes to cast; torch would fall back to uncompiled code after eight of them.
 COMPILED_SHAPES = 64
 

@@ -4,3 +4,6 @@ A training step of a dense model is matrix products, attention, and a dozen oper
 alone passes over the largest tensors two to four times as often as is needed; these kernels fuse what touches the same numbers.
 Each module is an autograd function or two with its kernels; PERFORMANCE.md says what each one gains.
 """
+
+# Below it, a tensor is taken for zeros when it is scaled to fp8.
+SMALLEST_AMAX = 1e-12

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lt_train.kernels import SMALLEST_AMAX
+
 PROGRAMS = 1024
 BLOCK = 8192
 TILE = 128
@@ -32,7 +34,9 @@ def cast(tensor: Tensor, parts: Tensor, dtype: torch.dtype, straight: bool, turn
     transpose = torch.empty((columns, rows) if turned else 0, dtype=dtype, device=tensor.device)
     factor = torch.empty(1, dtype=torch.float32, device=tensor.device)
     grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
-    _cast[grid](tensor, parts, same, transpose, factor, rows, columns, end, straight, turned, PROGRAMS, TILE, num_warps=8)
+    _cast[grid](
+        tensor, parts, same, transpose, factor, rows, columns, end, straight, turned, PROGRAMS, SMALLEST_AMAX, TILE, num_warps=8
+    )
     return same, transpose, factor
 
 
@@ -49,10 +53,10 @@ def _largest(tensor, parts, elements, BLOCK: tl.constexpr):  # type: ignore[no-u
 @triton.jit
 def _cast(  # type: ignore[no-untyped-def]
     tensor, parts, same, transpose, factor, rows, columns, end,
-    STRAIGHT: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
+    STRAIGHT: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     top, left = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
-    amax = tl.maximum(tl.max(tl.load(parts + tl.arange(0, PARTS))), 1e-12)
+    amax = tl.maximum(tl.max(tl.load(parts + tl.arange(0, PARTS))), LEAST)
     if (top == 0) & (left == 0):
         tl.store(factor, amax / end)
     row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)
