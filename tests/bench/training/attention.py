@@ -5,7 +5,6 @@ custom operators hide it.
 """
 
 import functools
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -23,10 +22,6 @@ def attention(name: str) -> Attention:
     if name == "flash4":
         return _flash4()
     return functools.partial(_scaled_dot_product, BACKENDS.get(name))
-
-
-def has_flash4() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None and importlib.util.find_spec("flash_attn.cute") is not None
 
 
 def _scaled_dot_product(backend: SDPBackend | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

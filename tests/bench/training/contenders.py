@@ -35,11 +35,11 @@ class Contender:
             return "is for one GPU"
         if gpus == 1 and not self.one_gpu:
             return "is for several GPUs"
-        absent = [package for package in self.packages if not _is_importable(package)]
+        absent = [package for package in self.packages if not is_importable(package)]
         return f"{', '.join(absent)} cannot be imported" if absent else None
 
 
-def _is_importable(module: str) -> bool:
+def is_importable(module: str) -> bool:
     """Looked for, not imported: the parent of all contenders must not take a GPU."""
     try:
         return importlib.util.find_spec(module) is not None

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from lt_shared.architecture import Architecture
-from training.attention import attention, has_flash4
+from training.attention import attention
+from training.contenders import is_importable
 from training.workload import Workload, say
 
 TRIAL_SECONDS, SUSTAINED_SECONDS = 0.04, 0.3
@@ -128,7 +129,7 @@ def fastest(candidates: Iterator[Way], device: str) -> tuple[str, float]:
 
 def attention_ways(work: Workload, backward: bool) -> Iterator[Way]:
     """Attention over the step's samples, forward alone or backward alone, with heads before or behind the tokens in memory."""
-    names = ["cudnn", "flash", *(["flash4"] if has_flash4() else [])] if work.device == "cuda" else ["any"]
+    names = ["cudnn", "flash", *(["flash4"] if is_importable("flash_attn.cute") else [])] if work.device == "cuda" else ["any"]
     for name in names:
         for layout in ("tokens first", "heads first"):
             if name == "flash4" and layout == "heads first":
