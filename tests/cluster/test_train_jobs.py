@@ -124,6 +124,30 @@ def test_time_limit_and_a_lost_rank_change_no_loss(directory: Path, eventful: tu
     assert weights[0] == weights[1]
 
 
+def test_a_cancelled_step_is_started_again(
+    slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`scancel JOB.STEP` in the middle of a run: the job goes on with another step, to the losses of an undisturbed one."""
+    stages = ("--save", str(directory / "cancelled"), str(directory / "pipeline/data_text_document"))
+    script = slurm.run(
+        "lt-train", "render", "slurm", "--nodes", "2", *OPTIONS.split(), "--log-interval", "1", *stages, cwd=directory
+    )
+    slow = tmp_path_factory.mktemp("slow")
+    (slow / "sitecustomize.py").write_text(SLOW.format(file=str(slow / "fast")))
+    options = ("--parsable", "-o", "cancelled.out", f"--export=ALL,PYTHONPATH={slow}")
+    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
+    log = directory / "cancelled.out"
+    wait_for(log, r" iteration +2/")
+    steps = slurm.run("squeue", "--steps", "-h", "-o", "%i", "-j", job).split()
+    (training,) = (step for step in steps if step.rpartition(".")[2].isdigit())
+    slurm.run("scancel", training)
+    (slow / "fast").touch()
+    text = slurm.finish(job, log)
+    assert f"STEP {training} ON n1 CANCELLED" in text
+    assert len(re.findall(r" iteration +40/", text)) == 1
+    assert losses(directory / "cancelled") == losses(directory / "pipeline/nodes")
+
+
 def test_cron_watches_over_the_logs(
     slurm: Any, cron: Callable[[str, list[Path]], None], directory: Path, undisturbed: str, eventful: tuple[str, int]
 ) -> None:
