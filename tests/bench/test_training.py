@@ -1,9 +1,14 @@
 """The parts of the training benchmark that need no GPU: the bare loop's arithmetic, the floor's products, and the tables."""
 
+import argparse
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import train
+from torch.distributed.run import get_args_parser
 from training import floor, results, torch_loop
 from training.contenders import CONTENDERS, Contender
 from training.workload import SHAPES, Workload
@@ -115,3 +120,12 @@ def test_who_cannot_run_says_why() -> None:
         Contender("torch_loop", "bf16", 1, {}, ("no_such.package",)).obstacle("cuda", 1) == "no_such.package cannot be imported"
     )
     assert CONTENDERS["lt-train"].obstacle("cpu", 1) is None
+
+
+def test_torchrun_leaves_our_options_alone(tmp_path: Path) -> None:
+    work = dataclasses.replace(WORK, gpus=2)
+    session = train.Session(argparse.Namespace(device="cpu", logs=tmp_path, options=""))
+    command = session.command(train.Task("torchtitan", "", work, 1, print))
+    parsed = get_args_parser().parse_args(command[command.index("torch.distributed.run") + 1 :])
+    assert (parsed.nproc_per_node, parsed.training_script) == ("2", train.__file__)
+    assert parsed.training_script_args == ["--contender", "torchtitan", "--work", work.to_json()]

@@ -11,17 +11,18 @@ packages are not installed is left out with the reason. Exit code 1 when losses 
 """
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
+import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import report
 import torch
 from training import results
 from training.contenders import CONTENDERS, FLOOR_SECONDS
+from training.process import Process
 from training.workload import SHAPES, Workload
 
 README = Path(__file__).resolve().parents[2] / "tools/train/README.md"
@@ -40,6 +42,17 @@ LOSS_SECONDS = 60
 USUAL_SHAPES = ("llama3.2-1b", "llama3-8b-width", "llama3-8b-width-4096")
 
 
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One process: what it is asked for, about how long it takes on an H200, and who gets what it finds."""
+
+    name: str
+    what: str
+    work: Workload
+    seconds: float
+    keep: Callable[[dict[str, Any]], None]
+
+
 class Session:
     """The measurements of one call: what was asked for, how much time is left, and what was found."""
 
@@ -48,121 +61,143 @@ class Session:
         self.began = time.monotonic()
         self.found: dict[str, Any] = {"v": 1, "date": time.strftime("%Y-%m-%d"), "device": device_name(chosen.device)}
         self.found |= {"losses": [], "floors": {}, "measurements": [], "skipped": []}
+        chosen.logs.mkdir(parents=True, exist_ok=True)
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """One task after the other. Beside a GPU, the next one's process gets ready meanwhile."""
+        next_process: Process | None = None
+        try:
+            for task, following in itertools.zip_longest(tasks, tasks[1:]):
+                process = next_process or self.start(task)
+                next_process = self.start(following) if following and self.chosen.device == "cuda" else None
+                if self.has_time(task):
+                    self.finish(task, process)
+                else:
+                    process.end()
+        finally:
+            if next_process:
+                next_process.end()
+            self.save()
+
+    def start(self, task: Task) -> Process:
+        log = self.chosen.logs / f"{len(list(self.chosen.logs.iterdir())):02d}-{task.name}-{task.work.shape.model}.log"
+        return Process(self.command(task), environment(), log)
+
+    def command(self, task: Task) -> list[str]:
+        # torchrun takes what might be short for an option of its own, like --run.
+        return [*launcher(task.work), "--contender", task.name, "--work", task.work.to_json()]
+
+    def finish(self, task: Task, process: Process) -> None:
+        began = time.monotonic()
+        found, end = process.finish(min(task.seconds * TIMEOUT_FACTOR, max(task.seconds, self.seconds_left())))
+        say(f"{task.name}: {time.monotonic() - began:.0f} s")
+        if found is not None:
+            task.keep(found)
+        else:
+            say(f"{task.name}: failed, {end}; the last lines of {process.log}:")
+            for line in process.log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
+                say(f"    {line[:300]}")
+            self.fail(task.what, "failed")
+        self.save()
 
     def seconds_left(self) -> float:
         return float(self.chosen.seconds - (time.monotonic() - self.began))
 
-    def has_time(self, seconds: float, what: str) -> bool:
-        if seconds <= self.seconds_left():
+    def has_time(self, task: Task) -> bool:
+        if task.seconds <= self.seconds_left():
             return True
-        self.skip(what, f"needs about {seconds:.0f} s, {max(0.0, self.seconds_left()):.0f} s are left")
+        self.skip(task.what, f"needs about {task.seconds:.0f} s, {max(0.0, self.seconds_left()):.0f} s are left")
         return False
 
     def skip(self, what: str, reason: str) -> None:
         self.found["skipped"].append({"what": what, "reason": reason})
         say(f"{what}: left out: {reason}")
 
-    def in_a_process(self, name: str, work: Workload, seconds: float) -> dict[str, Any] | None:
-        """What `name` (a contender, `floor` or `losses`) finds for `work`; None when it fails."""
-        self.chosen.logs.mkdir(parents=True, exist_ok=True)
-        log = self.chosen.logs / f"{len(list(self.chosen.logs.iterdir())):02d}-{name}-{work.shape.model}.log"
-        with tempfile.TemporaryDirectory() as place:
-            result = Path(place) / "result.json"
-            command = [*launcher(name, work), "--run", name, "--work", work.to_json(), "--result", str(result)]
-            began = time.monotonic()
-            with log.open("wb") as output:
-                process = subprocess.Popen(command, env=environment(), stdout=output, stderr=output, start_new_session=True)
-                limit = min(seconds * TIMEOUT_FACTOR, max(seconds, self.seconds_left()))
-                try:
-                    code: int | str = process.wait(limit)
-                except subprocess.TimeoutExpired:
-                    code = f"none within {limit:.0f} s"
-                finally:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            say(f"{name}: {time.monotonic() - began:.0f} s")
-            if code == 0:
-                found: dict[str, Any] = json.loads(result.read_text())
-                return found
-        say(f"{name}: failed, exit code {code}; the last lines of {log}:")
-        for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]:
-            say(f"    {line[:300]}")
-        self.skip(f"{name}, {shape_of(work)}", "failed")
+    def fail(self, what: str, reason: str) -> None:
         self.found["has_failed"] = True
-        return None
+        self.skip(what, reason)
 
     def save(self) -> None:
         """After each measurement: a call that is cut off keeps what it has."""
         if self.chosen.json:
             self.chosen.json.write_text(json.dumps(self.found, indent=1) + "\n")
 
-    def check_losses(self, names: list[str]) -> None:
+    def tasks(self) -> Iterator[Task]:
+        wanted = self.chosen.only or ["losses", "floor", *(name for name, one in CONTENDERS.items() if one.is_usual)]
+        names = [name for name in wanted if name in CONTENDERS]
+        if "losses" in wanted:
+            yield from self.losses(names or list(CONTENDERS))
+        for shape in self.chosen.shapes:
+            if "floor" in wanted:
+                work = self.work("lt-train", shape, 1, SHAPES[shape].micro_batch)
+                yield Task("floor", f"floor of {shape}", work, FLOOR_SECONDS, partial(self.keep_floor, shape))
+            for _ in range(self.chosen.rounds):
+                for gpus in self.chosen.gpus:
+                    for micro_batch in self.chosen.micro_batches or [SHAPES[shape].micro_batch]:
+                        for name in names:
+                            yield from self.measurement(name, shape, gpus, micro_batch)
+
+    def losses(self, names: list[str]) -> Iterator[Task]:
         from training import losses
 
-        ours = {name: CONTENDERS[name] for name in names if CONTENDERS[name].launches_itself}
+        ours = {name: CONTENDERS[name] for name in names if CONTENDERS[name].is_ours}
         added = {"options": self.chosen.options}
         paths = {
             name: (contender.precision, contender.settings | added)
             for name, contender in ours.items()
             if not contender.obstacle(self.chosen.device, 1)
         }
-        if not paths or not self.has_time(LOSS_SECONDS, "losses"):
-            return
-        for name, one in (self.in_a_process("losses", losses.workload(self.chosen.device, paths), LOSS_SECONDS) or {}).items():
+        if paths:
+            yield Task("losses", "losses", losses.workload(self.chosen.device, paths), LOSS_SECONDS, self.keep_losses)
+
+    def keep_losses(self, found: dict[str, Any]) -> None:
+        from training.losses import STEPS
+
+        for name, one in found.items():
             is_equal = one["difference"] <= one["tolerance"]
-            self.found["losses"].append({"contender": name, "steps": losses.STEPS, **one})
+            self.found["losses"].append({"contender": name, "steps": STEPS, **one})
             self.found["has_failed"] = self.found.get("has_failed", False) or not is_equal
             beside = f"differ by {one['difference']:.1e} at most from those in fp32, tolerance {one['tolerance']}"
-            say(f"{name}: the losses of {losses.STEPS} steps {beside}{'' if is_equal else ': WRONG'}")
-        self.save()
+            say(f"{name}: the losses of {STEPS} steps {beside}{'' if is_equal else ': WRONG'}")
 
-    def measure_floor(self, name: str) -> None:
-        if self.has_time(FLOOR_SECONDS, f"floor of {name}") and (
-            found := self.in_a_process("floor", self.work("lt-train", name, 1, SHAPES[name].micro_batch), FLOOR_SECONDS)
-        ):
-            self.found["floors"][name] = found
-            fp8 = f", {found['fp8_seconds'] * 1e3:.1f} ms with fp8 layers" if found["fp8_seconds"] else ""
-            say(
-                f"floor of {name}: {found['bf16_seconds'] * 1e3:.1f} ms{fp8}; "
-                f"square product {found['square_tflops']:.0f} TFLOP/s, copy {found['copy_tb_per_second']:.2f} TB/s"
-            )
-            self.save()
+    def keep_floor(self, shape: str, found: dict[str, Any]) -> None:
+        self.found["floors"][shape] = found
+        fp8 = f", {found['fp8_seconds'] * 1e3:.1f} ms with fp8 layers" if found["fp8_seconds"] else ""
+        say(
+            f"floor of {shape}: {found['bf16_seconds'] * 1e3:.1f} ms{fp8}; "
+            f"square product {found['square_tflops']:.0f} TFLOP/s, copy {found['copy_tb_per_second']:.2f} TB/s"
+        )
 
-    def measure(self, name: str, shape: str, gpus: int, micro_batch: int) -> None:
+    def measurement(self, name: str, shape: str, gpus: int, micro_batch: int) -> Iterator[Task]:
         contender = CONTENDERS[name]
         what = f"{name}, {shape}, {gpus} GPU{'s' * (gpus > 1)}, micro batch {micro_batch}"
         if reason := contender.obstacle(self.chosen.device, gpus):
             self.skip(what, reason)
             return
-        if not self.has_time(contender.seconds, what):
-            return
         work = self.work(name, shape, gpus, micro_batch)
-        if found := self.in_a_process(name, work, contender.seconds):
-            wanted = (work.architecture.parameters(), work.tokens_per_step * work.gpus)
-            if (found["parameters"], found["tokens_per_step"]) != wanted:
-                self.found["has_failed"] = True
-                self.skip(
-                    what, f"trained {found['parameters']:,} parameters on {found['tokens_per_step']:,} tokens, not {wanted}"
-                )
-                return
-            record = {"contender": name, "shape": shape, "gpus": gpus, "micro_batch": micro_batch}
-            record |= {"precision": contender.precision, **found}
-            self.found["measurements"].append(record)
-            say(results.line(self.found, record))
-            self.save()
+        record = {"contender": name, "shape": shape, "gpus": gpus, "micro_batch": micro_batch}
+        record |= {"precision": contender.precision}
+        yield Task(name, what, work, contender.seconds, partial(self.keep_measurement, what, work, record))
+
+    def keep_measurement(self, what: str, work: Workload, record: dict[str, Any], found: dict[str, Any]) -> None:
+        wanted = (work.architecture.parameters(), work.tokens_per_step * work.gpus)
+        if (found["parameters"], found["tokens_per_step"]) != wanted:
+            self.fail(what, f"trained {found['parameters']:,} parameters on {found['tokens_per_step']:,} tokens, not {wanted}")
+            return
+        self.found["measurements"].append(record | found)
+        say(results.line(self.found, record | found))
 
     def work(self, name: str, shape: str, gpus: int, micro_batch: int) -> Workload:
         contender = CONTENDERS[name]
         sized = dataclasses.replace(SHAPES[shape], micro_batch=micro_batch)
-        settings = contender.settings | ({"options": self.chosen.options} if contender.launches_itself else {})
+        settings = contender.settings | ({"options": self.chosen.options} if contender.is_ours else {})
         return Workload(
             sized, contender.precision, gpus, self.chosen.device, self.chosen.warmup_steps, self.chosen.steps, settings
         )
 
 
-def launcher(name: str, work: Workload) -> list[str]:
-    if work.gpus == 1 or CONTENDERS[name].launches_itself:
+def launcher(work: Workload) -> list[str]:
+    if work.gpus == 1:
         return [sys.executable, __file__]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(work.gpus), __file__]
 
@@ -177,13 +212,18 @@ def environment() -> dict[str, str]:
 
 
 def run_contender(name: str, work: Workload, result: Path) -> None:
-    """In a process of its own; the first rank writes what was found."""
+    """In a process of its own; the first rank writes what was found. No GPU is touched before standard input ends."""
+    module = importlib.import_module(f"training.{CONTENDERS[name].module if name in CONTENDERS else name}")
+    if work.device == "cuda":
+        module.prepare(work)
+    say(f"{name} is ready{', and has taken a GPU' if torch.cuda.is_initialized() else ''}")
+    sys.stdin.read()
+    say(f"{name} begins")
     if work.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    module = importlib.import_module(f"training.{CONTENDERS[name].module if name in CONTENDERS else name}")
-    found = dataclasses.asdict(module.run(work)) if name in CONTENDERS else module.measure(work)
-    if os.environ.get("RANK", "0") == "0":
-        result.write_text(json.dumps(found))
+    found = module.run(work) if name in CONTENDERS else module.measure(work)
+    if os.environ["RANK"] == "0":
+        result.write_text(json.dumps(dataclasses.asdict(found) if name in CONTENDERS else found))
 
 
 def device_name(device: str) -> str:
@@ -191,10 +231,6 @@ def device_name(device: str) -> str:
         return "cpu"
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
-
-
-def shape_of(work: Workload) -> str:
-    return f"{work.shape.model}, {work.architecture.num_layers} layers, {work.shape.sequence_length} tokens"
 
 
 def say(text: str) -> None:
@@ -219,7 +255,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="a file for all figures, written after each measurement")
     parser.add_argument("--from", dest="source", type=Path, nargs="+", help="show the figures of such files; measure nothing")
     parser.add_argument("--readme", action="store_true", help=f"write the table into {README.name} of lt-train")
-    parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Workload.from_json, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -230,26 +266,14 @@ def arguments() -> argparse.Namespace:
 
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     session = Session(chosen)
-    wanted = chosen.only or ["losses", "floor", *(name for name, contender in CONTENDERS.items() if contender.is_usual)]
-    names = [name for name in wanted if name in CONTENDERS]
-    if "losses" in wanted:
-        session.check_losses(names or list(CONTENDERS))
-    for shape in chosen.shapes:
-        if "floor" in wanted:
-            session.measure_floor(shape)
-        for _ in range(chosen.rounds):
-            for gpus in chosen.gpus:
-                for micro_batch in chosen.micro_batches or [SHAPES[shape].micro_batch]:
-                    for name in names:
-                        session.measure(name, shape, gpus, micro_batch)
-    session.save()
+    session.run(list(session.tasks()))
     return session.found
 
 
 def main() -> int:
     chosen = arguments()
-    if chosen.run:
-        run_contender(chosen.run, chosen.work, chosen.result)
+    if chosen.contender:
+        run_contender(chosen.contender, chosen.work, chosen.result)
         return 0
     if chosen.readme:
         report.check_markers(README)

@@ -9,8 +9,8 @@ BF16, FP8 = "bf16", "fp8"
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """`module` of this package has its `run`. `is_usual` ones run unless others are named. `seconds` estimate the whole process
-    on an H200, for a shape of 32,768 tokens a step."""
+    """`module` of this package has its `run`. `is_usual` ones run unless others are named. `seconds` estimate its turn on
+    an H200, for a shape of 32,768 tokens a step."""
 
     module: str
     precision: str
@@ -23,8 +23,8 @@ class Contender:
     one_gpu: bool = True
 
     @property
-    def launches_itself(self) -> bool:
-        """Its processes for several GPUs; the others are started by torchrun."""
+    def is_ours(self) -> bool:
+        """Takes further options of lt-train, and its losses are compared with those of fp32."""
         return self.module == "lt_train_bench"
 
     def obstacle(self, device: str, gpus: int) -> str | None:
@@ -52,31 +52,31 @@ SDPA = {"attention": "sdpa"}
 OURS, ENGINE, TITAN, AO, FLASH4 = "megatron.core", "transformer_engine", "torchtitan", "torchao", "flash_attn.cute"
 
 CONTENDERS: dict[str, Contender] = {
-    "lt-train": Contender("lt_train_bench", BF16, 70, TORCH, (OURS,), on_cpu=True),
-    "lt-train-te": Contender("lt_train_bench", BF16, 60, TE, (OURS, ENGINE)),
-    "lt-train-fsdp": Contender("lt_train_bench", BF16, 70, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
-    "lt-train-fp8": Contender("lt_train_bench", FP8, 80, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
-    "lt-train-te-fp8": Contender("lt_train_bench", FP8, 60, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
-    "torch-loop": Contender("torch_loop", BF16, 45, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
-    "torch-loop-flash4": Contender("torch_loop", BF16, 60, {"attention": "flash4"}, (FLASH4,), several_gpus=False),
-    "torch-loop-fp8": Contender("torch_loop", FP8, 55, {"attention": "cudnn"}, (AO,), several_gpus=False),
-    "megatron-te": Contender("megatron_te", BF16, 50, {}, (OURS, ENGINE)),
-    "megatron-te-fp8": Contender("megatron_te", FP8, 50, {"recipe": "delayed"}, (OURS, ENGINE)),
-    "megatron-te-fp8-tensorwise": Contender("megatron_te", FP8, 50, {"recipe": "tensorwise"}, (OURS, ENGINE)),
-    "torchtitan": Contender("torchtitan_loop", BF16, 60, SDPA, (TITAN,)),
+    "lt-train": Contender("lt_train_bench", BF16, 35, TORCH, (OURS,), on_cpu=True),
+    "lt-train-te": Contender("lt_train_bench", BF16, 35, TE, (OURS, ENGINE)),
+    "lt-train-fsdp": Contender("lt_train_bench", BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
+    "lt-train-fp8": Contender("lt_train_bench", FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
+    "lt-train-te-fp8": Contender("lt_train_bench", FP8, 35, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
+    "torch-loop": Contender("torch_loop", BF16, 30, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
+    "torch-loop-flash4": Contender("torch_loop", BF16, 40, {"attention": "flash4"}, (FLASH4,), several_gpus=False),
+    "torch-loop-fp8": Contender("torch_loop", FP8, 40, {"attention": "cudnn"}, (AO,), several_gpus=False),
+    "megatron-te": Contender("megatron_te", BF16, 35, {}, (OURS, ENGINE)),
+    "megatron-te-fp8": Contender("megatron_te", FP8, 35, {"recipe": "delayed"}, (OURS, ENGINE)),
+    "megatron-te-fp8-tensorwise": Contender("megatron_te", FP8, 35, {"recipe": "tensorwise"}, (OURS, ENGINE)),
+    "torchtitan": Contender("torchtitan_loop", BF16, 45, SDPA, (TITAN,)),
     "torchtitan-gathered": Contender(
-        "torchtitan_loop", BF16, 60, {**SDPA, "keeps_gathered": True}, (TITAN,), False, one_gpu=False
+        "torchtitan_loop", BF16, 45, {**SDPA, "keeps_gathered": True}, (TITAN,), False, one_gpu=False
     ),
-    "torchtitan-swiglu": Contender("torchtitan_loop", BF16, 60, {**SDPA, "fused_swiglu": True}, (TITAN,), False),
-    "torchtitan-rope": Contender("torchtitan_loop", BF16, 60, {**SDPA, "real_rope": True}, (TITAN,), False),
+    "torchtitan-swiglu": Contender("torchtitan_loop", BF16, 45, {**SDPA, "fused_swiglu": True}, (TITAN,), False),
+    "torchtitan-rope": Contender("torchtitan_loop", BF16, 45, {**SDPA, "real_rope": True}, (TITAN,), False),
     "torchtitan-swiglu-rope": Contender(
-        "torchtitan_loop", BF16, 60, {**SDPA, "fused_swiglu": True, "real_rope": True}, (TITAN,), False
+        "torchtitan_loop", BF16, 45, {**SDPA, "fused_swiglu": True, "real_rope": True}, (TITAN,), False
     ),
-    "torchtitan-graphs": Contender("torchtitan_loop", BF16, 70, {**SDPA, "cuda_graphs": True}, (TITAN,), False),
-    "torchtitan-flex": Contender("torchtitan_loop", BF16, 90, {"attention": "flex"}, (TITAN,), False),
-    "torchtitan-flex-flash": Contender("torchtitan_loop", BF16, 90, {"attention": "flex_flash"}, (TITAN, FLASH4), False),
-    "torchtitan-varlen": Contender("torchtitan_loop", BF16, 60, {"attention": "varlen"}, (TITAN,), False),
-    "torchtitan-fp8": Contender("torchtitan_loop", FP8, 75, {**SDPA, "recipe": "tensorwise"}, (TITAN, AO)),
-    "torchtitan-fp8-rowwise": Contender("torchtitan_loop", FP8, 75, {**SDPA, "recipe": "rowwise"}, (TITAN, AO), False),
+    "torchtitan-graphs": Contender("torchtitan_loop", BF16, 55, {**SDPA, "cuda_graphs": True}, (TITAN,), False),
+    "torchtitan-flex": Contender("torchtitan_loop", BF16, 70, {"attention": "flex"}, (TITAN,), False),
+    "torchtitan-flex-flash": Contender("torchtitan_loop", BF16, 70, {"attention": "flex_flash"}, (TITAN, FLASH4), False),
+    "torchtitan-varlen": Contender("torchtitan_loop", BF16, 45, {"attention": "varlen"}, (TITAN,), False),
+    "torchtitan-fp8": Contender("torchtitan_loop", FP8, 55, {**SDPA, "recipe": "tensorwise"}, (TITAN, AO)),
+    "torchtitan-fp8-rowwise": Contender("torchtitan_loop", FP8, 55, {**SDPA, "recipe": "rowwise"}, (TITAN, AO), False),
 }
 FLOOR_SECONDS = 40

@@ -7,6 +7,7 @@ by short trials.
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import statistics
 import time
@@ -44,6 +45,11 @@ class Product:
     @property
     def flops(self) -> float:
         return 2.0 * self.rows * self.inner * self.columns
+
+
+def prepare(work: Workload) -> None:
+    if is_importable("flash_attn.cute"):
+        importlib.import_module("flash_attn.cute.interface")
 
 
 def products(architecture: Architecture, tokens: int) -> list[Product]:

@@ -20,6 +20,10 @@ def workload(device: str, paths: dict[str, tuple[str, dict[str, Any]]]) -> Workl
     return Workload(shape, "fp32", 1, device, 0, STEPS, {"paths": paths})
 
 
+def prepare(work: Workload) -> None:
+    """Every run is a process of its own."""
+
+
 def measure(work: Workload) -> dict[str, Any]:
     """The largest difference of a step's loss from that in fp32, in nats per token, by contender; a GPU has room for all runs."""
     paths = work.settings["paths"]

@@ -1,5 +1,8 @@
-"""lt-train itself, through `lt-train bench --json`."""
+"""lt-train itself: `lt-train bench --json`, in this process as one of torchrun's ranks, or in processes of its own."""
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import subprocess
@@ -8,13 +11,27 @@ import tempfile
 from importlib import metadata
 from typing import Any
 
+from training.contenders import is_importable
 from training.workload import Result, Workload, say
 
 OVERLAP = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+IN_FLOAT32 = "--accumulate-allreduce-grads-in-fp32"
 
 
-def run(work: Workload) -> Result:
-    found = bench(work, options_of(work))
+def prepare(work: Workload) -> None:
+    for module in ("lt_train.training", "lt_train.fusion", "torch._dynamo", "flash_attn.cute.interface"):
+        if is_importable(module):
+            importlib.import_module(module)
+    if work.settings["layers"] == "te":
+        importlib.import_module("transformer_engine.pytorch")
+
+
+def run(work: Workload) -> Result | None:
+    """None on all ranks but the first."""
+    printed = in_this_process(arguments(work, options_of(work)))
+    if not printed:
+        return None
+    found = json.loads(printed)
     versions = dict(found["versions"])
     if found["transformer_impl"] == "te":
         versions["transformer-engine"] = metadata.version("transformer-engine")
@@ -31,21 +48,42 @@ def options_of(work: Workload) -> list[str]:
         options += ["--fp8-format", "hybrid", "--fp8-recipe", work.settings["recipe"]]
     if work.gpus > 1:
         options += ["--use-torch-fsdp2"] if work.settings.get("fully_sharded") else OVERLAP
+        options.append(IN_FLOAT32)
     return options + work.settings.get("options", "").split()
 
 
-def bench(work: Workload, options: list[str]) -> dict[str, Any]:
-    """The JSON object that lt-train prints. Raises RuntimeError with its last lines when it fails."""
+def arguments(work: Workload, options: list[str]) -> list[str]:
     shape = work.shape
-    command = [
-        *(sys.executable, "-m", "lt_train", "bench", "--json", "--model", shape.model),
+    return [
+        *("bench", "--json", "--model", shape.model),
         *("--num-layers", str(work.architecture.num_layers), "--seq-length", str(shape.sequence_length)),
         *("--micro-batch-size", str(shape.micro_batch), "--global-batch-size", str(shape.samples * work.gpus)),
         *("--steps", str(work.steps), "--warmup-steps", str(work.warmup_steps)),
         *("--device", work.device, "--ranks", str(work.gpus), *options),
     ]
+
+
+def in_this_process(arguments: list[str]) -> str:
+    """What lt-train prints. Raises RuntimeError when it fails."""
+    from lt_train import cli
+
+    say(" ".join(arguments))
+    sys.argv = ["lt-train", *arguments]
+    printed = io.StringIO()
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stdout(printed):
+        try:
+            cli.main()
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"lt-train bench ended with exit code {end.code}") from end
+    return printed.getvalue()
+
+
+def bench(work: Workload, options: list[str]) -> dict[str, Any]:
+    """The JSON object that lt-train prints, run by itself. Raises RuntimeError when it fails."""
+    command = [sys.executable, "-m", "lt_train", *arguments(work, options)]
     say(" ".join(command[1:]))
-    # As a rank of its own, not of the launcher that may have started this process.
+    # Not as the rank that this process is.
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     with tempfile.TemporaryDirectory() as place:
         done = subprocess.run(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True)

@@ -5,6 +5,7 @@ distributed optimizer with TransformerEngine's fused Adam, and with several GPUs
 Nothing of lt-train takes part.
 """
 
+import importlib
 import sys
 import types
 from collections.abc import Iterator
@@ -22,8 +23,14 @@ LEARNING_RATE = 1e-4
 AMAX_HISTORY = 1024
 
 
-def run(work: Workload) -> Result:
+def prepare(work: Workload) -> None:
     _provide_fused_weight_gradient()
+    for name in ("models.gpt.gpt_layer_specs", "models.gpt", "distributed", "optimizer", "pipeline_parallel"):
+        importlib.import_module(f"megatron.core.{name}")
+    importlib.import_module("transformer_engine.pytorch")
+
+
+def run(work: Workload) -> Result:
     from megatron.core import parallel_state
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -82,7 +89,9 @@ def run(work: Workload) -> Result:
 
 
 def described(work: Workload) -> str:
-    parts = ["TE layers, cross entropy and Adam, fused weight gradients, distributed optimizer"]
+    parts = ["TE layers, cross entropy and Adam, fused weight gradients, distributed optimizer, gradients kept in float32"]
+    if work.gpus > 1:
+        parts.append("summed in float32, overlapped with the backward pass, weights gathered during the forward pass")
     if work.precision == "fp8":
         parts.append(f"fp8 hybrid, {work.settings['recipe']} scaling")
     return ", ".join(parts)

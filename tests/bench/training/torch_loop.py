@@ -5,6 +5,7 @@ and its cross entropy in chunks of tokens, so that the logits are never held who
 """
 
 import contextlib
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,15 @@ def update(
     size = (mean / (1 - BETA1**count)) / ((square / (1 - BETA2**count)).sqrt() + EPSILON)
     master.sub_(LEARNING_RATE * (size + decay * master))
     weight.copy_(master)
+
+
+def prepare(work: Workload) -> None:
+    """Imports what torch.compile and flash-attn-4 import when they are first used."""
+    names = ["torch._dynamo", "torch._inductor.compile_fx"]
+    names += ["flash_attn.cute.interface"] if work.settings["attention"] == "flash4" else []
+    names += ["torchao.float8"] if work.precision == "fp8" else []
+    for name in names:
+        importlib.import_module(name)
 
 
 def run(work: Workload) -> Result:

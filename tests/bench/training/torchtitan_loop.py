@@ -10,6 +10,7 @@ settings of the result; with a newer torch nothing of it happens.
 """
 
 import dataclasses
+import importlib
 import inspect
 import os
 import sys
@@ -34,8 +35,17 @@ IS_TORCH_NEW = hasattr(torch.distributed.fsdp, "DataParallelMeshDims")
 NEVER = 1_000_000
 
 
-def run(work: Workload) -> Result:
+def prepare(work: Workload) -> None:
     leave_out_data_loading()
+    adapt_to_torch()
+    names = ["torchtitan.trainer", "torchtitan.models.llama3", "torch._inductor.compile_fx"]
+    names += ["torchtitan.components.quantization"] if work.precision == "fp8" else []
+    names += ["flash_attn.cute.interface"] if work.settings["attention"] == "flex_flash" else []
+    for name in names:
+        importlib.import_module(name)
+
+
+def run(work: Workload) -> Result:
     notes = adapt_to_torch()
     from torchtitan.trainer import Trainer
 
@@ -82,6 +92,8 @@ def described_settings(work: Workload) -> list[str]:
         parts.append("its fused SwiGLU")
     if settings.get("real_rope"):
         parts.append("its rotary embedding without complex numbers")
+    if work.gpus > 1:
+        parts.append("FSDP2, gradients summed in float32")
     if settings.get("keeps_gathered"):
         parts.append("weights kept gathered between passes")
     if work.precision == "fp8":
