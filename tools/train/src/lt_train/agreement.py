@@ -1,8 +1,11 @@
 """Small questions on which all ranks must give the same answer, or some would wait for others for ever."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from lt_train.device import CUDA
+from lt_train.reading import Reading
 
 
 def largest(value: int, where: torch.device) -> int:
@@ -12,9 +15,14 @@ def largest(value: int, where: torch.device) -> int:
 
 def largest_each(values: Sequence[int], where: torch.device) -> list[int]:
     """The same for several values at a time."""
+    return asked(values, where)()
+
+
+def asked(values: Sequence[int], where: torch.device) -> Callable[[], list[int]]:
+    """The same, without waiting: the function returned gives the answer."""
     if torch.distributed.get_world_size() == 1:
-        return list(values)
-    shared = torch.tensor(values, dtype=torch.int64, device=where)
+        return lambda: list(values)
+    own = torch.tensor(values, dtype=torch.int64, pin_memory=where.type == CUDA)
+    shared = own.to(where, non_blocking=True)
     torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
-    found: list[int] = shared.tolist()
-    return found
+    return Reading(shared).values

@@ -1,7 +1,8 @@
 """Where the time of the steps goes: waiting for data, the step itself, the loop's own Python.
 
-A step ends with the transfer of its loss, which waits for the GPU; what the loop does between two steps is therefore time in
-which the GPU idles. It is measured in every run and shown by `lt-train bench`, so that it cannot grow unseen.
+A step ends for the host when it has loss and norm. On a GPU the optimizer still runs then (`lt_train.reading`): what the loop
+does between two steps is hidden while it takes less than that, and is otherwise time in which the GPU idles. It is measured in
+every run and shown by `lt-train bench`, so that it cannot grow unseen.
 """
 
 import contextlib

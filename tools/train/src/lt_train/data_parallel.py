@@ -10,6 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from lt_train import weight_gradients
 from lt_train.fsdp import FullySharded
 from lt_train.initialization import initialize, tensors_of
 from lt_train.plan import Plan
@@ -41,7 +42,9 @@ def wrap(plan: Plan, config: TransformerConfig, model: GPTModel, device: torch.d
         bucket_size=memory.bucket_elements,
         check_for_nan_in_grad=False,
     )
-    chunk: Chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
+    chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
+    if config.gradient_accumulation_fusion:
+        weight_gradients.leave_uncleared(chunk)
     return chunk
 
 

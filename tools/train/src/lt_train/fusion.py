@@ -1,8 +1,8 @@
 """Puts the kernels of `lt_train.kernels` into megatron-core's layers and loss.
 
-What a kernel fuses spans modules of megatron-core: the sum that one module ends with and the norm that the next begins with, a
-projection's split and the rotation behind it. The modules stay, with their weights, their checkpoints and their hooks (those of
---overlap-param-gather wait for a module's weights when it is called); only how they call each other is ours.
+What a kernel fuses spans modules of megatron-core: the sum that one module or layer ends with and the norm that the next begins
+with, a projection's split and the rotation behind it. The modules stay, with their weights, their checkpoints and their hooks
+(those of --overlap-param-gather wait for a module's weights when it is called); only how they call each other is ours.
 
 A layer that a kernel does not fit (LayerNorm, biases, dropout, norms of queries and keys, partly rotated heads) keeps
 megatron-core's way in that part.
@@ -10,13 +10,14 @@ megatron-core's way in that part.
 
 import functools
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
+from lt_train import embedding
 from lt_train.kernels.cross_entropy import cross_entropy
 from lt_train.kernels.rms_norm import rms_norm
 from lt_train.kernels.rotary import split_and_rotate
@@ -24,24 +25,42 @@ from lt_train.kernels.swiglu import swiglu
 from lt_train.plan import Plan
 
 
+class Unsummed(NamedTuple):
+    """The residual stream behind a layer, as two tensors [s, b, h] that the next norm adds."""
+
+    stream: Tensor
+    addend: Tensor
+
+
 def fuse(model: GPTModel, plan: Plan) -> None:
     """Let `model`'s layers use the kernels that fit them, and its loss too when no other rank has part of the logits."""
-    for layer in model.decoder.layers:
-        _fuse_layer(layer, plan)
+    layers = model.decoder.layers
+    for number, layer in enumerate(layers, 1):
+        is_before_norm = number < len(layers) or model.post_process
+        _fuse_layer(layer, plan, sums=not is_before_norm or _keeps_layer_inputs(plan))
     if model.post_process and plan.architecture.family == "llama":
         model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
+    has_whole_table = plan.parallelism.tensor == 1 and not plan.precision.deterministic
+    if model.pre_process and has_whole_table and model.config.gradient_accumulation_fusion:
+        embedding.accumulate(model)
     if model.post_process and plan.parallelism.tensor == 1:
         model.compute_language_model_loss = _losses
 
 
-def _fuse_layer(layer: Any, plan: Plan) -> None:
+def _keeps_layer_inputs(plan: Plan) -> bool:
+    """Whether megatron-core handles what goes from layer to layer, and needs a tensor."""
+    recompute = plan.memory.recompute
+    return plan.memory.offloaded_layers > 0 or (recompute is not None and recompute.granularity == "full")
+
+
+def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
     architecture = plan.architecture
     recompute = plan.memory.recompute
     in_parts = recompute is not None and {"layernorm", "mlp"} & set(recompute.modules)
     if architecture.family == "llama" and not plan.layers.hidden_dropout and not in_parts:
         for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
             norm.forward = partial(_sum_and_norm, norm)
-        layer.forward = partial(_layer, layer)
+        layer.forward = partial(_layer, layer, sums)
     if architecture.family == "llama" and type(layer.mlp) is MLP:
         layer.mlp.forward = partial(_mlp, layer.mlp)
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
@@ -50,14 +69,23 @@ def _fuse_layer(layer: Any, plan: Plan) -> None:
 
 
 def _layer(
-    layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, rotary_pos_emb: Any = None, **unused: Any
-) -> tuple[Tensor, None]:
+    layer: Any,
+    sums: bool,
+    hidden_states: Tensor | Unsummed,
+    attention_mask: Tensor | None = None,
+    rotary_pos_emb: Any = None,
+    **unused: Any,
+) -> tuple[Tensor | Unsummed, None]:
     """A transformer layer over the residual stream [s, b, h]; megatron-core's layers also return a context, here None."""
-    normed, stream = layer.input_layernorm(hidden_states, None)
+    normed, stream = layer.input_layernorm(*_parts(hidden_states))
     attended, _ = layer.self_attention(normed, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb)
     normed, stream = layer.pre_mlp_layernorm(stream, attended)
     output, _ = layer.mlp(normed)
-    return stream + output, None
+    return stream + output if sums else Unsummed(stream, output), None
+
+
+def _parts(stream: Tensor | Unsummed) -> tuple[Tensor, Tensor | None]:
+    return stream if isinstance(stream, Unsummed) else (stream, None)
 
 
 def _sum_and_norm(norm: torch.nn.RMSNorm, stream: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -65,8 +93,8 @@ def _sum_and_norm(norm: torch.nn.RMSNorm, stream: Tensor, addend: Tensor | None)
     return rms_norm(stream, addend, norm.weight, norm.eps)
 
 
-def _norm(norm: torch.nn.RMSNorm, rows: Tensor) -> Tensor:
-    return _sum_and_norm(norm, rows, None)[0]
+def _norm(norm: torch.nn.RMSNorm, stream: Tensor | Unsummed) -> Tensor:
+    return _sum_and_norm(norm, *_parts(stream))[0]
 
 
 def _attention(attention: Any, hidden_states: Tensor, attention_mask: Any, rotary_pos_emb: Any, **unused: Any) -> Any:

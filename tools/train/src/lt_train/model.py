@@ -66,7 +66,7 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
         init_method=_leave,
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
-        gradient_accumulation_fusion=_accumulates_in_products(plan, on_cpu),
+        gradient_accumulation_fusion=_accumulates_in_products(plan),
         bias_activation_fusion=not on_cpu,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=plan.layers.transformer_engine,
@@ -78,10 +78,10 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
     )
 
 
-def _accumulates_in_products(plan: Plan, on_cpu: bool) -> bool:
+def _accumulates_in_products(plan: Plan) -> bool:
     """FSDP has no buffers to add to; without 16 bits nothing is gained; TransformerEngine's layers have a way of their own."""
     has_buffers = not plan.memory.fully_sharded and not plan.layers.transformer_engine
-    return not on_cpu and plan.precision.half and has_buffers
+    return plan.precision.half and has_buffers
 
 
 def _window(plan: Plan) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
 from lt_train.device import CPU
+from lt_train.reading import Reading
 
 SMALLEST_NORM = 1e-6
 
@@ -97,7 +98,7 @@ def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
 
 @torch.no_grad()
 def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad: float) -> Callable[[], float]:
-    """Launch clipping and update; the function returned waits for them and gives the norm of all gradients before clipping.
+    """Launch clipping and update; the function returned gives the norm of all gradients before clipping, and waits for no more.
 
     A norm that is not finite has changed nothing.
     """
@@ -107,6 +108,7 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
         torch.distributed.all_reduce(squares, group=outer.get_grad_stats_parallel_group())
         total += squares
     norm = total.sqrt()
+    reading = Reading(norm)
     factor = (clip_grad / (norm + SMALLEST_NORM)).clamp(max=1) if clip_grad else torch.ones_like(norm)
     factor = torch.where(norm.isfinite(), factor, torch.nan)
     for outer in inner:
@@ -114,11 +116,11 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
     optimizer.step_with_ready_grads()
 
     def outcome() -> float:
-        read = float(norm)
+        (read,) = reading.values()
         if math.isfinite(read):
             for outer in inner:
                 outer.optimizer.count()
-        return read
+        return float(read)
 
     return outcome
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,13 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from lt_train import model, optimizer
+from lt_train import agreement, model, optimizer, weight_gradients
 from lt_train.attention import sequence_share
 from lt_train.checkpoint import TrainingState
 from lt_train.data import Batch
 from lt_train.data_parallel import Chunk, gathered
 from lt_train.plan import Plan
+from lt_train.reading import Reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,8 @@ class StepResult:
     """The same on every rank. `loss` is the mean over the global batch of `samples`, in nats per token.
 
     A skipped step has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is that of the next step,
-    1 without scaling; `scale_falls` says that a skipped step can still lower it.
+    1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all ranks, of each of the
+    numbers that the ranks were asked for.
     """
 
     loss: float
@@ -33,6 +35,7 @@ class StepResult:
     updated: bool
     loss_scale: float = 1.0
     scale_falls: bool = False
+    largest: Sequence[int] = ()
 
 
 class Stepper:
@@ -58,16 +61,19 @@ class Stepper:
         config.grad_scale_func = self.state.optimizer.scale_loss
         without_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
-        config.finalize_model_grads_func = finalize_model_grads
+        config.finalize_model_grads_func = partial(weight_gradients.finish, finalize=finalize_model_grads)
 
-    def train(self, batches: Iterator[Batch]) -> StepResult:
-        """One optimizer step over a global batch; moves the schedule on unless the step was skipped."""
+    def train(self, batches: Iterator[Batch], own: Callable[[], Sequence[int]] = tuple) -> StepResult:
+        """One optimizer step over a global batch; moves the schedule on unless the step was skipped.
+
+        `own` gives this rank's numbers of those whose largest the result has. The optimizer may still run when this returns.
+        """
         state = self.state
         state.optimizer.zero_grad()
         samples = self.plan.batches.size_at(state.consumed_samples)
-        loss = self._mean(self._pass(batches, samples, forward_only=False))
+        loss = Reading(self._mean(self._pass(batches, samples, forward_only=False)))
+        largest = agreement.asked(own(), self.where)
         outcome = optimizer.step(state.optimizer, self.plan.optimization.clip_grad)
-        # Launched before the host waits for the outcome, this work keeps the device busy until the next step begins.
         self.clear_gradients()
         updated, grad_norm = outcome()
         if updated:
@@ -75,7 +81,8 @@ class Stepper:
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
-        return StepResult(float(loss), samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale))
+        (mean,) = loss.values()
+        return StepResult(mean, samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale), largest())
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:

@@ -6,6 +6,7 @@ checkpoints.
 
 import datetime
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -108,7 +109,7 @@ class Loop:
     def run(self, profiler: Profiler) -> Reason:
         """Train to the last step, or to the first after which the run has a reason to end."""
         plan, state, clock = self.plan, self.state, self.clock
-        stop = self._agreed(Limits.received())
+        stop = Reason(agreement.largest(Limits.received(), self.where))
         assert self.train_data
         batches = clock.reading(data.batches(self.train_data, plan, self.where, state.consumed_samples))
         clock.start()
@@ -128,7 +129,7 @@ class Loop:
         plan, state, clock = self.plan, self.state, self.clock
         while state.iteration < plan.batches.train_iters and not stop:
             with clock.step():
-                result = self.stepper.train(batches)
+                result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
             with clock.pause():
                 profiler.step()
             self.watchdog.beat(state.iteration)
@@ -140,7 +141,7 @@ class Loop:
             if spike:
                 self.log.line(spike)
             last = state.iteration == plan.batches.train_iters
-            stop = Reason.NONE if last else self._agreed(self.limits.reached(state.iteration))
+            stop = Reason.NONE if last else Reason(result.largest[0])
             if last or state.iteration % plan.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause(), self.watchdog.slow():
@@ -154,16 +155,16 @@ class Loop:
                     self.saver.save(result.loss)
         return stop
 
-    def _agreed(self, reason: Reason) -> Reason:
-        return Reason(agreement.largest(reason, self.where))
+    def _own(self, iteration: int) -> list[int]:
+        """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved."""
+        needed, reserved = device.peak_memory(self.where)
+        return [self.limits.reached(iteration), needed, reserved or 0]
 
     def _report(self, result: StepResult) -> None:
         """A log line about the steps since the last one; all ranks call it."""
         plan, state = self.plan, self.state
-        device.synchronize(self.where)
         lap = self.clock.lap()
         speed = self.speedometer.speed(state.consumed_samples - self.logged_samples, lap.step_seconds * lap.steps)
-        memory, reserved_memory = self._peak_memory()
         step = Step(
             step=state.iteration,
             total_steps=plan.batches.train_iters,
@@ -180,20 +181,14 @@ class Loop:
             time=_now(),
             tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
             mfu=speed.mfu,
-            memory_bytes=memory,
-            reserved_memory_bytes=reserved_memory,
+            memory_bytes=result.largest[1],
+            reserved_memory_bytes=result.largest[2] or None,
         )
         self.log.step(step, speed.tokens_per_second, lap)
         if self.timers:
             for line in timers.report(self.timers, lap.steps):
                 self.log.line(line)
         state.unlogged, self.logged_samples = Unlogged(), state.consumed_samples
-
-    def _peak_memory(self) -> tuple[int, int | None]:
-        """That of the rank that needed most, known to every rank."""
-        allocated, reserved = device.peak_memory(self.where)
-        most, most_reserved = agreement.largest_each([allocated, reserved or 0], self.where)
-        return most, most_reserved if reserved is not None else None
 
     def _evaluate(self, split: str, samples: Samples) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""

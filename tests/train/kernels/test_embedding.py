@@ -1,0 +1,18 @@
+"""The gradient of an embedding against torch's."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lt_train.kernels.embedding import BLOCK, add_rows
+
+ROWS = 7
+
+
+@given(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=12), st.sampled_from([1, 8, BLOCK + 3]))
+def test_rows_are_added_to_what_is_there(tokens: list[int], width: int) -> None:
+    torch.manual_seed(0)
+    gradient, buffer = torch.randn(len(tokens), width), torch.randn(ROWS, width)
+    expected = buffer.index_add(0, torch.tensor(tokens), gradient)
+    add_rows(gradient, torch.tensor(tokens), buffer)
+    torch.testing.assert_close(buffer, expected)
