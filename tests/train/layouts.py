@@ -31,6 +31,7 @@ from lt_train.settings.data import training_datasets
 LONGEST_SECONDS = 900
 # One that takes longer waits for a rank that has gone another way.
 LONGEST_LAYOUT_SECONDS = 150
+NOT_CONNECTED = "Gloo connectFullMesh failed"
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
 
@@ -66,8 +67,9 @@ def train_all(
 ) -> dict[str, Outcome]:
     """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
 
-    A layout that fails does not stop the others. One whose ranks hung, or were killed, is tried once more: gloo has been seen to
-    wait for ever in the tenth process group that a process makes on a loaded machine. Without `saving` no checkpoint is written;
+    A layout that fails does not stop the others. One whose ranks hung, were killed, or did not reach each other is tried once more:
+    gloo has been seen to wait for ever in the tenth process group that a process makes on a loaded machine, and to have its
+    connections refused. Without `saving` no checkpoint is written;
     without `steps` each saves only what it has loaded.
     """
     if not commands:
@@ -86,7 +88,7 @@ def train_all(
         if result.returncode:
             name = _failing(place, [entry["name"] for entry in left], result.stderr)
             said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
-            if said or name in hung:
+            if name in hung or (said and not any(NOT_CONNECTED in text for text in said)):
                 failed[name] = said[0] if said else result.stderr[-6000:]
                 continue
             hung.add(name)
