@@ -67,10 +67,9 @@ def train_all(
 ) -> dict[str, Outcome]:
     """Train each command line with `--save place/NAME` on as many of the `ranks` as it takes; all ranks have the same device.
 
-    A layout that fails does not stop the others. One whose ranks hung, were killed, or did not reach each other is tried once more:
-    gloo has been seen to wait for ever in the tenth process group that a process makes on a loaded machine, and to have its
-    connections refused. Without `saving` no checkpoint is written;
-    without `steps` each saves only what it has loaded.
+    A layout that fails does not stop the others. One whose ranks hung, were killed, or did not reach each other is tried once
+    more: gloo has been seen to wait for ever in the tenth process group that a process makes on a loaded machine, and to have
+    its connections refused. Without `saving` no checkpoint is written; without `steps` each saves only what it has loaded.
     """
     if not commands:
         return {}
