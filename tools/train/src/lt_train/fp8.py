@@ -34,9 +34,13 @@ COMPILED_SHAPES = 64
 class Casts(Protocol):
     """Turns tensors of 16 bits into fp8 numbers and float32 factors that undo the scaling."""
 
-    def straight(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+    def largest(self, tensor: Tensor) -> Tensor | None:
+        """What `straight` and `turned` both need to know of `tensor`."""
+        ...
 
-    def turned(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+
+    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of the transpose."""
         ...
 
@@ -47,7 +51,8 @@ def use_fp8(model: GPTModel, precision: Precision, triton: bool) -> None:
     """Make the linear layers of `model`'s decoder multiply in fp8; with `triton`, its kernels cast whole tensors."""
     gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
     rowwise = precision.fp8_recipe == "rowwise"
-    product = partial(_linear, gradient=gradient, casts=TritonCasts() if triton and not rowwise else TorchCasts(rowwise))
+    casts: Casts = TritonCasts() if triton and not rowwise else TorchCasts(rowwise)
+    product = partial(_linear, gradient=gradient, casts=casts)
     for module in model.decoder.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
             module._forward_impl = product
@@ -82,17 +87,18 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, gradient: torch.dtype, casts: Casts) -> Tensor:
         cast, scale, turned, turned_scale = casts.both(rows, E4M3)
+        largest = casts.largest(weight)
         ctx.gradient, ctx.casts = gradient, casts
         # The weight is cast again in the backward pass: kept in fp8 as well, it would need half as much memory again.
-        ctx.save_for_backward(weight, turned, turned_scale)
-        return _multiply(cast, scale, *casts.straight(weight, E4M3), rows.dtype, fast=True)
+        ctx.save_for_backward(weight, largest, turned, turned_scale)
+        return _multiply(cast, scale, *casts.straight(weight, largest, E4M3), rows.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        weight, turned_rows, turned_rows_scale = ctx.saved_tensors
+        weight, largest, turned_rows, turned_rows_scale = ctx.saved_tensors
         cast, scale, turned, turned_scale = ctx.casts.both(output_gradient.contiguous(), ctx.gradient)
         dtype = output_gradient.dtype
-        turned_weight, weight_scale = ctx.casts.turned(weight, E4M3)
+        turned_weight, weight_scale = ctx.casts.turned(weight, largest, E4M3)
         rows_gradient = _multiply(cast, scale, turned_weight, weight_scale, dtype, fast=False)
         weight_gradient = _multiply(turned, turned_scale, turned_rows, turned_rows_scale, dtype, fast=False)
         return rows_gradient, weight_gradient, None, None
@@ -106,22 +112,26 @@ def _multiply(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tens
 class TritonCasts:
     """One scale a tensor, by the kernels of `lt_train.kernels.fp8`."""
 
-    def straight(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cast, _, factor = self._cast(tensor, dtype, True, False)
+    def __init__(self) -> None:
+        from lt_train.kernels import fp8, largest
+
+        self.cast, self.largest_of = fp8.cast, largest.of
+        largest.want(True)
+
+    def largest(self, tensor: Tensor) -> Tensor:
+        return self.largest_of(tensor)
+
+    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cast, _, factor = self.cast(tensor, largest, dtype, True, False)
         return cast, factor
 
-    def turned(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        _, turned, factor = self._cast(tensor, dtype, False, True)
+    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        _, turned, factor = self.cast(tensor, largest, dtype, False, True)
         return turned, factor
 
     def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        cast, turned, factor = self._cast(tensor, dtype, True, True)
+        cast, turned, factor = self.cast(tensor, None, dtype, True, True)
         return cast, factor, turned, factor
-
-    def _cast(self, tensor: Tensor, dtype: torch.dtype, straight: bool, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
-        from lt_train.kernels import fp8
-
-        return fp8.cast(tensor, fp8.largest(tensor), dtype, straight, turned)
 
 
 class TorchCasts:
@@ -131,10 +141,13 @@ class TorchCasts:
         self.rowwise = rowwise
         torch._dynamo.config.recompile_limit = COMPILED_SHAPES
 
-    def straight(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def largest(self, tensor: Tensor) -> None:
+        """Compiled, each finds it with the same reading."""
+
+    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return _straight(tensor, dtype, self.rowwise)
 
-    def turned(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return _turned(tensor, dtype, self.rowwise)
 
     def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Casts to fp8: the largest number of a tensor, then the tensor and its transpose, scaled with it, from one reading.
+"""Casts to fp8: a tensor and its transpose, scaled by its largest number, from one reading.
 
 Products in fp8 want the summed dimension innermost in both factors, so that a tensor is needed in both orders. Compiled by torch,
 the casts of a step of Llama 3 8B's width took 54 of 657 ms on an H200, at half the memory's speed; PERFORMANCE.md has this one.
@@ -9,54 +9,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_train.kernels import SMALLEST_AMAX
+from lt_train.kernels import SMALLEST_AMAX, largest
+from lt_train.kernels.largest import PARTS
 
-PROGRAMS = 1024
-BLOCK = 8192
 TILE = 128
 
 
-def largest(tensor: Tensor) -> Tensor:
-    """The largest sizes of PROGRAMS parts of `tensor`, contiguous; float32 [PROGRAMS]. `cast` takes them for a scale."""
-    parts = torch.empty(PROGRAMS, dtype=torch.float32, device=tensor.device)
-    _largest[(PROGRAMS,)](tensor, parts, tensor.numel(), BLOCK, num_warps=8)
-    return parts
-
-
-def cast(tensor: Tensor, parts: Tensor, dtype: torch.dtype, straight: bool, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
+def cast(tensor: Tensor, parts: Tensor | None, dtype: torch.dtype, straight: bool, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
     """`tensor` [rows, columns] in fp8 with its largest number at the range's end, its transpose, and the factor that undoes that.
 
-    The factor is float32 of one element. What is not asked for, `straight` or `turned`, is empty.
+    `parts` are those of `lt_train.kernels.largest`; None asks for them. The factor is float32 of one element, NaN if a number of
+    `tensor` is. What is not asked for, `straight` or `turned`, is empty.
     """
     rows, columns = tensor.shape
     end = torch.finfo(dtype).max
     same = torch.empty((rows, columns) if straight else 0, dtype=dtype, device=tensor.device)
     transpose = torch.empty((columns, rows) if turned else 0, dtype=dtype, device=tensor.device)
     factor = torch.empty(1, dtype=torch.float32, device=tensor.device)
+    parts = largest.of(tensor) if parts is None else parts
     grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
-    _cast[grid](
-        tensor, parts, same, transpose, factor, rows, columns, end, straight, turned, PROGRAMS, SMALLEST_AMAX, TILE, num_warps=8
-    )
+    _cast[grid](tensor, parts, same, transpose, factor, rows, columns, end, straight, turned, SMALLEST_AMAX, TILE, num_warps=8)
     return same, transpose, factor
-
-
-@triton.jit
-def _largest(tensor, parts, elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    program = tl.program_id(0).to(tl.int64)
-    found = tl.zeros([BLOCK], dtype=tl.float32)
-    for first in range(program * BLOCK, elements, tl.num_programs(0) * BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        found = tl.maximum(found, tl.abs(tl.load(tensor + at, mask=at < elements, other=0.0).to(tl.float32)))
-    tl.store(parts + program, tl.max(found))
 
 
 @triton.jit
 def _cast(  # type: ignore[no-untyped-def]
     tensor, parts, same, transpose, factor, rows, columns, end,
-    STRAIGHT: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
+    STRAIGHT: tl.constexpr, TURNED: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     top, left = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
-    amax = tl.maximum(tl.max(tl.load(parts + tl.arange(0, PARTS))), LEAST)
+    amax = tl.max(tl.load(parts + tl.arange(0, PARTS))).to(tl.float32, bitcast=True)
+    amax = tl.maximum(amax, LEAST, propagate_nan=tl.PropagateNan.ALL)
     if (top == 0) & (left == 0):
         tl.store(factor, amax / end)
     row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lt_train.kernels.largest import note, noted_with, sizes
+
 # Each program of the backward pass sums the weight's gradient over its rows; their sums are added afterwards.
 PROGRAMS = 1024
 
@@ -26,7 +28,10 @@ class _Norm(torch.autograd.Function):
         block = triton.next_power_of_2(width)
         second = stream if addend is None else addend
         adds = addend is not None
-        _forward[(rows,)](stream, second, weight, total, normed, inverse, width, epsilon, adds, block, num_warps=_warps(block))
+        parts = noted_with(normed)
+        _forward[(rows,)](
+            stream, second, weight, total, normed, parts, inverse, width, epsilon, adds, block, num_warps=_warps(block)
+        )
         ctx.save_for_backward(total, weight, inverse)
         ctx.adds = adds
         return normed, total
@@ -42,8 +47,9 @@ class _Norm(torch.autograd.Function):
         sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
         block = triton.next_power_of_2(width)
         _backward[(programs,)](
-            gradient, total_gradient, total, weight, inverse, result, sums, rows, width, block, num_warps=_warps(block)
-        )
+            gradient, total_gradient, total, weight, inverse, result, noted_with(result), sums, rows, width, block,
+            num_warps=_warps(block),
+        )  # fmt: skip
         return result, result if ctx.adds else None, sums.sum(0).to(weight.dtype), None
 
 
@@ -62,7 +68,7 @@ def _warps(block: int) -> int:
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    stream, addend, weight, total, normed, inverse, width, epsilon, ADDS: tl.constexpr, BLOCK: tl.constexpr
+    stream, addend, weight, total, normed, parts, inverse, width, epsilon, ADDS: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -73,19 +79,23 @@ def _forward(  # type: ignore[no-untyped-def]
         tl.store(total + row * width + columns, values, mask=inside)
     scale = 1 / tl.sqrt(tl.sum(values * values) / width + epsilon)
     tl.store(inverse + row, scale)
-    factors = tl.load(weight + columns, mask=inside).to(tl.float32)
-    tl.store(normed + row * width + columns, values * scale * factors, mask=inside)
+    factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    values = values * scale * factors
+    tl.store(normed + row * width + columns, values, mask=inside)
+    if parts is not None:
+        note(values, normed.dtype.element_ty, parts)
 
 
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
-    gradient, total_gradient, total, weight, inverse, result, sums, rows, width, BLOCK: tl.constexpr
+    gradient, total_gradient, total, weight, inverse, result, parts, sums, rows, width, BLOCK: tl.constexpr
 ):
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     sum_of_rows = tl.zeros([BLOCK], dtype=tl.float32)
+    largest = tl.zeros([BLOCK], dtype=tl.int32)
     for row in range(program, rows, tl.num_programs(0)):
         start = row * width
         scale = tl.load(inverse + row)
@@ -95,5 +105,10 @@ def _backward(  # type: ignore[no-untyped-def]
         output = output * factors
         share = tl.sum(output * normed) / width
         passed = tl.load(total_gradient + start + columns, mask=inside, other=0.0).to(tl.float32)
-        tl.store(result + start + columns, passed + (output - normed * share) * scale, mask=inside)
+        passed += (output - normed * share) * scale
+        tl.store(result + start + columns, passed, mask=inside)
+        if parts is not None:
+            largest = tl.maximum(largest, sizes(passed))
     tl.store(sums + program * width + columns, sum_of_rows, mask=inside)
+    if parts is not None:
+        note(largest.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)

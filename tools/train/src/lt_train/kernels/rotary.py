@@ -11,17 +11,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Parts = tuple[Tensor, Tensor, Tensor]
+from lt_train.kernels.largest import note, noted_with
+
+Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int) -> Parts:
+    def forward(ctx: Any, mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int) -> Heads:
         sequence, batch, width = mixed.shape
         heads = width // size - 2 * groups
         query = mixed.new_empty(sequence, batch, heads, size)
         key, value = (mixed.new_empty(sequence, batch, groups, size) for _ in range(2))
-        _launch(mixed, (query, key, value), cosines, sines, True)
+        _launch(mixed, None, (query, key, value), cosines, sines, True)
         ctx.save_for_backward(cosines, sines)
         return query, key, value
 
@@ -31,11 +33,11 @@ class _Split(torch.autograd.Function):
         cosines, sines = ctx.saved_tensors
         sequence, batch, heads, size = query.shape
         mixed = query.new_empty(sequence, batch, (heads + 2 * key.shape[2]) * size)
-        _launch(mixed, (query, key, value), cosines, sines, False)
+        _launch(mixed, noted_with(mixed), (query, key, value), cosines, sines, False)
         return mixed, None, None, None, None
 
 
-def split_and_rotate(mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int) -> Parts:
+def split_and_rotate(mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int) -> Heads:
     """Query [s, b, heads, size], key and value [s, b, groups, size] of `mixed` [s, b, (heads + 2 groups) x size].
 
     A group lies there as Megatron's checkpoints have it: its queries, its key, its value. `cosines` and `sines` are float32
@@ -45,13 +47,14 @@ def split_and_rotate(mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int,
     return query, key, value
 
 
-def _launch(mixed: Tensor, parts: Parts, cosines: Tensor, sines: Tensor, is_forward: bool) -> None:
-    sequence, batch, groups, size = parts[1].shape
+def _launch(mixed: Tensor, parts: Tensor | None, heads: Heads, cosines: Tensor, sines: Tensor, is_forward: bool) -> None:
+    sequence, batch, groups, size = heads[1].shape
     slots = mixed.shape[-1] // size
-    strides = [stride for part in parts for stride in part.stride()[:3]]
+    strides = [stride for part in heads for stride in part.stride()[:3]]
     _move[(sequence * batch,)](
         mixed,
-        *parts,
+        parts,
+        *heads,
         cosines,
         sines,
         batch,
@@ -66,11 +69,11 @@ def _launch(mixed: Tensor, parts: Parts, cosines: Tensor, sines: Tensor, is_forw
 
 @triton.jit
 def _move(  # type: ignore[no-untyped-def]
-    mixed, query, key, value, cosines, sines, batch, slots, in_group,
+    mixed, parts, query, key, value, cosines, sines, batch, slots, in_group,
     query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h,
     FORWARD: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """One token: from `mixed` to the parts and rotated, or from the parts to `mixed` and rotated back."""
+    """One token: from `mixed` to the heads and rotated, or from the heads to `mixed` and rotated back."""
     token = tl.program_id(0).to(tl.int64)
     position, sample = token // batch, token % batch
     slot = tl.arange(0, SLOTS)[:, None]
@@ -105,5 +108,9 @@ def _move(  # type: ignore[no-untyped-def]
         first += tl.load(keys, mask=is_key, other=0.0).to(tl.float32) + tl.load(values, mask=is_value, other=0.0).to(tl.float32)
         second += tl.load(keys + HALF, mask=is_key, other=0.0).to(tl.float32)
         second += tl.load(values + HALF, mask=is_value, other=0.0).to(tl.float32)
-        tl.store(whole, first * cosine + second * sine, mask=inside)
-        tl.store(whole + HALF, second * cosine - first * sine, mask=inside)
+        turned = first * cosine + second * sine
+        other = second * cosine - first * sine
+        tl.store(whole, turned, mask=inside)
+        tl.store(whole + HALF, other, mask=inside)
+        if parts is not None:
+            note(tl.maximum(tl.abs(turned), tl.abs(other), propagate_nan=tl.PropagateNan.ALL), mixed.dtype.element_ty, parts)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lt_train.kernels.largest import note, noted_with
+
 BLOCK = 1024
 
 
@@ -21,7 +23,7 @@ class SwiGLU(torch.autograd.Function):
         ctx.save_for_backward(halves)
         width = halves.shape[-1] // 2
         output = halves.new_empty(*halves.shape[:-1], width)
-        _forward[_grid(output)](halves, output, width, BLOCK)
+        _forward[_grid(output)](halves, output, noted_with(output), width, BLOCK)
         return output
 
     @staticmethod
@@ -29,7 +31,7 @@ class SwiGLU(torch.autograd.Function):
         (halves,) = ctx.saved_tensors
         gradient = gradient.contiguous()
         result = torch.empty_like(halves)
-        _backward[_grid(gradient)](gradient, halves, result, gradient.shape[-1], BLOCK)
+        _backward[_grid(gradient)](gradient, halves, result, noted_with(result), gradient.shape[-1], BLOCK)
         return result
 
 
@@ -44,23 +46,29 @@ def _grid(output: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _forward(halves, output, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(halves, output, parts, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    gate = tl.load(halves + row * 2 * width + columns, mask=inside).to(tl.float32)
-    up = tl.load(halves + row * 2 * width + width + columns, mask=inside).to(tl.float32)
-    tl.store(output + row * width + columns, gate * tl.sigmoid(gate) * up, mask=inside)
+    gate = tl.load(halves + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(halves + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    product = gate * tl.sigmoid(gate) * up
+    tl.store(output + row * width + columns, product, mask=inside)
+    if parts is not None:
+        note(product, output.dtype.element_ty, parts)
 
 
 @triton.jit
-def _backward(gradient, halves, result, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _backward(gradient, halves, result, parts, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    gate = tl.load(halves + row * 2 * width + columns, mask=inside).to(tl.float32)
-    up = tl.load(halves + row * 2 * width + width + columns, mask=inside).to(tl.float32)
-    output = tl.load(gradient + row * width + columns, mask=inside).to(tl.float32)
+    gate = tl.load(halves + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(halves + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    output = tl.load(gradient + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
-    tl.store(result + row * 2 * width + columns, output * up * share * (1 + gate * (1 - share)), mask=inside)
-    tl.store(result + row * 2 * width + width + columns, output * gate * share, mask=inside)
+    of_gate, of_up = output * up * share * (1 + gate * (1 - share)), output * gate * share
+    tl.store(result + row * 2 * width + columns, of_gate, mask=inside)
+    tl.store(result + row * 2 * width + width + columns, of_up, mask=inside)
+    if parts is not None:
+        note(tl.maximum(tl.abs(of_gate), tl.abs(of_up), propagate_nan=tl.PropagateNan.ALL), result.dtype.element_ty, parts)
