@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lt_train.kernels import SMALLEST_AMAX
 from lt_train.settings.precision import Precision
+from lt_train.weight_gradients import add, overwrites
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -63,6 +64,7 @@ def _linear(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    gradient_accumulation_fusion: bool,
     allreduce_dgrad: bool,
     sequence_parallel: bool,
     tp_group: torch.distributed.ProcessGroup | None,
@@ -70,13 +72,18 @@ def _linear(
     casts: Casts,
     **unused: Any,
 ) -> Tensor:
-    """What megatron-core's linear layers call: `input` [s, b, k] times `weight` [n, k], both 16 bits; returns [s, b, n]."""
+    """What megatron-core's linear layers call: `input` [s, b, k] times `weight` [n, k], both 16 bits; returns [s, b, n].
+
+    With `gradient_accumulation_fusion` the weight's gradient goes straight into its buffer. Only the first of a step is written
+    there by the product: products in fp8 cannot add.
+    """
     if sequence_parallel:
         input = gather_from_sequence_parallel_region(input, tensor_parallel_output_grad=True, group=tp_group)
     elif allreduce_dgrad:
         input = copy_to_tensor_model_parallel_region(input, group=tp_group)
     rows = input.reshape(-1, input.shape[-1])
-    product: Tensor = _Product.apply(rows, weight, gradient, casts)  # type: ignore[no-untyped-call]
+    buffer = getattr(weight, "main_grad", None) if gradient_accumulation_fusion else None
+    product: Tensor = _Product.apply(rows, weight, buffer, gradient, casts)  # type: ignore[no-untyped-call]
     output = product.view(*input.shape[:-1], weight.shape[0])
     return output if bias is None else output + bias
 
@@ -85,28 +92,48 @@ class _Product(torch.autograd.Function):
     """`rows` [m, k] times the transpose of `weight` [n, k]. The hardware wants the summed dimension of both factors innermost."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, gradient: torch.dtype, casts: Casts) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, buffer: Tensor | None, gradient: torch.dtype, casts: Casts) -> Tensor:
         cast, scale, turned, turned_scale = casts.both(rows, E4M3)
         largest = casts.largest(weight)
-        ctx.gradient, ctx.casts = gradient, casts
+        ctx.buffer, ctx.gradient, ctx.casts = buffer, gradient, casts
         # The weight is cast again in the backward pass: kept in fp8 as well, it would need half as much memory again.
         ctx.save_for_backward(weight, largest, turned, turned_scale)
         return _multiply(cast, scale, *casts.straight(weight, largest, E4M3), rows.dtype, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         weight, largest, turned_rows, turned_rows_scale = ctx.saved_tensors
         cast, scale, turned, turned_scale = ctx.casts.both(output_gradient.contiguous(), ctx.gradient)
         dtype = output_gradient.dtype
         turned_weight, weight_scale = ctx.casts.turned(weight, largest, E4M3)
         rows_gradient = _multiply(cast, scale, turned_weight, weight_scale, dtype, fast=False)
-        weight_gradient = _multiply(turned, turned_scale, turned_rows, turned_rows_scale, dtype, fast=False)
-        return rows_gradient, weight_gradient, None, None
+        weight_gradient = partial(_multiply, turned, turned_scale, turned_rows, turned_rows_scale, fast=False)
+        buffer = ctx.buffer
+        if buffer is None:
+            return rows_gradient, weight_gradient(dtype), None, None, None
+        # Products with a scale for each row are of 16 bits only.
+        if (buffer.dtype == dtype or turned_scale.numel() == 1) and overwrites(buffer):
+            weight_gradient(buffer.dtype, out=buffer)
+        else:
+            add(weight_gradient(dtype), buffer)
+        # megatron-core's hook wants a gradient, and with this mark does not read it.
+        weight.grad_added_to_main_grad = True
+        return rows_gradient, torch.empty_like(weight), None, None, None
 
 
-def _multiply(left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+def _multiply(
+    left: Tensor,
+    left_scale: Tensor,
+    right: Tensor,
+    right_scale: Tensor,
+    dtype: torch.dtype,
+    fast: bool,
+    out: Tensor | None = None,
+) -> Tensor:
     """`left` [m, k] times the transpose of `right` [n, k], of `dtype`. `fast` sums in fewer bits, which gradients do not bear."""
-    return torch._scaled_mm(left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=dtype, use_fast_accum=fast)
+    return torch._scaled_mm(
+        left, right.t(), scale_a=left_scale, scale_b=right_scale.t(), out_dtype=dtype, use_fast_accum=fast, out=out
+    )
 
 
 class TritonCasts:

@@ -1,0 +1,82 @@
+"""Training in fp8 on a CPU, which lt-train refuses: torch has the products there, Triton's interpreter the kernels.
+
+`train` is what a test calls; as a program this file trains in several ways, one after the other.
+"""
+
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from layouts import assembled
+from running import environment, losses
+
+from lt_train import device, launch, processes
+from lt_train.place import Place
+
+LAYERS, ITERATIONS, MICRO_BATCHES = 2, 2, 2
+OPTIONS = (
+    *("--mock-data", "--model", "tiny", "--num-layers", str(LAYERS), "--hidden-size", "32", "--ffn-hidden-size", "64"),
+    *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "96", "--seq-length", "8", "--lr", "1e-2"),
+    *("--micro-batch-size", "2", "--global-batch-size", str(2 * MICRO_BATCHES), "--train-iters", str(ITERATIONS)),
+    *("--log-interval", "1", "--eval-iters", "0", "--device", "cpu", "--ranks", "1"),
+    *("--bf16", "--fp8-format", "hybrid", "--kernels", "triton"),
+)
+# Ways: no kernel notes what is largest; no product writes into a gradient's buffer.
+READING, ADDING = "reading", "adding"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The losses of the steps, and how many tensors were read for their largest number."""
+
+    losses: list[float]
+    read: int
+
+
+def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
+    """Each of `runs` is a way, or "", and more options."""
+    for name in runs:
+        (place / name).mkdir()
+    program = [sys.executable, __file__, str(place), json.dumps(dict(runs))]
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=240)
+    assert not done.returncode, done.stderr
+    read = json.loads(done.stdout.splitlines()[-1])
+    return {name: Found(list(losses(place / name).values()), read[name]) for name in runs}
+
+
+def main(directory: Path, runs: dict[str, list[str]]) -> None:
+    place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
+    os.environ.update(place.environment())
+    where = device.prepare("cpu", place)
+    from megatron.core import parallel_state
+
+    from lt_train import model, training
+    from lt_train.kernels import largest
+
+    want, find, accumulates = largest.want, largest.find, model._accumulates_in_products
+    read = dict.fromkeys(runs, 0)
+    for name, (way, *options) in runs.items():
+
+        def counted(tensor, name=name):
+            read[name] += 1
+            return find(tensor)
+
+        largest.find = counted
+        largest.want = (lambda wanted: want(False)) if way == READING else want
+        model._accumulates_in_products = (lambda plan: False) if way == ADDING else accumulates
+        plan = assembled([*OPTIONS, *options, "--save", str(directory / name)])
+        place = dataclasses.replace(place, master_port=processes.free_port())
+        os.environ.update(place.environment())
+        training.train(launch.prepare(plan), place, where)
+        parallel_state.destroy_model_parallel()
+        gc.collect()
+    print(json.dumps(read))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

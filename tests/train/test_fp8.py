@@ -1,0 +1,106 @@
+"""fp8 with torch's layers and the kernels: what is known of a tensor's largest number, and where weight gradients go."""
+
+import pytest
+import torch
+from fp8_training import ADDING, ITERATIONS, LAYERS, MICRO_BATCHES, READING, Found, train
+from torch import Tensor
+
+from lt_train import fp8, weight_gradients
+from lt_train.kernels import largest
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    """In bf16 the buffers of gradients are of 16 bits, unless they are named `float32`."""
+    in_bf16, in_fp32 = "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"
+    runs = {
+        "usual": ("", in_bf16),
+        "reading": (READING, in_bf16),
+        "adding": (ADDING, in_bf16),
+        "float32": ("", in_fp32),
+    }
+    return train(tmp_path_factory.mktemp("fp8"), runs)
+
+
+def test_noted_numbers_train_as_those_read_do(found: dict[str, Found]) -> None:
+    usual, reading = found["usual"], found["reading"]
+    assert usual.losses == reading.losses
+    # Of the inputs and output gradients of a layer's four products the kernels write all but what attention gives linear_proj.
+    products = LAYERS * ITERATIONS * MICRO_BATCHES
+    assert usual.read == products * (4 + 1)
+    assert reading.read == products * (4 + 8)
+
+
+@pytest.mark.parametrize("buffers", ["usual", "float32"])
+def test_gradients_in_their_buffers_train_as_added_ones_do(buffers: str, found: dict[str, Found]) -> None:
+    direct = found[buffers].losses
+    assert direct == pytest.approx(found["adding"].losses, abs=3e-3)
+    assert direct[-1] < direct[0] - 0.01
+
+
+class PlainCasts(fp8.TorchCasts):
+    """Without torch.compile."""
+
+    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return fp8._scaled(tensor, dtype, self.rowwise)
+
+    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cast, factor = fp8._scaled(tensor.t(), dtype, self.rowwise)
+        return cast.contiguous(), factor
+
+    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return *self.straight(tensor, None, dtype), *self.turned(tensor, None, dtype)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """In place of torch's, which has no rows' scales on a CPU before 2.12; the dtypes of those that wrote into what they got."""
+    written = []
+
+    def product(
+        left: Tensor, right: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, out: Tensor | None, **_: bool
+    ):
+        result = ((left.float() * scale_a) @ (right.float() * scale_b)).to(out_dtype)
+        if out is None:
+            return result
+        assert out.dtype == out_dtype
+        written.append(out_dtype)
+        return out.copy_(result)
+
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    return written
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("way", ["triton", "tensorwise", "rowwise"])
+def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtype, way: str, products: list[torch.dtype]) -> None:
+    torch.manual_seed(0)
+    casts = fp8.TritonCasts() if way == "triton" else PlainCasts(way == "rowwise")
+    largest.want(False)
+    rows, gradients = torch.randn(2, 16, 1, 48, dtype=torch.bfloat16), torch.randn(2, 16, 1, 32, dtype=torch.bfloat16)
+    weight = torch.nn.Parameter(torch.randn(32, 48, dtype=torch.bfloat16))
+
+    def backward(number: int, fused: bool) -> None:
+        output = fp8._linear(
+            input=rows[number], weight=weight, bias=None, gradient_accumulation_fusion=fused, allreduce_dgrad=False,
+            sequence_parallel=False, tp_group=None, gradient=fp8.E5M2, casts=casts,
+        )  # fmt: skip
+        output.backward(gradients[number])
+
+    expected = []
+    for number in range(2):
+        weight.grad = None
+        backward(number, False)
+        assert weight.grad is not None
+        expected.append(weight.grad.clone())
+    assert not products
+    weight.grad_added_to_main_grad = False
+    weight.main_grad = torch.full((32, 48), 99, dtype=dtype)
+    for _ in range(2):
+        weight_gradients._reset([], {weight.main_grad.data_ptr(): weight.main_grad})
+        for number in range(2):
+            weight.grad = None
+            backward(number, True)
+            assert weight.grad_added_to_main_grad
+        torch.testing.assert_close(weight.main_grad.float(), (expected[0] + expected[1]).float(), rtol=1e-2, atol=0.1)
+    assert products == ([] if (way, dtype) == ("rowwise", torch.float32) else [dtype] * 2)
