@@ -22,7 +22,7 @@ LAYERS, ITERATIONS, MICRO_BATCHES = 2, 2, 2
 OPTIONS = (
     *("--mock-data", "--model", "tiny", "--num-layers", str(LAYERS), "--hidden-size", "32", "--ffn-hidden-size", "64"),
     *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "96", "--seq-length", "8", "--lr", "1e-2"),
-    *("--micro-batch-size", "2", "--global-batch-size", str(2 * MICRO_BATCHES), "--train-iters", str(ITERATIONS)),
+    *("--micro-batch-size", "1", "--global-batch-size", str(MICRO_BATCHES), "--train-iters", str(ITERATIONS)),
     *("--log-interval", "1", "--eval-iters", "0", "--device", "cpu", "--ranks", "1"),
     *("--bf16", "--fp8-format", "hybrid", "--kernels", "triton"),
 )
@@ -32,9 +32,10 @@ READING, ADDING = "reading", "adding"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The losses of the steps, and how many tensors were read for their largest number."""
+    """Losses and gradient norms of the steps, and how many tensors were read for their largest number."""
 
     losses: list[float]
+    norms: list[float]
     read: int
 
 
@@ -46,7 +47,12 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
     done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=240)
     assert not done.returncode, done.stderr
     read = json.loads(done.stdout.splitlines()[-1])
-    return {name: Found(list(losses(place / name).values()), read[name]) for name in runs}
+    return {name: Found(list(losses(place / name).values()), norms(place / name), read[name]) for name in runs}
+
+
+def norms(run: Path) -> list[float]:
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record["grad_norm"] for record in records if "grad_norm" in record]
 
 
 def main(directory: Path, runs: dict[str, list[str]]) -> None:

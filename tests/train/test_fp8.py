@@ -32,10 +32,8 @@ def test_noted_numbers_train_as_those_read_do(found: dict[str, Found]) -> None:
 
 
 @pytest.mark.parametrize("buffers", ["usual", "float32"])
-def test_gradients_in_their_buffers_train_as_added_ones_do(buffers: str, found: dict[str, Found]) -> None:
-    direct = found[buffers].losses
-    assert direct == pytest.approx(found["adding"].losses, abs=3e-3)
-    assert direct[-1] < direct[0] - 0.01
+def test_gradients_in_their_buffers_are_those_added(buffers: str, found: dict[str, Found]) -> None:
+    assert found[buffers].norms == pytest.approx(found["adding"].norms, rel=0.02)
 
 
 class PlainCasts(fp8.TorchCasts):
