@@ -129,3 +129,32 @@ def test_torchrun_leaves_our_options_alone(tmp_path: Path) -> None:
     parsed = get_args_parser().parse_args(command[command.index("torch.distributed.run") + 1 :])
     assert (parsed.nproc_per_node, parsed.training_script) == ("2", train.__file__)
     assert parsed.training_script_args == ["--contender", "torchtitan", "--work", work.to_json()]
+
+
+class Waiting:
+    """In the place of a process: writes down what happens to it."""
+
+    log = Path("log")
+
+    def __init__(self, name: str, events: list[str]):
+        self.name, self.events = name, events
+        events.append(f"{name} gets ready")
+
+    def finish(self, seconds: float) -> tuple[dict[str, Any], str]:
+        self.events.append(f"{self.name} goes")
+        return {}, "exit code 0"
+
+    def end(self) -> None:
+        self.events.append(f"{self.name} is ended")
+
+
+def test_the_next_gets_ready_while_one_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(train, "device_name", lambda device: "NVIDIA H200")
+    chosen = argparse.Namespace(device="cuda", logs=tmp_path, seconds=100, json=None)
+    session = train.Session(chosen)
+    monkeypatch.setattr(session, "start", lambda task: Waiting(task.name, events))
+    seconds = {"one": 10, "long": 1000, "two": 10}
+    session.run([train.Task(name, name, WORK, length, lambda found: None) for name, length in seconds.items()])
+    assert events == ["one gets ready", "long gets ready", "one goes", "two gets ready", "long is ended", "two goes"]
+    assert [entry["what"] for entry in session.found["skipped"]] == ["long"]
