@@ -204,11 +204,16 @@ def launcher(work: Workload) -> list[str]:
 
 def environment() -> dict[str, str]:
     """For a group of one process; torchrun sets its own. Modules beside this file are found wherever it is started from."""
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    return {**os.environ, **single, "PYTHONWARNINGS": "ignore"}
+
+
+def free_port() -> int:
+    """Taken when it is needed: while a process waits, another may get it."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    return {**os.environ, **single, "PYTHONWARNINGS": "ignore"}
+        port: int = free.getsockname()[1]
+        return port
 
 
 def run_contender(name: str, work: Workload, result: Path) -> None:
@@ -219,6 +224,8 @@ def run_contender(name: str, work: Workload, result: Path) -> None:
     say(f"{name} is ready{', and has taken a GPU' if torch.cuda.is_initialized() else ''}")
     sys.stdin.read()
     say(f"{name} begins")
+    if work.gpus == 1:
+        os.environ["MASTER_PORT"] = str(free_port())
     if work.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     found = module.run(work) if name in CONTENDERS else module.measure(work)
