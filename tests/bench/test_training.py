@@ -105,6 +105,15 @@ def test_fp8_is_compared_with_its_own_floor() -> None:
     assert table.rows[0][-1] == "60.0%"
 
 
+def test_our_fastest_is_compared_with_the_fastest_of_each_other() -> None:
+    slower = session(contender="lt-train-te", step_seconds=[0.6])
+    others = [session(contender="torchtitan", step_seconds=[0.8]), session(contender="torchtitan-graphs", step_seconds=[0.75])]
+    in_fp8 = session(contender="lt-train-fp8", precision="fp8")
+    (table,) = results.tables(results.merged([session(), slower, *others, in_fp8]))
+    assert "lt-train trains 1.500x torchtitan-graphs." in table.notes
+    assert not any("lt-train-fp8 trains" in note for note in table.notes)
+
+
 def test_several_gpus_are_compared_with_one() -> None:
     two = session(gpus=2, tokens_per_step=65536, step_seconds=[0.625])
     _, table = results.tables(results.merged([session(), two]))

@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any
 
 BF16, FP8 = "bf16", "fp8"
+OUR_MODULE = "lt_train_bench"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Contender:
     @property
     def is_ours(self) -> bool:
         """Takes further options of lt-train, and its losses are compared with those of fp32."""
-        return self.module == "lt_train_bench"
+        return self.module == OUR_MODULE
 
     def obstacle(self, device: str, gpus: int) -> str | None:
         """Why it cannot run here."""
@@ -52,11 +53,11 @@ SDPA = {"attention": "sdpa"}
 OURS, ENGINE, TITAN, AO, FLASH4 = "megatron.core", "transformer_engine", "torchtitan", "torchao", "flash_attn.cute"
 
 CONTENDERS: dict[str, Contender] = {
-    "lt-train": Contender("lt_train_bench", BF16, 35, TORCH, (OURS,), on_cpu=True),
-    "lt-train-te": Contender("lt_train_bench", BF16, 35, TE, (OURS, ENGINE)),
-    "lt-train-fsdp": Contender("lt_train_bench", BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
-    "lt-train-fp8": Contender("lt_train_bench", FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
-    "lt-train-te-fp8": Contender("lt_train_bench", FP8, 35, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
+    "lt-train": Contender(OUR_MODULE, BF16, 35, TORCH, (OURS,), on_cpu=True),
+    "lt-train-te": Contender(OUR_MODULE, BF16, 35, TE, (OURS, ENGINE)),
+    "lt-train-fsdp": Contender(OUR_MODULE, BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
+    "lt-train-fp8": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
+    "lt-train-te-fp8": Contender(OUR_MODULE, FP8, 35, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
     "torch-loop": Contender("torch_loop", BF16, 30, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
     "torch-loop-flash4": Contender("torch_loop", BF16, 40, {"attention": "flash4"}, (FLASH4,), several_gpus=False),
     "torch-loop-fp8": Contender("torch_loop", FP8, 40, {"attention": "cudnn"}, (AO,), several_gpus=False),

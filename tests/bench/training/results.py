@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from report import Table
@@ -9,6 +10,7 @@ from report import Table
 from lt_shared.architecture import Architecture
 from lt_shared.peak_flops import HALF, peak_flops
 from lt_shared.presets import preset
+from training.contenders import CONTENDERS, OUR_MODULE
 from training.workload import SHAPES
 
 GIB = 1 << 30
@@ -97,8 +99,25 @@ def _table(found: dict[str, Any], shape: str, gpus: int, mine: list[dict[str, An
             f"Floor: {floor['bf16_seconds'] * 1e3:.0f} ms{fp8}; a product of 8192 x 8192 x 8192 ran at "
             f"{floor['square_tflops']:.0f} TFLOP/s, a copy at {floor['copy_tb_per_second']:.2f} TB/s."
         )
-    made.notes += _scaling(found, shape, gpus)
+    made.notes += [*_ratios(found, mine), *_scaling(found, shape, gpus)]
     return made
+
+
+def _ratios(found: dict[str, Any], mine: list[dict[str, Any]]) -> Iterator[str]:
+    """In each precision, lt-train's fastest beside the fastest settings of each of the others."""
+    for precision in dict.fromkeys(record["precision"] for record in mine):
+        speeds: dict[str, list[float]] = {}
+        for record in mine:
+            if record["precision"] == precision:
+                speeds.setdefault(record["contender"], []).append(figures(found, record)["tokens"] or 0.0)
+        fastest: dict[str, str] = {}
+        for name in sorted(speeds, key=lambda name: statistics.median(speeds[name])):
+            fastest[CONTENDERS[name].module] = name
+        ours = fastest.pop(OUR_MODULE, None)
+        if ours and fastest:
+            speed = statistics.median(speeds[ours])
+            beside = ", ".join(f"{speed / statistics.median(speeds[name]):.3f}x {name}" for name in fastest.values())
+            yield f"{ours} trains {beside}."
 
 
 def _scaling(found: dict[str, Any], shape: str, gpus: int) -> list[str]:
