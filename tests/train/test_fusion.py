@@ -1,9 +1,13 @@
 """Training with the kernels beside training without them, in Triton's interpreter."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from running import losses, run
+
+from lt_train import fusion
 
 STEPS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
@@ -38,3 +42,15 @@ def test_one_pass_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     trained(tmp_path / "triton", *TRITON, *BF16, "--exit-interval", "2", code=75)
     # Rounding to 16 bits in other places; a step counted twice or never would show ten times that.
     assert trained(tmp_path / "triton", *TRITON, *BF16) == pytest.approx(expected, abs=1e-2)
+
+
+def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks of --overlap-param-gather run when a module is called; here its weight alone is used."""
+    fc1, fc2 = torch.nn.Linear(2, 4, bias=False), torch.nn.Linear(2, 2, bias=False)
+    for linear in (fc1, fc2):
+        linear.register_forward_pre_hook(lambda module, inputs: module.weight.data.fill_(7))
+    seen = []
+    monkeypatch.setattr(fusion, "gated_mlp", lambda rows, *rest: seen.extend(rest) or rows)
+    fusion._gated_mlp(SimpleNamespace(linear_fc1=fc1, linear_fc2=fc2), True, torch.ones(1, 2))
+    assert [bool(weight.eq(7).all()) for weight in seen[:2]] == [True, True]
+    assert seen[2]

@@ -123,6 +123,7 @@ REFUSED = {
     "without full recomputation": ("--recompute-method", "block"),
     "--recompute-modules attention: unknown": ("--recompute-activations", "--recompute-modules", "attention"),
     "have no experts": ("--recompute-activations", "--recompute-modules", "moe"),
+    "inside the matrix products": ("--recompute-activations", "--recompute-modules", "swiglu"),
     "asks TransformerEngine": ("--recompute-activations", "--recompute-modules", "layernorm"),
     "do not divide into such groups": (*FULL, "--recompute-num-layers", "3"),
     "--grad-reduce-in-bf16 and --accumulate": ("--bf16", "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),

@@ -18,11 +18,17 @@ from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
 from lt_train import embedding
+from lt_train.gated_mlp import gated_mlp
 from lt_train.kernels.cross_entropy import cross_entropy
 from lt_train.kernels.rms_norm import rms_norm
 from lt_train.kernels.rotary import split_and_rotate
 from lt_train.kernels.swiglu import swiglu
 from lt_train.plan import Plan
+from lt_train.settings.layers import PRODUCTS
+from lt_train.settings.memory import SWIGLU
+
+# The major number of the compute capability of H100 and H200.
+HOPPER = 9
 
 
 class Unsummed(NamedTuple):
@@ -63,6 +69,9 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
         layer.forward = partial(_layer, layer, sums)
     if architecture.family == "llama" and type(layer.mlp) is MLP:
         layer.mlp.forward = partial(_mlp, layer.mlp)
+        if _gates_in_products(layer.mlp, plan):
+            keeps_activation = recompute is None or SWIGLU not in recompute.modules
+            layer.mlp.forward = partial(_gated_mlp, layer.mlp, keeps_activation)
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
     if rotates_all and not architecture.qk_layernorm:
         layer.self_attention.forward = partial(_attention, layer.self_attention)
@@ -117,6 +126,21 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines, float32 [s, size / 2], of megatron-core's `angles` [s, 1, 1, size], the same tensor for every layer."""
     half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
     return half.cos().contiguous(), half.sin().contiguous()
+
+
+def _gates_in_products(mlp: MLP, plan: Plan) -> bool:
+    """quack's products are for Hopper, bfloat16, and weights of one rank, and add to gradient buffers."""
+    fits = plan.precision.bf16 and not plan.precision.fp8_format and plan.parallelism.tensor == 1
+    adds = mlp.config.gradient_accumulation_fusion
+    return plan.layers.swiglu_in == PRODUCTS and fits and adds and torch.cuda.get_device_capability()[0] == HOPPER
+
+
+def _gated_mlp(mlp: Any, keeps_activation: bool, hidden_states: Tensor, *unused: Any, **options: Any) -> tuple[Tensor, None]:
+    for linear in (mlp.linear_fc1, mlp.linear_fc2):
+        # Those of --overlap-param-gather, which would run if the module were called.
+        for wait in linear._forward_pre_hooks.values():
+            wait(linear, ())
+    return gated_mlp(hidden_states, mlp.linear_fc1.weight, mlp.linear_fc2.weight, keeps_activation), None
 
 
 def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:

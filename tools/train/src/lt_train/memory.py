@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 from lt_train.plan import Plan
+from lt_train.settings.memory import SWIGLU
 
 GIB = 2**30
 
@@ -156,6 +157,8 @@ def _layer_activations(plan: Plan) -> int:
     attention += model.query_size * (1 if "core_attn" in modules or fused else 2)
     # The two inputs of SwiGLU, the SiLU of one and the product; or input and output of GELU.
     wide = model.ffn_hidden_size * ((3 if fused else 4) if llama else 2)
+    if SWIGLU in modules:
+        wide -= model.ffn_hidden_size
     if "mlp" in modules or "moe" in modules:
         wide = 0
     elif model.num_experts:

@@ -17,6 +17,7 @@ from lt_train.fp8 import use_fp8
 from lt_train.fsdp import FullySharded
 from lt_train.layers import block_spec, exclude_padding
 from lt_train.plan import Plan
+from lt_train.settings.memory import SWIGLU
 from lt_train.z_loss import add_z_loss
 
 
@@ -115,11 +116,12 @@ def _saved_activations(plan: Plan) -> dict[str, Any]:
     """What is kept of the forward pass for the backward pass, and where."""
     recompute, offloaded = plan.memory.recompute, plan.memory.offloaded_layers
     settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
-    if recompute is not None:
-        settings["recompute_granularity"] = recompute.granularity
-        settings["recompute_method"] = recompute.method
-        settings["recompute_num_layers"] = recompute.layers
-        settings["recompute_modules"] = list(recompute.modules) or None
+    if recompute is None or recompute.modules == (SWIGLU,):
+        return settings
+    settings["recompute_granularity"] = recompute.granularity
+    settings["recompute_method"] = recompute.method
+    settings["recompute_num_layers"] = recompute.layers
+    settings["recompute_modules"] = [module for module in recompute.modules if module != SWIGLU] or None
     return settings
 
 

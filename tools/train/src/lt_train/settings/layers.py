@@ -23,6 +23,8 @@ TRITON = "triton"
 # Megatron's names of FlashAttention and of cuDNN's attention.
 FLASH = "flash"
 FUSED = "fused"
+PRODUCTS = "products"
+KERNEL = "kernel"
 # Megatron's names of the same two.
 ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
 WITHOUT_EFFECT = {
@@ -56,6 +58,13 @@ OPTIONS = console.section(
         help="Attention of torch layers on GPUs: flash-attn-4 or cuDNN; auto takes flash-attn-4 where it is installed.",
     ),
     click.option(
+        "--swiglu-in",
+        type=click.Choice(["auto", PRODUCTS, KERNEL]),
+        default="auto",
+        help="SwiGLU beside Triton's kernels: inside the matrix products, by quack, on Hopper GPUs in bf16, or in a kernel of its"
+        " own; auto takes products where quack is installed.",
+    ),
+    click.option(
         "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
     ),
     click.option("--attention-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
@@ -75,12 +84,13 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused"; dropouts are
-    probabilities."""
+    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused", `swiglu_in` "products"
+    or "kernel"; dropouts are probabilities."""
 
     implementation: str
     kernels: str
     attention: str
+    swiglu_in: str
     hidden_dropout: float
     attention_dropout: float
     token_dispatcher: str
@@ -107,15 +117,18 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
     asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
     if asked == "auto":
         asked = TRANSFORMER_ENGINE if where == device.CUDA and _has_transformer_engine() else TORCH
-    kernels, attention = options["kernels"], options["attention_backend"]
+    kernels, attention, swiglu_in = options["kernels"], options["attention_backend"], options["swiglu_in"]
     if kernels == "auto":
         kernels = TRITON if where == device.CUDA and asked == TORCH else TORCH
     if attention == "auto":
         attention = FLASH if where == device.CUDA and _is_installed("flash_attn.cute") else FUSED
+    if swiglu_in == "auto":
+        swiglu_in = PRODUCTS if kernels == TRITON and where == device.CUDA and _is_installed("quack") else KERNEL
     return Layers(
         implementation=asked,
         kernels=kernels,
         attention=attention,
+        swiglu_in=swiglu_in,
         hidden_dropout=options["hidden_dropout"],
         attention_dropout=options["attention_dropout"],
         token_dispatcher=options["moe_token_dispatcher_type"],
@@ -140,6 +153,8 @@ def missing_packages(layers: Layers) -> Iterator[ToolError]:
         yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
         yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
+    if layers.swiglu_in == PRODUCTS and not _is_installed("quack"):
+        yield BadConfig("quack is not installed", "pip install lt-train[flash], or use --swiglu-in kernel")
 
 
 def check(
@@ -153,6 +168,8 @@ def check(
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.triton and layers.transformer_engine:
         yield BadConfig("--kernels triton is for torch layers", "drop it, or use --transformer-impl torch")
+    if layers.swiglu_in == PRODUCTS and not layers.triton:
+        yield BadConfig("--swiglu-in products is for --kernels triton", "drop it, or add --kernels triton")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window

@@ -10,13 +10,15 @@ from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train.settings.batches import Batches
-from lt_train.settings.layers import Layers
+from lt_train.settings.layers import PRODUCTS, Layers
 from lt_train.settings.optimization import Optimization
 from lt_train.settings.parallelism import Parallelism
 from lt_train.settings.precision import Precision
 
 POSITIVE = click.IntRange(min=1)
-RECOMPUTE_MODULES = ("core_attn", "layernorm", "mlp", "moe")
+# Inside the matrix products (--swiglu-in); megatron-core does not know it.
+SWIGLU = "swiglu"
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "mlp", "moe", SWIGLU)
 
 OPTIONS = console.section(
     "Sharding and memory",
@@ -48,7 +50,9 @@ OPTIONS = console.section(
         help="For full: groups of layers, keeping one input each, or each of a rank's first layers.",
     ),
     click.option("--recompute-num-layers", type=POSITIVE, help="Layers in a group (uniform), or recomputed layers (block)."),
-    click.option("--recompute-modules", help="For selective: of core_attn, layernorm, mlp, moe; separate by spaces or commas."),
+    click.option(
+        "--recompute-modules", help="For selective: of core_attn, layernorm, mlp, moe, swiglu; separate by spaces or commas."
+    ),
     click.option(
         "--cpu-offloading-num-layers",
         type=click.IntRange(min=0),
@@ -168,6 +172,11 @@ def check(
         yield BadConfig(
             "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
+        )
+    if memory.recompute and SWIGLU in memory.recompute.modules and layers.swiglu_in != PRODUCTS:
+        yield BadConfig(
+            "--recompute-modules swiglu is for SwiGLU inside the matrix products",
+            "drop it, or use --swiglu-in products; mlp recomputes more, and goes with everything",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:
         yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")

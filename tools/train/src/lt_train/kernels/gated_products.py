@@ -1,0 +1,87 @@
+"""SwiGLU at the end of matrix products, in quack's Hopper kernels (NVIDIA's CuTe language): no pass over memory of its own.
+
+A product has its sums in registers before it writes them. Forward, a column of the gate and the same column of up are computed
+side by side, and one kernel writes gate, up and silu(gate) x up. Backward, the product that gives the activation's gradient reads
+gate and up, and writes their gradients in its place. For a layer of m rows that is 4 m n bytes less read forward, and 4 m n less
+read and written backward, for the same sums. On an H200, 2026-11-22, for Llama 3 8B's width and 32,768 tokens: forward 11.3 ms
+instead of 11.7, backward 5.9 instead of 6.7, and 6.2 with the activation again. A kernel takes about 10 s to compile, once: quack
+keeps it.
+
+Gate and up are halves of one tensor in Megatron's order, not interleaved as quack's own epilogues have them. So the layer's other
+products, which are torch's, and weights, gradients and checkpoints stay as they are.
+
+This is the only module that knows quack.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def gated_product(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`rows` [m, k] times the transpose of `weight` [2 n, k], gates first: [m, 2 n], and its SwiGLU [m, n].
+
+    In 16 bits; k and n are multiples of 8.
+    """
+    halves = rows.new_empty(rows.shape[0], weight.shape[0])
+    gate, up = halves.chunk(2, dim=-1)
+    out = {"gate": gate, "up": up, "activation": rows.new_empty(gate.shape)}
+    _epilogues().forward(
+        rows, weight.t(), out=out, store_d=False, concat_layout=("B",), config=_epilogues().configuration, tuned=False
+    )
+    return halves, out["activation"]
+
+
+def gated_product_gradient(
+    gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of `halves` [m, 2 n] from that of the output [m, h], `weight` [h, n]; and the SwiGLU of `halves` again."""
+    result = torch.empty_like(halves)
+    operands = dict(zip(("gate", "up"), halves.chunk(2, dim=-1), strict=True))
+    out = dict(zip(("gate_gradient", "up_gradient"), result.chunk(2, dim=-1), strict=True))
+    if with_activation:
+        out["activation"] = halves.new_empty(operands["gate"].shape)
+    product = _epilogues().backward_with_activation if with_activation else _epilogues().backward
+    product(gradient, weight, out=out, store_d=False, config=_epilogues().configuration, tuned=False, **operands)
+    return result, out.get("activation")
+
+
+class _Epilogues:
+    """quack traces these functions for the numbers of a thread, once for each kernel it compiles."""
+
+    def __init__(self) -> None:
+        from quack import cache
+        from quack.activation import dswiglu, swiglu
+        from quack.epilogue import gemm_epilogue, unpack
+        from quack.gemm_config import GemmConfig
+
+        if cache.CACHE_DIR is None:
+            # Its own choice, a folder in /tmp of a name to guess, may hold another user's code.
+            cache.CACHE_DIR = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quack")
+
+        def forward(acc: Any) -> dict[str, Any]:
+            gate, up = unpack(acc)
+            return {"gate": gate, "up": up, "activation": swiglu(gate, up)}
+
+        def backward(acc: Any, gate: Any, up: Any) -> dict[str, Any]:
+            gate_gradient, up_gradient, _ = dswiglu(gate, up, acc)
+            return {"gate_gradient": gate_gradient, "up_gradient": up_gradient}
+
+        def backward_with_activation(acc: Any, gate: Any, up: Any) -> dict[str, Any]:
+            gate_gradient, up_gradient, activation = dswiglu(gate, up, acc)
+            return {"gate_gradient": gate_gradient, "up_gradient": up_gradient, "activation": activation}
+
+        gradients = ("gate_gradient", "up_gradient")
+        self.forward = gemm_epilogue(outputs=("gate", "up", "activation"), mode="acc_pair")(forward)
+        self.backward = gemm_epilogue(outputs=gradients)(backward)
+        self.backward_with_activation = gemm_epilogue(outputs=(*gradients, "activation"))(backward_with_activation)
+        self.configuration = GemmConfig(tile_m=128, tile_n=192, pingpong=True, is_dynamic_persistent=False)
+
+
+@functools.cache
+def _epilogues() -> _Epilogues:
+    return _Epilogues()
