@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import synthetic
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from lt_shared.manifest import Dataset
 from lt_train import blends
 from lt_train.plan import Plan
 from lt_train.samples import Samples
+from lt_train.settings.benchmark import Benchmark
 
 SIZES = ("--seq-length", "16", "--global-batch-size", "4", "--eval-iters", "2", "--seed", "7")
 
@@ -107,6 +109,22 @@ def test_mock_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for ours, theirs in zip(blends.build(plan, None), megatrons(plan), strict=True):
         assert_same_order(ours, theirs, 50)
     assert not list(tmp_path.iterdir())
+
+
+def test_tokens_of_a_measurement_cannot_be_foretold() -> None:
+    plan = synthetic.plan(*SIZES, "--seq-length", "512", "--train-iters", "20", "--mock-data")
+    plan = dataclasses.replace(plan, benchmark=Benchmark(1, 0, as_json=False))
+
+    def tokens() -> npt.NDArray[np.int64]:
+        samples = blends.build(plan, None)[0]
+        assert samples
+        return np.concatenate([samples[number] for number in range(40)])
+
+    found = tokens()
+    assert np.array_equal(found, tokens())
+    counts = np.bincount(found, minlength=plan.architecture.vocab_size)
+    assert (counts[:-1] > 0).all()
+    assert counts[:-1].max() < 3 * counts.mean()
 
 
 def test_indices_are_found_by_content(tmp_path: Path) -> None:

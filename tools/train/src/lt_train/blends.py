@@ -24,7 +24,15 @@ from lt_shared.console import BadData
 from lt_train import sample_index
 from lt_train.plan import Plan
 from lt_train.sample_index import Reading
-from lt_train.samples import BlendedSamples, DatasetSamples, MockSequences, Samples, Sequences, StoredSequences
+from lt_train.samples import (
+    BlendedSamples,
+    DatasetSamples,
+    MockSequences,
+    RandomSequences,
+    Samples,
+    Sequences,
+    StoredSequences,
+)
 from lt_train.settings.data import split_ranges
 from lt_train.shared_cache import make_once
 
@@ -130,7 +138,8 @@ def _parts(plan: Plan, train_samples: int) -> list[DatasetPart | Blend | None]:
     for number, (datasets, samples) in enumerate(zip(of_each, (train_samples, evaluated, evaluated), strict=True)):
         sources = [(dataset.prefix, opened[dataset.prefix]) for dataset in datasets]
         if data.mock:
-            sources = [("mock data", MockSequences(plan.architecture.vocab_size))]
+            kind = RandomSequences if plan.benchmark else MockSequences
+            sources = [("mock data", kind(plan.architecture.vocab_size))]
         shares = [_share(data.split, number, len(sequences.lengths)) for _, sequences in sources]
         if not samples or not sources or not all(shares):
             parts.append(None)
