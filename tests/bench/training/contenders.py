@@ -54,6 +54,7 @@ OURS, ENGINE, TITAN, AO, FLASH4 = "megatron.core", "transformer_engine", "torcht
 
 CONTENDERS: dict[str, Contender] = {
     "lt-train": Contender(OUR_MODULE, BF16, 35, TORCH, (OURS,), on_cpu=True),
+    "lt-train-less-memory": Contender(OUR_MODULE, BF16, 35, {**TORCH, "recomputes_swiglu": True}, (OURS, FLASH4)),
     "lt-train-te": Contender(OUR_MODULE, BF16, 35, TE, (OURS, ENGINE)),
     "lt-train-fsdp": Contender(OUR_MODULE, BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
     "lt-train-fp8": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),

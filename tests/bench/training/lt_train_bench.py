@@ -46,6 +46,8 @@ def options_of(work: Workload) -> list[str]:
     options = ["--transformer-impl", work.settings["layers"], "--bf16"]
     if work.precision == "fp8":
         options += ["--fp8-format", "hybrid", "--fp8-recipe", work.settings["recipe"]]
+    if work.settings.get("recomputes_swiglu"):
+        options += ["--recompute-granularity", "selective", "--recompute-modules", "swiglu"]
     if work.gpus > 1:
         options += ["--use-torch-fsdp2"] if work.settings.get("fully_sharded") else OVERLAP
         options.append(IN_FLOAT32)
