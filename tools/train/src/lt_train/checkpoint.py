@@ -160,6 +160,7 @@ def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, save
         loaded = _read(sharded | _random_state(plan), directory)
         _load_weights(state, loaded)
         optimizer = loaded["optimizer"]
+        optimizer_state.count_as_torch(optimizer)
     else:
         of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
         loaded = _read(of_model | _random_state(plan), directory)

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import megatron.core.optimizer
 import torch
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -28,6 +29,7 @@ Outcome: TypeAlias = tuple[bool, float | None]
 
 def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
+    _take_torchs()
     settings, precision = plan.optimization, plan.precision
     config = OptimizerConfig(
         optimizer=settings.optimizer,
@@ -63,6 +65,18 @@ def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, Optimizer
         one_pass.use_one_pass(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)
+
+
+def _take_torchs() -> None:
+    """Let megatron-core build torch's optimizers also where TransformerEngine or apex are installed, whose Adam it would take.
+
+    Those count their steps in another place, and megatron-core looks for the count by what is installed: a checkpoint would
+    continue only where the same packages are.
+    """
+    for name, value in {"Adam": torch.optim.AdamW, "SGD": torch.optim.SGD, "USING_PYTORCH_OPTIMIZER": True}.items():
+        setattr(megatron.core.optimizer, name, value)
+    for name in ("HAVE_APEX_OR_TE", "USING_TE_OPTIMIZER", "USING_APEX_OPTIMIZER"):
+        setattr(distrib_optimizer, name, False)
 
 
 def _schedule(plan: Plan, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:

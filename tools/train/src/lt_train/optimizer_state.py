@@ -69,6 +69,20 @@ def assemble(sharded: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def count_as_torch(state: dict[str, Any]) -> None:
+    """Put the steps that TransformerEngine's or apex's Adam have counted in their groups where torch's are, beside the moments.
+
+    In `state` as it was loaded, in place. Of the distributed optimizer all kinds count in the groups.
+    """
+    if "state" in state and "common_step" not in state["state"]:
+        counts = [group.pop("step") for group in state["param_groups"] if "step" in group]
+        # megatron-core does not save that no step was made.
+        state["state"]["common_step"] = torch.tensor(float(max(counts, default=0)))
+    for name, part in state.items():
+        if isinstance(part, dict) and name not in ("state", "param_state"):
+            count_as_torch(part)
+
+
 def _steps(tree: Any) -> float:
     """Adam's step count: `common_step` beside the state, or `step` in a group of the distributed optimizer."""
     for name in ("common_step", "step"):

@@ -1,0 +1,43 @@
+"""What an optimizer of other packages has counted, and which optimizer a run has where those packages are installed."""
+
+import megatron.core.optimizer
+import pytest
+import torch
+from megatron.core.optimizer import distrib_optimizer
+
+from lt_train import optimizer, optimizer_state
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("steps", [[7, 7], [7], []])
+def test_steps_in_groups_are_put_beside_the_moments(nested: bool, steps: list[int]) -> None:
+    """As TransformerEngine's Adam saves them: an empty group may have none."""
+    groups = [{"lr": 1.0, "step": step} for step in steps] + [{"lr": 2.0}]
+    part = {"state": {"exp_avg": "tensors"}, "param_groups": groups}
+    optimizer_state.count_as_torch({"0": {"optimizer": part}, "1": {"grad_scaler": {}}} if nested else part)
+    assert part["state"]["common_step"] == max(steps, default=0)
+    assert not any("step" in group for group in groups)
+
+
+def test_steps_that_torch_counted_stay() -> None:
+    part = {"state": {"common_step": torch.tensor(3.0)}, "param_groups": [{"step": 1}]}
+    optimizer_state.count_as_torch(part)
+    assert part["state"]["common_step"] == 3
+
+
+def test_the_distributed_optimizers_groups_keep_theirs() -> None:
+    loaded = {"optimizer": {"param_groups": [{"step": 5}]}, "param_state": {"state": {}}}
+    optimizer_state.count_as_torch(loaded)
+    assert loaded == {"optimizer": {"param_groups": [{"step": 5}]}, "param_state": {"state": {}}}
+
+
+def test_a_run_has_torchs_adam_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(megatron.core.optimizer, "Adam", object)
+    monkeypatch.setattr(megatron.core.optimizer, "USING_PYTORCH_OPTIMIZER", False)
+    monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
+    monkeypatch.setattr(distrib_optimizer, "USING_TE_OPTIMIZER", True)
+    optimizer._take_torchs()
+    assert megatron.core.optimizer.Adam is torch.optim.AdamW
+    assert megatron.core.optimizer.USING_PYTORCH_OPTIMIZER
+    assert not distrib_optimizer.HAVE_APEX_OR_TE
+    assert not distrib_optimizer.USING_TE_OPTIMIZER
