@@ -247,27 +247,34 @@ def test_what_cannot_be_computed_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("asked", "installed", "where", "expected"),
+    ("asked", "installed", "where", "others", "expected"),
     [
-        ("auto", True, "cuda", "te"),
-        ("auto", False, "cuda", "torch"),
-        ("auto", True, "cpu", "torch"),
-        ("local", True, "cuda", "torch"),
-        ("transformer_engine", False, "cuda", "te"),
+        ("auto", True, "cuda", {}, "torch"),
+        ("auto", True, "cuda", {"fp8_recipe": "tensorwise", "cpu_offloading_num_layers": 0}, "torch"),
+        ("auto", True, "cuda", {"moe_grouped_gemm": True}, "te"),
+        ("auto", True, "cuda", {"tp_comm_overlap": True}, "te"),
+        ("auto", True, "cuda", {"fp8_recipe": "delayed"}, "te"),
+        ("auto", True, "cuda", {"cpu_offloading_num_layers": 2}, "te"),
+        ("auto", False, "cuda", {"moe_grouped_gemm": True}, "torch"),
+        ("auto", True, "cpu", {"moe_grouped_gemm": True}, "torch"),
+        ("local", True, "cuda", {"moe_grouped_gemm": True}, "torch"),
+        ("transformer_engine", False, "cuda", {}, "te"),
     ],
 )
-def test_the_implementation_follows_the_device_and_what_is_installed(
-    asked: str, installed: bool, where: str, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
+    asked: str, installed: bool, where: str, others: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "_has_transformer_engine", lambda: installed)
     options: dict[str, Any] = dict.fromkeys(layers.WITHOUT_EFFECT, False) | {
         "transformer_impl": asked,
         "kernels": "auto",
         "attention_backend": "auto",
+        "swiglu_in": "auto",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,
+        **others,
     }
     found = layers.resolve(options, where)
     assert (found.implementation, found.triton) == (expected, where == "cuda" and expected == "torch")

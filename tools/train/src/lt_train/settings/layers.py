@@ -6,6 +6,7 @@ The checkpoints of both implementations have the same tensors: a run may change 
 import dataclasses
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,13 @@ PRODUCTS = "products"
 KERNEL = "kernel"
 # Megatron's names of the same two.
 ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
+# Options of several subjects. Otherwise PyTorch's layers are the faster ones on a Hopper GPU: 1.16 times in bf16, 1.19 in fp8.
+OF_TRANSFORMER_ENGINE = {
+    "moe_grouped_gemm": (True,),
+    "tp_comm_overlap": (True,),
+    "fp8_recipe": ("delayed",),
+    "cpu_offloading_num_layers": range(1, sys.maxsize),
+}
 WITHOUT_EFFECT = {
     "use_mcore_models": "models are megatron-core's in any case",
     "use_flash_attn": "attention is a fused kernel in any case",
@@ -42,7 +50,7 @@ OPTIONS = console.section(
         "--transformer-impl",
         type=click.Choice(["auto", TRANSFORMER_ENGINE, TORCH, *ALIASES]),
         default="auto",
-        help="TransformerEngine or PyTorch; auto takes TransformerEngine on GPUs where it is installed.",
+        help="TransformerEngine or PyTorch; auto takes PyTorch, and TransformerEngine for options that only it has.",
     ),
     click.option(
         "--kernels",
@@ -116,7 +124,8 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
         note(f"without effect here: {', '.join(idle)}")
     asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
     if asked == "auto":
-        asked = TRANSFORMER_ENGINE if where == device.CUDA and _has_transformer_engine() else TORCH
+        is_needed = any(options.get(name) in values for name, values in OF_TRANSFORMER_ENGINE.items())
+        asked = TRANSFORMER_ENGINE if is_needed and where == device.CUDA and _has_transformer_engine() else TORCH
     kernels, attention, swiglu_in = options["kernels"], options["attention_backend"], options["swiglu_in"]
     if kernels == "auto":
         kernels = TRITON if where == device.CUDA and asked == TORCH else TORCH
