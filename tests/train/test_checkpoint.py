@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
-from lt_train import resume
+from lt_train import checkpoint, resume
 
 MODEL = (
     *("--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--num-query-groups", "4"),
@@ -169,6 +171,16 @@ def test_a_checkpoint_without_an_optimizer(runs: Path, dataset: Dataset) -> None
 def test_a_resumed_run_gives_every_parameter_its_own_step_counter(runs: Path) -> None:
     """megatron-core restores one counter for all of them, which Adam then moves on once per parameter."""
     assert losses(runs / "resumed") == losses(runs / "distributed")[2:]
+
+
+def test_a_pickle_of_transformer_engine_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(state: object, strict: bool) -> None:
+        raise RuntimeError("Refusing to load ... To load it anyway, set NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1.")
+
+    monkeypatch.setattr(checkpoint, "checkpointed", lambda chunk: SimpleNamespace(load_state_dict=refuse))
+    state: Any = SimpleNamespace(named_chunks=lambda: [("model", None)])
+    with pytest.raises(BadConfig, match="delayed scaling"):
+        checkpoint._load_weights(state, {"model": {}})
 
 
 def test_megatron_loads_it(runs: Path) -> None:

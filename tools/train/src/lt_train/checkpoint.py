@@ -29,6 +29,8 @@ from lt_train.plan import Plan
 from lt_train.settings.data import changes_of_order
 
 CHECKPOINT_VERSION = 3.0
+# TransformerEngine's variable.
+ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 # The form of a split optimizer state that loads under other parallel sizes, see `shards`. The other two are Megatron-LM's own.
 CONTENT_METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -228,7 +230,15 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
     """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
     problems = []
     for name, chunk in state.named_chunks():
-        missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
+        try:
+            missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
+        except RuntimeError as error:
+            if ALLOW_PICKLES not in str(error):
+                raise
+            raise BadConfig(
+                "TransformerEngine keeps the state of delayed scaling as a pickle, which may run code, and does not read it unasked",
+                f"set {ALLOW_PICKLES}=1 if you trust the checkpoint; --fp8-recipe tensorwise has no state",
+            ) from error
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
     if problems:
         raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

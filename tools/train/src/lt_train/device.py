@@ -102,6 +102,14 @@ def launch_in_order() -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
+def allocate_in_expandable_segments() -> None:
+    """Let torch grow its pieces of GPU memory instead of leaving holes between them; call before it allocates.
+
+    Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory for 2.0 more.
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
 def prepare(device: str, place: Place) -> "torch.device":
     """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
     import torch

@@ -43,6 +43,8 @@ def start(plan: Plan, here: Place) -> int:
             device.make_deterministic(plan.parallelism.device)
         if plan.parallelism.tensor > 1 and not plan.memory.fully_sharded:
             device.launch_in_order()
+        if plan.parallelism.device == device.CUDA:
+            device.allocate_in_expandable_segments()
         where = device.prepare(plan.parallelism.device, here)
         if plan.reporting.wandb is None:
             # megatron-core would import it wherever it is installed, for half a second.
