@@ -14,13 +14,14 @@ MEASURED_PACKAGES = ("numba", "gigatoken", "tiktoken", "sentencepiece", "tokeniz
 
 @dataclasses.dataclass
 class Table:
-    """The first `text_columns` columns are words, the others numbers. Notes stand below."""
+    """The first `text_columns` columns are words, the others numbers. Notes stand below, and then a list."""
 
     title: str
     columns: Sequence[str]
     text_columns: int
     rows: list[Sequence[str]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    items: list[str] = dataclasses.field(default_factory=list)
     has_failed: bool = False
 
     def plain(self) -> str:
@@ -32,13 +33,14 @@ class Table:
                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
-        return "\n".join([self.title, "", *lines, "", *self.notes, ""])
+        return "\n".join([self.title, "", *lines, "", *self.notes, *self.items, ""])
 
     def markdown(self) -> str:
         rule = ["---" if i < self.text_columns else "---:" for i in range(len(self.columns))]
         lines = ["| " + " | ".join(row) + " |" for row in (self.columns, rule, *self.rows)]
         notes = [" ".join(self.notes), ""] if self.notes else []
-        return "\n".join([f"### {self.title}", "", *lines, "", *notes])
+        items = [*(f"- {item}" for item in self.items), ""] if self.items else []
+        return "\n".join([f"### {self.title}", "", *lines, "", *notes, *items])
 
 
 def machine() -> str:

@@ -80,6 +80,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         made.append(_table(found, shape, gpus, mine))
     if made:
         made[-1].notes += _closing_notes(found)
+        made[-1].items += _settings(found)
     return made
 
 
@@ -141,13 +142,15 @@ def _closing_notes(found: dict[str, Any]) -> list[str]:
     for record in found["measurements"]:
         versions |= record["versions"]
     used = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    settings = dict.fromkeys((record["contender"], record["settings"]) for record in found["measurements"])
-    losses = [
-        f"Losses of {entry['contender']} differ from fp32 by {entry['difference']:.1e} at most in {entry['steps']} steps."
-        for entry in found["losses"]
-    ]
+    differences = ", ".join(f"{entry['contender']} {entry['difference']:.1e}" for entry in found["losses"])
+    steps = max((entry["steps"] for entry in found["losses"]), default=0)
     return [
         f"{found['date']}, {used}. Medians; TFLOP/s and MFU count attention's causal half, MFU against the peak in bf16.",
-        *losses,
-        *(f"{name}: {text}." for name, text in settings),
+        *([f"Losses of {steps} steps differ from those in fp32 by at most: {differences}."] if steps else []),
     ]
+
+
+def _settings(found: dict[str, Any]) -> list[str]:
+    """Of each contender; those on several GPUs apart."""
+    settings = dict.fromkeys((record["contender"], record["settings"]) for record in found["measurements"])
+    return [f"{name}: {text}." for name, text in settings]

@@ -236,7 +236,7 @@ def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
             if ALLOW_PICKLES not in str(error):
                 raise
             raise BadConfig(
-                "TransformerEngine keeps the state of delayed scaling as a pickle, which may run code, and does not read it unasked",
+                "the state of delayed scaling is a pickle, which may run code, and TransformerEngine does not read it unasked",
                 f"set {ALLOW_PICKLES}=1 if you trust the checkpoint; --fp8-recipe tensorwise has no state",
             ) from error
         problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
