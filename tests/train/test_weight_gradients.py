@@ -11,10 +11,10 @@ from running import run
 from lt_train import weight_gradients
 
 STEPS = (
-    *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
+    *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "64"),
     *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "100", "--seq-length", "8"),
     *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "3", "--lr", "1e-3", "--log-interval", "1"),
-    *("--eval-iters", "0", "--device", "cpu", "--ranks", "1"),
+    *("--eval-iters", "0", "--device", "cpu", "--ranks", "1", "--untie-embeddings-and-output-weights"),
 )
 
 

@@ -9,10 +9,15 @@ from lt_train.kernels.embedding import BLOCK, add_rows
 ROWS = 7
 
 
-@given(st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=12), st.sampled_from([1, 8, BLOCK + 3]))
-def test_rows_are_added_to_what_is_there(tokens: list[int], width: int) -> None:
+@given(
+    st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=12),
+    st.sampled_from([1, 8, BLOCK + 3]),
+    st.sampled_from([(torch.float32, 2e-6), (torch.bfloat16, 6e-2)]),
+)
+def test_rows_are_added_to_what_is_there(tokens: list[int], width: int, kind: tuple[torch.dtype, float]) -> None:
+    dtype, tolerance = kind
     torch.manual_seed(0)
-    gradient, buffer = torch.randn(len(tokens), width), torch.randn(ROWS, width)
-    expected = buffer.index_add(0, torch.tensor(tokens), gradient)
+    gradient, buffer = torch.randn(len(tokens), width, dtype=dtype), torch.randn(ROWS, width, dtype=dtype)
+    expected = buffer.float().index_add(0, torch.tensor(tokens), gradient.float())
     add_rows(gradient, torch.tensor(tokens), buffer)
-    torch.testing.assert_close(buffer, expected)
+    torch.testing.assert_close(buffer.float(), expected, atol=tolerance, rtol=tolerance)

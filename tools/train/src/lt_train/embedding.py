@@ -32,13 +32,14 @@ def _embed(weight: Tensor, is_tied: bool, tokens: Tensor) -> Tensor:
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor, is_tied: bool) -> Tensor:
-        ctx.save_for_backward(weight, tokens)
-        ctx.is_tied = is_tied
+        ctx.save_for_backward(tokens)
+        # A saved weight comes back without its attributes where hooks on saved tensors are in force.
+        ctx.weight, ctx.is_tied = weight, is_tied
         return torch.nn.functional.embedding(tokens, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        weight, tokens = ctx.saved_tensors
+        (tokens,), weight = ctx.saved_tensors, ctx.weight
         add_rows(gradient.reshape(-1, gradient.shape[-1]), tokens.reshape(-1), weight.main_grad)
         weight.grad_added_to_main_grad = True
         # The wrapper for data parallelism wants a gradient, whose numbers it does not read; of a tied weight it gets one from the

@@ -17,14 +17,15 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
+from lt_shared.console import BadConfig
 from lt_train import embedding
 from lt_train.gated_mlp import gated_mlp
 from lt_train.kernels.cross_entropy import cross_entropy
 from lt_train.kernels.rms_norm import rms_norm
 from lt_train.kernels.rotary import split_and_rotate
-from lt_train.kernels.swiglu import swiglu
+from lt_train.kernels.swiglu import swiglu as swiglu_kernel
 from lt_train.plan import Plan
-from lt_train.settings.layers import PRODUCTS
+from lt_train.settings import swiglu
 from lt_train.settings.memory import SWIGLU
 
 # The major number of the compute capability of H100 and H200.
@@ -69,7 +70,7 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
         layer.forward = partial(_layer, layer, sums)
     if architecture.family == "llama" and type(layer.mlp) is MLP:
         layer.mlp.forward = partial(_mlp, layer.mlp)
-        if _gates_in_products(layer.mlp, plan):
+        if _gates_in_products(plan):
             keeps_activation = recompute is None or SWIGLU not in recompute.modules
             layer.mlp.forward = partial(_gated_mlp, layer.mlp, keeps_activation)
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
@@ -128,11 +129,15 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
     return half.cos().contiguous(), half.sin().contiguous()
 
 
-def _gates_in_products(mlp: MLP, plan: Plan) -> bool:
-    """quack's products are for Hopper, bfloat16, and weights of one rank, and add to gradient buffers."""
-    fits = plan.precision.bf16 and not plan.precision.fp8_format and plan.parallelism.tensor == 1
-    adds = mlp.config.gradient_accumulation_fusion
-    return plan.layers.swiglu_in == PRODUCTS and fits and adds and torch.cuda.get_device_capability()[0] == HOPPER
+def _gates_in_products(plan: Plan) -> bool:
+    """Raises BadConfig when the GPU cannot and a recomputation was asked for that only the products have."""
+    if swiglu.obstacle(plan.layers, plan.architecture, plan.precision, plan.parallelism, plan.memory.fully_sharded):
+        return False
+    if torch.cuda.get_device_capability()[0] == HOPPER:
+        return True
+    if plan.memory.recompute and SWIGLU in plan.memory.recompute.modules:
+        raise BadConfig(f"--recompute-modules swiglu needs a Hopper GPU, not {torch.cuda.get_device_name()}", "recompute mlp")
+    return False
 
 
 def _gated_mlp(mlp: Any, keeps_activation: bool, hidden_states: Tensor, *unused: Any, **options: Any) -> tuple[Tensor, None]:
@@ -145,7 +150,7 @@ def _gated_mlp(mlp: Any, keeps_activation: bool, hidden_states: Tensor, *unused:
 
 def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
     halves, _ = mlp.linear_fc1(hidden_states)
-    return mlp.linear_fc2(swiglu(halves))
+    return mlp.linear_fc2(swiglu_kernel(halves))
 
 
 def _losses(labels: Tensor, logits: Tensor) -> Tensor:

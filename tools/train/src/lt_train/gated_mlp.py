@@ -29,25 +29,24 @@ class _GatedMLP(torch.autograd.Function):
         halves, activation = gated_product(rows, fc1)
         ctx.save_for_backward(rows, fc1, fc2, halves, activation if keeps_activation else None)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
-        ctx.buffers = fc1.main_grad, fc2.main_grad  # type: ignore[attr-defined]
+        ctx.weights = fc1, fc2
         return activation @ fc2.t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         rows, fc1, fc2, halves, activation = ctx.saved_tensors
-        of_fc1, of_fc2 = ctx.buffers
         gradient = gradient.contiguous()
         halves_gradient, made_again = gated_product_gradient(gradient, fc2, halves, with_activation=activation is None)
-        fc2_gradient = _add(activation if made_again is None else made_again, gradient, fc2, of_fc2)
-        fc1_gradient = _add(rows, halves_gradient, fc1, of_fc1)
+        fc2_gradient = _add(activation if made_again is None else made_again, gradient, ctx.weights[1])
+        fc1_gradient = _add(rows, halves_gradient, ctx.weights[0])
         return halves_gradient @ fc1, fc1_gradient, fc2_gradient, None
 
 
-def _add(rows: Tensor, gradient: Tensor, weight: Tensor, buffer: Tensor) -> Tensor:
+def _add(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
     """Add a weight's gradient to its buffer; what autograd gets instead, nobody reads."""
-    if buffer.dtype == torch.float32:
-        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, buffer)
+    if weight.main_grad.dtype == torch.float32:
+        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
     else:
-        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, buffer)
-    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, weight.main_grad)
+    weight.grad_added_to_main_grad = True
     return torch.empty_like(weight)

@@ -116,7 +116,7 @@ def _saved_activations(plan: Plan) -> dict[str, Any]:
     """What is kept of the forward pass for the backward pass, and where."""
     recompute, offloaded = plan.memory.recompute, plan.memory.offloaded_layers
     settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
-    if recompute is None or recompute.modules == (SWIGLU,):
+    if recompute is None or set(recompute.modules) == {SWIGLU}:
         return settings
     settings["recompute_granularity"] = recompute.granularity
     settings["recompute_method"] = recompute.method

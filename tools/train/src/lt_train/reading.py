@@ -13,7 +13,7 @@ from lt_train.device import CPU, CUDA
 
 
 class Reading:
-    """A copy of `tensor` as it is after what has been launched so far."""
+    """The numbers of `tensor` after what has been launched so far; on a CPU it must stay as it is."""
 
     def __init__(self, tensor: Tensor):
         self._values = tensor

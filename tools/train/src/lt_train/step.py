@@ -50,7 +50,7 @@ class Stepper:
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Make the gradients zero for the next step."""
+        """Make the gradients ready for the next step: zero, or to be overwritten."""
         for chunk in self.state.chunks:
             chunk.zero_grad_buffer()
 

@@ -2,9 +2,10 @@
 
 SIGTERM (Slurm's preemption, Kubernetes) and SIGUSR1 (`sbatch --signal=USR1@300`) ask the run to finish its step, save, and end
 with exit code 75, so that a batch script can put the job back into the queue. They may reach one rank only, or each at another
-moment: after every step the ranks take the maximum of what each of them knows, so all save the same step. That costs one
-all-reduce of four bytes per step. A second signal ends the process at once. Before the first step there is nothing to save, and
-a signal ends the program with the same exit code.
+moment: in every step, before the optimizer runs, the ranks take the maximum of what each of them knows, so all save the same
+step. That costs a small all-reduce per step, and one step more after a signal that comes while the optimizer runs. A second
+signal ends the process at once. Before the first step there is nothing to save, and a signal ends the program with the same exit
+code.
 
 Slurm sends a signal to every process of a step, so a rank gets it from Slurm and again from lt-train or torchrun. The same signal
 is therefore taken for one within SAME_SIGNAL_SECONDS.

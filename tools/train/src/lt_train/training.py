@@ -64,6 +64,7 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
             torch.distributed.barrier()
             remote_run.forget(Path(start))
+        optimizer.create_state(state.optimizer)
         loop = Loop(plan, state, log, where, place)
         log.begin(state.iteration, arguments)
         with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
@@ -164,6 +165,8 @@ class Loop:
         """A log line about the steps since the last one; all ranks call it."""
         plan, state = self.plan, self.state
         lap = self.clock.lap()
+        # The ranks were asked before the optimizer's step.
+        needed, reserved = device.peak_memory(self.where)
         speed = self.speedometer.speed(state.consumed_samples - self.logged_samples, lap.step_seconds * lap.steps)
         step = Step(
             step=state.iteration,
@@ -181,8 +184,8 @@ class Loop:
             time=_now(),
             tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
             mfu=speed.mfu,
-            memory_bytes=result.largest[1],
-            reserved_memory_bytes=result.largest[2] or None,
+            memory_bytes=max(result.largest[1], needed),
+            reserved_memory_bytes=max(result.largest[2], reserved or 0) or None,
         )
         self.log.step(step, speed.tokens_per_second, lap)
         if self.timers:

@@ -6,7 +6,6 @@ The checkpoints of both implementations have the same tensors: a run may change 
 import dataclasses
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,12 +28,7 @@ KERNEL = "kernel"
 # Megatron's names of the same two.
 ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
 # Options of several subjects. Otherwise PyTorch's layers are the faster ones on a Hopper GPU: 1.16 times in bf16, 1.19 in fp8.
-OF_TRANSFORMER_ENGINE = {
-    "moe_grouped_gemm": (True,),
-    "tp_comm_overlap": (True,),
-    "fp8_recipe": ("delayed",),
-    "cpu_offloading_num_layers": range(1, sys.maxsize),
-}
+OF_TRANSFORMER_ENGINE = ("moe_grouped_gemm", "tp_comm_overlap", "cpu_offloading_num_layers")
 WITHOUT_EFFECT = {
     "use_mcore_models": "models are megatron-core's in any case",
     "use_flash_attn": "attention is a fused kernel in any case",
@@ -124,8 +118,9 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
         note(f"without effect here: {', '.join(idle)}")
     asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
     if asked == "auto":
-        is_needed = any(options.get(name) in values for name, values in OF_TRANSFORMER_ENGINE.items())
-        asked = TRANSFORMER_ENGINE if is_needed and where == device.CUDA and _has_transformer_engine() else TORCH
+        is_needed = any(options.get(name) for name in OF_TRANSFORMER_ENGINE)
+        is_needed |= options.get("fp8_format") is not None and options.get("fp8_recipe") == "delayed"
+        asked = TRANSFORMER_ENGINE if is_needed and where == device.CUDA else TORCH
     kernels, attention, swiglu_in = options["kernels"], options["attention_backend"], options["swiglu_in"]
     if kernels == "auto":
         kernels = TRITON if where == device.CUDA and asked == TORCH else TORCH

@@ -9,8 +9,9 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.settings import swiglu
 from lt_train.settings.batches import Batches
-from lt_train.settings.layers import PRODUCTS, Layers
+from lt_train.settings.layers import Layers
 from lt_train.settings.optimization import Optimization
 from lt_train.settings.parallelism import Parallelism
 from lt_train.settings.precision import Precision
@@ -173,10 +174,11 @@ def check(
             "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
         )
-    if memory.recompute and SWIGLU in memory.recompute.modules and layers.swiglu_in != PRODUCTS:
+    reason = swiglu.obstacle(layers, model, precision, parallel, memory.fully_sharded)
+    if memory.recompute and SWIGLU in memory.recompute.modules and reason:
         yield BadConfig(
-            "--recompute-modules swiglu is for SwiGLU inside the matrix products",
-            "drop it, or use --swiglu-in products; mlp recomputes more, and goes with everything",
+            f"--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in), which {reason} does not allow",
+            f"recompute {'moe' if model.num_experts else 'mlp'} instead, which is more",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:
         yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
@@ -242,10 +244,10 @@ def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, mod
 
 
 def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
-    wrong = "mlp" if model.num_experts else "moe"
+    wrong, right = ("mlp", "moe") if model.num_experts else ("moe", "mlp")
     if wrong in recompute.modules:
         kind = "experts" if model.num_experts else "no experts"
-        yield BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}")
+        yield BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}", f"recompute {right}")
     if "layernorm" in recompute.modules and not layers.transformer_engine:
         yield BadConfig(
             "--recompute-modules layernorm: megatron-core asks TransformerEngine whether the norm is in fp8",

@@ -1,0 +1,48 @@
+"""Where SwiGLU cannot be computed inside the matrix products, making it again there is refused before anything starts."""
+
+import pytest
+from click.testing import CliRunner
+
+from lt_train.commands.plan import command
+
+AGAIN = ("--recompute-granularity", "selective", "--recompute-modules", "swiglu,swiglu")
+PLAN = (
+    "--model",
+    "llama3-8b",
+    "--bf16",
+    "--gpu",
+    "h200-141gb",
+    "--seq-length",
+    "8192",
+    "--swiglu-in",
+    "products",
+    *AGAIN,
+)
+
+
+def planned(*options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, [*PLAN, *options])
+    return result.exit_code, result.output + str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        (("--use-torch-fsdp2",), "--use-torch-fsdp2"),
+        (("--tensor-model-parallel-size", "2"), "tensor parallel size 2"),
+        (("--fp8-format", "hybrid"), "fp8"),
+        (("--model", "mixtral-8x7b"), "experts"),
+        (("--model", "gpt3-1.7b", "--seq-length", "2048"), "a model without SwiGLU"),
+        (("--ffn-hidden-size", "14340"), "multiples of 8"),
+        (("--swiglu-in", "kernel"), "a kernel of its own"),
+    ],
+)
+def test_obstacles(options: tuple[str, ...], obstacle: str) -> None:
+    code, said = planned(*options)
+    assert code
+    assert obstacle in said
+
+
+def test_nothing_in_the_way() -> None:
+    code, said = planned()
+    assert code == 0, said
