@@ -33,9 +33,12 @@ nox.needs_version = ">=2024.3.2"
 
 
 def install(session: nox.Session, *more: str) -> None:
-    """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once."""
+    """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once.
+
+    Without compiling every file of every package: a session imports few of them.
+    """
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
-    session.install("-c", str(CONSTRAINTS), *editable, *more)
+    session.install("--no-compile", "-c", str(CONSTRAINTS), *editable, *more)
 
 
 def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]]) -> None:

@@ -107,9 +107,10 @@ assert contents(directory / "timed") == expected
 killed = completed = visible = 0
 place = directory / "killed"
 wanted = planned(place)
-while killed < int(kills):
+# On a loaded machine none may get through in so little time; then one gets more.
+while killed < int(kills) or not completed:
     process = start(wanted)
-    time.sleep(choose.uniform(0, whole_seconds * 0.6))
+    time.sleep(choose.uniform(0, whole_seconds * (0.6 if killed < int(kills) else 9)))
     try:
         os.killpg(process, signal.SIGKILL)
     except ProcessLookupError:
@@ -153,7 +154,7 @@ def test_killed_at_random_moments(
     done = subprocess.run([sys.executable, "-c", KILL, *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     counts = json.loads(done.stdout)
-    assert counts["killed"] == kills
+    assert counts["killed"] >= kills
     assert counts["completed"] > 0
 
 
