@@ -10,16 +10,11 @@ from lt_train.reading import Reading
 
 def largest(value: int, where: torch.device) -> int:
     """The largest of the ranks' values, the same on all. Every rank must call it at the same place."""
-    return largest_each([value], where)[0]
-
-
-def largest_each(values: Sequence[int], where: torch.device) -> list[int]:
-    """The same for several values at a time."""
-    return asked(values, where)()
+    return asked([value], where)()[0]
 
 
 def asked(values: Sequence[int], where: torch.device) -> Callable[[], list[int]]:
-    """The same, without waiting: the function returned gives the answer."""
+    """The same for several values at a time, without waiting: the function returned gives the answer."""
     if torch.distributed.get_world_size() == 1:
         return lambda: list(values)
     own = torch.tensor(values, dtype=torch.int64, pin_memory=where.type == CUDA)

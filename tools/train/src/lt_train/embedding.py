@@ -12,6 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from lt_train.kernels.embedding import add_rows
+from lt_train.weight_gradients import written
 
 
 def accumulate(model: GPTModel) -> None:
@@ -41,7 +42,5 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         (tokens,), weight = ctx.saved_tensors, ctx.weight
         add_rows(gradient.reshape(-1, gradient.shape[-1]), tokens.reshape(-1), weight.main_grad)
-        weight.grad_added_to_main_grad = True
-        # The wrapper for data parallelism wants a gradient, whose numbers it does not read; of a tied weight it gets one from the
-        # output layer.
-        return None if ctx.is_tied else torch.empty_like(weight), None, None
+        # Of a tied weight the output layer has said so, and has given the gradient.
+        return None if ctx.is_tied else written(weight), None, None

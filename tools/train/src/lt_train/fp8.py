@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lt_train.kernels import SMALLEST_AMAX
 from lt_train.settings.precision import Precision
-from lt_train.weight_gradients import add, overwrites
+from lt_train.weight_gradients import add, overwrites, written
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -116,9 +116,7 @@ class _Product(torch.autograd.Function):
             weight_gradient(buffer.dtype, out=buffer)
         else:
             add(weight_gradient(dtype), buffer)
-        # megatron-core's hook wants a gradient, and with this mark does not read it.
-        weight.grad_added_to_main_grad = True
-        return rows_gradient, torch.empty_like(weight), None, None, None
+        return rows_gradient, written(weight), None, None, None
 
 
 def _multiply(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lt_train.kernels.gated_products import gated_product, gated_product_gradient
-from lt_train.weight_gradients import WeightGradients
+from lt_train.weight_gradients import WeightGradients, written
 
 
 def gated_mlp(rows: Tensor, fc1: Tensor, fc2: Tensor, keeps_activation: bool) -> Tensor:
@@ -48,5 +48,4 @@ def _add(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
         WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
     else:
         WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, weight.main_grad)
-    weight.grad_added_to_main_grad = True
-    return torch.empty_like(weight)
+    return written(weight)

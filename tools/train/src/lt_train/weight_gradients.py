@@ -64,6 +64,13 @@ def overwrites(buffer: Tensor) -> bool:
     return _stale.pop(buffer.data_ptr(), None) is not None
 
 
+def written(weight: Any) -> Tensor:
+    """Say that the gradient of `weight` is in its buffer. Megatron-core's hook still wants a gradient, whose numbers it then does
+    not read: it is returned."""
+    weight.grad_added_to_main_grad = True
+    return torch.empty_like(weight)
+
+
 def leave_uncleared(chunk: DistributedDataParallel) -> None:
     """Let `zero_grad_buffer` of `chunk` clear only those gradients that no product of a linear layer writes."""
     linear = (module for module in chunk.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear))
