@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 FAULTS = ROOT / "tests/train/faults"
 # As in the README's script.
 OPTIONS = "--model tiny --seq-length 256 --micro-batch-size 4 --train-iters 40"
-# Until there is a file, steps take so long that a job of a minute cannot do them all. There is time for something to happen.
+# Until there is a file, steps take so long that there is time for something to happen.
 SLOW = """\
 import os, time
 if os.environ.get("RANK") == "0":
@@ -86,11 +86,11 @@ def ranks(job: str) -> dict[str, int]:
 def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     """The log of a printed job that saves before its time limit, is queued again, and loses the second node's rank.
 
-    And the step at which it was saved.
+    And the step at which it was saved. The limit comes near when some steps are done, however long the machine took for them.
     """
     run = directory / "eventful"
     stages = ("--convert", f"--to hf -o {run}-model", "--save", str(run), str(directory / "pipeline/data_text_document"))
-    render = ("lt-train", "render", "slurm", "--nodes", "2", "--time", "00:01:00", *OPTIONS.split(), "--log-interval", "1")
+    render = ("lt-train", "render", "slurm", "--nodes", "2", "--time", "00:10:00", *OPTIONS.split(), "--log-interval", "1")
     script = slurm.run(*render, *stages, cwd=directory)
     slow = tmp_path_factory.mktemp("slow")
     (slow / "sitecustomize.py").write_text(SLOW.format(file=str(slow / "fast")))
@@ -98,6 +98,10 @@ def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: py
     job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
     log = directory / "eventful.out"
 
+    wait_for(log, r" iteration +2/")
+    # Within the two minutes before the limit that the signal is sent in.
+    elapsed_minutes = int(slurm.run("squeue", "-h", "-O", "TimeUsed", "-j", job).split(":")[-2])
+    slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={elapsed_minutes + 2}")
     wait_for(log, ENDED.pattern)
     slurm.wait(job, "PENDING", "RUNNING")
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
