@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nursery
 import pytest
 import torch
 from layouts import Outcome, plan_of, train_all
@@ -61,7 +62,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
     }
     work = {name: [*arguments, *SHORT, dataset.prefix] for name, arguments in commands.items()}
     done = subprocess.run(
-        [sys.executable, str(HERE / "families.py")],
+        [nursery.python(), str(HERE / "families.py")],
         input=json.dumps(work),
         capture_output=True,
         text=True,
@@ -294,10 +295,13 @@ def test_the_description_counts_exactly(name: str) -> None:
     assert math.prod(len(line) < 200 for line in lines)
 
 
-def test_transformer_engine_is_left_alone_on_a_cpu(tmp_path: Path) -> None:
-    """Its kernels read a CPU's memory as a GPU's, and megatron-core uses them wherever the package can be imported."""
-    (tmp_path / "transformer_engine").mkdir()
-    (tmp_path / "transformer_engine/__init__.py").write_text("raise SystemExit('imported')")
+def test_what_is_not_used_is_not_imported(tmp_path: Path) -> None:
+    """megatron-core imports these wherever they are. TransformerEngine's kernels would read a CPU's memory as a GPU's; the others
+    take half a second.
+    """
+    for package in ("transformer_engine", "wandb", "tensorboard"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"raise SystemExit('{package} is imported')")
     command = [sys.executable, "-m", "lt_train", "--mock-data", "--model", "tiny", "--seq-length", "32", "--train-iters", "1"]
     done = subprocess.run(
         [*command, "--eval-iters", "0", "--device", "cpu"],

@@ -45,10 +45,8 @@ def start(plan: Plan, here: Place) -> int:
             device.launch_in_order()
         if plan.parallelism.device == device.CUDA:
             device.allocate_in_expandable_segments()
+        _leave_out(wandb=plan.reporting.wandb, tensorboard=plan.reporting.tensorboard_dir)
         where = device.prepare(plan.parallelism.device, here)
-        if plan.reporting.wandb is None:
-            # megatron-core would import it wherever it is installed, for half a second.
-            sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
         from lt_train.training import train
 
         return train(plan, here, where)
@@ -56,6 +54,13 @@ def start(plan: Plan, here: Place) -> int:
         from lt_train import failures
 
         raise failures.raised(error, here) from error
+
+
+def _leave_out(**used: object) -> None:
+    """Let packages that are not used count as absent: megatron-core imports them wherever they are, for half a second."""
+    for package, use in used.items():
+        if use is None:
+            sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
 def quiet() -> None:
