@@ -35,8 +35,10 @@ nox.needs_version = ">=2024.3.2"
 def install(session: nox.Session, *more: str) -> None:
     """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once.
 
-    Without compiling every file of every package: a session imports few of them.
+    Without compiling every file of every package: a session imports few of them. Those the first process compiles, for the
+    hundreds that follow, even where the environment says otherwise.
     """
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
     session.install("--no-compile", "-c", str(CONSTRAINTS), *editable, *more)
 
