@@ -83,7 +83,7 @@ class Slurm:
         while time.monotonic() < deadline:
             if self.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", job) in states:
                 return
-            time.sleep(0.1)
+            time.sleep(0.5)
         raise AssertionError(self.run("scontrol", "show", "job", job))
 
     def finish(self, job: str, log: Path, code: int = 0) -> str:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import nursery
 from layouts import assembled
 from running import environment, losses
 
@@ -43,7 +44,7 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
     """Each of `runs` is a way, or "", and more options."""
     for name in runs:
         (place / name).mkdir()
-    program = [sys.executable, __file__, str(place), json.dumps(dict(runs))]
+    program = [nursery.python(), __file__, str(place), json.dumps(dict(runs))]
     done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=240)
     assert not done.returncode, done.stderr
     read = json.loads(done.stdout.splitlines()[-1])

@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import nursery
 from running import environment, losses
 
 from lt_train import cli, launch, processes
@@ -29,8 +30,8 @@ from lt_train.plan import Plan, assemble, problems, problems_here
 from lt_train.settings.data import training_datasets
 
 LONGEST_SECONDS = 900
-# One that takes longer waits for a rank that has gone another way.
-LONGEST_LAYOUT_SECONDS = 150
+# One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores.
+LONGEST_LAYOUT_SECONDS = 60
 NOT_CONNECTED = "Gloo connectFullMesh failed"
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
@@ -82,7 +83,8 @@ def train_all(
     hung: set[str] = set()
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
         (place / "work.json").write_text(json.dumps({"ranks": ranks, "saving": saving, "steps": steps, "work": left}))
-        program = [sys.executable, __file__, str(place / "work.json")]
+        python = nursery.python() if plan.parallelism.device == CPU else sys.executable
+        program = [python, __file__, str(place / "work.json")]
         result = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=LONGEST_SECONDS)
         if result.returncode:
             name = _failing(place, [entry["name"] for entry in left], result.stderr)

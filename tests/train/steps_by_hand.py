@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nursery
 import torch
 from layouts import plan_of
 from running import environment
@@ -36,7 +37,7 @@ def results(place: Path, prefix: str) -> dict[str, Any]:
     """Run all scenarios; `prefix` is any dataset: nothing is read of it but its vocabulary."""
     port = processes.free_port()
     ranks = [
-        subprocess.Popen([sys.executable, __file__, str(place), prefix, str(rank), str(port)], env=environment())
+        subprocess.Popen([nursery.python(), __file__, str(place), prefix, str(rank), str(port)], env=environment())
         for rank in range(RANKS)
     ]
     codes = [rank.wait(300) for rank in ranks]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
-from running import SMALL, faulty, run
+from running import SMALL, faulty, train
 
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
@@ -50,7 +50,7 @@ def test_ranks_are_started_again_until_the_failure_has_repeated(dataset: Dataset
     """Rank 0 dies in the first save each time."""
     options = ("--train-iters", "6", "--save-interval", "3", "--seq-length", "32", "--global-batch-size", "4", "--ranks", "2")
     place = ("--save", str(tmp_path / "run"), "--max-restarts", "5")
-    ended = run(*SMALL, *options, *place, dataset.prefix, **faulty("0:fsync:iter_0000003:SIGKILL:rank"))
+    ended = train(*SMALL, *options, *place, dataset.prefix, **faulty("0:fsync:iter_0000003:SIGKILL:rank"))
     assert ended.code == 78
     assert ended.err.count("starting the ranks again") == attempts.LIMIT - 1
     assert "3 attempts from iteration 0 have failed after iteration 3" in ended.err

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import command, environment, run
+from running import environment, quick_command, run
 
 from lt_shared.run_log import GIB, Step
 from lt_train import bench
@@ -76,7 +76,7 @@ def test_no_mfu_without_a_known_peak(plan: Plan) -> None:
 
 def test_a_measurement_on_two_ranks(tmp_path: Path) -> None:
     arguments = ("bench", *TINY, "--device", "cpu", "--ranks", "2", "--steps", "2", "--warmup-steps", "1", "--json")
-    done = subprocess.run(command(*arguments), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(quick_command(*arguments), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     result: dict[str, Any] = json.loads(line)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import nursery
 import pytest
 import zstandard
 from running import environment, run
@@ -40,6 +41,8 @@ def test_readme_shows_the_help() -> None:
 def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[..., Dataset]) -> Path:
     """A directory with the inputs that the examples name."""
     place = tmp_path_factory.mktemp("examples")
+    (place / "bin").mkdir()
+    nursery.executable(place / "bin/lt-train", nursery.python(), "-m", "lt_train")
     (place / "data").mkdir()
     for name in ("web", "code"):
         write_dataset(place / f"data/{name}_text_document", documents=100)
@@ -64,7 +67,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
 )
 def test_every_example_runs(example: str, workplace: Path) -> None:
     variables = environment() | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(workplace / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "LT_TRAIN_DEVICE": "cpu",
         "LT_TRAIN_BENCH_DEVICE": "cpu",
         # What an example leaves open need not take long.

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core import parallel_state
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
-from running import SMALL, losses, run
+from running import SMALL, losses, train
 
 from lt_shared.console import IoFailure
 from lt_shared.manifest import Dataset
@@ -115,7 +115,7 @@ def consumed_samples(directory: Path) -> list[int]:
 def test_a_run_resumes_its_place_in_the_data(tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]) -> None:
     other = write_dataset(tmp_path / "other", first=100, documents=40)
     arguments = (*GROWING, "--save", str(tmp_path / "run"), "--data-path", "2", dataset.prefix, "1", other.prefix)
-    whole = run(*arguments)
+    whole = train(*arguments)
     assert whole.code == 0, whole.err
     found = losses(tmp_path / "run")
     last = max(step for kind, step in found if kind == "step")
@@ -123,7 +123,7 @@ def test_a_run_resumes_its_place_in_the_data(tmp_path: Path, dataset: Dataset, w
     for path in (tmp_path / "run").glob("iter_*"):
         if path.name != "iter_0000004":
             shutil.rmtree(path)
-    resumed = run(*arguments)
+    resumed = train(*arguments)
     assert resumed.code == 0, resumed.err
     assert consumed_samples(tmp_path / "run")[last:] == [12, 16, 22, 28, 36, 44]
     assert losses(tmp_path / "run") == found

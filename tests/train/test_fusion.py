@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import losses, run
+from running import losses, train
 
 from lt_train import fusion
 
@@ -26,7 +26,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(save: Path, *arguments: str, code: int = 0) -> list[float]:
     """The losses of all steps."""
-    result = run(*STEPS, *arguments, "--save", str(save))
+    result = train(*STEPS, *arguments, "--save", str(save))
     assert result.code == code, result.err
     return list(losses(save).values())
 

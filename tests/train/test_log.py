@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from running import SMALL, command, environment
+from running import SMALL, environment, quick_command
 
 from lt_shared import run_log
 from lt_shared.manifest import Dataset
@@ -40,7 +40,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> tupl
 
     reader = threading.Thread(target=read)
     reader.start()
-    arguments = command(*SMALL, *options, dataset.prefix)
+    arguments = quick_command(*SMALL, *options, dataset.prefix)
     variables = environment() | {"TERM": "xterm", "COLUMNS": "100"}
     done = subprocess.run(arguments, env=variables, stdout=subprocess.PIPE, stderr=terminal, text=True, timeout=240)
     os.close(terminal)

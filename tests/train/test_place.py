@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running import SMALL, command, environment, losses, run
+from running import SMALL, environment, losses, quick_command, run
 
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
@@ -177,7 +177,7 @@ def test_a_task_on_each_of_two_nodes_starts_its_ranks(tmp_path: Path, dataset: D
     nodes = []
     for index in ("0", "1"):
         variables = environment() | shared | {"SLURM_PROCID": index, "SLURM_NODEID": index, "SLURM_LOCALID": "0"}
-        arguments = command(*SMALL, "--train-iters", "3", "--save", str(tmp_path / "run"), dataset.prefix)
+        arguments = quick_command(*SMALL, "--train-iters", "3", "--save", str(tmp_path / "run"), dataset.prefix)
         nodes.append(subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [node.communicate(timeout=240) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from layouts import assembled
-from running import SMALL, run
+from running import SMALL, run, train
 
 from lt_shared.manifest import Dataset
 from lt_train.plan import Plan, problems, resolve
@@ -121,7 +121,7 @@ def test_too_few_documents_for_a_split(tmp_path: Path, write_dataset: Callable[.
     assert "none of them for validation at split 99,1,0" in result.err
     alone = ("--split", "1,0,0", "--eval-iters", "0")
     for split in (("--split", "8,2,0"), alone):
-        works = run(*SMALL, "--train-iters", "1", *split, "--save", str(tmp_path / split[1]), prefix)
+        works = train(*SMALL, "--train-iters", "1", *split, "--save", str(tmp_path / split[1]), prefix)
         assert works.code == 0, works.err
 
 
@@ -137,7 +137,7 @@ def test_checkpoint_of_another_tokenizer_or_model_is_refused(
     tmp_path: Path, dataset: Dataset, write_dataset: Callable[..., Dataset]
 ) -> None:
     save = ("--save", str(tmp_path / "run"))
-    first = run(*SMALL, "--train-iters", "1", *save, dataset.prefix)
+    first = train(*SMALL, "--train-iters", "1", *save, dataset.prefix)
     assert first.code == 0, first.err
     other = write_dataset(tmp_path / "other", documents=100, sha256="0" * 64)
     tokenizer = run(*SMALL, "--train-iters", "2", *save, other.prefix)
@@ -181,7 +181,7 @@ def test_document_flags_need_documents_that_end(tmp_path: Path, write_dataset: C
 
 def test_what_a_checkpoint_cannot_give_is_refused(tmp_path: Path, dataset: Dataset) -> None:
     first = ("--train-iters", "2", "--save", str(tmp_path / "run"))
-    assert run(*SMALL, *first, dataset.prefix).code == 0
+    assert train(*SMALL, *first, dataset.prefix).code == 0
     renamed = shutil.copytree(tmp_path / "run/iter_0000002", tmp_path / "copy/mine")
     cases = {
         "leaves none": ("--train-iters", "2", "--load", str(tmp_path / "run"), "--save", str(tmp_path / "next")),
@@ -195,8 +195,8 @@ def test_what_a_checkpoint_cannot_give_is_refused(tmp_path: Path, dataset: Datas
 def test_another_batch_size_continues_with_a_warning(tmp_path: Path, dataset: Dataset) -> None:
     save = ("--save", str(tmp_path / "run"), "--split", "1,0,0", "--eval-iters", "0")
     # 960 samples are about an epoch of this data: what five steps of 16 take is long consumed.
-    whole = run(*SMALL, "--train-iters", "3", *save, "--global-batch-size", "320", "--micro-batch-size", "16", dataset.prefix)
+    whole = train(*SMALL, "--train-iters", "3", *save, "--global-batch-size", "320", "--micro-batch-size", "16", dataset.prefix)
     assert whole.code == 0, whole.err
-    smaller = run(*SMALL, "--train-iters", "5", *save, "--global-batch-size", "16", "--micro-batch-size", "16", dataset.prefix)
+    smaller = train(*SMALL, "--train-iters", "5", *save, "--global-batch-size", "16", "--micro-batch-size", "16", dataset.prefix)
     assert smaller.code == 0, smaller.err
     assert "the batch size is another than before" in smaller.err

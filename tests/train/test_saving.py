@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from running import RUNS, faulty, losses, run
+from running import RUNS, faulty, losses, run, train
 
 from lt_shared import checkpoint_layout, storage
 from lt_shared.manifest import Checkpoint, Dataset
@@ -32,18 +32,18 @@ def test_killed_inside_of_asynchronous_saves(tmp_path: Path, dataset: Dataset, f
     """A disk is full; then all processes are killed while shards are written, and when the tracker does not yet name them."""
     directory = tmp_path / "run"
     arguments = (*RUNS["one"], "--async-save", "--keep-last", "2", "--save", str(directory), dataset.prefix)
-    full = run(*arguments, **faulty("0:fsync:.distcp:ENOSPC:rank"))
+    full = train(*arguments, **faulty("0:fsync:.distcp:ENOSPC:rank"))
     assert full.code == 74, full.err
     (error,) = error_lines(full.err)
     assert "iteration 4 not saved" in error
     assert "MB are free" in error
     for moment, visible in (("fsync:.distcp", []), ("replace:latest_checkpointed", [4])):
-        killed = run(*arguments, **faulty(f"0:{moment}:SIGKILL:launcher"))
+        killed = train(*arguments, **faulty(f"0:{moment}:SIGKILL:launcher"))
         assert killed.code == -9, killed.err
         assert iterations(directory) == visible
     assert checkpoint_layout.read_tracker(directory) is None
     (directory / attempts.FILE).unlink()
-    done = run(*arguments)
+    done = train(*arguments)
     assert done.code == 0, done.err
     assert "at iteration 4" in done.err
     assert losses(directory) == losses(finished / "one")
@@ -58,18 +58,18 @@ def test_killed_inside_of_asynchronous_saves(tmp_path: Path, dataset: Dataset, f
 def test_one_of_two_ranks_is_told_to_end_and_one_is_killed(tmp_path: Path, dataset: Dataset, finished: Path) -> None:
     directory = tmp_path / "run"
     arguments = (*RUNS["two"], "--save", str(directory), dataset.prefix)
-    ended = run(*arguments, **faulty("1:fsync:iter_0000004:SIGUSR1:rank"))
+    ended = train(*arguments, **faulty("1:fsync:iter_0000004:SIGUSR1:rank"))
     assert ended.code == 75, ended.err
     assert not error_lines(ended.err)
     assert "ended by SIGUSR1 at iteration 5" in ended.err
     assert iterations(directory) == [4, 5]
     assert '"kind":"end"' not in ended.out
-    killed = run(*arguments, **faulty("1:fsync:iter_0000008:SIGKILL:rank"))
+    killed = train(*arguments, **faulty("1:fsync:iter_0000008:SIGKILL:rank"))
     assert killed.code == 137, killed.err
     (error,) = error_lines(killed.err)
     assert "rank 1 on" in error
     assert iterations(directory) == [4, 5]
-    done = run(*arguments)
+    done = train(*arguments)
     assert done.code == 0, done.err
     assert losses(directory) == losses(finished / "two")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL, run
+from running import SMALL, train
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import BadData
@@ -40,7 +40,7 @@ def test_malicious_index(tmp_path: Path, checkpoint: Path, dataset: Dataset) -> 
     metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
     metadata.planner_data = Malicious(tmp_path / "ran")
     (stranger / ".metadata").write_bytes(pickle.dumps(metadata))
-    result = run(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
+    result = train(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
     assert result.code == 65
     assert "system" in result.err
     assert not (tmp_path / "ran").exists()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import run
+from running import train
 
 from lt_train import weight_gradients
 
@@ -20,7 +20,7 @@ STEPS = (
 
 def norms(save: Path, *arguments: str) -> list[float]:
     """Of the gradients of each step."""
-    done = run(*STEPS, *arguments, "--save", str(save))
+    done = train(*STEPS, *arguments, "--save", str(save))
     assert not done.code, done.err
     records = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
     return [record["grad_norm"] for record in records if "grad_norm" in record]

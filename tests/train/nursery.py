@@ -1,0 +1,201 @@
+"""Python that has imported torch and megatron-core when it starts: a copy of a process that keeps still.
+
+A start of lt-train takes five seconds of processor time, and the tests make dozens; a copy takes one. `python` is a program that
+asks this process's nursery for a copy, which runs `-m MODULE` or a file with the same arguments, environment, directory and
+streams; ranks that lt-train starts there are copies, too. What is missing is what a new interpreter reads (PYTHONPATH,
+OMP_NUM_THREADS), signals, which do not reach the copy, honest figures of memory, and a GPU. Faults are put in.
+"""
+
+import functools
+import json
+import os
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+STREAMS = (0, 1, 2)
+LARGEST_REQUEST_BYTES = 2**17
+FAULT = Path(__file__).parent / "faults/sitecustomize.py"
+
+
+@functools.cache
+def python() -> str:
+    """The program's path. The first call waits until the nursery is ready."""
+    import atexit
+
+    folder = Path(tempfile.mkdtemp(prefix="lt-nursery-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    listener = folder / "listener"
+    # In a new session: Ctrl-C reaches the tests, whose end is the nursery's.
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", str(listener)], stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    atexit.register(server.terminate)
+    while not listener.exists():
+        assert server.poll() is None
+        time.sleep(0.05)
+    return executable(folder / "python", sys.executable, "-IS", __file__, "start", str(listener))
+
+
+def executable(path: Path, *command: str) -> str:
+    """Write a program that is another with some arguments; returns its path."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def start(listener: str, arguments: list[str]) -> int:
+    """Have a copy run with this process's streams; its exit code. What kills the copy kills this process, too."""
+    request = {"arguments": arguments, "directory": os.getcwd(), "environment": dict(os.environ)}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(listener)
+        socket.send_fds(connection, [json.dumps(request).encode()], STREAMS)
+        code = int(connection.recv(16))
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def serve(listener: str) -> NoReturn:
+    """Import everything, then make a copy for each request."""
+    from layouts import prepare
+
+    from lt_train import cpu_backend, processes
+    from lt_train.device import CPU
+
+    processes.die_with(os.getppid())
+    prepare(CPU, 0, 1)
+    # Optimizers import it when they are made.
+    import torch._dynamo
+
+    # They are done, for the copies too; which compute beside other tests.
+    cpu_backend.install = lambda: None
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda threads: None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(listener + ".not-yet")
+        server.listen()
+        os.rename(listener + ".not-yet", listener)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            connection, _ = server.accept()
+            if os.fork() == 0:
+                server.close()
+                attend(connection)
+            connection.close()
+
+
+def attend(connection: socket.socket) -> NoReturn:
+    """Run one request, and end it when the one who asked is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    message, files, _, _ = socket.recv_fds(connection, LARGEST_REQUEST_BYTES, len(STREAMS))
+    copy = os.fork()
+    if copy == 0:
+        connection.close()
+        become(json.loads(message), files)
+    for file in files:
+        os.close(file)
+    select.select([connection, os.pidfd_open(copy)], [], [])
+    if select.select([connection], [], [], 0)[0]:
+        os.kill(copy, signal.SIGKILL)
+    _, status = os.waitpid(copy, 0)
+    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def become(request: dict[str, Any], files: list[int]) -> NoReturn:
+    from lt_train import processes, stopping
+
+    processes.die_with(os.getppid())
+    for file, stream in zip(files, STREAMS, strict=True):
+        os.dup2(file, stream)
+        os.close(file)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    os.chdir(request["directory"])
+    stopping._started = time.monotonic()
+    tempfile.tempdir = None
+    processes.subprocess = Copies  # type: ignore[attr-defined]
+    run(request["arguments"], request["environment"])
+
+
+class Copies:
+    """In place of `subprocess` in lt_train.processes."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    class Popen:
+        """A rank: a copy of its launcher."""
+
+        def __init__(self, command: list[str], env: dict[str, str], stdin: int, start_new_session: bool):
+            self.code: int | None = None
+            self.pid = os.fork()
+            if self.pid == 0:
+                os.setsid()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                run(command[1:], env)
+
+        def poll(self) -> int | None:
+            return self.wait(os.WNOHANG)
+
+        def wait(self, options: int = 0) -> int | None:
+            if self.code is None:
+                pid, status = os.waitpid(self.pid, options)
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+            return self.code
+
+        def send_signal(self, number: int) -> None:
+            if self.poll() is None:
+                os.kill(self.pid, number)
+
+        def kill(self) -> None:
+            self.send_signal(signal.SIGKILL)
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> NoReturn:
+    """Do what Python does with these arguments, and end with its exit code."""
+    os.environ.clear()
+    os.environ.update(environment)
+    code: Any = 1
+    try:
+        if "LT_FAULT" in environment:
+            runpy.run_path(str(FAULT))
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            # runpy warns that the nursery has imported the module, which it does anew.
+            warnings.filterwarnings("ignore", module="runpy")
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        # As an interpreter does that ends: wait for threads.
+        threading._shutdown()  # type: ignore[attr-defined]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(start(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "start" else serve(sys.argv[2]))
