@@ -6,6 +6,7 @@ streams; ranks that lt-train starts there are copies, too. What is missing is wh
 OMP_NUM_THREADS), signals, which do not reach the copy, honest figures of memory, and a GPU. Faults are put in.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -110,7 +111,8 @@ def attend(connection: socket.socket) -> NoReturn:
     if select.select([connection], [], [], 0)[0]:
         os.kill(copy, signal.SIGKILL)
     _, status = os.waitpid(copy, 0)
-    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
