@@ -76,6 +76,8 @@ def serve(listener: str) -> NoReturn:
     from lt_train.device import CPU
 
     processes.die_with(os.getppid())
+    # Python 3.12 warns of the threads of numpy's OpenBLAS, which see to forks themselves.
+    warnings.filterwarnings("ignore", message=".* is multi-threaded, use of fork")
     prepare(CPU, 0, 1)
     # Optimizers import it when they are made.
     import torch._dynamo

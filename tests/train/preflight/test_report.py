@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,9 @@ def test_data_that_cannot_be_read_is_not_called_made_up(tmp_path: Path) -> None:
     assert "data.files: the data cannot be read" in result.err
 
 
-def test_packages_of_a_machine_elsewhere(tmp_path: Path) -> None:
+def test_packages_of_a_machine_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be there: a warning, and on the machine itself an error."""
+    monkeypatch.setitem(sys.modules, "emerging_optimizers", None)
     muon = ("--optimizer", "muon", "--save", str(tmp_path))
     for where, level in (((), "error"), (("--gpu", "h100-80gb"), "warning")):
         result = CliRunner().invoke(command, [*MODEL, *muon, *where])
