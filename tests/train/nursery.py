@@ -6,6 +6,7 @@ streams; ranks that lt-train starts there are copies, too. What is missing is wh
 OMP_NUM_THREADS), signals, which do not reach the copy, honest figures of memory, and a GPU. Faults are put in.
 """
 
+import atexit
 import contextlib
 import functools
 import json
@@ -33,8 +34,6 @@ FAULT = Path(__file__).parent / "faults/sitecustomize.py"
 @functools.cache
 def python() -> str:
     """The program's path. The first call waits until the nursery is ready."""
-    import atexit
-
     folder = Path(tempfile.mkdtemp(prefix="lt-nursery-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     listener = folder / "listener"
@@ -82,7 +81,7 @@ def serve(listener: str) -> NoReturn:
     # Optimizers import it when they are made.
     import torch._dynamo
 
-    # They are done, for the copies too; which compute beside other tests.
+    # Both are done, for the copies too. One thread each: other tests run beside them.
     cpu_backend.install = lambda: None
     torch.set_num_threads(1)
     torch.set_num_threads = lambda threads: None
@@ -119,6 +118,7 @@ def attend(connection: socket.socket) -> NoReturn:
 
 
 def become(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """The process that was asked for, in its directory and with its streams."""
     from lt_train import processes, stopping
 
     processes.die_with(os.getppid())
