@@ -124,11 +124,9 @@ def _outcome(directory: Path, error: str | None) -> Outcome:
 
 
 def main(work_file: str) -> int:
-    """Start the ranks: on a CPU copies of this process, which has imported everything; a copy could not use a GPU."""
+    """Start the ranks: on a CPU copies of this process, which the nursery has prepared; a copy could not use a GPU."""
     work = json.loads(Path(work_file).read_text())
     on = Plan.from_json(work["work"][0]["plan"]).parallelism.device
-    if on == CPU:
-        prepare(on, 0, work["ranks"])
     context = multiprocessing.get_context("fork" if on == CPU else "spawn")
     started = [context.Process(target=serve, args=(work_file, rank)) for rank in range(work["ranks"])]
     for process in started:

@@ -10,9 +10,9 @@ import atexit
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import runpy
-import select
 import shlex
 import shutil
 import signal
@@ -20,12 +20,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+FORK = multiprocessing.get_context("fork")
 STREAMS = (0, 1, 2)
 LARGEST_REQUEST_BYTES = 2**17
 FAULT = Path(__file__).parent / "faults/sitecustomize.py"
@@ -89,35 +90,27 @@ def serve(listener: str) -> NoReturn:
         server.bind(listener + ".not-yet")
         server.listen()
         os.rename(listener + ".not-yet", listener)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:
             connection, _ = server.accept()
-            if os.fork() == 0:
-                server.close()
-                attend(connection)
+            FORK.Process(target=attend, args=(connection,)).start()
             connection.close()
 
 
-def attend(connection: socket.socket) -> NoReturn:
+def attend(connection: socket.socket) -> None:
     """Run one request, and end it when the one who asked is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, files, _, _ = socket.recv_fds(connection, LARGEST_REQUEST_BYTES, len(STREAMS))
-    copy = os.fork()
-    if copy == 0:
-        connection.close()
-        become(json.loads(message), files)
+    copy = FORK.Process(target=become, args=(json.loads(message), files))
+    copy.start()
     for file in files:
         os.close(file)
-    select.select([connection, os.pidfd_open(copy)], [], [])
-    if select.select([connection], [], [], 0)[0]:
-        os.kill(copy, signal.SIGKILL)
-    _, status = os.waitpid(copy, 0)
+    if connection in wait([copy.sentinel, connection]):
+        copy.kill()
+    copy.join()
     with contextlib.suppress(BrokenPipeError):
-        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-    os._exit(0)
+        connection.send(str(copy.exitcode).encode())
 
 
-def become(request: dict[str, Any], files: list[int]) -> NoReturn:
+def become(request: dict[str, Any], files: list[int]) -> None:
     """The process that was asked for, in its directory and with its streams."""
     from lt_train import processes, stopping
 
@@ -143,62 +136,45 @@ class Copies:
         """A rank: a copy of its launcher."""
 
         def __init__(self, command: list[str], env: dict[str, str], stdin: int, start_new_session: bool):
-            self.code: int | None = None
-            self.pid = os.fork()
-            if self.pid == 0:
-                os.setsid()
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_DFL)
-                run(command[1:], env)
+            self.process = FORK.Process(target=become_rank, args=(command[1:], env))
+            self.process.start()
 
         def poll(self) -> int | None:
-            return self.wait(os.WNOHANG)
+            return self.process.exitcode
 
-        def wait(self, options: int = 0) -> int | None:
-            if self.code is None:
-                pid, status = os.waitpid(self.pid, options)
-                self.code = os.waitstatus_to_exitcode(status) if pid else None
-            return self.code
+        def wait(self) -> None:
+            self.process.join()
 
         def send_signal(self, number: int) -> None:
             if self.poll() is None:
-                os.kill(self.pid, number)
+                os.kill(self.process.pid, number)  # type: ignore[arg-type]
 
         def kill(self) -> None:
-            self.send_signal(signal.SIGKILL)
+            self.process.kill()
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> NoReturn:
-    """Do what Python does with these arguments, and end with its exit code."""
+def become_rank(arguments: list[str], environment: dict[str, str]) -> None:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    run(arguments, environment)
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> None:
+    """Do what Python does with these arguments."""
     os.environ.clear()
     os.environ.update(environment)
-    code: Any = 1
-    try:
-        if "LT_FAULT" in environment:
-            runpy.run_path(str(FAULT))
-        if arguments[0] == "-m":
-            sys.argv = arguments[1:]
-            # runpy warns that the nursery has imported the module, which it does anew.
-            warnings.filterwarnings("ignore", module="runpy")
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
-            runpy.run_path(arguments[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        # As an interpreter does that ends: wait for threads.
-        threading._shutdown()  # type: ignore[attr-defined]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if "LT_FAULT" in environment:
+        runpy.run_path(str(FAULT))
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        # runpy warns that the nursery has imported the module, which it does anew.
+        warnings.filterwarnings("ignore", module="runpy")
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+        runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":
