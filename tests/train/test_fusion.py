@@ -19,11 +19,6 @@ TRITON, TORCH = ("--kernels", "triton"), ("--kernels", "torch")
 BF16 = ("--bf16", "--use-distributed-optimizer")
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def trained(save: Path, *arguments: str, code: int = 0) -> list[float]:
     """The losses of all steps."""
     result = train(*STEPS, *arguments, "--save", str(save))
@@ -31,13 +26,20 @@ def trained(save: Path, *arguments: str, code: int = 0) -> list[float]:
     return list(losses(save).values())
 
 
-def test_a_hundred_losses_are_those_without_kernels(tmp_path: Path) -> None:
-    long = ("--train-iters", "100", "--lr", "3e-3", "--global-batch-size", "1", "--vocab-size", "64")
-    expected = trained(tmp_path / "torch", *TORCH, *long)
+@pytest.mark.parametrize(
+    ("options", "steps", "fall"),
+    [
+        ((), 4, 0.01),
+        (("--train-iters", "100", "--lr", "3e-3", "--global-batch-size", "1", "--vocab-size", "64"), 100, 1),
+    ],
+    ids=["two micro batches a step", "a hundred steps"],
+)
+def test_losses_are_those_without_kernels(tmp_path: Path, options: tuple[str, ...], steps: int, fall: float) -> None:
+    expected = trained(tmp_path / "torch", *TORCH, *options)
     # Roundings of float32 near 4 are 2.4e-7.
-    assert trained(tmp_path / "triton", *TRITON, *long) == pytest.approx(expected, abs=2e-6)
-    assert len(expected) == 100
-    assert expected[-1] < expected[0] - 1
+    assert trained(tmp_path / "triton", *TRITON, *options) == pytest.approx(expected, abs=2e-6)
+    assert len(expected) == steps
+    assert expected[-1] < expected[0] - fall
 
 
 def test_one_pass_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
