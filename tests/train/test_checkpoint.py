@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import stored
 import torch
 from layouts import Outcome, plan_of, train_all
 from running import environment
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
@@ -91,13 +91,7 @@ def losses(run: Path) -> list[float]:
 
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, whole; the fp32 weights under one name for every kind of optimizer."""
-    reader = FileSystemReader(checkpoint)
-    found: dict[str, torch.Tensor] = {
-        key: torch.empty(info.size, dtype=info.properties.dtype)
-        for key, info in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(info, TensorStorageMetadata)
-    }
-    torch.distributed.checkpoint.load(found, storage_reader=reader, no_dist=True)
+    found = stored.tensors(checkpoint)
     parameters = [key for key in found if not key.startswith("optimizer.")]
     names = {"optimizer.state.param.": "master.", "optimizer.state.fp32_param.": "master."}
     renamed = {}

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import stored
 import torch
 from running import losses, train
 
@@ -47,6 +48,23 @@ def test_one_pass_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     trained(tmp_path / "triton", *TRITON, *BF16, "--exit-interval", "2", code=75)
     # Rounding to 16 bits in other places; a step counted twice or never would show ten times that.
     assert trained(tmp_path / "triton", *TRITON, *BF16) == pytest.approx(expected, abs=1e-2)
+
+
+@pytest.mark.parametrize("first", [(), ("--use-distributed-optimizer",)], ids=["whole", "split"])
+@pytest.mark.parametrize("second", [(), ("--use-distributed-optimizer",)], ids=["whole", "split"])
+def test_one_pass_ends_with_the_weights_of_a_run_without_a_checkpoint(
+    tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    """In every bit of the float32 weights and of the moments, which are saved under names that go by the optimizer."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    trained(whole, *TRITON, "--bf16", *second)
+    trained(resumed, *TRITON, "--bf16", *first, "--exit-interval", "2", code=75)
+    trained(resumed, *TRITON, "--bf16", *second)
+    expected, found = (stored.tensors(run / "iter_0000004") for run in (whole, resumed))
+    names = [name for name in expected if name.startswith("optimizer.state.")]
+    assert any("param." in name for name in names)
+    for name in names:
+        assert torch.equal(found[name], expected[name]), name
 
 
 def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:

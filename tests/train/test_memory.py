@@ -25,6 +25,7 @@ FULL = ("--recompute-granularity", "full")
 LAYOUTS = {
     "alone": (),
     "bf16": ("--bf16",),
+    "kernels": ("--bf16", "--kernels", "triton"),
     "bf16-gradients": ("--bf16", "--grad-reduce-in-bf16"),
     "gpt": ("--model", "tiny-gpt3", "--bf16"),
     "zero": ZERO,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stored
 import torch
 from layouts import Outcome, train_all
 
@@ -79,16 +80,7 @@ def token_batches(run: Path, dataset: Dataset) -> list[torch.Tensor]:
 
 def read(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The weights of a checkpoint under Megatron's names; those of layers are stacked."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-
-    reader = FileSystemReader(str(checkpoint))
-    tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if hasattr(entry, "size") and not name.startswith("optimizer")
-    }
-    load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
+    return {name: tensor for name, tensor in stored.tensors(checkpoint).items() if not name.startswith("optimizer")}
 
 
 def llama(weights: dict[str, torch.Tensor]) -> torch.nn.Module:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+import stored
 import torch
 from layouts import Outcome, train_all
-from torch.distributed.checkpoint import FileSystemReader, load
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from lt_shared.manifest import Dataset
 
@@ -112,7 +111,7 @@ def resumed(place: Path, dataset: Dataset) -> dict[str, Outcome]:
 @pytest.mark.usefixtures("resumed")
 def test_checkpoints_hold_the_same_tensors(place: Path) -> None:
     """Weights, moments and the optimizer's weights, also where ranks have the ends of rows, or gather weights late."""
-    fsdp, zero = (tensors_of(place / name / "iter_0000001") for name in ("fsdp-half", "zero-half"))
+    fsdp, zero = (stored.tensors(place / name / "iter_0000001") for name in ("fsdp-half", "zero-half"))
     assert fsdp.keys() == zero.keys()
     weights = [key for key in fsdp if not key.startswith("optimizer.")]
     for key in weights:
@@ -122,18 +121,6 @@ def test_checkpoints_hold_the_same_tensors(place: Path) -> None:
             state = f"optimizer.state.{name}.{key}"
             torch.testing.assert_close(fsdp[state], zero[state], rtol=1e-3, atol=allowed)
             assert fsdp[state].any(), state
-
-
-def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
-    reader = FileSystemReader(checkpoint)
-    described = reader.read_metadata().state_dict_metadata
-    found = {
-        key: torch.empty(value.size, dtype=value.properties.dtype)
-        for key, value in described.items()
-        if isinstance(value, TensorStorageMetadata)
-    }
-    load(found, storage_reader=reader, no_dist=True)
-    return found
 
 
 @pytest.mark.parametrize("change", CHANGES)

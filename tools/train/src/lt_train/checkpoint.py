@@ -23,7 +23,7 @@ from lt_shared.console import BadConfig, BadData, warn
 from lt_train import __version__, megatron_arguments, optimizer_state, random_state
 from lt_train.data_parallel import Chunk, gathered
 from lt_train.model import checkpointed
-from lt_train.optimizer import create_state, separate_steps
+from lt_train.optimizer import create_state, separate_steps, take_masters, whole_masters
 from lt_train.optimizer_state import Kind
 from lt_train.plan import Plan
 from lt_train.settings.data import changes_of_order
@@ -78,7 +78,8 @@ class TrainingState:
         Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
         """
         create_state(self.optimizer)
-        return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
+        with whole_masters(self.optimizer, loading):
+            return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:
         """The weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
@@ -170,6 +171,7 @@ def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, save
         _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
     state.optimizer.load_state_dict(optimizer)
+    take_masters(state.optimizer)
     separate_steps(state.optimizer)
     return loaded
 

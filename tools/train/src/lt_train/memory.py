@@ -56,7 +56,8 @@ def _on_rank(plan: Plan, pipeline_rank: int) -> Estimate:
     dense, experts = _parameters(plan, pipeline_rank)
     memory, parallel, half = plan.memory, plan.parallelism, plan.precision.half
     replicas = parallel.data * parallel.context
-    state = 8 if memory.fully_sharded or not half else 12
+    # Two moments and what a weight of 16 bits lacks, which is 16 bits more or a copy in float32.
+    state = 8 if memory.fully_sharded or not half else 10 if plan.steps_in_one_pass else 12
     shards = max(1, replicas // memory.instances) if plan.shards_optimizer else 1
     own = math.ceil(dense / shards) + math.ceil(experts / max(1, shards // parallel.expert))
     whole = own if memory.fully_sharded else dense + experts

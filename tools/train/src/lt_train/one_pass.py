@@ -2,37 +2,46 @@
 
 megatron-core copies every gradient to float32, lets torch's AdamW update float32 weights, and copies those back to 16 bits;
 before, the host waits for the gradients' norm to compute the clipping factor. Here the norm, the factor and the update stay on
-the device and the kernel reads and writes each number once: 28 bytes per parameter instead of 40, and no float32 copy of the
-gradients, which is 4 bytes per parameter of memory. State, groups and checkpoints are those of torch's AdamW.
+the device and the kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients nor weights
+have a float32 copy (`masters`), which is 6 bytes per parameter of memory. Groups and checkpoints are those of torch's AdamW.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, MegatronOptimizer
 from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
+from lt_train import masters
 from lt_train.device import CPU
 from lt_train.reading import Reading
 
 SMALLEST_NORM = 1e-6
+# megatron-core's name for the masters in its optimizer's state.
+FP32_WEIGHTS = "fp32_from_fp16_params"
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one parameter's numbers are: `master` float32, `weight` and `gradient` in their buffers, all of one size and flat.
+    """Where one parameter's numbers are, in one dimension: `weight` and `gradient` in their buffers.
 
-    `counted` says whether this rank counts the gradient in the norm; tied and duplicated weights count once.
+    `rest` is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without memory, by
+    which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm; tied and
+    duplicated weights count once.
     """
 
     master: torch.nn.Parameter
     weight: Tensor
+    rest: Tensor | None
     gradient: Tensor
     counted: bool
 
@@ -49,7 +58,8 @@ class OnePassAdamW(torch.optim.AdamW):
         super().__init__(groups)
         self.update = adamw
         self.places = {place.master: place for place in places}
-        self.factor = torch.ones(1, device=places[0].master.device) if places else torch.ones(1)
+        self.factor = torch.ones(1, device=places[0].weight.device) if places else torch.ones(1)
+        self._loading: dict[torch.nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -60,7 +70,7 @@ class OnePassAdamW(torch.optim.AdamW):
                 if not state:
                     state.update(new_state(master, torch.device(CPU)))
                 self.update(
-                    master, state["exp_avg"], state["exp_avg_sq"], place.gradient, place.weight, self.factor,
+                    place.weight, place.rest, state["exp_avg"], state["exp_avg_sq"], place.gradient, self.factor,
                     rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
                     count=int(state["step"]) + 1,
                 )  # fmt: skip
@@ -69,6 +79,32 @@ class OnePassAdamW(torch.optim.AdamW):
         """Say that the step was made."""
         for state in self.state.values():
             state["step"] += 1
+
+    @contextlib.contextmanager
+    def whole_masters(self, loading: bool) -> Iterator[None]:
+        """Within, masters are float32 in host memory. `loading`: what will be loaded into them waits for `take`."""
+        halved = [(master, place.weight, place.rest) for master, place in self.places.items() if place.rest is not None]
+        for master, weight, rest in halved:
+            master.data = masters.joined(weight, rest).view(master.shape)
+            if loading:
+                self._loading[master] = master.data
+        yield
+        for master, weight, _ in halved:
+            master.data = _placeholder(master.shape, weight.device)
+
+    def take(self, loaded: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()) -> None:
+        """Split the masters that were loaded: those that are `loaded`, the others from where `whole_masters` had them."""
+        for master, whole in (self._loading | dict(loaded)).items():
+            place = self.places[master]
+            assert place.rest is not None
+            masters.split(whole.view(-1), place.weight, place.rest)
+        self._loading.clear()
+
+    def forget_rests(self) -> None:
+        """The weights have been set: they are their masters."""
+        for place in self.places.values():
+            if place.rest is not None:
+                place.rest.zero_()
 
     def squares(self) -> Tensor:
         """The sum of the squares of this rank's gradients, float32 of one element."""
@@ -82,8 +118,8 @@ def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
     """What torch's AdamW keeps of a parameter, before the first step."""
     return {
         "step": torch.zeros((), device=step_device),
-        "exp_avg": torch.zeros_like(master),
-        "exp_avg_sq": torch.zeros_like(master),
+        "exp_avg": torch.zeros(master.shape, dtype=torch.float32, device=master.device),
+        "exp_avg_sq": torch.zeros(master.shape, dtype=torch.float32, device=master.device),
     }
 
 
@@ -91,9 +127,26 @@ def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
     """Give each of megatron-core's optimizers that one torch optimizer; its copies to and from float32 then do nothing."""
     for outer in optimizers:
         places = list(_places(outer))
-        outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places)
+        inner = outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places)
         outer._copy_model_grads_to_main_grads = _nothing
         outer._copy_main_params_to_model_params = _nothing
+        outer._copy_model_params_to_main_params = lambda state_dict=None, inner=inner: inner.forget_rests()
+        if isinstance(outer, Float16OptimizerWithFloat16Params):
+            outer.state_dict, outer.load_state_dict = partial(_state, outer), partial(_load, outer)
+
+
+def _state(outer: Float16OptimizerWithFloat16Params, **options: Any) -> dict[str, Any]:
+    """What megatron-core makes, its masters as they are now."""
+    state: dict[str, Any] = Float16OptimizerWithFloat16Params.state_dict(outer, **options)
+    state[FP32_WEIGHTS] = [[master.detach() for master in group] for group in state[FP32_WEIGHTS]]
+    return state
+
+
+def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> None:
+    """What megatron-core does, but for copying loaded masters over those that have no memory."""
+    loaded = zip(*(itertools.chain(*groups) for groups in (outer.fp32_from_float16_groups, state[FP32_WEIGHTS])), strict=True)
+    Float16OptimizerWithFloat16Params.load_state_dict(outer, state | {FP32_WEIGHTS: []})
+    outer.optimizer.take(loaded)
 
 
 @torch.no_grad()
@@ -127,30 +180,42 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
 
 def _places(outer: MegatronOptimizer) -> Iterator[Place]:
     if isinstance(outer, DistributedOptimizer):
-        for models, masters in (
+        for models, of_groups in (
             (outer.model_float16_groups, outer.shard_fp32_from_float16_groups),
             (outer.model_fp32_groups, outer.shard_fp32_groups),
         ):
-            for model, master in _pairs(models, masters):
+            for model, master in _pairs(models, of_groups):
                 ranges = outer._get_model_param_range_map(model)
                 own, world = ranges["param"], ranges["gbuf_world_in_bucket"]
                 buffer, _, bucket = outer.model_param_gbuf_map[model]
-                weights = outer.buffers[buffer].buckets[bucket].param_data.view(-1)[world.start : world.end]
-                yield Place(master, weights, model.main_grad.view(-1)[own.start : own.end], _is_counted(model))
+                weight = outer.buffers[buffer].buckets[bucket].param_data.view(-1)[world.start : world.end]
+                yield _place(model, master, weight, model.main_grad.view(-1)[own.start : own.end])
     else:
-        for model, master in _pairs(outer.float16_groups, outer.fp32_from_float16_groups):
-            yield Place(master, model.data.view(-1), model.main_grad.view(-1), _is_counted(model))
-        for model, master in _pairs(outer.fp32_from_fp32_groups, outer.fp32_from_fp32_groups):
-            yield Place(master, model.data.view(-1), model.main_grad.view(-1), _is_counted(model))
+        for models, of_groups in (
+            (outer.float16_groups, outer.fp32_from_float16_groups),
+            (outer.fp32_from_fp32_groups, outer.fp32_from_fp32_groups),
+        ):
+            for model, master in _pairs(models, of_groups):
+                yield _place(model, master, model.data.view(-1), model.main_grad.view(-1))
+
+
+def _place(model: torch.nn.Parameter, master: torch.nn.Parameter, weight: Tensor, gradient: Tensor) -> Place:
+    rest = None
+    if weight.dtype == torch.bfloat16:
+        rest = torch.zeros_like(weight, dtype=torch.int16)
+        master.data = _placeholder(master.shape, weight.device)
+    counted = param_is_not_shared(model) and tensor_parallel.param_is_not_tensor_parallel_duplicate(model)
+    return Place(master, weight, rest, gradient, bool(counted))
+
+
+def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
+    """Float32 of that shape, in the memory of one number."""
+    return torch.zeros(1, device=device).expand(shape)
 
 
 def _pairs(models: list[list[Any]], masters: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
     for of_models, of_masters in zip(models, masters, strict=True):
         yield from zip(of_models, of_masters, strict=True)
-
-
-def _is_counted(model: torch.nn.Parameter) -> bool:
-    return bool(param_is_not_shared(model) and tensor_parallel.param_is_not_tensor_parallel_duplicate(model))
 
 
 def _nothing() -> None:

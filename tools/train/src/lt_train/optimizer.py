@@ -3,8 +3,9 @@
 Norms and biases have no weight decay: megatron-core puts them in groups with `wd_mult` 0, which its schedule applies every step.
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import megatron.core.optimizer
@@ -61,7 +62,7 @@ def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, Optimizer
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)
-    if plan.layers.triton and precision.bf16 and settings.optimizer == "adam" and not plan.memory.fully_sharded:
+    if plan.steps_in_one_pass:
         one_pass.use_one_pass(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)
@@ -164,6 +165,25 @@ def create_state(optimizer: MegatronOptimizer) -> None:
             _create_adam_state(outer.optimizer)
         elif outer.optimizer is not None:
             outer.init_state_fn(outer.optimizer, outer.config)
+
+
+@contextlib.contextmanager
+def whole_masters(optimizer: MegatronOptimizer, loading: bool) -> Iterator[None]:
+    """Within, every float32 weight is a tensor that can be saved, or loaded into; `take_masters` follows the loading."""
+    with contextlib.ExitStack() as stack:
+        for inner in _one_pass(optimizer):
+            stack.enter_context(inner.whole_masters(loading))
+        yield
+
+
+def take_masters(optimizer: MegatronOptimizer) -> None:
+    """Let the optimizer have what was loaded within `whole_masters`."""
+    for inner in _one_pass(optimizer):
+        inner.take()
+
+
+def _one_pass(optimizer: MegatronOptimizer) -> Iterator[OnePassAdamW]:
+    return (inner for inner in torch_optimizers(optimizer) if isinstance(inner, OnePassAdamW))
 
 
 def _create_adam_state(optimizer: torch.optim.AdamW) -> None:

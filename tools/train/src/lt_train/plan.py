@@ -75,6 +75,12 @@ class Plan:
         return self.parallelism.distributed_optimizer or self.memory.fully_sharded
 
     @property
+    def steps_in_one_pass(self) -> bool:
+        """Whether the optimizer's step is that of `lt_train.one_pass`."""
+        adam = self.layers.triton and self.optimization.optimizer == "adam"
+        return adam and self.precision.bf16 and not self.memory.fully_sharded
+
+    @property
     def padded_vocab_size(self) -> int:
         return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
 

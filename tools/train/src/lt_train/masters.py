@@ -1,0 +1,30 @@
+"""Float32 weights as two halves: the bfloat16 that the model computes with, and the 16 bits that it lacks.
+
+An optimizer needs weights in float32, and the model has them in bfloat16, whose bits are nearly the upper half. The float32 is
+the bfloat16's bits, shifted, plus a signed rest of 16 bits; exactly, for every number. So a parameter takes 4 bytes instead of 6,
+and AdamW moves 4 less. The bfloat16 is the nearest one; of two as near, the larger in magnitude, where PyTorch takes the even.
+
+Checkpoints hold float32. It is joined in host memory, where it goes to be saved, a slice at a time: the GPU has no room for it.
+"""
+
+import torch
+from torch import Tensor
+
+SLICE_ELEMENTS = 2**24
+
+
+def split(masters: Tensor, weight: Tensor, rest: Tensor) -> None:
+    """Write float32 `masters` to `weight`, bfloat16, and `rest`, int16; all contiguous, of one size, in one dimension."""
+    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, rest)), strict=True):
+        bits = whole.to(upper.device).view(torch.int32)
+        rounded = (bits + 0x8000) >> 16
+        upper.view(torch.int16).copy_(rounded)
+        lower.copy_(bits - (rounded << 16))
+
+
+def joined(weight: Tensor, rest: Tensor) -> Tensor:
+    """What `split` was given, in host memory."""
+    masters = torch.empty(weight.shape, dtype=torch.float32)
+    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, rest)), strict=True):
+        whole.view(torch.int32).copy_((upper.view(torch.int16).int() << 16) + lower)
+    return masters
