@@ -67,13 +67,24 @@ def test_one_pass_ends_with_the_weights_of_a_run_without_a_checkpoint(
         assert torch.equal(found[name], expected[name]), name
 
 
+@pytest.mark.parametrize("model", [(), ("--num-experts", "4", "--moe-router-topk", "2")], ids=["dense", "experts"])
+def test_weights_that_are_gathered_while_others_are_updated(tmp_path: Path, model: tuple[str, ...]) -> None:
+    """All are there when the next pass needs them, and when the run evaluates and saves between."""
+    common = (*TRITON, *BF16, *model, "--ranks", "2", "--eval-iters", "1", "--eval-interval", "2", "--save-interval", "3")
+    early = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000")
+    expected = trained(tmp_path / "together", *common)
+    assert trained(tmp_path / "early", *common, *early) == expected
+    for name, tensor in stored.tensors(tmp_path / "together" / "iter_0000004").items():
+        assert torch.equal(tensor, stored.tensors(tmp_path / "early" / "iter_0000004")[name]), name
+
+
 def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hooks of --overlap-param-gather run when a module is called; here its weight alone is used."""
     fc1, fc2 = torch.nn.Linear(2, 4, bias=False), torch.nn.Linear(2, 2, bias=False)
     for linear in (fc1, fc2):
         linear.register_forward_pre_hook(lambda module, inputs: module.weight.data.fill_(7))
     seen = []
-    monkeypatch.setattr(fusion, "gated_mlp", lambda rows, *rest: seen.extend(rest) or rows)
-    fusion._gated_mlp(SimpleNamespace(linear_fc1=fc1, linear_fc2=fc2), True, torch.ones(1, 2))
-    assert [bool(weight.eq(7).all()) for weight in seen[:2]] == [True, True]
-    assert seen[2]
+    monkeypatch.setattr(fusion, "gated_mlp", lambda rows, *weights, **options: seen.extend(weights) or rows)
+    mlp = SimpleNamespace(linear_fc1=fc1, linear_fc2=fc2)
+    fusion._gated_mlp(mlp, torch.ones(1, 2), keeps_activation=True, beside_messages=True)
+    assert [bool(weight.eq(7).all()) for weight in seen] == [True, True]

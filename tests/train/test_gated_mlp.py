@@ -8,13 +8,16 @@ from torch.nn.functional import silu
 from lt_train import gated_mlp
 
 
-def product(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def product(rows: Tensor, weight: Tensor, beside_messages: bool = True) -> tuple[Tensor, Tensor]:
     halves = rows @ weight.t()
     gate, up = halves.chunk(2, -1)
     return halves, silu(gate) * up
 
 
-def product_gradient(gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
+def product_gradient(
+    gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool, beside_messages: bool
+) -> tuple[Tensor, Tensor | None]:
+    assert beside_messages
     halves = halves.detach().requires_grad_()
     with torch.enable_grad():
         gate, up = halves.chunk(2, -1)
@@ -35,7 +38,7 @@ def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation:
 
     for weight in (fc1, fc2):
         weight.main_grad = torch.ones_like(weight)
-    output = gated_mlp.gated_mlp(rows, fc1, fc2, keeps_activation)
+    output = gated_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation, beside_messages=True)
     (output * weights).sum().backward()
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(rows.grad, gradients[0])

@@ -71,8 +71,12 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
     if architecture.family == "llama" and type(layer.mlp) is MLP:
         layer.mlp.forward = partial(_mlp, layer.mlp)
         if _gates_in_products(plan):
-            keeps_activation = recompute is None or SWIGLU not in recompute.modules
-            layer.mlp.forward = partial(_gated_mlp, layer.mlp, keeps_activation)
+            layer.mlp.forward = partial(
+                _gated_mlp,
+                layer.mlp,
+                keeps_activation=recompute is None or SWIGLU not in recompute.modules,
+                beside_messages=plan.parallelism.world_size > 1,
+            )
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
     if rotates_all and not architecture.qk_layernorm:
         layer.self_attention.forward = partial(_attention, layer.self_attention)
@@ -140,12 +144,15 @@ def _gates_in_products(plan: Plan) -> bool:
     return False
 
 
-def _gated_mlp(mlp: Any, keeps_activation: bool, hidden_states: Tensor, *unused: Any, **options: Any) -> tuple[Tensor, None]:
+def _gated_mlp(
+    mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, beside_messages: bool, **options: Any
+) -> tuple[Tensor, None]:
     for linear in (mlp.linear_fc1, mlp.linear_fc2):
         # Those of --overlap-param-gather, which would run if the module were called.
         for wait in linear._forward_pre_hooks.values():
             wait(linear, ())
-    return gated_mlp(hidden_states, mlp.linear_fc1.weight, mlp.linear_fc2.weight, keeps_activation), None
+    weights = mlp.linear_fc1.weight, mlp.linear_fc2.weight
+    return gated_mlp(hidden_states, *weights, keeps_activation=keeps_activation, beside_messages=beside_messages), None
 
 
 def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:

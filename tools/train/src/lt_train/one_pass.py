@@ -36,7 +36,8 @@ class Place:
 
     `rest` is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without memory, by
     which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm; tied and
-    duplicated weights count once.
+    duplicated weights count once. `bucket` is megatron-core's group of parameters that ranks gather at a
+    time, where that overlaps the next forward pass.
     """
 
     master: torch.nn.Parameter
@@ -44,36 +45,47 @@ class Place:
     rest: Tensor | None
     gradient: Tensor
     counted: bool
+    bucket: Any
 
 
 class OnePassAdamW(torch.optim.AdamW):
     """AdamW over `places`. `factor`, float32 of one element, multiplies the gradients; where it is not finite nothing changes.
 
-    The host does not know that: it calls `count` when the step has been made.
+    The host does not know that: it calls `count` when the step has been made. A rank's new weights of one of the `buckets` are
+    sent to the others at once, while the next bucket is updated.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], places: list[Place]):
+    def __init__(self, groups: list[dict[str, Any]], places: list[Place], buckets: list[Any]):
         from lt_train.kernels.adamw import adamw
+        from lt_train.kernels.squares import sum_of_squares
 
         super().__init__(groups)
         self.update = adamw
+        self.sum_of_squares = sum_of_squares
+        self.parts = [(bucket, [place for place in places if place.bucket is bucket]) for bucket in buckets or [None]]
         self.places = {place.master: place for place in places}
         self.factor = torch.ones(1, device=places[0].weight.device) if places else torch.ones(1)
         self._loading: dict[torch.nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for master in group["params"]:
-                place, state = self.places[master], self.state[master]
-                if not state:
-                    state.update(new_state(master, torch.device(CPU)))
-                self.update(
-                    place.weight, place.rest, state["exp_avg"], state["exp_avg_sq"], place.gradient, self.factor,
-                    rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
-                    count=int(state["step"]) + 1,
-                )  # fmt: skip
+        groups = {master: group for group in self.param_groups for master in group["params"]}
+        for bucket, places in self.parts:
+            for place in places:
+                self._update(place, groups[place.master])
+            if bucket is not None:
+                bucket.start_param_sync()
+
+    def _update(self, place: Place, group: dict[str, Any]) -> None:
+        state = self.state[place.master]
+        if not state:
+            state.update(new_state(place.master, torch.device(CPU)))
+        beta1, beta2 = group["betas"]
+        self.update(
+            place.weight, place.rest, state["exp_avg"], state["exp_avg_sq"], place.gradient, self.factor,
+            rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
+            count=int(state["step"]) + 1,
+        )  # fmt: skip
 
     def count(self) -> None:
         """Say that the step was made."""
@@ -108,10 +120,7 @@ class OnePassAdamW(torch.optim.AdamW):
 
     def squares(self) -> Tensor:
         """The sum of the squares of this rank's gradients, float32 of one element."""
-        gradients = [place.gradient for place in self.places.values() if place.counted]
-        if not gradients:
-            return torch.zeros(1, device=self.factor.device)
-        return torch.stack(torch._foreach_norm(gradients, 2, torch.float32)).square().sum().view(1)
+        return self.sum_of_squares([place.gradient for place in self.places.values() if place.counted], self.factor.device)
 
 
 def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
@@ -127,7 +136,7 @@ def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
     """Give each of megatron-core's optimizers that one torch optimizer; its copies to and from float32 then do nothing."""
     for outer in optimizers:
         places = list(_places(outer))
-        inner = outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places)
+        inner = outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places, _buckets(outer))
         outer._copy_model_grads_to_main_grads = _nothing
         outer._copy_main_params_to_model_params = _nothing
         outer._copy_model_params_to_main_params = lambda state_dict=None, inner=inner: inner.forget_rests()
@@ -178,8 +187,33 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
     return outcome
 
 
+def _buckets(outer: MegatronOptimizer) -> list[Any]:
+    """Those that are gathered while the next forward pass goes on, in its order. megatron-core no longer starts that.
+
+    It would when the module before is reached, which is late for large weights behind small ones.
+    """
+    if not _gathers_later(outer):
+        return []
+    own = {id(bucket) for buffer in outer.buffers for bucket in buffer.buckets}
+    found = []
+    for chunk in outer.model_chunks:
+        chunk.overlap_param_gather_with_optimizer_step = True
+        for group in reversed(chunk.bucket_groups + chunk.expert_parallel_bucket_groups):
+            if id(group.buckets[0]) in own:
+                found.append(group)
+    return found
+
+
+def _gathers_later(outer: MegatronOptimizer) -> bool:
+    return isinstance(outer, DistributedOptimizer) and outer.ddp_config.overlap_param_gather
+
+
 def _places(outer: MegatronOptimizer) -> Iterator[Place]:
     if isinstance(outer, DistributedOptimizer):
+        buckets: dict[torch.nn.Parameter, Any] = {}
+        if _gathers_later(outer):
+            for chunk in outer.model_chunks:
+                buckets |= chunk.param_to_bucket_group
         for models, of_groups in (
             (outer.model_float16_groups, outer.shard_fp32_from_float16_groups),
             (outer.model_fp32_groups, outer.shard_fp32_groups),
@@ -189,23 +223,24 @@ def _places(outer: MegatronOptimizer) -> Iterator[Place]:
                 own, world = ranges["param"], ranges["gbuf_world_in_bucket"]
                 buffer, _, bucket = outer.model_param_gbuf_map[model]
                 weight = outer.buffers[buffer].buckets[bucket].param_data.view(-1)[world.start : world.end]
-                yield _place(model, master, weight, model.main_grad.view(-1)[own.start : own.end])
+                gradient = model.main_grad.view(-1)[own.start : own.end]
+                yield _place(model, master, weight, gradient, buckets.get(model))
     else:
         for models, of_groups in (
             (outer.float16_groups, outer.fp32_from_float16_groups),
             (outer.fp32_from_fp32_groups, outer.fp32_from_fp32_groups),
         ):
             for model, master in _pairs(models, of_groups):
-                yield _place(model, master, model.data.view(-1), model.main_grad.view(-1))
+                yield _place(model, master, model.data.view(-1), model.main_grad.view(-1), None)
 
 
-def _place(model: torch.nn.Parameter, master: torch.nn.Parameter, weight: Tensor, gradient: Tensor) -> Place:
+def _place(model: torch.nn.Parameter, master: torch.nn.Parameter, weight: Tensor, gradient: Tensor, bucket: Any) -> Place:
     rest = None
     if weight.dtype == torch.bfloat16:
         rest = torch.zeros_like(weight, dtype=torch.int16)
         master.data = _placeholder(master.shape, weight.device)
     counted = param_is_not_shared(model) and tensor_parallel.param_is_not_tensor_parallel_duplicate(model)
-    return Place(master, weight, rest, gradient, bool(counted))
+    return Place(master, weight, rest, gradient, bool(counted), bucket)
 
 
 def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:

@@ -1,0 +1,36 @@
+"""The sum of the squares of many tensors: those of Llama 3 8B's width at 3.5 TB/s in 16 bits, and 4.2 in 32, on an H200.
+
+torch's norms of lists of tensors have 2.3 and 3.3 (2026-11-22).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+# Of a program, one after the other.
+BLOCKS = 8
+
+
+def sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
+    """Of all elements of contiguous `tensors`, float32 of one element, the same each time."""
+    programs = [triton.cdiv(tensor.numel(), BLOCK * BLOCKS) for tensor in tensors]
+    sums = torch.zeros(sum(programs), device=device)
+    first = 0
+    for tensor, count in zip(tensors, programs, strict=True):
+        if count:
+            _sum[(count,)](tensor, sums[first:], tensor.numel(), BLOCK, BLOCKS, num_warps=8)
+        first += count
+    return sums.sum().view(1)
+
+
+@triton.jit
+def _sum(tensor, sums, elements, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    start = tl.program_id(0).to(tl.int64) * BLOCK * BLOCKS
+    total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(BLOCKS):
+        at = start + number * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(tensor + at, mask=at < elements, other=0).to(tl.float32)
+        total += values * values
+    tl.store(sums + tl.program_id(0), tl.sum(total))
