@@ -41,3 +41,17 @@ def test_the_first_names_those_who_do_not_come_and_the_others_end_silently() -> 
     assert "of 4 ranks, number 1, 3 did not come within 0.005 minutes" in str(ends[0])
     assert isinstance(ends[2], SystemExit)
     assert ends[2].code == ExitCode.UNAVAILABLE
+
+
+def test_groups_of_a_process_group_with_a_device_are_not_connected_at_once() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        everyone = torch.distributed.group.WORLD
+        assert everyone
+        everyone.bound_device_id = torch.device("cuda:0")
+        with rendezvous.connecting_when_used():
+            # With a device, torch would connect it, and there is none.
+            assert torch.distributed.new_group([0]).bound_device_id is None
+        assert everyone.bound_device_id == torch.device("cuda:0")
+    finally:
+        torch.distributed.destroy_process_group()

@@ -71,7 +71,7 @@ def _on_rank(plan: Plan, pipeline_rank: int) -> Estimate:
     )
 
 
-def _layer_parameters(plan: Plan) -> tuple[int, int]:
+def layer_parameters(plan: Plan) -> tuple[int, int]:
     """Parameters of a layer on a tensor-parallel rank: those of all ranks alike, and those of its experts."""
     model, tensor = plan.architecture, plan.parallelism.tensor
     llama = model.family == "llama"
@@ -92,7 +92,7 @@ def _layer_parameters(plan: Plan) -> tuple[int, int]:
 def _parameters(plan: Plan, pipeline_rank: int) -> tuple[int, int]:
     """Parameters of a rank before any sharding among data-parallel ranks: dense ones, and those of experts."""
     model, parallel = plan.architecture, plan.parallelism
-    dense, experts = (count * parallel.layers_of(pipeline_rank, model.num_layers) for count in _layer_parameters(plan))
+    dense, experts = (count * parallel.layers_of(pipeline_rank, model.num_layers) for count in layer_parameters(plan))
     vocabulary = plan.padded_vocab_size // parallel.tensor * model.hidden_size
     first, last = pipeline_rank == 0, pipeline_rank == parallel.pipeline - 1
     if first:
@@ -108,7 +108,7 @@ def _gathered(plan: Plan) -> int:
     if not plan.memory.fully_sharded:
         return 0
     bytes_each = 2 if plan.precision.half else 4
-    layer = sum(_layer_parameters(plan))
+    layer = sum(layer_parameters(plan))
     vocabulary = plan.padded_vocab_size // plan.parallelism.tensor * plan.architecture.hidden_size
     ends = vocabulary * (bytes_each + 4)
     return 2 * layer * bytes_each + layer * 4 + ends

@@ -41,14 +41,15 @@ def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
     Manifest lines of checkpoints go to stdout of rank 0.
     """
     rendezvous.join(place, where, plan.faults.timeout_seconds)
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=plan.parallelism.tensor,
-        pipeline_model_parallel_size=plan.parallelism.pipeline,
-        virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
-        context_parallel_size=plan.parallelism.context,
-        expert_model_parallel_size=plan.parallelism.expert,
-        num_distributed_optimizer_instances=plan.memory.instances,
-    )
+    with rendezvous.connecting_when_used():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=plan.parallelism.tensor,
+            pipeline_model_parallel_size=plan.parallelism.pipeline,
+            virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
+            context_parallel_size=plan.parallelism.context,
+            expert_model_parallel_size=plan.parallelism.expert,
+            num_distributed_optimizer_instances=plan.memory.instances,
+        )
     model_parallel_cuda_manual_seed(plan.seed)
     is_first = place.rank == 0
     with Measurement(plan, is_first, device.name(where)) if plan.benchmark else Log(plan, is_first) as log:

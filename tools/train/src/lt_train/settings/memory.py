@@ -32,7 +32,11 @@ OPTIONS = console.section(
     ),
     click.option("--overlap-grad-reduce", is_flag=True, help="Sum gradients among ranks during the backward pass."),
     click.option("--overlap-param-gather", is_flag=True, help="Gather weights from ranks during the forward pass."),
-    click.option("--ddp-bucket-size", type=POSITIVE, help="Gradients summed at a time with overlap; by default 40 million."),
+    click.option(
+        "--ddp-bucket-size",
+        type=POSITIVE,
+        help="Gradients summed at a time with overlap; by default a layer's, at least 40 million.",
+    ),
     click.option("--grad-reduce-in-bf16", is_flag=True, help="Keep and sum gradients in bfloat16 instead of float32."),
     click.option(
         "--accumulate-allreduce-grads-in-fp32",
@@ -75,7 +79,7 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """`instances` are copies of the sharded state. `bucket_elements` None is megatron-core's size."""
+    """`instances` are copies of the sharded state. `bucket_elements` None is for `data_parallel` to choose."""
 
     fully_sharded: bool
     instances: int
