@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from lt_train.cluster import GPUS, Cluster
 from lt_train.commands.plan import command
 from lt_train.plan import problems, resolve
 
+README = Path(__file__).parents[2] / "tools/train/README.md"
 BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
 
 
@@ -187,3 +191,10 @@ def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         monkeypatch.setattr("lt_train.device.host_memory", lambda gib=memory_gib: gib * cluster.GIB)
         assert resolve(options, ()).parallelism.data == data_parallel
     assert "layout: --tensor-model-parallel-size 2 --sequence-parallel" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is not None, reason="its layers would be planned")
+def test_readme_shows_a_plan() -> None:
+    text = README.read_text()
+    arguments, shown = re.findall(r"^    lt-train (plan .*)\n\n```\n(.*?)```$", text, re.MULTILINE | re.DOTALL)[0]
+    assert run(*shlex.split(arguments)).out == shown
