@@ -1,5 +1,7 @@
 """The MLP around the gated products, which need a Hopper GPU: here torch computes them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,16 +10,13 @@ from torch.nn.functional import silu
 from lt_train import gated_mlp
 
 
-def product(rows: Tensor, weight: Tensor, beside_messages: bool = True) -> tuple[Tensor, Tensor]:
+def product(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     halves = rows @ weight.t()
     gate, up = halves.chunk(2, -1)
     return halves, silu(gate) * up
 
 
-def product_gradient(
-    gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool, beside_messages: bool
-) -> tuple[Tensor, Tensor | None]:
-    assert beside_messages
+def product_gradient(gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
     halves = halves.detach().requires_grad_()
     with torch.enable_grad():
         gate, up = halves.chunk(2, -1)
@@ -26,10 +25,21 @@ def product_gradient(
     return result, activation.detach() if with_activation else None
 
 
+@pytest.mark.parametrize("beside_messages", [True, False])
 @pytest.mark.parametrize("keeps_activation", [True, False])
-def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation: bool) -> None:
-    monkeypatch.setattr(gated_mlp, "gated_product", product)
-    monkeypatch.setattr(gated_mlp, "gated_product_gradient", product_gradient)
+def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation: bool, beside_messages: bool) -> None:
+    told = []
+
+    def forward(rows: Tensor, weight: Tensor, beside_messages: bool) -> Any:
+        told.append(beside_messages)
+        return product(rows, weight)
+
+    def backward(*tensors: Tensor, with_activation: bool, beside_messages: bool) -> Any:
+        told.append(beside_messages)
+        return product_gradient(*tensors, with_activation)
+
+    monkeypatch.setattr(gated_mlp, "gated_product", forward)
+    monkeypatch.setattr(gated_mlp, "gated_product_gradient", backward)
     torch.manual_seed(0)
     rows, fc1, fc2 = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, 4), (12, 4), (4, 6)))
     weights = torch.randn(rows.shape)
@@ -38,8 +48,9 @@ def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation:
 
     for weight in (fc1, fc2):
         weight.main_grad = torch.ones_like(weight)
-    output = gated_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation, beside_messages=True)
+    output = gated_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation, beside_messages=beside_messages)
     (output * weights).sum().backward()
+    assert told == [beside_messages] * 2
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(rows.grad, gradients[0])
     torch.testing.assert_close(fc1.main_grad, 1 + gradients[1])

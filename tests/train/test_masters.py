@@ -28,6 +28,13 @@ def test_every_number_comes_back(numbers: list[float]) -> None:
     assert torch.equal(weight[~tied], whole.bfloat16()[~tied])
 
 
+def test_what_is_not_a_number_stays_so() -> None:
+    whole = torch.tensor([0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32).view(torch.float32)
+    weight, rest = halves(whole)
+    assert weight.isnan().all()
+    assert masters.joined(weight, rest).isnan().all()
+
+
 def test_ties_go_away_from_zero() -> None:
     weight, _ = halves(torch.tensor([1 + 2**-8, -1 - 2**-8]))
     assert weight.tolist() == [1 + 2**-7, -1 - 2**-7]

@@ -50,3 +50,11 @@ def test_a_factor_that_is_not_finite_changes_nothing(factor: float) -> None:
     before = [tensor.clone() for tensor in tensors]
     adamw(*tensors, torch.randn(ELEMENTS), torch.tensor([factor]), **SETTINGS, count=1)
     assert all(map(torch.equal, tensors, before))
+
+
+def test_a_weight_that_is_not_a_number_stays_so() -> None:
+    whole, moment, square = state()
+    whole[0] = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    weight, rest = halves(whole)
+    adamw(weight, rest, moment, square, torch.randn(ELEMENTS), torch.ones(1), **SETTINGS, count=1)
+    assert weight.isnan().nonzero().tolist() == [[0]]

@@ -21,7 +21,7 @@ from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train import __version__, megatron_arguments, optimizer_state, random_state
-from lt_train.data_parallel import Chunk, gathered
+from lt_train.data_parallel import Chunk, gather, gathered
 from lt_train.model import checkpointed
 from lt_train.optimizer import create_state, separate_steps, take_masters, whole_masters
 from lt_train.optimizer_state import Kind
@@ -172,6 +172,7 @@ def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, save
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
     state.optimizer.load_state_dict(optimizer)
     take_masters(state.optimizer)
+    gather(state.chunks)
     separate_steps(state.optimizer)
     return loaded
 

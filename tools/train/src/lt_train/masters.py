@@ -1,22 +1,27 @@
 """Float32 weights as two halves: the bfloat16 that the model computes with, and the 16 bits that it lacks.
 
 An optimizer needs weights in float32, and the model has them in bfloat16, whose bits are nearly the upper half. The float32 is
-the bfloat16's bits, shifted, plus a signed rest of 16 bits; exactly, for every number. So a parameter takes 4 bytes instead of 6,
-and AdamW moves 4 less. The bfloat16 is the nearest one; of two as near, the larger in magnitude, where PyTorch takes the even.
+the bfloat16's bits, shifted, plus a signed rest of 16 bits; exactly, for all that is a number. So a parameter takes 4 bytes
+instead of 6, and AdamW moves 2 bytes less. The bfloat16 is the nearest one; of two as near, the larger in magnitude, where
+PyTorch takes the even.
 
-Checkpoints hold float32. It is joined in host memory, where it goes to be saved, a slice at a time: the GPU has no room for it.
+Checkpoints hold float32. The GPU has no room for it: what a rank saves is joined in host memory, where it goes in any case, a
+slice at a time.
 """
 
 import torch
 from torch import Tensor
 
 SLICE_ELEMENTS = 2**24
+# Others would overflow when they are rounded.
+NAN_BITS = 0x7FC00000
 
 
 def split(masters: Tensor, weight: Tensor, rest: Tensor) -> None:
     """Write float32 `masters` to `weight`, bfloat16, and `rest`, int16; all contiguous, of one size, in one dimension."""
     for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, rest)), strict=True):
-        bits = whole.to(upper.device).view(torch.int32)
+        numbers = whole.to(upper.device)
+        bits = numbers.view(torch.int32).masked_fill(numbers.isnan(), NAN_BITS)
         rounded = (bits + 0x8000) >> 16
         upper.view(torch.int16).copy_(rounded)
         lower.copy_(bits - (rounded << 16))

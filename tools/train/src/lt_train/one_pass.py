@@ -8,7 +8,6 @@ have a float32 copy (`masters`), which is 6 bytes per parameter of memory. Group
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -36,8 +35,8 @@ class Place:
 
     `rest` is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without memory, by
     which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm; tied and
-    duplicated weights count once. `bucket` is megatron-core's group of parameters that ranks gather at a
-    time, where that overlaps the next forward pass.
+    duplicated weights count once. `bucket` is megatron-core's group of the weights that ranks gather at a time, where that
+    overlaps the next forward pass.
     """
 
     master: torch.nn.Parameter
@@ -63,6 +62,7 @@ class OnePassAdamW(torch.optim.AdamW):
         self.update = adamw
         self.sum_of_squares = sum_of_squares
         self.parts = [(bucket, [place for place in places if place.bucket is bucket]) for bucket in buckets or [None]]
+        assert sum(len(part) for _, part in self.parts) == len(places)
         self.places = {place.master: place for place in places}
         self.factor = torch.ones(1, device=places[0].weight.device) if places else torch.ones(1)
         self._loading: dict[torch.nn.Parameter, Tensor] = {}
@@ -96,13 +96,16 @@ class OnePassAdamW(torch.optim.AdamW):
     def whole_masters(self, loading: bool) -> Iterator[None]:
         """Within, masters are float32 in host memory. `loading`: what will be loaded into them waits for `take`."""
         halved = [(master, place.weight, place.rest) for master, place in self.places.items() if place.rest is not None]
-        for master, weight, rest in halved:
-            master.data = masters.joined(weight, rest).view(master.shape)
-            if loading:
-                self._loading[master] = master.data
-        yield
-        for master, weight, _ in halved:
-            master.data = _placeholder(master.shape, weight.device)
+        try:
+            for master, weight, rest in halved:
+                if loading:
+                    self._loading[master] = master.data = torch.empty(master.shape)
+                else:
+                    master.data = masters.joined(weight, rest).view(master.shape)
+            yield
+        finally:
+            for master, weight, _ in halved:
+                master.data = _placeholder(master.shape, weight.device)
 
     def take(self, loaded: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()) -> None:
         """Split the masters that were loaded: those that are `loaded`, the others from where `whole_masters` had them."""
@@ -112,8 +115,8 @@ class OnePassAdamW(torch.optim.AdamW):
             masters.split(whole.view(-1), place.weight, place.rest)
         self._loading.clear()
 
-    def forget_rests(self) -> None:
-        """The weights have been set: they are their masters."""
+    def take_weights(self) -> None:
+        """The model's weights have been set: they are the masters now."""
         for place in self.places.values():
             if place.rest is not None:
                 place.rest.zero_()
@@ -139,9 +142,14 @@ def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
         inner = outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places, _buckets(outer))
         outer._copy_model_grads_to_main_grads = _nothing
         outer._copy_main_params_to_model_params = _nothing
-        outer._copy_model_params_to_main_params = lambda state_dict=None, inner=inner: inner.forget_rests()
+        outer._copy_model_params_to_main_params = partial(_take_weights, inner)
         if isinstance(outer, Float16OptimizerWithFloat16Params):
             outer.state_dict, outer.load_state_dict = partial(_state, outer), partial(_load, outer)
+
+
+def _take_weights(inner: OnePassAdamW, state_dict: None = None) -> None:
+    assert state_dict is None
+    inner.take_weights()
 
 
 def _state(outer: Float16OptimizerWithFloat16Params, **options: Any) -> dict[str, Any]:
@@ -153,7 +161,7 @@ def _state(outer: Float16OptimizerWithFloat16Params, **options: Any) -> dict[str
 
 def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> None:
     """What megatron-core does, but for copying loaded masters over those that have no memory."""
-    loaded = zip(*(itertools.chain(*groups) for groups in (outer.fp32_from_float16_groups, state[FP32_WEIGHTS])), strict=True)
+    loaded = list(_pairs(outer.fp32_from_float16_groups, state[FP32_WEIGHTS]))
     Float16OptimizerWithFloat16Params.load_state_dict(outer, state | {FP32_WEIGHTS: []})
     outer.optimizer.take(loaded)
 
@@ -194,14 +202,13 @@ def _buckets(outer: MegatronOptimizer) -> list[Any]:
     """
     if not _gathers_later(outer):
         return []
+    # A chunk has those of the optimizer for experts, too.
     own = {id(bucket) for buffer in outer.buffers for bucket in buffer.buckets}
-    found = []
+    groups = []
     for chunk in outer.model_chunks:
         chunk.overlap_param_gather_with_optimizer_step = True
-        for group in reversed(chunk.bucket_groups + chunk.expert_parallel_bucket_groups):
-            if id(group.buckets[0]) in own:
-                found.append(group)
-    return found
+        groups += reversed(chunk.bucket_groups + chunk.expert_parallel_bucket_groups)
+    return [group for group in groups if id(group.buckets[0]) in own]
 
 
 def _gathers_later(outer: MegatronOptimizer) -> bool:
@@ -248,8 +255,8 @@ def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
     return torch.zeros(1, device=device).expand(shape)
 
 
-def _pairs(models: list[list[Any]], masters: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
-    for of_models, of_masters in zip(models, masters, strict=True):
+def _pairs(models: list[list[Any]], of_groups: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
+    for of_models, of_masters in zip(models, of_groups, strict=True):
         yield from zip(of_models, of_masters, strict=True)
 
 

@@ -53,8 +53,10 @@ def connecting_when_used() -> Iterator[None]:
     everyone = torch.distributed.group.WORLD
     assert everyone is not None
     bound, everyone.bound_device_id = everyone.bound_device_id, None
-    yield
-    everyone.bound_device_id = bound
+    try:
+        yield
+    finally:
+        everyone.bound_device_id = bound
 
 
 def meet(store: Any, place: Place, joining: datetime.timedelta) -> None:

@@ -9,7 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, bfloat16, int16
 
+from lt_train import masters
+
 BLOCK = 2048
+NAN_BITS = tl.constexpr(masters.NAN_BITS)
 
 
 def adamw(
@@ -44,20 +47,21 @@ def _step(  # type: ignore[no-untyped-def]
         slope = tl.load(gradient + at, mask=inside).to(tl.float32) * scale
         first = tl.load(moment + at, mask=inside)
         second = tl.load(square + at, mask=inside)
-        value = tl.load(weight + at, mask=inside)
-        if rest is not None:
-            bits = (value.to(tl.int32) << 16) + tl.load(rest + at, mask=inside)
-            value = bits.to(tl.float32, bitcast=True)
+        stored = tl.load(weight + at, mask=inside)
+        if rest is None:
+            value = stored
+        else:
+            value = ((stored.to(tl.int32) << 16) + tl.load(rest + at, mask=inside)).to(tl.float32, bitcast=True)
         first += (slope - first) * (1 - beta1)
         second = second * beta2 + slope * slope * (1 - beta2)
         value *= kept
         value -= rate * correction1 * first / (tl.sqrt(second * correction2) + epsilon)
         tl.store(moment + at, first, mask=inside)
         tl.store(square + at, second, mask=inside)
-        if rest is not None:
-            bits = value.to(tl.int32, bitcast=True)
+        if rest is None:
+            tl.store(weight + at, value, mask=inside)
+        else:
+            bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN_BITS)
             upper = (bits + 0x8000) >> 16
             tl.store(weight + at, upper.to(tl.int16), mask=inside)
             tl.store(rest + at, (bits - (upper << 16)).to(tl.int16), mask=inside)
-        else:
-            tl.store(weight + at, value, mask=inside)

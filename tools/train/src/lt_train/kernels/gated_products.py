@@ -89,6 +89,7 @@ def _epilogues() -> _Epilogues:
     return _Epilogues()
 
 
+@functools.cache
 def _configuration(beside_messages: bool) -> Any:
     from quack.gemm_config import GemmConfig
 

@@ -35,7 +35,7 @@ OPTIONS = console.section(
     click.option(
         "--ddp-bucket-size",
         type=POSITIVE,
-        help="Gradients summed at a time with overlap; by default a layer's, at least 40 million.",
+        help="Gradients summed at a time with overlap; by default a layer's (experts apart), at least 40 million.",
     ),
     click.option("--grad-reduce-in-bf16", is_flag=True, help="Keep and sum gradients in bfloat16 instead of float32."),
     click.option(
