@@ -1,5 +1,7 @@
 """Checkpoints fit every layout and every kind of optimizer, tensor by tensor, and Megatron-LM's own loader."""
 
+import contextlib
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -160,6 +162,21 @@ def test_a_checkpoint_without_an_optimizer(runs: Path, dataset: Dataset) -> None
     plan = plan_of([*MODEL, "--save", str(runs / "weights-only"), dataset.prefix])
     with pytest.raises(BadConfig, match="without an optimizer state"):
         resume.check_compatible(resume.starting(plan), str(saved))
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "is_read"), [("9.0.0", "a", False), ("9.0.0", "common.pt", True), ("0.1.0", "a", True)]
+)
+def test_a_checkpoint_of_a_later_megatron_core(
+    runs: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, version: str, file: str, is_read: bool
+) -> None:
+    saved = runs / "plain" / ORIGIN
+    record = RunRecord.read(saved)
+    versions = record.versions | {"megatron-core": version}
+    monkeypatch.setattr(resume, "record", lambda checkpoint: dataclasses.replace(record, versions=versions, files={file: 1}))
+    plan = plan_of([*MODEL, "--load", str(saved), dataset.prefix])
+    with contextlib.nullcontext() if is_read else pytest.raises(BadConfig, match=r"megatron-core 9\.0\.0"):
+        resume.check_compatible(plan, str(saved))
 
 
 def test_a_resumed_run_gives_every_parameter_its_own_step_counter(runs: Path) -> None:

@@ -1,6 +1,7 @@
 """Where a run starts from: decided before the ranks start, without importing torch."""
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, storage
@@ -9,6 +10,9 @@ from lt_shared.console import BadConfig, BadData, warn
 from lt_train import remote_run
 from lt_train.plan import Plan
 from lt_train.settings.data import check_same_tokenizer
+
+# Where megatron-core 0.16 keeps, and looks for, what is no tensor; 0.19 keeps it among the tensors and reads both.
+COMMON = "common.pt"
 
 
 def starting(plan: Plan, is_first: bool = True) -> Plan:
@@ -66,6 +70,7 @@ def check_compatible(plan: Plan, checkpoint: str) -> None:
             f"{checkpoint}: is the checkpoint of iteration {saved.iteration}, which its name does not say",
             f"name the directory {checkpoint_layout.iteration_directory(Path(), saved.iteration)}",
         )
+    _check_version(checkpoint, saved)
     check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, checkpoint)
     _check_optimizer(plan, checkpoint, saved)
     _compare_batches(plan, saved)
@@ -85,6 +90,20 @@ def _compare_batches(plan: Plan, saved: RunRecord) -> None:
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
             f" {expected} here; the schedule of the learning rate counts samples"
         )
+
+
+def _check_version(checkpoint: str, saved: RunRecord) -> None:
+    theirs, ours = saved.versions.get("megatron-core", "0"), metadata.version("megatron-core")
+    if saved.files and COMMON not in saved.files and _numbers(theirs) > _numbers(ours):
+        raise BadConfig(
+            f"{checkpoint}: was saved with megatron-core {theirs}, in a form that {ours} does not read",
+            f"install megatron-core {theirs}, for which Python 3.12 is needed",
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    """Of the release: 0.19 of 0.19.2."""
+    return [int(number) for number in version.split(".")[:2]]
 
 
 def _check_optimizer(plan: Plan, checkpoint: str, saved: RunRecord) -> None:
