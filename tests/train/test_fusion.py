@@ -67,15 +67,14 @@ def test_one_pass_ends_with_the_weights_of_a_run_without_a_checkpoint(
         assert torch.equal(found[name], expected[name]), name
 
 
-@pytest.mark.parametrize("model", [(), ("--num-experts", "4", "--moe-router-topk", "2")], ids=["dense", "experts"])
-def test_weights_that_are_gathered_while_others_are_updated(tmp_path: Path, model: tuple[str, ...]) -> None:
-    """All are there when the next pass needs them, and when the run evaluates and saves between."""
-    common = (*TRITON, *BF16, *model, "--ranks", "2", "--eval-iters", "1", "--eval-interval", "2", "--save-interval", "3")
-    early = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000")
-    expected = trained(tmp_path / "together", *common)
-    assert trained(tmp_path / "early", *common, *early) == expected
-    for name, tensor in stored.tensors(tmp_path / "together" / "iter_0000004").items():
-        assert torch.equal(tensor, stored.tensors(tmp_path / "early" / "iter_0000004")[name]), name
+def test_one_pass_overlaps_its_messages(tmp_path: Path) -> None:
+    """The new weights are there when the next pass needs them, also when the run evaluates and saves between."""
+    common = (*TRITON, *BF16, "--ranks", "2", "--eval-iters", "1", "--eval-interval", "2", "--save-interval", "3")
+    overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000")
+    expected = trained(tmp_path / "one", *common)
+    assert trained(tmp_path / "other", *common, *overlap) == expected
+    for name, tensor in stored.tensors(tmp_path / "one" / "iter_0000004").items():
+        assert torch.equal(tensor, stored.tensors(tmp_path / "other" / "iter_0000004")[name]), name
 
 
 def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:

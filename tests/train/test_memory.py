@@ -25,7 +25,11 @@ FULL = ("--recompute-granularity", "full")
 LAYOUTS = {
     "alone": (),
     "bf16": ("--bf16",),
-    "kernels": ("--bf16", "--kernels", "triton"),
+    # In Triton's interpreter, which is slow.
+    "kernels": (
+        *("--bf16", "--kernels", "triton", "--num-layers", "1", "--vocab-size", "128", "--seq-length", "32"),
+        *("--micro-batch-size", "1", "--global-batch-size", "1"),
+    ),
     "bf16-gradients": ("--bf16", "--grad-reduce-in-bf16"),
     "gpt": ("--model", "tiny-gpt3", "--bf16"),
     "zero": ZERO,

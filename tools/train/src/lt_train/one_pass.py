@@ -212,7 +212,9 @@ def _buckets(outer: MegatronOptimizer) -> list[Any]:
 
 
 def _gathers_later(outer: MegatronOptimizer) -> bool:
-    return isinstance(outer, DistributedOptimizer) and outer.ddp_config.overlap_param_gather
+    """Not on a CPU: gloo corrupts its process's memory when several gatherings are under way (torch 2.13)."""
+    overlaps = isinstance(outer, DistributedOptimizer) and outer.ddp_config.overlap_param_gather
+    return overlaps and all(buffer.param_data.is_cuda for buffer in outer.buffers)
 
 
 def _places(outer: MegatronOptimizer) -> Iterator[Place]:
