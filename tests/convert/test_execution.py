@@ -230,13 +230,17 @@ for delay in delays:
 
 
 def test_killed_at_random_moments_it_goes_on_and_ends_the_same(values: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    chance = random.Random(1)
-    delays = [str(chance.uniform(0, 0.05)) for _ in range(100)]
-    arguments = [str(Path(__file__).parent), str(values), str(out), *delays]
-    lines = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, check=True).stdout
-    done = [int(line) for line in lines.splitlines()]
-    assert done == sorted(done), "what was done once stays done"
+    # A fast machine may be done before it is killed in between; other moments are tried then.
+    for seed in range(1, 9):
+        out = tmp_path / f"out{seed}"
+        chance = random.Random(seed)
+        delays = [str(chance.uniform(0, 0.05)) for _ in range(100)]
+        arguments = [str(Path(__file__).parent), str(values), str(out), *delays]
+        lines = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, check=True).stdout
+        done = [int(line) for line in lines.splitlines()]
+        assert done == sorted(done), "what was done once stays done"
+        if len(set(done)) > 2:
+            break
     assert len(set(done)) > 2
     execute(plan(values, 40), out) if not out.exists() else None
     found = content(out)
