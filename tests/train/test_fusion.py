@@ -82,8 +82,11 @@ def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.Monke
     fc1, fc2 = torch.nn.Linear(2, 4, bias=False), torch.nn.Linear(2, 2, bias=False)
     for linear in (fc1, fc2):
         linear.register_forward_pre_hook(lambda module, inputs: module.weight.data.fill_(7))
-    seen = []
-    monkeypatch.setattr(fusion, "gated_mlp", lambda rows, *weights, **options: seen.extend(weights) or rows)
+    seen, told = [], {}
+    monkeypatch.setattr(
+        fusion, "gated_mlp", lambda rows, *weights, **options: seen.extend(weights) or told.update(options) or rows
+    )
     mlp = SimpleNamespace(linear_fc1=fc1, linear_fc2=fc2)
     fusion._gated_mlp(mlp, torch.ones(1, 2), keeps_activation=True, beside_messages=True)
     assert [bool(weight.eq(7).all()) for weight in seen] == [True, True]
+    assert told == {"keeps_activation": True, "beside_messages": True}

@@ -171,8 +171,9 @@ def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, save
         _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
     state.optimizer.load_state_dict(optimizer)
-    take_masters(state.optimizer)
-    gather(state.chunks)
+    if plan.steps_in_one_pass:
+        take_masters(state.optimizer)
+        gather(state.chunks)
     separate_steps(state.optimizer)
     return loaded
 
