@@ -18,8 +18,6 @@ import torch
 from lt_shared.architecture import Architecture
 from lt_shared.presets import preset
 
-BATCHES_HELD = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -79,9 +77,13 @@ class Workload:
         return cls(**{**record, "shape": Shape(**record["shape"])})
 
     def batches(self, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Micro batches of tokens and of labels [b, s] in host memory, for ever: a few made once, again and again."""
+        """Micro batches of tokens and of labels [b, s] in host memory, for ever; in the steps of a run no token comes again.
+
+        Batches that come again are learnt in ten steps, and a GPU at the limit of its power is faster with gradients near zero.
+        """
         generator = torch.Generator().manual_seed(seed)
-        size = (BATCHES_HELD, self.shape.micro_batch, self.shape.sequence_length + 1)
+        count = (self.warmup_steps + self.steps) * self.micro_batches
+        size = (count, self.shape.micro_batch, self.shape.sequence_length + 1)
         tokens = torch.randint(self.architecture.vocab_size, size, generator=generator)
         pairs = [(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) for batch in tokens]
         if self.device == "cuda":
