@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 import stored
 import torch
+from megatron.core.transformer.mlp import MLP
 from running import losses, train
 
-from lt_train import fusion
+from lt_shared.presets import preset
+from lt_train import fusion, layers
+from lt_train.attention import CausalAttention
 
 STEPS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
@@ -90,3 +93,48 @@ def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.Monke
     fusion._gated_mlp(mlp, torch.ones(1, 2), keeps_activation=True, beside_messages=True)
     assert [bool(weight.eq(7).all()) for weight in seen] == [True, True]
     assert told == {"keeps_activation": True, "beside_messages": True}
+
+
+@pytest.mark.parametrize("engine", [True, False])
+@pytest.mark.parametrize("attends", [True, False])
+def test_layers_of_transformer_engine_keep_their_norms_and_their_attention(engine: bool, attends: bool) -> None:
+    """`attends` says that the attention is TransformerEngine's, too. Its layers need a GPU: here are others in their place."""
+    mlp = MLP.__new__(MLP)
+    torch.nn.Module.__init__(mlp)
+    core = torch.nn.Identity() if attends else CausalAttention.__new__(CausalAttention)
+    layer = SimpleNamespace(
+        input_layernorm=SimpleNamespace(forward="own"),
+        pre_mlp_layernorm=SimpleNamespace(forward="own"),
+        self_attention=SimpleNamespace(core_attention=core, forward="own"),
+        mlp=mlp,
+        forward="own",
+    )
+    architecture = preset("tiny")
+    chosen = SimpleNamespace(transformer_engine=engine, hidden_dropout=0.0, swiglu_in="kernel")
+    plan = SimpleNamespace(
+        architecture=architecture,
+        layers=chosen,
+        memory=SimpleNamespace(recompute=None, offloaded_layers=0, fully_sharded=False),
+        parallelism=SimpleNamespace(device="cuda", tensor=1),
+        precision=SimpleNamespace(bf16=True, fp8_format=None, dtype="bfloat16"),
+    )
+    fusion._fuse_layer(layer, plan, sums=True)
+    are_own = [part.forward == "own" for part in (layer, layer.input_layernorm, layer.pre_mlp_layernorm)]
+    assert are_own == [engine] * 3
+    assert (layer.self_attention.forward == "own") == attends
+    assert mlp.forward.func is fusion._mlp
+
+
+@pytest.mark.parametrize(
+    ("attention", "ranks", "offloads", "documents", "expected"),
+    [
+        ("flash", 1, False, False, False),
+        ("fused", 1, False, False, True),
+        ("flash", 2, False, False, True),
+        ("flash", 1, True, False, True),
+        ("fused", 2, False, True, False),
+    ],
+)
+def test_where_transformer_engine_attends(attention: str, ranks: int, offloads: bool, documents: bool, expected: bool) -> None:
+    config = SimpleNamespace(context_parallel_size=ranks, cpu_offloading=offloads)
+    assert layers._engine_attends(config, SimpleNamespace(attention=attention), documents) == expected

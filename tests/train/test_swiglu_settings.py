@@ -35,6 +35,7 @@ def planned(*options: str) -> tuple[int, str]:
         (("--model", "gpt3-1.7b", "--seq-length", "2048"), "a model without SwiGLU"),
         (("--ffn-hidden-size", "14340"), "multiples of 8"),
         (("--swiglu-in", "kernel"), "a kernel of its own"),
+        (("--transformer-impl", "te"), "--swiglu-in products is for torch layers"),
     ],
 )
 def test_obstacles(options: tuple[str, ...], obstacle: str) -> None:

@@ -5,7 +5,7 @@ with, a projection's split and the rotation behind it. The modules stay, with th
 (those of --overlap-param-gather wait for a module's weights when it is called); only how they call each other is ours.
 
 A layer that a kernel does not fit (LayerNorm, biases, dropout, norms of queries and keys, partly rotated heads) keeps
-megatron-core's way in that part.
+megatron-core's way in that part. TransformerEngine's layers have their norms in its linear layers, and keep those.
 """
 
 import functools
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lt_shared.console import BadConfig
 from lt_train import embedding
+from lt_train.attention import CausalAttention
 from lt_train.gated_mlp import gated_mlp
 from lt_train.kernels.cross_entropy import cross_entropy
 from lt_train.kernels.rms_norm import rms_norm
@@ -45,7 +46,7 @@ def fuse(model: GPTModel, plan: Plan) -> None:
     for number, layer in enumerate(layers, 1):
         is_before_norm = number < len(layers) or model.post_process
         _fuse_layer(layer, plan, sums=not is_before_norm or _keeps_layer_inputs(plan))
-    if model.post_process and plan.architecture.family == "llama":
+    if model.post_process and plan.architecture.family == "llama" and not plan.layers.transformer_engine:
         model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
     has_whole_table = plan.parallelism.tensor == 1 and not plan.precision.deterministic
     if model.pre_process and has_whole_table and model.config.gradient_accumulation_fusion:
@@ -64,11 +65,13 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
     architecture = plan.architecture
     recompute = plan.memory.recompute
     in_parts = recompute is not None and {"layernorm", "mlp"} & set(recompute.modules)
-    if architecture.family == "llama" and not plan.layers.hidden_dropout and not in_parts:
+    has_own_norms = architecture.family == "llama" and not plan.layers.transformer_engine
+    if has_own_norms and not plan.layers.hidden_dropout and not in_parts:
         for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
             norm.forward = partial(_sum_and_norm, norm)
         layer.forward = partial(_layer, layer, sums)
-    if architecture.family == "llama" and type(layer.mlp) is MLP:
+    # What is offloaded, megatron-core's SwiGLU marks.
+    if architecture.family == "llama" and type(layer.mlp) is MLP and not plan.memory.offloaded_layers:
         layer.mlp.forward = partial(_mlp, layer.mlp)
         if _gates_in_products(plan):
             layer.mlp.forward = partial(
@@ -78,7 +81,7 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
                 beside_messages=plan.parallelism.world_size > 1,
             )
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
-    if rotates_all and not architecture.qk_layernorm:
+    if rotates_all and not architecture.qk_layernorm and isinstance(layer.self_attention.core_attention, CausalAttention):
         layer.self_attention.forward = partial(_attention, layer.self_attention)
 
 

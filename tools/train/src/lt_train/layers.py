@@ -76,13 +76,19 @@ def block_spec(
     config: TransformerConfig, virtual_stage: int | None, layers: Layers, documents: bool
 ) -> TransformerBlockSubmodules:
     """The layers of a pipeline stage of this rank, as `layers` wants them computed; `documents` says that attention ends at their
-    boundaries, which TransformerEngine's causal attention does not look at."""
+    boundaries."""
     layer, norm = _transformer_engine_layer(config) if layers.transformer_engine else _torch_layer(config)
-    if documents or not layers.transformer_engine:
+    if not (layers.transformer_engine and _engine_attends(config, layers, documents)):
         layer.submodules.self_attention.submodules.core_attention = (
             FlashAttention if layers.attention == FLASH else CausalAttention
         )
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=norm)
+
+
+def _engine_attends(config: TransformerConfig, layers: Layers, documents: bool) -> bool:
+    """Whether TransformerEngine's layers have its attention: it does not look at documents, and flash-attn-4 is faster. But it
+    sends keys and values around while it computes, where ranks share a sequence, and knows what is offloaded."""
+    return not documents and (layers.attention != FLASH or config.context_parallel_size > 1 or config.cpu_offloading)
 
 
 def _transformer_engine_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:

@@ -80,9 +80,8 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
 
 
 def _accumulates_in_products(plan: Plan) -> bool:
-    """FSDP has no buffers to add to; without 16 bits nothing is gained; TransformerEngine's layers have a way of their own."""
-    has_buffers = not plan.memory.fully_sharded and not plan.layers.transformer_engine
-    return plan.precision.half and has_buffers
+    """FSDP has no buffers to add to; without 16 bits nothing is gained."""
+    return plan.precision.half and not plan.memory.fully_sharded
 
 
 def _window(plan: Plan) -> tuple[int, int] | None:
