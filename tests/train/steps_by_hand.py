@@ -282,7 +282,7 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     column.weight.data.copy_(up[rank * width : (rank + 1) * width])
     row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
     precision = SimpleNamespace(fp8_format=form, fp8_recipe=recipe)
-    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, triton=False)
+    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, triton=False, recomputes_swiglu=False)
     share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if sequence else slice(None)
     mine = tokens[share].clone().requires_grad_()
     output = row(column(mine)[0])[0]

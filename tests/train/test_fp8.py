@@ -5,8 +5,8 @@ import torch
 from fp8_training import ADDING, ITERATIONS, LAYERS, MICRO_BATCHES, READING, Found, train
 from torch import Tensor
 
-from lt_train import fp8, weight_gradients
-from lt_train.kernels import largest
+from lt_train import fp8, fp8_casts, weight_gradients
+from lt_train.kernels import largest, swiglu
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +18,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
         "reading": (READING, in_bf16),
         "adding": (ADDING, in_bf16),
         "float32": ("", in_fp32),
+        "recomputing": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
     }
     return train(tmp_path_factory.mktemp("fp8"), runs)
 
@@ -31,19 +32,23 @@ def test_noted_numbers_train_as_those_read_do(found: dict[str, Found]) -> None:
     assert reading.read == products * (4 + 8)
 
 
+def test_recomputing_swiglu_changes_nothing(found: dict[str, Found]) -> None:
+    assert found["recomputing"] == found["usual"]
+
+
 @pytest.mark.parametrize("buffers", ["usual", "float32"])
 def test_gradients_in_their_buffers_are_those_added(buffers: str, found: dict[str, Found]) -> None:
     assert found[buffers].norms == pytest.approx(found["adding"].norms, rel=0.02)
 
 
-class PlainCasts(fp8.TorchCasts):
+class PlainCasts(fp8_casts.TorchCasts):
     """Without torch.compile."""
 
     def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return fp8._scaled(tensor, dtype, self.rowwise)
+        return fp8_casts._scaled(tensor, dtype, self.rowwise)
 
     def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cast, factor = fp8._scaled(tensor.t(), dtype, self.rowwise)
+        cast, factor = fp8_casts._scaled(tensor.t(), dtype, self.rowwise)
         return cast.contiguous(), factor
 
     def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,7 +78,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 @pytest.mark.parametrize("way", ["triton", "tensorwise", "rowwise"])
 def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtype, way: str, products: list[torch.dtype]) -> None:
     torch.manual_seed(0)
-    casts = fp8.TritonCasts() if way == "triton" else PlainCasts(way == "rowwise")
+    casts = fp8_casts.TritonCasts() if way == "triton" else PlainCasts(way == "rowwise")
     largest.want(False)
     rows, gradients = torch.randn(2, 16, 1, 48, dtype=torch.bfloat16), torch.randn(2, 16, 1, 32, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(32, 48, dtype=torch.bfloat16))
@@ -81,7 +86,7 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
     def backward(number: int, fused: bool) -> None:
         output = fp8._linear(
             input=rows[number], weight=weight, bias=None, gradient_accumulation_fusion=fused, allreduce_dgrad=False,
-            sequence_parallel=False, tp_group=None, gradient=fp8.E5M2, casts=casts,
+            sequence_parallel=False, tp_group=None, product=fp8._Product, gradient=fp8.E5M2, casts=casts,
         )  # fmt: skip
         output.backward(gradients[number])
 
@@ -102,3 +107,33 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
             assert weight.grad_added_to_main_grad
         torch.testing.assert_close(weight.main_grad.float(), (expected[0] + expected[1]).float(), rtol=1e-2, atol=0.1)
     assert products == ([] if (way, dtype) == ("rowwise", torch.float32) else [dtype] * 2)
+
+
+def of_a_product(
+    product: type[torch.autograd.Function], rows: Tensor, weight: torch.nn.Parameter, noting: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The output and the gradients of its sum's squares; what is kept for the backward pass."""
+    kept: list[Tensor] = []
+    casts = fp8_casts.TritonCasts()
+    largest.want(noting)
+    rows = rows.detach().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        output = fp8._linear(
+            input=swiglu.swiglu(rows) if product is fp8._Product else rows, weight=weight, bias=None,
+            gradient_accumulation_fusion=False, allreduce_dgrad=False, sequence_parallel=False, tp_group=None,
+            product=product, gradient=fp8.E5M2, casts=casts,
+        )  # fmt: skip
+    return [output, *torch.autograd.grad(output.square().sum(), (rows, weight))], kept
+
+
+@pytest.mark.parametrize("noting", [True, False])
+def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(noting: bool, products: list[torch.dtype]) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(2, 150, 2 * 80, dtype=torch.bfloat16)
+    weight = torch.nn.Parameter(torch.randn(32, 80, dtype=torch.bfloat16))
+    expected, kept_before = of_a_product(fp8._Product, rows, weight, noting)
+    found, kept = of_a_product(fp8._GatedProduct, rows, weight, noting)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert any(tensor.dtype == fp8.E4M3 for tensor in kept_before)
+    assert not any(tensor.dtype == fp8.E4M3 for tensor in kept)
+    largest.want(False)

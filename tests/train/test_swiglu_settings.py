@@ -30,7 +30,10 @@ def planned(*options: str) -> tuple[int, str]:
     [
         (("--use-torch-fsdp2",), "--use-torch-fsdp2"),
         (("--tensor-model-parallel-size", "2"), "tensor parallel size 2"),
-        (("--fp8-format", "hybrid"), "fp8"),
+        (("--fp8-format", "hybrid", "--fp8-recipe", "rowwise"), "--fp8-recipe rowwise"),
+        (("--fp8-format", "hybrid", "--swiglu-in", "kernel", "--kernels", "torch"), "--kernels torch"),
+        (("--fp8-format", "hybrid", "--swiglu-in", "kernel", "--transformer-impl", "te"), "--transformer-impl te"),
+        (("--fp8-format", "hybrid", "--model", "mixtral-8x7b"), "experts"),
         (("--model", "mixtral-8x7b"), "experts"),
         (("--model", "gpt3-1.7b", "--seq-length", "2048"), "a model without SwiGLU"),
         (("--ffn-hidden-size", "14340"), "multiples of 8"),
@@ -44,6 +47,9 @@ def test_obstacles(options: tuple[str, ...], obstacle: str) -> None:
     assert obstacle in said
 
 
-def test_nothing_in_the_way() -> None:
-    code, said = planned()
+@pytest.mark.parametrize(
+    "options", [(), ("--fp8-format", "hybrid"), ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2")]
+)
+def test_nothing_in_the_way(options: tuple[str, ...]) -> None:
+    code, said = planned(*options)
     assert code == 0, said

@@ -58,6 +58,9 @@ CONTENDERS: dict[str, Contender] = {
     "lt-train-te": Contender(OUR_MODULE, BF16, 35, TE, (OURS, ENGINE)),
     "lt-train-fsdp": Contender(OUR_MODULE, BF16, 40, {**TORCH, "fully_sharded": True}, (OURS,), one_gpu=False),
     "lt-train-fp8": Contender(OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise"}, (OURS,)),
+    "lt-train-fp8-less-memory": Contender(
+        OUR_MODULE, FP8, 40, {**TORCH, "recipe": "tensorwise", "recomputes_swiglu": True}, (OURS,)
+    ),
     "lt-train-te-fp8": Contender(OUR_MODULE, FP8, 35, {**TE, "recipe": "delayed"}, (OURS, ENGINE)),
     "torch-loop": Contender("torch_loop", BF16, 30, {"attention": "cudnn"}, on_cpu=True, several_gpus=False),
     "torch-loop-flash4": Contender("torch_loop", BF16, 40, {"attention": "flash4"}, (FLASH4,), several_gpus=False),

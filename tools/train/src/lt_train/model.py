@@ -191,8 +191,12 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
     if model.post_process and plan.optimization.z_loss_coeff:
         add_z_loss(model, plan.optimization.z_loss_coeff)
     if plan.precision.fp8_format and not plan.layers.transformer_engine:
-        use_fp8(model, plan.precision, plan.layers.triton)
+        use_fp8(model, plan.precision, plan.layers.triton, recomputes_swiglu=_recomputes_swiglu(plan))
     return wrap(plan, config, model, device)
+
+
+def _recomputes_swiglu(plan: Plan) -> bool:
+    return plan.memory.recompute is not None and SWIGLU in plan.memory.recompute.modules
 
 
 def _separate_experts(model: GPTModel) -> None:

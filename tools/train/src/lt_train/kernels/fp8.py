@@ -38,16 +38,22 @@ def _cast(  # type: ignore[no-untyped-def]
     STRAIGHT: tl.constexpr, TURNED: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     top, left = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
-    amax = tl.max(tl.load(parts + tl.arange(0, PARTS))).to(tl.float32, bitcast=True)
-    amax = tl.maximum(amax, LEAST, propagate_nan=tl.PropagateNan.ALL)
+    size = amax(parts, LEAST)
     if (top == 0) & (left == 0):
-        tl.store(factor, amax / end)
+        tl.store(factor, size / end)
     row, column = top + tl.arange(0, TILE), left + tl.arange(0, TILE)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(tensor + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    values = tl.clamp(values * (end / amax), -end, end)
+    values = tl.clamp(values * (end / size), -end, end)
     if STRAIGHT:
         tl.store(same + row[:, None] * columns + column[None, :], values.to(same.dtype.element_ty), mask=inside)
     if TURNED:
         values = tl.trans(values.to(transpose.dtype.element_ty))
         tl.store(transpose + column[:, None] * rows + row[None, :], values, mask=tl.trans(inside))
+
+
+@triton.jit
+def amax(parts, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest of `parts`, as a float32 that can be divided by."""
+    size = tl.max(tl.load(parts + tl.arange(0, PARTS))).to(tl.float32, bitcast=True)
+    return tl.maximum(size, LEAST, propagate_nan=tl.PropagateNan.ALL)

@@ -178,10 +178,11 @@ def check(
             "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
         )
-    reason = swiglu.obstacle(layers, model, precision, parallel, memory.fully_sharded)
+    reason = swiglu.recompute_obstacle(layers, model, precision, parallel, memory.fully_sharded)
     if memory.recompute and SWIGLU in memory.recompute.modules and reason:
         yield BadConfig(
-            f"--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in), which {reason} does not allow",
+            "--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in) and beside Triton's casts to fp8,"
+            f" which {reason} does not allow",
             f"recompute {'moe' if model.num_experts else 'mlp'} instead, which is more",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:

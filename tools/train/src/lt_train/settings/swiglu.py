@@ -1,4 +1,4 @@
-"""Whether SwiGLU can be computed inside the matrix products, by quack's kernels for Hopper GPUs."""
+"""Whether SwiGLU can be computed inside the matrix products, by quack's kernels for Hopper GPUs, and recomputed alone."""
 
 from lt_shared.architecture import Architecture
 from lt_train import device
@@ -8,6 +8,22 @@ from lt_train.settings.precision import Precision
 
 # In numbers of 16 bits, what the kernels copy at a time.
 MULTIPLE = 8
+
+
+def recompute_obstacle(
+    layers: Layers, model: Architecture, precision: Precision, parallel: Parallelism, fully_sharded: bool
+) -> str | None:
+    """What stands in the way of making SwiGLU again in the backward pass: in its product, or in the pass that casts to fp8."""
+    if precision.fp8_format is None:
+        return obstacle(layers, model, precision, parallel, fully_sharded)
+    reasons = {
+        "--transformer-impl te": layers.transformer_engine,
+        "--kernels torch": not layers.triton,
+        f"--fp8-recipe {precision.fp8_recipe}": precision.fp8_recipe != "tensorwise",
+        "a model without SwiGLU": model.family != "llama",
+        "experts": model.num_experts is not None,
+    }
+    return next((reason for reason, stands in reasons.items() if stands), None)
 
 
 def obstacle(layers: Layers, model: Architecture, precision: Precision, parallel: Parallelism, fully_sharded: bool) -> str | None:
