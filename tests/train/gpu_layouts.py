@@ -96,8 +96,10 @@ LAYOUTS: list[tuple[int, str, tuple[str, ...], tuple[str, ...]]] = [
     (4, "FSDP2 CP2", (*FSDP, *CP2), DENSE),
     (4, "FSDP2 in 2 copies", (*FSDP, "--num-distributed-optimizer-instances", "2"), DENSE),
 ]
-# Each goes on where the one before it stopped, in other layouts; the last ends as one GPU does.
-MOVES: dict[int, list[tuple[int, str, tuple[str, ...]]]] = {
+# Each goes on where the one before it stopped, in other layouts or with other layers; the last ends as one GPU does.
+Move = tuple[int, str, tuple[str, ...]]
+LAYERS: list[Move] = [(1, "resume 1: torch", BF16), (1, "resume 2: te", TE), (1, "resume 3: torch", BF16)]
+MOVES: dict[int, list[Move]] = {
     2: [(2, "resume 1: TP2 SP", (*TP2, *SP)), (2, "resume 2: PP2 VPP2", (*PP2, *VPP2)), (2, "resume 3: CP2", CP2)],
     4: [(4, "resume 1: TP2 PP2 SP", (*TP2, *PP2, *SP)), (4, "resume 2: FSDP4", FSDP), (4, "resume 3: CP2 DP2", (*CP2, *ZERO))],
 }
@@ -129,8 +131,10 @@ def run_family(family: str, gpus: int, place: Path, data: tuple[str, ...]) -> tu
         for ranks, name, options in [(1, "one GPU", ()), *((r, n, o) for r, n, o, members in LAYOUTS if family in members)]
         if ranks <= gpus
     }
-    if family == "fp32":
-        commands |= moves(gpus, place / "saving", lambda *options: (*MODEL, *FP32, *options, *data))
+    if family == "fp32" and gpus > 1:
+        commands |= moves(MOVES[4 if gpus >= 4 else 2], place / "saving", lambda *options: (*MODEL, *FP32, *options, *data))
+    if family == "te":
+        commands |= moves(LAYERS, place / "saving", lambda *options: (*MODEL, *options, *data))
     refused = {name: reason for name, command in commands.items() if (reason := refusal(command))}
     runs = {name: command for name, command in commands.items() if name not in refused}
     saving = {name: command for name, command in runs.items() if name.startswith("resume") or "--async-save" in command}
@@ -140,11 +144,11 @@ def run_family(family: str, gpus: int, place: Path, data: tuple[str, ...]) -> tu
     return [line for line, _ in reports.values()], [name for name, (_, is_right) in reports.items() if not is_right]
 
 
-def moves(gpus: int, place: Path, command: Callable[..., tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def moves(parts: list[Move], place: Path, command: Callable[..., tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """A run in three parts."""
     found: dict[str, tuple[str, ...]] = {}
     before = None
-    for part, (ranks, name, options) in enumerate(MOVES[4 if gpus >= 4 else 2] if gpus >= 2 else []):
+    for part, (ranks, name, options) in enumerate(parts):
         end = ("--exit-interval", str((2, HALF, STEPS)[part]))
         start = ("--load", str(place / before)) if before else ()
         found[name] = command("--ranks", str(ranks), *options, *start, *end)
