@@ -21,3 +21,9 @@ def test_rows_are_added_to_what_is_there(tokens: list[int], width: int, kind: tu
     expected = buffer.float().index_add(0, torch.tensor(tokens), gradient.float())
     add_rows(gradient, torch.tensor(tokens), buffer)
     torch.testing.assert_close(buffer.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_gradients_may_lie_anywhere() -> None:
+    gradient, tokens, buffer = torch.ones(1, 2).expand(4, 2), torch.tensor([1, 0, 1, 1]), torch.zeros(2, 2)
+    add_rows(gradient, tokens, buffer)
+    assert buffer.tolist() == [[1, 1], [3, 3]]

@@ -17,6 +17,7 @@ def add_rows(gradient: Tensor, tokens: Tensor, buffer: Tensor) -> None:
 
     Always in the same order.
     """
+    gradient = gradient.contiguous()
     ordered, order = tokens.sort(stable=True)
     width = buffer.shape[1]
     _add[(len(tokens), triton.cdiv(width, BLOCK))](gradient, ordered, order, buffer, len(tokens), width, ROWS, BLOCK)
