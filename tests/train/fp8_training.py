@@ -9,8 +9,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import nursery
 from layouts import assembled
@@ -33,11 +34,14 @@ READING, ADDING = "reading", "adding"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Losses and gradient norms of the steps, and how many tensors were read for their largest number."""
+    """Losses and gradient norms of the steps, and how many tensors were read for their largest number, cast to their transpose
+    alone, and made again with SwiGLU's gradient."""
 
     losses: list[float]
     norms: list[float]
     read: int
+    turned: int
+    made_again: int
 
 
 def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
@@ -47,8 +51,8 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
     program = [nursery.python(), __file__, str(place), json.dumps(dict(runs))]
     done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=240)
     assert not done.returncode, done.stderr
-    read = json.loads(done.stdout.splitlines()[-1])
-    return {name: Found(list(losses(place / name).values()), norms(place / name), read[name]) for name in runs}
+    counts = json.loads(done.stdout.splitlines()[-1])
+    return {name: Found(list(losses(place / name).values()), norms(place / name), *counts[name]) for name in runs}
 
 
 def norms(run: Path) -> list[float]:
@@ -63,17 +67,16 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
     from megatron.core import parallel_state
 
     from lt_train import model, training
-    from lt_train.kernels import largest
+    from lt_train.fp8_casts import TritonCasts
+    from lt_train.kernels import largest, swiglu
 
-    want, find, accumulates = largest.want, largest.find, model._accumulates_in_products
-    read = dict.fromkeys(runs, 0)
+    want, accumulates = largest.want, model._accumulates_in_products
+    counted = ((largest, "find"), (TritonCasts, "turned"), (swiglu, "gradient_and_transpose"))
+    plain = [getattr(owner, name) for owner, name in counted]
+    counts = {name: [0] * len(counted) for name in runs}
     for name, (way, *options) in runs.items():
-
-        def counted(tensor, name=name):
-            read[name] += 1
-            return find(tensor)
-
-        largest.find = counted
+        for number, (owner, function) in enumerate(counted):
+            setattr(owner, function, counting(plain[number], counts[name], number))
         largest.want = (lambda wanted: want(False)) if way == READING else want
         model._accumulates_in_products = (lambda plan: False) if way == ADDING else accumulates
         plan = assembled([*OPTIONS, *options, "--save", str(directory / name)])
@@ -82,7 +85,15 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
         training.train(launch.prepare(plan), place, where)
         parallel_state.destroy_model_parallel()
         gc.collect()
-    print(json.dumps(read))
+    print(json.dumps(counts))
+
+
+def counting(function: Callable[..., Any], counts: list[int], number: int) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        counts[number] += 1
+        return function(*arguments)
+
+    return counted
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
         "reading": (READING, in_bf16),
         "adding": (ADDING, in_bf16),
         "float32": ("", in_fp32),
+        "whole MLP": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "mlp,swiglu"),
         "recomputing": ("", in_bf16, "--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
     }
     return train(tmp_path_factory.mktemp("fp8"), runs)
@@ -33,7 +34,16 @@ def test_noted_numbers_train_as_those_read_do(found: dict[str, Found]) -> None:
 
 
 def test_recomputing_swiglu_changes_nothing(found: dict[str, Found]) -> None:
-    assert found["recomputing"] == found["usual"]
+    usual, recomputing = found["usual"], found["recomputing"]
+    assert (recomputing.losses, recomputing.norms) == (usual.losses, usual.norms)
+    steps = LAYERS * ITERATIONS * MICRO_BATCHES
+    assert (usual.made_again, recomputing.made_again) == (0, steps)
+    # The four weights' transposes, and that of what attention keeps.
+    assert usual.turned == recomputing.turned == steps * (4 + 1)
+
+
+def test_a_recomputed_mlp_makes_swiglu_again_by_itself(found: dict[str, Found]) -> None:
+    assert found["whole MLP"].made_again == 0
 
 
 @pytest.mark.parametrize("buffers", ["usual", "float32"])

@@ -39,6 +39,7 @@ def planned(*options: str) -> tuple[int, str]:
         (("--ffn-hidden-size", "14340"), "multiples of 8"),
         (("--swiglu-in", "kernel"), "a kernel of its own"),
         (("--transformer-impl", "te"), "--swiglu-in products is for torch layers"),
+        (("--transformer-impl", "te", "--swiglu-in", "auto"), "not for --transformer-impl te"),
     ],
 )
 def test_obstacles(options: tuple[str, ...], obstacle: str) -> None:

@@ -196,7 +196,9 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
 
 
 def _recomputes_swiglu(plan: Plan) -> bool:
-    return plan.memory.recompute is not None and SWIGLU in plan.memory.recompute.modules
+    """Alone: not in an MLP that is recomputed as a whole."""
+    modules = plan.memory.recompute.modules if plan.memory.recompute else ()
+    return SWIGLU in modules and "mlp" not in modules
 
 
 def _separate_experts(model: GPTModel) -> None:

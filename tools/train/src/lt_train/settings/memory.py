@@ -182,7 +182,7 @@ def check(
     if memory.recompute and SWIGLU in memory.recompute.modules and reason:
         yield BadConfig(
             "--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in) and beside Triton's casts to fp8,"
-            f" which {reason} does not allow",
+            f" not for {reason}",
             f"recompute {'moe' if model.num_experts else 'mlp'} instead, which is more",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:

@@ -30,6 +30,7 @@ def obstacle(layers: Layers, model: Architecture, precision: Precision, parallel
     """What stands in the way; whether the GPU is a Hopper one is known only where it is."""
     reasons = {
         f"--device {parallel.device}": parallel.device != device.CUDA,
+        "--transformer-impl te": layers.transformer_engine,
         "SwiGLU in a kernel of its own": layers.swiglu_in != PRODUCTS,
         "a model without SwiGLU": model.family != "llama",
         "experts": model.num_experts is not None,
