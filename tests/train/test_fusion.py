@@ -10,7 +10,7 @@ from megatron.core.transformer.mlp import MLP
 from running import losses, train
 
 from lt_shared.presets import preset
-from lt_train import fusion, layers
+from lt_train import fusion, layers, model
 from lt_train.attention import CausalAttention
 
 STEPS = (
@@ -123,6 +123,43 @@ def test_layers_of_transformer_engine_keep_their_norms_and_their_attention(engin
     assert are_own == [engine] * 3
     assert (layer.self_attention.forward == "own") == attends
     assert mlp.forward.func is fusion._mlp
+    mlp.forward = "own"
+    plan.memory.offloaded_layers = 1
+    fusion._fuse_layer(layer, plan, sums=True)
+    assert mlp.forward == "own"
+
+
+@pytest.mark.parametrize("engine", [True, False])
+def test_the_last_norm_is_transformer_engines(engine: bool) -> None:
+    norm = SimpleNamespace(forward="own")
+    model = SimpleNamespace(
+        decoder=SimpleNamespace(layers=[], final_layernorm=norm),
+        pre_process=False,
+        post_process=True,
+        compute_language_model_loss=None,
+    )
+    plan = SimpleNamespace(
+        architecture=preset("tiny"),
+        layers=SimpleNamespace(transformer_engine=engine),
+        parallelism=SimpleNamespace(tensor=1),
+        precision=SimpleNamespace(deterministic=False),
+    )
+    fusion.fuse(model, plan)
+    assert (norm.forward == "own") == engine
+    assert model.compute_language_model_loss is fusion._losses
+
+
+@pytest.mark.parametrize(
+    ("engine", "half", "shards", "expected"),
+    [(True, True, False, True), (False, True, False, True), (True, True, True, False), (True, False, False, False)],
+)
+def test_where_products_add_their_gradients(engine: bool, half: bool, shards: bool, expected: bool) -> None:
+    plan = SimpleNamespace(
+        layers=SimpleNamespace(transformer_engine=engine),
+        precision=SimpleNamespace(half=half),
+        memory=SimpleNamespace(fully_sharded=shards),
+    )
+    assert model._accumulates_in_products(plan) == expected
 
 
 @pytest.mark.parametrize(

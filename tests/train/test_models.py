@@ -267,6 +267,7 @@ def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
     asked: str, installed: bool, where: str, others: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "_has_transformer_engine", lambda: installed)
+    monkeypatch.setattr(layers, "_is_installed", lambda module: True)
     options: dict[str, Any] = dict.fromkeys(layers.WITHOUT_EFFECT, False) | {
         "transformer_impl": asked,
         "kernels": "auto",
@@ -280,6 +281,7 @@ def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
     }
     found = layers.resolve(options, where)
     assert (found.implementation, found.triton) == (expected, where == "cuda")
+    assert found.swiglu_in == ("products" if where == "cuda" and expected == "torch" else "kernel")
 
 
 def test_the_manual_names_every_preset() -> None:

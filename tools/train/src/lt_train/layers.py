@@ -2,8 +2,8 @@
 
 megatron-core's local norm refuses sequence parallelism, although only one attribute on the weight is needed for it. Its rotary
 embedding is a dozen passes over queries and keys; compiled, as norms are here and SwiGLU is there, it is one each way. With them
-compiled, a 1 B Llama on an H200 went from 47,559 to 55,361 tokens per second; TransformerEngine's layers had 56,312. On a CPU
-nothing is compiled.
+compiled, a 1 B Llama on an H200 went from 47,559 to 55,361 tokens per second; the kernels that replace them where they fit
+(`lt_train.fusion`) have 62,834. On a CPU nothing is compiled.
 """
 
 import functools

@@ -58,7 +58,7 @@ OPTIONS = console.section(
         type=click.Choice(["auto", FLASH, FUSED]),
         default="auto",
         help="Attention on GPUs: flash-attn-4, or cuDNN and what TransformerEngine chooses; auto takes flash-attn-4 where it is"
-        " installed.",
+        " installed. Ranks that share a sequence use neither.",
     ),
     click.option(
         "--swiglu-in",
