@@ -96,7 +96,7 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
     def backward(number: int, fused: bool) -> None:
         output = fp8._linear(
             input=rows[number], weight=weight, bias=None, gradient_accumulation_fusion=fused, allreduce_dgrad=False,
-            sequence_parallel=False, tp_group=None, product=fp8._Product, gradient=fp8.E5M2, casts=casts,
+            sequence_parallel=False, tp_group=None, source=fp8.Unkept, gradient=fp8.E5M2, casts=casts,
         )  # fmt: skip
         output.backward(gradients[number])
 
@@ -120,7 +120,7 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
 
 
 def of_a_product(
-    product: type[torch.autograd.Function], rows: Tensor, weight: torch.nn.Parameter, noting: bool
+    source: type[fp8.Source], rows: Tensor, weight: torch.nn.Parameter, noting: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The output and the gradients of its sum's squares; what is kept for the backward pass."""
     kept: list[Tensor] = []
@@ -129,9 +129,9 @@ def of_a_product(
     rows = rows.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         output = fp8._linear(
-            input=swiglu.swiglu(rows) if product is fp8._Product else rows, weight=weight, bias=None,
+            input=swiglu.swiglu(rows) if source is fp8.Unkept else rows, weight=weight, bias=None,
             gradient_accumulation_fusion=False, allreduce_dgrad=False, sequence_parallel=False, tp_group=None,
-            product=product, gradient=fp8.E5M2, casts=casts,
+            source=source, gradient=fp8.E5M2, casts=casts,
         )  # fmt: skip
     return [output, *torch.autograd.grad(output.square().sum(), (rows, weight))], kept
 
@@ -141,8 +141,8 @@ def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(noting: bool
     torch.manual_seed(0)
     rows = torch.randn(2, 150, 2 * 80, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(32, 80, dtype=torch.bfloat16))
-    expected, kept_before = of_a_product(fp8._Product, rows, weight, noting)
-    found, kept = of_a_product(fp8._GatedProduct, rows, weight, noting)
+    expected, kept_before = of_a_product(fp8.Unkept, rows, weight, noting)
+    found, kept = of_a_product(fp8.Halves, rows, weight, noting)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert any(tensor.dtype == fp8.E4M3 for tensor in kept_before)
     assert not any(tensor.dtype == fp8.E4M3 for tensor in kept)

@@ -14,7 +14,7 @@ gradient's reduction does not overlap with the product of the weight's gradient,
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -38,21 +38,35 @@ E5M2 = torch.float8_e5m2
 Cast = tuple[Tensor, Tensor]
 
 
+class Source(Protocol):
+    """Where the rows of a product come from, which decides what is kept of them for the backward pass."""
+
+    @staticmethod
+    def cast(rows: Tensor, casts: Any) -> tuple[Cast, tuple[Tensor, Tensor | None]]:
+        """The factor of the product, and what is kept."""
+        ...
+
+    @staticmethod
+    def turned(gradient: Tensor, first: Tensor, second: Any, casts: Any) -> tuple[Tensor, Cast]:
+        """The gradient of what `cast` got, from that of the factor, and the transpose of the factor, from what was kept."""
+        ...
+
+
 def use_fp8(model: GPTModel, precision: Precision, triton: bool, recomputes_swiglu: bool) -> None:
     """Make the linear layers of `model`'s decoder multiply in fp8; with `triton`, its kernels cast whole tensors."""
     gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
     rowwise = precision.fp8_recipe == "rowwise"
     casts = TritonCasts() if triton and not rowwise else TorchCasts(rowwise)
-    linear = partial(_linear, product=_Product, gradient=gradient, casts=casts)
+    linear = partial(_linear, source=Unkept, gradient=gradient, casts=casts)
     for module in model.decoder.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
             module._forward_impl = linear
     if isinstance(casts, TritonCasts):
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention) and not module.checkpoint_core_attention:
-                module.linear_proj._forward_impl = partial(linear, product=_ProductOfKept)
+                module.linear_proj._forward_impl = partial(linear, source=Kept)
             elif type(module) is MLP and recomputes_swiglu:
-                module.linear_fc2._forward_impl = partial(linear, product=_GatedProduct)
+                module.linear_fc2._forward_impl = partial(linear, source=Halves)
                 module.forward = partial(_gated_mlp, module)
 
 
@@ -69,7 +83,7 @@ def _linear(
     allreduce_dgrad: bool,
     sequence_parallel: bool,
     tp_group: torch.distributed.ProcessGroup | None,
-    product: type[torch.autograd.Function],
+    source: type[Source],
     gradient: torch.dtype,
     casts: Casts,
     **unused: Any,
@@ -85,101 +99,84 @@ def _linear(
         input = copy_to_tensor_model_parallel_region(input, group=tp_group)
     rows = input.reshape(-1, input.shape[-1])
     buffer = getattr(weight, "main_grad", None) if gradient_accumulation_fusion else None
-    result: Tensor = product.apply(rows, weight, buffer, gradient, casts)  # type: ignore[no-untyped-call]
-    output = result.view(*input.shape[:-1], weight.shape[0])
+    product: Tensor = _Product.apply(rows, weight, buffer, source, gradient, casts)  # type: ignore[no-untyped-call]
+    output = product.view(*input.shape[:-1], weight.shape[0])
     return output if bias is None else output + bias
 
 
 class _Product(torch.autograd.Function):
-    """`rows` [m, k] times the transpose of `weight` [n, k]. The hardware wants the summed dimension of both factors innermost."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, buffer: Tensor | None, gradient: torch.dtype, casts: Casts) -> Tensor:
-        cast, scale, turned, turned_scale = casts.both(rows, E4M3)
-        return _forward(ctx, (cast, scale), weight, buffer, gradient, casts, (turned, turned_scale), rows.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        rows_gradient, turned = _backward(ctx, output_gradient)
-        _, _, *turned_rows = ctx.saved_tensors
-        return rows_gradient, _weight_gradient(ctx, turned, tuple(turned_rows), output_gradient.dtype), None, None, None
-
-
-class _ProductOfKept(torch.autograd.Function):
-    """The same of `rows` that whoever made them keeps for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, buffer: Tensor | None, gradient: torch.dtype, casts: Casts) -> Tensor:
-        largest = casts.largest(rows)
-        cast = casts.straight(rows, largest, E4M3)
-        return _forward(ctx, cast, weight, buffer, gradient, casts, (rows, largest), rows.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        rows_gradient, turned = _backward(ctx, output_gradient)
-        _, _, rows, largest = ctx.saved_tensors
-        turned_rows = ctx.casts.turned(rows, largest, E4M3)
-        return rows_gradient, _weight_gradient(ctx, turned, turned_rows, output_gradient.dtype), None, None, None
-
-
-class _GatedProduct(torch.autograd.Function):
-    """SwiGLU of `halves` [m, 2 k], gates first, times the transpose of `weight` [n, k]."""
+    """Rows [m, k] times the transpose of `weight` [n, k], as `source` casts the rows that it gets. The hardware wants the summed
+    dimension of both factors innermost."""
 
     @staticmethod
     def forward(
-        ctx: Any, halves: Tensor, weight: Tensor, buffer: Tensor | None, gradient: torch.dtype, casts: TritonCasts
+        ctx: Any, rows: Tensor, weight: Tensor, buffer: Tensor | None, source: type[Source], gradient: torch.dtype, casts: Casts
     ) -> Tensor:
-        activation = casts.swiglu(halves)
-        largest = casts.largest(activation)
-        cast = casts.straight(activation, largest, E4M3)
-        return _forward(ctx, cast, weight, buffer, gradient, casts, (halves, largest), halves.dtype)
+        cast, kept = source.cast(rows, casts)
+        largest = casts.largest(weight)
+        ctx.buffer, ctx.source, ctx.gradient, ctx.casts = buffer, source, gradient, casts
+        # The weight is cast again in the backward pass: kept in fp8 as well, it would need half as much memory again.
+        ctx.save_for_backward(weight, largest, *kept)
+        return _multiply(cast, casts.straight(weight, largest, E4M3), rows.dtype, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        activation_gradient, turned = _backward(ctx, output_gradient)
-        _, _, halves, largest = ctx.saved_tensors
-        halves_gradient, *turned_activation = ctx.casts.swiglu_gradient(activation_gradient, halves, largest, E4M3)
-        return halves_gradient, _weight_gradient(ctx, turned, tuple(turned_activation), output_gradient.dtype), None, None, None
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        weight, largest, *kept = ctx.saved_tensors
+        cast, scale, turned, turned_scale = ctx.casts.both(output_gradient.contiguous(), ctx.gradient)
+        dtype = output_gradient.dtype
+        gradient = _multiply((cast, scale), ctx.casts.turned(weight, largest, E4M3), dtype, fast=False)
+        rows_gradient, turned_rows = ctx.source.turned(gradient, *kept, ctx.casts)
+        weight_gradient = partial(_multiply, (turned, turned_scale), turned_rows, fast=False)
+        buffer = ctx.buffer
+        if buffer is None:
+            return rows_gradient, weight_gradient(dtype), None, None, None, None
+        # Products with a scale for each row are of 16 bits only.
+        if (buffer.dtype == dtype or turned_scale.numel() == 1) and overwrites(buffer):
+            weight_gradient(buffer.dtype, out=buffer)
+        else:
+            add(weight_gradient(dtype), buffer)
+        return rows_gradient, written(weight), None, None, None, None
 
 
-def _forward(
-    ctx: Any,
-    rows: Cast,
-    weight: Tensor,
-    buffer: Tensor | None,
-    gradient: torch.dtype,
-    casts: Casts,
-    kept: tuple[Tensor, Tensor | None],
-    dtype: torch.dtype,
-) -> Tensor:
-    """The product, of `dtype`. `ctx` keeps its weight and what is `kept` of the rows."""
-    largest = casts.largest(weight)
-    ctx.buffer, ctx.gradient, ctx.casts = buffer, gradient, casts
-    # The weight is cast again in the backward pass: kept in fp8 as well, it would need half as much memory again.
-    ctx.save_for_backward(weight, largest, *kept)
-    return _multiply(rows, casts.straight(weight, largest, E4M3), dtype, fast=True)
+class Unkept:
+    """Rows that nobody keeps: their transpose is."""
+
+    @staticmethod
+    def cast(rows: Tensor, casts: Casts) -> tuple[Cast, tuple[Tensor, Tensor]]:
+        cast, scale, turned, turned_scale = casts.both(rows, E4M3)
+        return (cast, scale), (turned, turned_scale)
+
+    @staticmethod
+    def turned(gradient: Tensor, turned: Tensor, scale: Tensor, casts: Casts) -> tuple[Tensor, Cast]:
+        return gradient, (turned, scale)
 
 
-def _backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, Cast]:
-    """The rows' gradient, and the output's, transposed."""
-    weight, largest, *_ = ctx.saved_tensors
-    cast, scale, turned, turned_scale = ctx.casts.both(output_gradient.contiguous(), ctx.gradient)
-    turned_weight = ctx.casts.turned(weight, largest, E4M3)
-    return _multiply((cast, scale), turned_weight, output_gradient.dtype, fast=False), (turned, turned_scale)
+class Kept:
+    """Rows that whoever made them keeps."""
+
+    @staticmethod
+    def cast(rows: Tensor, casts: Casts) -> tuple[Cast, tuple[Tensor, Tensor | None]]:
+        largest = casts.largest(rows)
+        return casts.straight(rows, largest, E4M3), (rows, largest)
+
+    @staticmethod
+    def turned(gradient: Tensor, rows: Tensor, largest: Tensor | None, casts: Casts) -> tuple[Tensor, Cast]:
+        return gradient, casts.turned(rows, largest, E4M3)
 
 
-def _weight_gradient(ctx: Any, turned: Cast, turned_rows: Cast, dtype: torch.dtype) -> Tensor:
-    """For autograd, of the transposes of the output's gradient and of the rows; where there is a buffer, it is in there."""
-    product = partial(_multiply, turned, turned_rows, fast=False)
-    buffer = ctx.buffer
-    if buffer is None:
-        return product(dtype)
-    # Products with a scale for each row are of 16 bits only.
-    if (buffer.dtype == dtype or turned[1].numel() == 1) and overwrites(buffer):
-        product(buffer.dtype, out=buffer)
-    else:
-        add(product(dtype), buffer)
-    return written(ctx.saved_tensors[0])
+class Halves:
+    """SwiGLU of rows [m, 2 k], gates first, which are kept."""
+
+    @staticmethod
+    def cast(halves: Tensor, casts: TritonCasts) -> tuple[Cast, tuple[Tensor, Tensor]]:
+        activation = casts.swiglu(halves)
+        largest = casts.largest(activation)
+        return casts.straight(activation, largest, E4M3), (halves, largest)
+
+    @staticmethod
+    def turned(gradient: Tensor, halves: Tensor, largest: Tensor, casts: TritonCasts) -> tuple[Tensor, Cast]:
+        halves_gradient, turned, scale = casts.swiglu_gradient(gradient, halves, largest, E4M3)
+        return halves_gradient, (turned, scale)
 
 
 def _multiply(left: Cast, right: Cast, dtype: torch.dtype, fast: bool, out: Tensor | None = None) -> Tensor:
