@@ -114,7 +114,7 @@ def test_layers_of_transformer_engine_keep_their_norms_and_their_attention(engin
     plan = SimpleNamespace(
         architecture=architecture,
         layers=chosen,
-        memory=SimpleNamespace(recompute=None, offloaded_layers=0, fully_sharded=False),
+        memory=SimpleNamespace(recomputed_modules=(), offloaded_layers=0, fully_sharded=False),
         parallelism=SimpleNamespace(device="cuda", tensor=1),
         precision=SimpleNamespace(bf16=True, fp8_format=None, dtype="bfloat16"),
     )

@@ -62,9 +62,8 @@ def _keeps_layer_inputs(plan: Plan) -> bool:
 
 
 def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
-    architecture = plan.architecture
-    recompute = plan.memory.recompute
-    in_parts = recompute is not None and {"layernorm", "mlp"} & set(recompute.modules)
+    architecture, recomputed = plan.architecture, plan.memory.recomputed_modules
+    in_parts = {"layernorm", "mlp"} & set(recomputed)
     has_own_norms = architecture.family == "llama" and not plan.layers.transformer_engine
     if has_own_norms and not plan.layers.hidden_dropout and not in_parts:
         for norm in (layer.input_layernorm, layer.pre_mlp_layernorm):
@@ -77,7 +76,7 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
             layer.mlp.forward = partial(
                 _gated_mlp,
                 layer.mlp,
-                keeps_activation=recompute is None or SWIGLU not in recompute.modules,
+                keeps_activation=SWIGLU not in recomputed,
                 beside_messages=plan.parallelism.world_size > 1,
             )
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
@@ -142,7 +141,7 @@ def _gates_in_products(plan: Plan) -> bool:
         return False
     if torch.cuda.get_device_capability()[0] == HOPPER:
         return True
-    if plan.memory.recompute and SWIGLU in plan.memory.recompute.modules:
+    if SWIGLU in plan.memory.recomputed_modules:
         raise BadConfig(f"--recompute-modules swiglu needs a Hopper GPU, not {torch.cuda.get_device_name()}", "recompute mlp")
     return False
 

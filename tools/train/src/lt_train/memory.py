@@ -147,8 +147,7 @@ def _residual_activations(plan: Plan) -> int:
 
 def _layer_activations(plan: Plan) -> int:
     """Bytes that one layer keeps for a micro batch, without whole layers recomputed."""
-    model, recompute = plan.architecture, plan.memory.recompute
-    modules = recompute.modules if recompute else ()
+    model, modules = plan.architecture, plan.memory.recomputed_modules
     llama, bytes_each = model.family == "llama", 2 if plan.precision.half else 4
     fused = llama and plan.layers.triton
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.

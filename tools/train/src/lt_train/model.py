@@ -197,7 +197,7 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
 
 def _recomputes_swiglu(plan: Plan) -> bool:
     """Alone: not in an MLP that is recomputed as a whole."""
-    modules = plan.memory.recompute.modules if plan.memory.recompute else ()
+    modules = plan.memory.recomputed_modules
     return SWIGLU in modules and "mlp" not in modules
 
 

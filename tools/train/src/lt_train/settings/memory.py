@@ -90,6 +90,10 @@ class Memory:
     recompute: Recompute | None
     offloaded_layers: int
 
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        return self.recompute.modules if self.recompute else ()
+
     def arguments(self) -> dict[str, Any]:
         """The settings under Megatron's argument names."""
         recompute = self.recompute
@@ -179,7 +183,7 @@ def check(
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
         )
     reason = swiglu.recompute_obstacle(layers, model, precision, parallel, memory.fully_sharded)
-    if memory.recompute and SWIGLU in memory.recompute.modules and reason:
+    if SWIGLU in memory.recomputed_modules and reason:
         yield BadConfig(
             "--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in) and beside Triton's casts to fp8,"
             f" not for {reason}",
