@@ -27,6 +27,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 RECORD = "run.json"
 TOKENIZER_DIRECTORY = "tokenizer"
+# Where megatron-core 0.16 keeps, and looks for, what is no tensor; 0.19 keeps it among the tensors and reads both.
+COMMON = "common.pt"
 RECORD_VERSION = 1
 
 _ITERATION = re.compile(r"iter_(\d{7,})")

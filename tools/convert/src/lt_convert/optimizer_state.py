@@ -18,6 +18,7 @@ from lt_convert.source import OptimizerState
 from lt_convert.tensors import Tensor, assemble
 from lt_convert.torch_archive import Scalar
 from lt_shared.architecture import Architecture
+from lt_shared.checkpoint_layout import COMMON
 from lt_shared.console import BadData
 from lt_shared.pickles import Record
 
@@ -101,8 +102,8 @@ def _of_common(contents: Contents, origin: str) -> tuple[int, dict[str, Any], in
         common, locate = torch_archive.read(place.file, place.offset, place.length, files, "common_state")
         common = common[0] if isinstance(common, list) and common else common
     else:
-        path = f"{directory}/common.pt"
-        common, locate = torch_archive.read(path, 0, files.size_bytes(path), files, "common.pt")
+        path = f"{directory}/{COMMON}"
+        common, locate = torch_archive.read(path, 0, files.size_bytes(path), files, COMMON)
     optimizer = common.get("optimizer") if isinstance(common, dict) else None
     step = next((_first(optimizer, name) for name in ("common_step", "step") if _first(optimizer, name) is not None), None)
     if isinstance(step, Record):

@@ -8,11 +8,9 @@ from lt_shared import checkpoint_layout, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train import remote_run
+from lt_train.megatron_version import release
 from lt_train.plan import Plan
 from lt_train.settings.data import check_same_tokenizer
-
-# Where megatron-core 0.16 keeps, and looks for, what is no tensor; 0.19 keeps it among the tensors and reads both.
-COMMON = "common.pt"
 
 
 def starting(plan: Plan, is_first: bool = True) -> Plan:
@@ -94,16 +92,11 @@ def _compare_batches(plan: Plan, saved: RunRecord) -> None:
 
 def _check_version(checkpoint: str, saved: RunRecord) -> None:
     theirs, ours = saved.versions.get("megatron-core", "0"), metadata.version("megatron-core")
-    if saved.files and COMMON not in saved.files and _numbers(theirs) > _numbers(ours):
+    if saved.files and checkpoint_layout.COMMON not in saved.files and release(theirs) > release(ours):
         raise BadConfig(
             f"{checkpoint}: was saved with megatron-core {theirs}, in a form that {ours} does not read",
             f"install megatron-core {theirs}, for which Python 3.12 is needed",
         )
-
-
-def _numbers(version: str) -> list[int]:
-    """Of the release: 0.19 of 0.19.2."""
-    return [int(number) for number in version.split(".")[:2]]
 
 
 def _check_optimizer(plan: Plan, checkpoint: str, saved: RunRecord) -> None:

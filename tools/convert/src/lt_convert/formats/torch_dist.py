@@ -19,10 +19,9 @@ from lt_convert.output import OutputFile
 from lt_convert.source import Result, Source
 from lt_convert.tensors import Tensor
 from lt_shared import checkpoint_layout, pickles
-from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
 
-COMMON = "common.pt"
 CONFIGURATION_FILE = "metadata.json"
 CONFIGURATION = {
     "sharded_backend": "torch_dist",

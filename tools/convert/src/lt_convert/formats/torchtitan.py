@@ -21,7 +21,7 @@ from lt_convert.source import Result, Source
 from lt_convert.tensors import Tensor
 from lt_shared import checkpoint_layout, huggingface
 from lt_shared.architecture import Architecture
-from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadConfig, BadData, UsageError
 
 TABLE = TORCHTITAN
@@ -39,7 +39,7 @@ _PROJECTIONS = ".qkv_linear."
 
 def recognise(names: Sequence[str]) -> bool:
     # Megatron's torch_dist has a `.metadata` too, and a configuration beside it.
-    return (METADATA in names and "metadata.json" not in names and "common.pt" not in names) or any(
+    return (METADATA in names and "metadata.json" not in names and COMMON not in names) or any(
         _OTHER_BACKEND.fullmatch(name) for name in names
     )
 

@@ -13,6 +13,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.megatron_version import release
 from lt_train.settings.batches import Batches
 from lt_train.settings.parallelism import Parallelism
 
@@ -135,7 +136,7 @@ def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
     if optimization.optimizer != "muon":
         return
     version = metadata.version("megatron-core")
-    if tuple(int(part) for part in version.split(".")[:2]) < MUON_VERSION:
+    if release(version) < MUON_VERSION:
         yield BadConfig(
             f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}",
             "pip install 'lt-train[muon]'",

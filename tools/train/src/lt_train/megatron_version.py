@@ -1,0 +1,6 @@
+"""Releases of megatron-core, which decide what it can compute and which checkpoints it reads."""
+
+
+def release(version: str) -> tuple[int, ...]:
+    """(0, 19) of 0.19.2."""
+    return tuple(int(number) for number in version.split(".")[:2])
