@@ -70,9 +70,10 @@ def test_one_pass_ends_with_the_weights_of_a_run_without_a_checkpoint(
         assert torch.equal(found[name], expected[name]), name
 
 
-def test_one_pass_overlaps_its_messages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [(), ("--num-experts", "4", "--moe-router-topk", "2")], ids=["dense", "experts"])
+def test_one_pass_overlaps_its_messages(tmp_path: Path, model: tuple[str, ...]) -> None:
     """The new weights are there when the next pass needs them, also when the run evaluates and saves between."""
-    common = (*TRITON, *BF16, "--ranks", "2", "--eval-iters", "1", "--eval-interval", "2", "--save-interval", "3")
+    common = (*TRITON, *BF16, *model, "--ranks", "2", "--eval-iters", "1", "--eval-interval", "2", "--save-interval", "3")
     overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000")
     expected = trained(tmp_path / "one", *common)
     assert trained(tmp_path / "other", *common, *overlap) == expected

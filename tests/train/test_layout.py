@@ -193,7 +193,6 @@ def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "layout: --tensor-model-parallel-size 2 --sequence-parallel" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is not None, reason="its layers would be planned")
 def test_readme_shows_a_plan() -> None:
     text = README.read_text()
     arguments, shown = re.findall(r"^    lt-train (plan .*)\n\n```\n(.*?)```$", text, re.MULTILINE | re.DOTALL)[0]

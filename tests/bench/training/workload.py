@@ -77,7 +77,7 @@ class Workload:
         return cls(**{**record, "shape": Shape(**record["shape"])})
 
     def batches(self, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Micro batches of tokens and of labels [b, s] in host memory, for ever; in the steps of a run no token comes again.
+        """Micro batches of tokens and of labels [b, s] in host memory, for ever; in the steps of a run none comes again.
 
         Batches that come again are learnt in ten steps, and a GPU at the limit of its power is faster with gradients near zero.
         """
