@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,3 +84,10 @@ def test_no_valid_record_breaks_a_command(taken: list[dict[str, Any]]) -> None:
         RunState.from_record(json.loads(json.dumps(state.to_record())))
     for line in metrics.render(runs.values(), NOW).splitlines():
         assert line.startswith("#") or line.isprintable()
+
+
+@pytest.mark.parametrize("number", [[], {}, "31", -1, 1.5, True])
+def test_an_xid_is_a_number(number: Any) -> None:
+    record = {"v": 1, "kind": "fault", "run": "r", "fault": "xid", "cause": "root", "severity": "critical", "message": ""}
+    assert events.problem(record | {"xid": 31}) is None
+    assert events.problem(record | {"xid": number}) == f"xid is {number!r}"

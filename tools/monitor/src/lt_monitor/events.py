@@ -100,6 +100,7 @@ _COUNTS = frozenset(
         "core",
         "device",
         "restarts",
+        "xid",
     }
 )
 _NUMBERS = frozenset(
