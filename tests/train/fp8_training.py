@@ -4,21 +4,14 @@
 """
 
 import dataclasses
-import gc
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import nursery
-from layouts import assembled
-from running import environment, losses
-
-from lt_train import device, launch, processes
-from lt_train.place import Place
+from one_process import norms, prepare, start, train_each
+from running import losses
 
 LAYERS, ITERATIONS, MICRO_BATCHES = 2, 2, 2
 OPTIONS = (
@@ -46,27 +39,13 @@ class Found:
 
 def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
     """Each of `runs` is a way, or "", and more options."""
-    for name in runs:
-        (place / name).mkdir()
-    program = [nursery.python(), __file__, str(place), json.dumps(dict(runs))]
-    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=240)
-    assert not done.returncode, done.stderr
-    counts = json.loads(done.stdout.splitlines()[-1])
+    counts = start(__file__, place, runs)
     return {name: Found(list(losses(place / name).values()), norms(place / name), *counts[name]) for name in runs}
 
 
-def norms(run: Path) -> list[float]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [record["grad_norm"] for record in records if "grad_norm" in record]
-
-
 def main(directory: Path, runs: dict[str, list[str]]) -> None:
-    place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
-    os.environ.update(place.environment())
-    where = device.prepare("cpu", place)
-    from megatron.core import parallel_state
-
-    from lt_train import model, training
+    rank = prepare()
+    from lt_train import model
     from lt_train.fp8_casts import TritonCasts
     from lt_train.kernels import largest, swiglu
 
@@ -74,17 +53,14 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
     counted = ((largest, "find"), (TritonCasts, "turned"), (swiglu, "gradient_and_transpose"))
     plain = [getattr(owner, name) for owner, name in counted]
     counts = {name: [0] * len(counted) for name in runs}
-    for name, (way, *options) in runs.items():
+
+    def before(name: str, way: str) -> None:
         for number, (owner, function) in enumerate(counted):
             setattr(owner, function, counting(plain[number], counts[name], number))
         largest.want = (lambda wanted: want(False)) if way == READING else want
         model._accumulates_in_products = (lambda plan: False) if way == ADDING else accumulates
-        plan = assembled([*OPTIONS, *options, "--save", str(directory / name)])
-        place = dataclasses.replace(place, master_port=processes.free_port())
-        os.environ.update(place.environment())
-        training.train(launch.prepare(plan), place, where)
-        parallel_state.destroy_model_parallel()
-        gc.collect()
+
+    train_each(rank, directory, runs, OPTIONS, before)
     print(json.dumps(counts))
 
 

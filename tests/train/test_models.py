@@ -273,6 +273,7 @@ def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
         "kernels": "auto",
         "attention_backend": "auto",
         "swiglu_in": "auto",
+        "loss_in": "auto",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "moe_token_dispatcher_type": "alltoall",
@@ -282,6 +283,7 @@ def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
     found = layers.resolve(options, where)
     assert (found.implementation, found.triton) == (expected, where == "cuda")
     assert found.swiglu_in == ("products" if where == "cuda" and expected == "torch" else "kernel")
+    assert found.loss_in == ("products" if where == "cuda" else "kernel")
 
 
 def test_the_manual_names_every_preset() -> None:

@@ -20,17 +20,29 @@ from torch import Tensor
 from lt_shared.console import BadConfig
 from lt_train import embedding
 from lt_train.attention import CausalAttention
+from lt_train.device import CUDA
 from lt_train.gated_mlp import gated_mlp
 from lt_train.kernels.cross_entropy import cross_entropy
+from lt_train.kernels.products import COLUMNS
 from lt_train.kernels.rms_norm import rms_norm
 from lt_train.kernels.rotary import split_and_rotate
 from lt_train.kernels.swiglu import swiglu as swiglu_kernel
+from lt_train.output_loss import output_losses
 from lt_train.plan import Plan
 from lt_train.settings import swiglu
+from lt_train.settings.layers import PRODUCTS
 from lt_train.settings.memory import SWIGLU
+from lt_train.settings.swiglu import MULTIPLE
 
 # The major number of the compute capability of H100 and H200.
 HOPPER = 9
+
+
+class Unmultiplied(NamedTuple):
+    """What the output layer would multiply: hidden states [s, b, h] and its weight [V, h]."""
+
+    hidden_states: Tensor
+    weight: Tensor
 
 
 class Unsummed(NamedTuple):
@@ -53,6 +65,9 @@ def fuse(model: GPTModel, plan: Plan) -> None:
         embedding.accumulate(model)
     if model.post_process and plan.parallelism.tensor == 1:
         model.compute_language_model_loss = _losses
+        if _loses_in_product(plan):
+            model.output_layer.forward = partial(_unmultiplied, model.output_layer)
+            model.compute_language_model_loss = partial(_output_losses, beside_messages=plan.parallelism.world_size > 1)
 
 
 def _keeps_layer_inputs(plan: Plan) -> bool:
@@ -135,6 +150,15 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
     return half.cos().contiguous(), half.sin().contiguous()
 
 
+def _loses_in_product(plan: Plan) -> bool:
+    """Whether the output layer's product can end with the loss. Padding would be in its sums, and the z-loss wants logits."""
+    architecture, columns = plan.architecture, plan.padded_vocab_size
+    fits = columns == architecture.vocab_size and columns % COLUMNS + architecture.hidden_size % MULTIPLE == 0
+    trains = plan.precision.bf16 and not plan.memory.fully_sharded and not plan.optimization.z_loss_coeff
+    asked = plan.layers.loss_in == PRODUCTS and plan.parallelism.device == CUDA
+    return asked and fits and trains and torch.cuda.get_device_capability()[0] == HOPPER
+
+
 def _gates_in_products(plan: Plan) -> bool:
     """Raises BadConfig when the GPU cannot and a recomputation was asked for that only the products have."""
     if swiglu.obstacle(plan.layers, plan.architecture, plan.precision, plan.parallelism, plan.memory.fully_sharded):
@@ -160,6 +184,19 @@ def _gated_mlp(
 def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
     halves, _ = mlp.linear_fc1(hidden_states)
     return mlp.linear_fc2(swiglu_kernel(halves))
+
+
+def _unmultiplied(layer: Any, hidden_states: Tensor, weight: Tensor | None = None, **unused: Any) -> tuple[Unmultiplied, None]:
+    """`weight` is that of the embedding where it is the layer's, too."""
+    return Unmultiplied(hidden_states, layer.weight if weight is None else weight), None
+
+
+def _output_losses(labels: Tensor, logits: Unmultiplied, beside_messages: bool) -> Tensor:
+    """The loss of every token, float32 [b, s], of `labels` [b, s]."""
+    samples, length = labels.shape
+    rows = logits.hidden_states.reshape(length * samples, -1)
+    losses = output_losses(rows, logits.weight, labels.t().reshape(-1), beside_messages)
+    return losses.view(length, samples).t().contiguous()
 
 
 def _losses(labels: Tensor, logits: Tensor) -> Tensor:

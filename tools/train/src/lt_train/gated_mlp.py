@@ -1,4 +1,4 @@
-"""An MLP with SwiGLU inside its matrix products, by `kernels.gated_products`.
+"""An MLP with SwiGLU inside its matrix products, by `kernels.products`.
 
 Six products and nothing else: SwiGLU costs no pass over memory, and its backward neither. The activation, which only the second
 weight's gradient needs, can be made again by a product of the backward pass that has its inputs at hand, instead of being kept.
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lt_train.kernels.gated_products import gated_product, gated_product_gradient
-from lt_train.weight_gradients import WeightGradients, written
+from lt_train.kernels.products import gated_product, gated_product_gradient
+from lt_train.weight_gradients import add_product
 
 
 def gated_mlp(rows: Tensor, fc1: Tensor, fc2: Tensor, *, keeps_activation: bool, beside_messages: bool) -> Tensor:
     """[..., h] to [..., h] in bfloat16, with weights `fc1` [2 n, h], gates first, and `fc2` [h, n].
 
-    The weights' gradients are added to their `main_grad`. `beside_messages` as for `kernels.gated_products`.
+    The weights' gradients are added to their `main_grad`. `beside_messages` as for `kernels.products`.
     """
     flat = rows.view(-1, rows.shape[-1])
     result: Tensor = _GatedMLP.apply(flat, fc1, fc2, keeps_activation, beside_messages)  # type: ignore[no-untyped-call]
@@ -40,15 +40,6 @@ class _GatedMLP(torch.autograd.Function):
         halves_gradient, made_again = gated_product_gradient(
             gradient, fc2, halves, with_activation=activation is None, beside_messages=ctx.beside_messages
         )
-        fc2_gradient = _add(activation if made_again is None else made_again, gradient, ctx.weights[1])
-        fc1_gradient = _add(rows, halves_gradient, ctx.weights[0])
+        fc2_gradient = add_product(activation if made_again is None else made_again, gradient, ctx.weights[1])
+        fc1_gradient = add_product(rows, halves_gradient, ctx.weights[0])
         return halves_gradient @ fc1, fc1_gradient, fc2_gradient, None, None
-
-
-def _add(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
-    """Add a weight's gradient to its buffer; what autograd gets instead, nobody reads."""
-    if weight.main_grad.dtype == torch.float32:
-        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
-    else:
-        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, weight.main_grad)
-    return written(weight)

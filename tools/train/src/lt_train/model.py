@@ -182,7 +182,7 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
         _separate_experts(model)
     if architecture.family == "llama":
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
-    if model.post_process:
+    if model.post_process and plan.padded_vocab_size > architecture.vocab_size:
         model.output_layer.register_forward_hook(partial(_without_padding, plan))
     if plan.layers.triton:
         from lt_train.fusion import fuse

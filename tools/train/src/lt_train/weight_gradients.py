@@ -64,11 +64,20 @@ def overwrites(buffer: Tensor) -> bool:
     return _stale.pop(buffer.data_ptr(), None) is not None
 
 
+def add_product(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
+    """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`."""
+    if weight.main_grad.dtype == torch.float32:
+        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
+    else:
+        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, weight.main_grad)
+    return written(weight)
+
+
 def written(weight: Any) -> Tensor:
     """Say that the gradient of `weight` is in its buffer. Megatron-core's hook still wants a gradient, whose numbers it then does
-    not read: it is returned."""
+    not read, unless it adds those of a tied embedding to them: it is returned."""
     weight.grad_added_to_main_grad = True
-    return torch.empty_like(weight)
+    return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
 
 
 def leave_uncleared(chunk: DistributedDataParallel) -> None:

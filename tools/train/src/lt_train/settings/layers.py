@@ -68,6 +68,14 @@ OPTIONS = console.section(
         " own; auto takes products where quack is installed.",
     ),
     click.option(
+        "--loss-in",
+        type=click.Choice(["auto", PRODUCTS, KERNEL]),
+        default="auto",
+        help="The loss beside Triton's kernels: inside the output layer's product, by quack, on Hopper GPUs in bf16, with a"
+        " vocabulary that is a multiple of 128 and no z-loss, or in a kernel of its own; auto takes products where quack is"
+        " installed.",
+    ),
+    click.option(
         "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
     ),
     click.option("--attention-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of attention."),
@@ -87,13 +95,14 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused", `swiglu_in` "products"
-    or "kernel"; dropouts are probabilities."""
+    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused", `swiglu_in` and
+    `loss_in` "products" or "kernel"; dropouts are probabilities."""
 
     implementation: str
     kernels: str
     attention: str
     swiglu_in: str
+    loss_in: str
     hidden_dropout: float
     attention_dropout: float
     token_dispatcher: str
@@ -122,19 +131,23 @@ def resolve(options: dict[str, Any], where: str) -> Layers:
         is_needed = any(options.get(name) for name in OF_TRANSFORMER_ENGINE)
         is_needed |= options.get("fp8_format") is not None and options.get("fp8_recipe") == "delayed"
         asked = TRANSFORMER_ENGINE if is_needed and where == device.CUDA else TORCH
-    kernels, attention, swiglu_in = options["kernels"], options["attention_backend"], options["swiglu_in"]
+    kernels, attention = options["kernels"], options["attention_backend"]
     if kernels == "auto":
         kernels = TRITON if where == device.CUDA else TORCH
     if attention == "auto":
         attention = FLASH if where == device.CUDA and _is_installed("flash_attn.cute") else FUSED
+    has_products = kernels == TRITON and where == device.CUDA and _is_installed("quack")
+    swiglu_in, loss_in = options["swiglu_in"], options["loss_in"]
     if swiglu_in == "auto":
-        can = kernels == TRITON and asked == TORCH and where == device.CUDA
-        swiglu_in = PRODUCTS if can and _is_installed("quack") else KERNEL
+        swiglu_in = PRODUCTS if has_products and asked == TORCH else KERNEL
+    if loss_in == "auto":
+        loss_in = PRODUCTS if has_products else KERNEL
     return Layers(
         implementation=asked,
         kernels=kernels,
         attention=attention,
         swiglu_in=swiglu_in,
+        loss_in=loss_in,
         hidden_dropout=options["hidden_dropout"],
         attention_dropout=options["attention_dropout"],
         token_dispatcher=options["moe_token_dispatcher_type"],
@@ -159,8 +172,8 @@ def missing_packages(layers: Layers) -> Iterator[ToolError]:
         yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
         yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
-    if layers.swiglu_in == PRODUCTS and not _is_installed("quack"):
-        yield BadConfig("quack is not installed", "pip install lt-train[flash], or use --swiglu-in kernel")
+    if PRODUCTS in (layers.swiglu_in, layers.loss_in) and not _is_installed("quack"):
+        yield BadConfig("quack is not installed", "pip install lt-train[flash], or use --swiglu-in kernel --loss-in kernel")
 
 
 def check(
@@ -174,8 +187,9 @@ def check(
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.swiglu_in == PRODUCTS and layers.transformer_engine:
         yield BadConfig("--swiglu-in products is for torch layers", "drop it, or use --transformer-impl torch")
-    if layers.swiglu_in == PRODUCTS and not layers.triton:
-        yield BadConfig("--swiglu-in products is for --kernels triton", "drop it, or add --kernels triton")
+    for option, chosen in (("--swiglu-in", layers.swiglu_in), ("--loss-in", layers.loss_in)):
+        if chosen == PRODUCTS and not layers.triton:
+            yield BadConfig(f"{option} products is for --kernels triton", "drop it, or add --kernels triton")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window

@@ -1,10 +1,11 @@
-"""SwiGLU at the end of matrix products, in quack's Hopper kernels (NVIDIA's CuTe language): no pass over memory of its own.
+"""Matrix products that go on with their sums, in quack's Hopper kernels (NVIDIA's CuTe language): no pass over memory of its own.
 
-A product has its sums in registers before it writes them. Forward, a column of the gate and the same column of up are computed
-side by side, and one kernel writes gate, up and silu(gate) x up. Backward, the product that gives the activation's gradient reads
-gate and up, and writes their gradients in its place. For a layer of m rows that is 4 m n bytes less read forward, and 4 m n less
-read and written backward, for the same sums. On an H200, 2026-11-22, for Llama 3 8B's width and 32,768 tokens: forward 11.3 ms
-instead of 11.7, backward 5.9 instead of 6.7, and 6.2 with the activation again. A kernel takes about 10 s to compile, once: quack
+A product has its sums in registers before it writes them. SwiGLU, forward: a column of the gate and the same column of up are
+computed side by side, and one kernel writes gate, up and silu(gate) x up. Backward, the product that gives the activation's
+gradient reads gate and up, and writes their gradients in its place. For a layer of m rows that is 4 m n bytes less read forward,
+and 4 m n less read and written backward, for the same sums. On an H200, 2026-11-22, for Llama 3 8B's width and 32,768 tokens:
+forward 11.3 ms instead of 11.7, backward 5.9 instead of 6.7, and 6.2 with the activation again. The loss: logits become the
+exponentials that a softmax is made of, and their sums (`lt_train.output_loss`). A kernel takes about 10 s to compile, once: quack
 keeps it.
 
 A kernel's programs fill the GPU, each with its share of tiles. Where messages between ranks have some of its processors, the
@@ -18,12 +19,17 @@ This is the only module that knows quack.
 """
 
 import functools
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# The columns of a tile. Sums of rows are of whole tiles only: what lies beside a matrix would count.
+WIDE, COLUMNS = 192, 128
+LOG2E = math.log2(math.e)
 
 
 def gated_product(rows: Tensor, weight: Tensor, beside_messages: bool) -> tuple[Tensor, Tensor]:
@@ -54,6 +60,18 @@ def gated_product_gradient(
     return result, out.get("activation")
 
 
+def exponential_product(rows: Tensor, weight: Tensor, offsets: Tensor, beside_messages: bool) -> tuple[Tensor, Tensor]:
+    """2^(log2(e) x `rows` [m, k] times the transpose of `weight` [n, k] - `offsets` [m]), and the sum of each row.
+
+    `rows`, `weight` and the result are bfloat16, k is a multiple of 8 and n of `COLUMNS`; `offsets` and sums are float32 [m].
+    """
+    columns = WIDE if weight.shape[0] % WIDE == 0 else COLUMNS
+    result = _epilogues().exponential(
+        rows, weight.t(), offset=offsets.view(1, -1), config=_configuration(beside_messages, columns), tuned=False
+    )
+    return result["D"], result["total"]
+
+
 class _Epilogues:
     """quack traces these functions for the numbers of a thread, once for each kernel it compiles."""
 
@@ -61,6 +79,8 @@ class _Epilogues:
         from quack import cache
         from quack.activation import dswiglu, swiglu
         from quack.epilogue import gemm_epilogue, unpack
+        from quack.epilogue.math import pexp2
+        from quack.epilogue.ops import ColVecLoad, ColVecReduce
 
         if cache.CACHE_DIR is None:
             # Its own choice, a folder in /tmp of a name to guess, may hold another user's code.
@@ -78,10 +98,17 @@ class _Epilogues:
             gate_gradient, up_gradient, activation = dswiglu(gate, up, acc)
             return {"gate_gradient": gate_gradient, "up_gradient": up_gradient, "activation": activation}
 
+        def exponential(acc: Any, offset: Any) -> dict[str, Any]:
+            result = pexp2(acc * LOG2E - offset)
+            return {"D": result, "total": result}
+
         gradients = ("gate_gradient", "up_gradient")
         self.forward = gemm_epilogue(outputs=("gate", "up", "activation"), mode="acc_pair")(forward)
         self.backward = gemm_epilogue(outputs=gradients)(backward)
         self.backward_with_activation = gemm_epilogue(outputs=(*gradients, "activation"))(backward_with_activation)
+        self.exponential = gemm_epilogue(ops={"offset": ColVecLoad("offset")}, reduces={"total": ColVecReduce("total")})(
+            exponential
+        )
 
 
 @functools.cache
@@ -90,7 +117,7 @@ def _epilogues() -> _Epilogues:
 
 
 @functools.cache
-def _configuration(beside_messages: bool) -> Any:
+def _configuration(beside_messages: bool, columns: int = WIDE) -> Any:
     from quack.gemm_config import GemmConfig
 
-    return GemmConfig(tile_m=128, tile_n=192, pingpong=True, is_dynamic_persistent=beside_messages)
+    return GemmConfig(tile_m=128, tile_n=columns, pingpong=True, is_dynamic_persistent=beside_messages)

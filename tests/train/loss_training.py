@@ -1,0 +1,59 @@
+"""Training with the loss in the output layer's product on a CPU, where torch computes the product.
+
+`train` is what a test calls; as a program this file trains in several ways, one after the other.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from one_process import norms, prepare, start, train_each
+from running import losses
+from torch import Tensor
+
+OPTIONS = (
+    *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
+    *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "128", "--seq-length", "8", "--lr", "1e-2"),
+    *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "3", "--log-interval", "1"),
+    *("--eval-interval", "3", "--eval-iters", "1", "--device", "cpu", "--ranks", "1", "--kernels", "triton"),
+)
+PRODUCT = "product"
+
+
+def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[list[float], list[float], int]]:
+    """The losses of each run's steps and evaluations, its gradients' norms, and how many products had the loss; each of `runs` is
+    `PRODUCT` or "", and more options."""
+    products = start(__file__, place, runs)
+    return {name: (list(losses(place / name).values()), norms(place / name), products[name]) for name in runs}
+
+
+def product(rows: Tensor, weight: Tensor, offsets: Tensor, beside_messages: bool) -> tuple[Tensor, Tensor]:
+    """In place of `kernels.products.exponential_product`."""
+    from lt_train.kernels.products import LOG2E
+
+    exponentials = torch.exp2((rows.float() @ weight.float().t()) * LOG2E - offsets[:, None])
+    return exponentials.to(rows.dtype), exponentials.sum(1)
+
+
+def main(folder: Path, runs: dict[str, list[str]]) -> None:
+    rank = prepare()
+    from lt_train import fusion, output_loss
+
+    products = dict.fromkeys(runs, 0)
+
+    def before(name: str, way: str) -> None:
+        def counting(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+            products[name] += 1
+            return product(*arguments)
+
+        fusion._loses_in_product = lambda plan: way == PRODUCT
+        output_loss.exponential_product = counting
+
+    train_each(rank, folder, runs, OPTIONS, before)
+    print(json.dumps(products))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

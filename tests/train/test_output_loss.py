@@ -1,0 +1,155 @@
+"""The loss in the output layer's product, which needs a Hopper GPU: here torch computes the product."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loss_training import PRODUCT, product, train
+from torch.nn.functional import cross_entropy
+
+from lt_shared.presets import preset
+from lt_train import fusion, output_loss
+
+ROWS, WIDTH, COLUMNS = 12, 64, 256
+
+
+@pytest.fixture(autouse=True)
+def product_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_loss, "exponential_product", product)
+
+
+def case(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, a weight with its buffer, labels, and weights of the losses, of which one is 0."""
+    torch.manual_seed(0)
+    rows = (torch.randn(ROWS, WIDTH) * scale).to(dtype).requires_grad_()
+    weight = torch.nn.Parameter((torch.randn(COLUMNS, WIDTH) * 0.3).to(dtype))
+    weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+    weights = torch.rand(ROWS)
+    weights[3] = 0
+    return rows, weight, torch.randint(0, COLUMNS, (ROWS,)), weights
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_losses_and_gradients(scale: float, dtype: torch.dtype, tolerance: float) -> None:
+    """Up to a loss of 110 for a token."""
+    rows, weight, labels, weights = case(scale, dtype)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (rows, weight)]
+    expected = cross_entropy(exact[0] @ exact[1].t(), labels, reduction="none")
+    (expected * weights).sum().backward()
+    losses = output_loss.output_losses(rows, weight, labels, False)
+    (losses * weights).sum().backward()
+    assert losses.max() < 110 * scale + 10
+    torch.testing.assert_close(losses, expected.float(), atol=1e-5, rtol=1e-6)
+    for found, wanted in ((rows.grad, exact[0].grad), (weight.main_grad, exact[1].grad)):
+        torch.testing.assert_close(found.double(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0)
+    assert not rows.grad[3].any()
+    assert weight.grad_added_to_main_grad
+
+
+def test_a_label_that_is_nearly_certain() -> None:
+    """Its logit is computed twice, in two orders: no loss is negative for that."""
+    rows, weight, labels, _ = case(1.0, torch.float32)
+    with torch.no_grad():
+        rows.copy_(weight[labels] * 4)
+    expected = cross_entropy((rows.double() @ weight.double().t()), labels, reduction="none")
+    found = output_loss.output_losses(rows, weight, labels, False)
+    assert expected.max() < 1e-4
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=0)
+    assert found.min() >= 0
+
+
+def test_what_exponentials_cannot_hold_is_not_finite() -> None:
+    rows, weight, labels, weights = case(60.0, torch.bfloat16)
+    losses = output_loss.output_losses(rows, weight, labels, False)
+    (losses * weights).sum().backward()
+    assert losses.isinf().any()
+    assert not weight.main_grad.isfinite().all()
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_gradient_that_is_read_is_zero(is_read: bool) -> None:
+    """megatron-core adds that of a tied embedding to it."""
+    rows, weight, labels, _ = case(1.0, torch.float32)
+    weight.zero_out_wgrad = is_read
+    output_loss.output_losses(rows, weight, labels, False).sum().backward()
+    assert weight.main_grad.any()
+    assert not is_read or not weight.grad.any()
+
+
+def test_training(tmp_path: Path) -> None:
+    """Beside the loss in its own kernel: steps of two micro batches, evaluations, the gradients' norms."""
+    untied = ("--untie-embeddings-and-output-weights",)
+    ways = {
+        "tied": (),
+        "tied, deterministic": ("--bf16", "--grad-reduce-in-bf16", "--deterministic-mode"),
+        "untied, in 16 bits": (*untied, "--bf16", "--grad-reduce-in-bf16"),
+        "untied, masked": (*untied, "--bf16", "--accumulate-allreduce-grads-in-fp32", "--eod-mask-loss"),
+    }
+    runs = {f"{name}{way}": (way, *options) for name, options in ways.items() for way in ("", PRODUCT)}
+    found = train(tmp_path, runs)
+    for name in ways:
+        tolerance = 2e-2 if "--bf16" in ways[name] else 5e-6
+        (losses, norms, products), (expected_losses, expected_norms, none) = found[name + PRODUCT], found[name]
+        assert losses == pytest.approx(expected_losses, abs=tolerance), name
+        assert norms == pytest.approx(expected_norms, rel=tolerance), name
+        # Three steps and two evaluations of two micro batches each.
+        assert (products, none) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"loss_in": "kernel"}, False),
+        ({"device": "cpu"}, False),
+        ({"bf16": False}, False),
+        ({"fully_sharded": True}, False),
+        ({"z_loss_coeff": 1e-4}, False),
+        ({"padded_vocab_size": 2176}, False),
+        ({"vocab_size": 2016, "padded_vocab_size": 2016}, False),
+        ({"hidden_size": 132}, False),
+        ({"capability": (8, 0)}, False),
+    ],
+    ids=str,
+)
+def test_where_the_loss_is_in_the_product(changed: dict[str, object], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"loss_in": "products", "device": "cuda", "bf16": True, "fully_sharded": False, "z_loss_coeff": 0.0}
+    values |= {"vocab_size": 2048, "padded_vocab_size": 2048, "hidden_size": 128, "capability": (9, 0)} | changed
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: values["capability"])
+    every = SimpleNamespace(**values)
+    plan = SimpleNamespace(
+        layers=every, parallelism=every, precision=every, memory=every, optimization=every, architecture=every,
+        padded_vocab_size=values["padded_vocab_size"],
+    )  # fmt: skip
+    assert fusion._loses_in_product(plan) == expected
+
+
+def test_the_output_layer_leaves_its_product_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_loses_in_product", lambda plan: True)
+    told = []
+    monkeypatch.setattr(fusion, "output_losses", lambda *given: told.append(given) or torch.arange(6.0))
+    model = SimpleNamespace(
+        decoder=SimpleNamespace(layers=[], final_layernorm=SimpleNamespace(forward=None)),
+        output_layer=SimpleNamespace(weight="own", forward=None),
+        pre_process=False,
+        post_process=True,
+    )
+    plan = SimpleNamespace(
+        architecture=preset("tiny"),
+        layers=SimpleNamespace(transformer_engine=False),
+        parallelism=SimpleNamespace(tensor=1, world_size=2),
+        precision=SimpleNamespace(deterministic=False),
+    )
+    fusion.fuse(model, plan)
+    hidden_states = torch.arange(12.0).view(3, 2, 2)
+    labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    for weight, expected in ((None, "own"), ("embedding's", "embedding's")):
+        logits, bias = model.output_layer.forward(hidden_states, weight=weight, runtime_gather_output=None)
+        losses = model.compute_language_model_loss(labels, logits)
+        rows, used, flat, beside_messages = told.pop()
+        assert (bias, used, beside_messages) == (None, expected, True)
+        assert torch.equal(rows, hidden_states.view(6, 2))
+        assert flat.tolist() == [0, 3, 1, 4, 2, 5]
+        assert losses.tolist() == [[0, 2, 4], [1, 3, 5]]
