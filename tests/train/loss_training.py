@@ -29,7 +29,7 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[l
     return {name: (list(losses(place / name).values()), norms(place / name), products[name]) for name in runs}
 
 
-def product(rows: Tensor, weight: Tensor, offsets: Tensor, beside_messages: bool) -> tuple[Tensor, Tensor]:
+def product(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """In place of `kernels.products.exponential_product`."""
     from lt_train.kernels.products import LOG2E
 

@@ -91,9 +91,9 @@ def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.Monke
         fusion, "gated_mlp", lambda rows, *weights, **options: seen.extend(weights) or told.update(options) or rows
     )
     mlp = SimpleNamespace(linear_fc1=fc1, linear_fc2=fc2)
-    fusion._gated_mlp(mlp, torch.ones(1, 2), keeps_activation=True, beside_messages=True)
+    fusion._gated_mlp(mlp, torch.ones(1, 2), keeps_activation=True)
     assert [bool(weight.eq(7).all()) for weight in seen] == [True, True]
-    assert told == {"keeps_activation": True, "beside_messages": True}
+    assert told == {"keeps_activation": True}
 
 
 @pytest.mark.parametrize("engine", [True, False])

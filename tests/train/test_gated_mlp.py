@@ -1,7 +1,5 @@
 """The MLP around the gated products, which need a Hopper GPU: here torch computes them."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -25,21 +23,10 @@ def product_gradient(gradient: Tensor, weight: Tensor, halves: Tensor, with_acti
     return result, activation.detach() if with_activation else None
 
 
-@pytest.mark.parametrize("beside_messages", [True, False])
 @pytest.mark.parametrize("keeps_activation", [True, False])
-def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation: bool, beside_messages: bool) -> None:
-    told = []
-
-    def forward(rows: Tensor, weight: Tensor, beside_messages: bool) -> Any:
-        told.append(beside_messages)
-        return product(rows, weight)
-
-    def backward(*tensors: Tensor, with_activation: bool, beside_messages: bool) -> Any:
-        told.append(beside_messages)
-        return product_gradient(*tensors, with_activation)
-
-    monkeypatch.setattr(gated_mlp, "gated_product", forward)
-    monkeypatch.setattr(gated_mlp, "gated_product_gradient", backward)
+def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation: bool) -> None:
+    monkeypatch.setattr(gated_mlp, "gated_product", product)
+    monkeypatch.setattr(gated_mlp, "gated_product_gradient", product_gradient)
     torch.manual_seed(0)
     rows, fc1, fc2 = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, 4), (12, 4), (4, 6)))
     weights = torch.randn(rows.shape)
@@ -48,9 +35,8 @@ def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation:
 
     for weight in (fc1, fc2):
         weight.main_grad = torch.ones_like(weight)
-    output = gated_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation, beside_messages=beside_messages)
+    output = gated_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation)
     (output * weights).sum().backward()
-    assert told == [beside_messages] * 2
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(rows.grad, gradients[0])
     torch.testing.assert_close(fc1.main_grad, 1 + gradients[1])

@@ -38,7 +38,7 @@ def test_losses_and_gradients(scale: float, dtype: torch.dtype, tolerance: float
     exact = [tensor.detach().double().requires_grad_() for tensor in (rows, weight)]
     expected = cross_entropy(exact[0] @ exact[1].t(), labels, reduction="none")
     (expected * weights).sum().backward()
-    losses = output_loss.output_losses(rows, weight, labels, False)
+    losses = output_loss.output_losses(rows, weight, labels)
     (losses * weights).sum().backward()
     assert losses.max() < 110 * scale + 10
     torch.testing.assert_close(losses, expected.float(), atol=1e-5, rtol=1e-6)
@@ -54,7 +54,7 @@ def test_a_label_that_is_nearly_certain() -> None:
     with torch.no_grad():
         rows.copy_(weight[labels] * 4)
     expected = cross_entropy((rows.double() @ weight.double().t()), labels, reduction="none")
-    found = output_loss.output_losses(rows, weight, labels, False)
+    found = output_loss.output_losses(rows, weight, labels)
     assert expected.max() < 1e-4
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=0)
     assert found.min() >= 0
@@ -62,7 +62,7 @@ def test_a_label_that_is_nearly_certain() -> None:
 
 def test_what_exponentials_cannot_hold_is_not_finite() -> None:
     rows, weight, labels, weights = case(60.0, torch.bfloat16)
-    losses = output_loss.output_losses(rows, weight, labels, False)
+    losses = output_loss.output_losses(rows, weight, labels)
     (losses * weights).sum().backward()
     assert losses.isinf().any()
     assert not weight.main_grad.isfinite().all()
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_read_is_zero(is_read: bool) -> None:
     """megatron-core adds that of a tied embedding to it."""
     rows, weight, labels, _ = case(1.0, torch.float32)
     weight.zero_out_wgrad = is_read
-    output_loss.output_losses(rows, weight, labels, False).sum().backward()
+    output_loss.output_losses(rows, weight, labels).sum().backward()
     assert weight.main_grad.any()
     assert not is_read or not weight.grad.any()
 
@@ -139,7 +139,7 @@ def test_the_output_layer_leaves_its_product_to_the_loss(monkeypatch: pytest.Mon
     plan = SimpleNamespace(
         architecture=preset("tiny"),
         layers=SimpleNamespace(transformer_engine=False),
-        parallelism=SimpleNamespace(tensor=1, world_size=2),
+        parallelism=SimpleNamespace(tensor=1),
         precision=SimpleNamespace(deterministic=False),
     )
     fusion.fuse(model, plan)
@@ -148,8 +148,8 @@ def test_the_output_layer_leaves_its_product_to_the_loss(monkeypatch: pytest.Mon
     for weight, expected in ((None, "own"), ("embedding's", "embedding's")):
         logits, bias = model.output_layer.forward(hidden_states, weight=weight, runtime_gather_output=None)
         losses = model.compute_language_model_loss(labels, logits)
-        rows, used, flat, beside_messages = told.pop()
-        assert (bias, used, beside_messages) == (None, expected, True)
+        rows, used, flat = told.pop()
+        assert (bias, used) == (None, expected)
         assert torch.equal(rows, hidden_states.view(6, 2))
         assert flat.tolist() == [0, 3, 1, 4, 2, 5]
         assert losses.tolist() == [[0, 2, 4], [1, 3, 5]]

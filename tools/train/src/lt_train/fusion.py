@@ -67,7 +67,7 @@ def fuse(model: GPTModel, plan: Plan) -> None:
         model.compute_language_model_loss = _losses
         if _loses_in_product(plan):
             model.output_layer.forward = partial(_unmultiplied, model.output_layer)
-            model.compute_language_model_loss = partial(_output_losses, beside_messages=plan.parallelism.world_size > 1)
+            model.compute_language_model_loss = _output_losses
 
 
 def _keeps_layer_inputs(plan: Plan) -> bool:
@@ -88,12 +88,7 @@ def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
     if architecture.family == "llama" and type(layer.mlp) is MLP and not plan.memory.offloaded_layers:
         layer.mlp.forward = partial(_mlp, layer.mlp)
         if _gates_in_products(plan):
-            layer.mlp.forward = partial(
-                _gated_mlp,
-                layer.mlp,
-                keeps_activation=SWIGLU not in recomputed,
-                beside_messages=plan.parallelism.world_size > 1,
-            )
+            layer.mlp.forward = partial(_gated_mlp, layer.mlp, keeps_activation=SWIGLU not in recomputed)
     rotates_all = architecture.family == "llama" and architecture.rotary_channels == architecture.kv_channels
     if rotates_all and not architecture.qk_layernorm and isinstance(layer.self_attention.core_attention, CausalAttention):
         layer.self_attention.forward = partial(_attention, layer.self_attention)
@@ -170,15 +165,13 @@ def _gates_in_products(plan: Plan) -> bool:
     return False
 
 
-def _gated_mlp(
-    mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, beside_messages: bool, **options: Any
-) -> tuple[Tensor, None]:
+def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, **options: Any) -> tuple[Tensor, None]:
     for linear in (mlp.linear_fc1, mlp.linear_fc2):
         # Those of --overlap-param-gather, which would run if the module were called.
         for wait in linear._forward_pre_hooks.values():
             wait(linear, ())
     weights = mlp.linear_fc1.weight, mlp.linear_fc2.weight
-    return gated_mlp(hidden_states, *weights, keeps_activation=keeps_activation, beside_messages=beside_messages), None
+    return gated_mlp(hidden_states, *weights, keeps_activation=keeps_activation), None
 
 
 def _mlp(mlp: Any, hidden_states: Tensor, *unused: Any, **options: Any) -> Any:
@@ -191,11 +184,11 @@ def _unmultiplied(layer: Any, hidden_states: Tensor, weight: Tensor | None = Non
     return Unmultiplied(hidden_states, layer.weight if weight is None else weight), None
 
 
-def _output_losses(labels: Tensor, logits: Unmultiplied, beside_messages: bool) -> Tensor:
+def _output_losses(labels: Tensor, logits: Unmultiplied) -> Tensor:
     """The loss of every token, float32 [b, s], of `labels` [b, s]."""
     samples, length = labels.shape
     rows = logits.hidden_states.reshape(length * samples, -1)
-    losses = output_losses(rows, logits.weight, labels.t().reshape(-1), beside_messages)
+    losses = output_losses(rows, logits.weight, labels.t().reshape(-1))
     return losses.view(length, samples).t().contiguous()
 
 

@@ -14,32 +14,30 @@ from lt_train.kernels.products import gated_product, gated_product_gradient
 from lt_train.weight_gradients import add_product
 
 
-def gated_mlp(rows: Tensor, fc1: Tensor, fc2: Tensor, *, keeps_activation: bool, beside_messages: bool) -> Tensor:
+def gated_mlp(rows: Tensor, fc1: Tensor, fc2: Tensor, *, keeps_activation: bool) -> Tensor:
     """[..., h] to [..., h] in bfloat16, with weights `fc1` [2 n, h], gates first, and `fc2` [h, n].
 
-    The weights' gradients are added to their `main_grad`. `beside_messages` as for `kernels.products`.
+    The weights' gradients are added to their `main_grad`.
     """
     flat = rows.view(-1, rows.shape[-1])
-    result: Tensor = _GatedMLP.apply(flat, fc1, fc2, keeps_activation, beside_messages)  # type: ignore[no-untyped-call]
+    result: Tensor = _GatedMLP.apply(flat, fc1, fc2, keeps_activation)  # type: ignore[no-untyped-call]
     return result.view(rows.shape)
 
 
 class _GatedMLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, fc1: Tensor, fc2: Tensor, keeps_activation: bool, beside_messages: bool) -> Tensor:
-        halves, activation = gated_product(rows, fc1, beside_messages)
+    def forward(ctx: Any, rows: Tensor, fc1: Tensor, fc2: Tensor, keeps_activation: bool) -> Tensor:
+        halves, activation = gated_product(rows, fc1)
         ctx.save_for_backward(rows, fc1, fc2, halves, activation if keeps_activation else None)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
-        ctx.weights, ctx.beside_messages = (fc1, fc2), beside_messages
+        ctx.weights = fc1, fc2
         return activation @ fc2.t()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         rows, fc1, fc2, halves, activation = ctx.saved_tensors
         gradient = gradient.contiguous()
-        halves_gradient, made_again = gated_product_gradient(
-            gradient, fc2, halves, with_activation=activation is None, beside_messages=ctx.beside_messages
-        )
+        halves_gradient, made_again = gated_product_gradient(gradient, fc2, halves, with_activation=activation is None)
         fc2_gradient = add_product(activation if made_again is None else made_again, gradient, ctx.weights[1])
         fc1_gradient = add_product(rows, halves_gradient, ctx.weights[0])
-        return halves_gradient @ fc1, fc1_gradient, fc2_gradient, None, None
+        return halves_gradient @ fc1, fc1_gradient, fc2_gradient, None

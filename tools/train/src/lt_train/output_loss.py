@@ -26,20 +26,20 @@ from lt_train.weight_gradients import add_product
 ROOM = 86
 
 
-def output_losses(rows: Tensor, weight: Tensor, labels: Tensor, beside_messages: bool) -> Tensor:
+def output_losses(rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """The loss in nats, float32 [m], of `labels`, int64 [m], with logits `rows` [m, h] times the transpose of `weight` [V, h].
 
-    Both are bfloat16. The weight's gradient is added to its `main_grad`. `beside_messages` as for `kernels.products`.
+    Both are bfloat16. The weight's gradient is added to its `main_grad`.
     """
-    losses: Tensor = _OutputLoss.apply(rows, weight, labels, beside_messages)  # type: ignore[no-untyped-call]
+    losses: Tensor = _OutputLoss.apply(rows, weight, labels)  # type: ignore[no-untyped-call]
     return losses
 
 
 class _OutputLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, labels: Tensor, beside_messages: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         offsets = dots(rows, weight, labels).mul_(LOG2E).add_(ROOM)
-        exponentials, sums = exponential_product(rows, weight, offsets, beside_messages)
+        exponentials, sums = exponential_product(rows, weight, offsets)
         # The label's own part, whose logit the product has summed in another order.
         sums.clamp_(min=2.0**-ROOM)
         ctx.save_for_backward(rows, weight, labels, exponentials, sums)
@@ -49,10 +49,10 @@ class _OutputLoss(torch.autograd.Function):
         return torch.where(sums < 1, (sums * 2.0**ROOM).log(), sums.log() + ROOM * math.log(2))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, weight, labels, exponentials, sums = ctx.saved_tensors
         factors = gradient / sums
         exponentials.scatter_(1, labels[:, None], (2.0**-ROOM - sums).to(exponentials.dtype)[:, None])
         weight_gradient = add_product(scale(rows, factors, torch.empty_like(rows)), exponentials, ctx.weight)
         rows_gradient = exponentials @ weight
-        return scale(rows_gradient, factors, rows_gradient), weight_gradient, None, None
+        return scale(rows_gradient, factors, rows_gradient), weight_gradient, None
