@@ -83,6 +83,19 @@ def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = failures._report(ECHOES[1], place(0))
     assert lost.exit_code == 74
     assert "communication with the other ranks failed" in str(lost)
-    memory = failures._report(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), place(3))
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nframe #0"), "CUDA out of memory. Tried 2 GiB"),
+        (torch.distributed.DistBackendError("NCCL error\nCuda failure 2 'out of memory'"), "Cuda failure 2 'out of memory'"),
+        (RuntimeError("CUDA error: out of memory\nframe #0"), "CUDA error: out of memory"),
+    ],
+    ids=["torch", "nccl", "cuda"],
+)
+def test_memory_that_is_used_up_is_the_configurations_fault(error: Exception, shown: str) -> None:
+    memory = failures._report(error, place(3))
     assert memory.exit_code == 78
+    assert str(memory).endswith(f": {shown}")
     assert "--micro-batch-size" in str(memory.hint)

@@ -21,6 +21,7 @@ CLAIMS = "lt-train/failures"
 CODE = "lt-train/failure-code"
 ECHO_SECONDS = 4.0
 POLL_SECONDS = 0.1
+_OUT_OF_MEMORY = "out of memory"
 _COMMUNICATION = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
 
 
@@ -90,10 +91,12 @@ def _report(error: Exception, place: Place) -> RankError:
     if isinstance(error, ToolError):
         return RankError(place, str(error), error.hint, error.exit_code)
     # torch adds a stack of C++ frames.
-    first_line = str(error).strip().split("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError):
+    lines = str(error).strip().split("\n")
+    first_line = lines[0]
+    # NCCL and CUDA have errors of their own for it: whoever asks last finds nothing left.
+    if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
         remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
-        return RankError(place, first_line, remedy, ExitCode.BAD_CONFIG)
+        return RankError(place, of_memory, remedy, ExitCode.BAD_CONFIG)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return RankError(place, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
