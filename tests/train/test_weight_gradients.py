@@ -72,3 +72,18 @@ def test_what_no_product_wrote_is_cleared_before_the_end_of_the_step() -> None:
     )
     assert vars(seen) == {"n": 1, "sum": 0.0}
     assert not weight_gradients.overwrites(buffer)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.float32, "wgrad_gemm_accum_fp32"), (torch.bfloat16, "wgrad_gemm_accum_fp16")]
+)
+def test_the_product_is_that_of_the_buffers_type(dtype: torch.dtype, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here both add the same; on a GPU they differ."""
+    called = []
+    for name in ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"):
+        monkeypatch.setattr(weight_gradients.WeightGradients, name, lambda *_, name=name: called.append(name))
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    weight.main_grad = torch.zeros(3, 2, dtype=dtype)
+    weight_gradients.add_product(torch.ones(4, 2), torch.ones(4, 3), weight)
+    assert called == [expected]
+    assert weight.grad_added_to_main_grad

@@ -46,11 +46,13 @@ class Anomalies:
         self.bad_steps += 1
         if self.bad_steps < self.max_nan_steps:
             return
-        finite = "finite" if math.isfinite(result.loss) else "not finite either"
+        is_finite = math.isfinite(result.loss)
+        finite = "finite" if is_finite else "not finite either"
         raise BadConfig(
             f"gradients were not finite in {self.bad_steps} steps in a row, the last of them {iteration};"
             f" the loss is {finite}, the weights are those of iteration {iteration - self.bad_steps}",
-            "lower --lr, raise --lr-warmup-iters, or look at the data of these steps; --max-nan-steps allows more",
+            "lower --lr, raise --lr-warmup-iters, or look at the data of these steps; --max-nan-steps allows more"
+            + ("" if is_finite else ", and --loss-in kernel losses of a token beyond 126 nats"),
         )
 
     def _spike(self, iteration: int, loss: float) -> str | None:

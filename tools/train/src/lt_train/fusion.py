@@ -146,9 +146,14 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _loses_in_product(plan: Plan) -> bool:
-    """Whether the output layer's product can end with the loss. Padding would be in its sums, and the z-loss wants logits."""
+    """Whether the output layer's product, of a rank that has all of it, can end with the loss.
+
+    Padding would be in its sums, and the z-loss wants logits.
+    """
     architecture, columns = plan.architecture, plan.padded_vocab_size
-    fits = columns == architecture.vocab_size and columns % COLUMNS + architecture.hidden_size % MULTIPLE == 0
+    rows = plan.batches.micro_batch_size * plan.batches.seq_length // plan.parallelism.context
+    fits = columns == architecture.vocab_size and columns % COLUMNS == 0
+    fits &= architecture.hidden_size % MULTIPLE == 0 and rows % MULTIPLE == 0
     trains = plan.precision.bf16 and not plan.memory.fully_sharded and not plan.optimization.z_loss_coeff
     asked = plan.layers.loss_in == PRODUCTS and plan.parallelism.device == CUDA
     return asked and fits and trains and torch.cuda.get_device_capability()[0] == HOPPER
@@ -187,12 +192,12 @@ def _unmultiplied(layer: Any, hidden_states: Tensor, weight: Tensor | None = Non
 def _output_losses(labels: Tensor, logits: Unmultiplied) -> Tensor:
     """The loss of every token, float32 [b, s], of `labels` [b, s]."""
     samples, length = labels.shape
-    rows = logits.hidden_states.reshape(length * samples, -1)
-    losses = output_losses(rows, logits.weight, labels.t().reshape(-1))
+    rows = logits.hidden_states.reshape(length * samples, -1).contiguous()
+    losses = output_losses(rows, logits.weight, labels.t().reshape(-1).contiguous())
     return losses.view(length, samples).t().contiguous()
 
 
 def _losses(labels: Tensor, logits: Tensor) -> Tensor:
     """The loss of every token, float32 [b, s], of `labels` [b, s] and `logits` [s, b, columns]."""
-    losses = cross_entropy(logits.view(-1, logits.shape[-1]), labels.t().reshape(-1))
+    losses = cross_entropy(logits.view(-1, logits.shape[-1]), labels.t().reshape(-1).contiguous())
     return losses.view(logits.shape[:2]).t().contiguous()

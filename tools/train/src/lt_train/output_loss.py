@@ -8,7 +8,8 @@ label, where E is exp(-`ROOM`). So E is already, but for a factor of each row an
 backward pass need; the factor is applied to their rows of h numbers, not to V.
 
 Exponentials are bfloat16, with the precision of softmax's gradient in 16 bits, and better than that of logits in 16 bits. They
-have room for tokens with a loss of up to about 130; beyond, S and the loss are infinite, and the step changes nothing.
+have room for tokens with a loss of up to 126. Beyond, S and the loss are infinite, and the step changes nothing, also where the
+loss of that token does not count.
 """
 
 import math
@@ -24,12 +25,14 @@ from lt_train.weight_gradients import add_product
 # As a power of two: 60 nats. Of a float's 2^-126 to 2^128 that leaves as much for tokens less likely than the label, down to
 # 2^-40 of it, as matters, and the rest for those more likely.
 ROOM = 86
+# 126 nats. Of what is left, a loss's gradient divided by its sum needs some, down to 2^-30.
+LARGEST_SUM = 2.0**96
 
 
 def output_losses(rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """The loss in nats, float32 [m], of `labels`, int64 [m], with logits `rows` [m, h] times the transpose of `weight` [V, h].
 
-    Both are bfloat16. The weight's gradient is added to its `main_grad`.
+    All are contiguous, rows and weight bfloat16. The weight's gradient is added to its `main_grad`.
     """
     losses: Tensor = _OutputLoss.apply(rows, weight, labels)  # type: ignore[no-untyped-call]
     return losses
@@ -42,6 +45,7 @@ class _OutputLoss(torch.autograd.Function):
         exponentials, sums = exponential_product(rows, weight, offsets)
         # The label's own part, whose logit the product has summed in another order.
         sums.clamp_(min=2.0**-ROOM)
+        sums = torch.where(sums <= LARGEST_SUM, sums, math.inf * sums)
         ctx.save_for_backward(rows, weight, labels, exponentials, sums)
         # A saved weight comes back without its attributes where hooks on saved tensors are in force.
         ctx.weight = weight

@@ -74,8 +74,8 @@ def add_product(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
 
 
 def written(weight: Any) -> Tensor:
-    """Say that the gradient of `weight` is in its buffer. Megatron-core's hook still wants a gradient, whose numbers it then does
-    not read, unless it adds those of a tied embedding to them: it is returned."""
+    """Say that the gradient of `weight` is in its buffer. Returns what megatron-core's hook still wants: any numbers, which it
+    does not read, or zeros for a tied weight, where it adds the embedding's gradient and reads the sum."""
     weight.grad_added_to_main_grad = True
     return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
 

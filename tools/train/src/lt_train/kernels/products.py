@@ -8,14 +8,15 @@ forward 11.3 ms instead of 11.7, backward 5.9 instead of 6.7, and 6.2 with the a
 exponentials that a softmax is made of, and their sums (`lt_train.output_loss`). A kernel takes about 10 s to compile, once: quack
 keeps it.
 
-A kernel's programs fill the GPU. Each takes its next tile when it is ready for one: with a share of tiles of its own it would end
-with the slowest of them, 821 instead of 809 to 815 ms a step. Where messages between ranks have some of the GPU's processors, the
-programs that find no place would even begin when the others are done, 4.5 ms instead of 2.8.
+A kernel's programs fill the GPU. Each takes its next tile when it is ready for one: if each had a share of tiles of its own, a
+kernel would end with the slowest, 821 instead of 809 to 815 ms a step of 8 layers of that width. Where messages between ranks
+have some of the GPU's processors, the programs that find no place would even begin when the others are done, 4.5 ms instead of
+2.8.
 
 Gate and up are halves of one tensor in Megatron's order, not interleaved as quack's own epilogues have them. So the layer's other
 products, which are torch's, and weights, gradients and checkpoints stay as they are.
 
-This is the only module that knows quack.
+This is the only module that calls quack.
 """
 
 import functools

@@ -71,9 +71,9 @@ OPTIONS = console.section(
         "--loss-in",
         type=click.Choice(["auto", PRODUCTS, KERNEL]),
         default="auto",
-        help="The loss beside Triton's kernels: inside the output layer's product, by quack, on Hopper GPUs in bf16, with a"
-        " vocabulary that is a multiple of 128 and no z-loss, or in a kernel of its own; auto takes products where quack is"
-        " installed.",
+        help="The loss beside Triton's kernels: inside the output layer's product, by quack, or in a kernel of its own; auto"
+        " takes products where quack is installed. They need a Hopper GPU, bf16, tensor parallel size 1 and a vocabulary that is"
+        " a multiple of 128, and neither the z-loss nor FSDP2; elsewhere the kernel stays.",
     ),
     click.option(
         "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
@@ -115,6 +115,11 @@ class Layers:
     @property
     def triton(self) -> bool:
         return self.kernels == TRITON
+
+    @property
+    def by_quack(self) -> tuple[tuple[str, str], ...]:
+        """The options of what quack can do, and what was chosen."""
+        return ("--swiglu-in", self.swiglu_in), ("--loss-in", self.loss_in)
 
     @property
     def dropout(self) -> bool:
@@ -172,8 +177,9 @@ def missing_packages(layers: Layers) -> Iterator[ToolError]:
         yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
         yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
-    if PRODUCTS in (layers.swiglu_in, layers.loss_in) and not _is_installed("quack"):
-        yield BadConfig("quack is not installed", "pip install lt-train[flash], or use --swiglu-in kernel --loss-in kernel")
+    chosen = [option for option, where in layers.by_quack if where == PRODUCTS]
+    if chosen and not _is_installed("quack"):
+        yield BadConfig("quack is not installed", f"pip install lt-train[flash], or use {' kernel '.join(chosen)} kernel")
 
 
 def check(
@@ -187,8 +193,10 @@ def check(
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.swiglu_in == PRODUCTS and layers.transformer_engine:
         yield BadConfig("--swiglu-in products is for torch layers", "drop it, or use --transformer-impl torch")
-    for option, chosen in (("--swiglu-in", layers.swiglu_in), ("--loss-in", layers.loss_in)):
-        if chosen == PRODUCTS and not layers.triton:
+    for option, where in layers.by_quack:
+        if where == PRODUCTS and parallelism.device != device.CUDA:
+            yield BadConfig(f"{option} products does not run on {parallelism.device}", "drop it")
+        elif where == PRODUCTS and not layers.triton:
             yield BadConfig(f"{option} products is for --kernels triton", "drop it, or add --kernels triton")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
