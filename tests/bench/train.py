@@ -34,8 +34,8 @@ from training.process import Process
 from training.workload import SHAPES, Workload
 
 README = Path(__file__).resolve().parents[2] / "tools/train/README.md"
-# A cool GPU is faster: 797 ms a step grew to 822 within ten seconds, 8B's width on an H200, 2026-11-22. Contenders that pause
-# longer before their first step, to compile, gained by that.
+# A GPU gets warm: behind 4 steps those of one run took 797 to 822 ms, behind 20 802 to 811 (8B's width, H200, 2026-11-22), and
+# contenders come to their first step from pauses of different length.
 WARMUP_STEPS, STEPS = 20, 10
 LAST_LINES = 12
 # Of its estimate; what takes longer hangs.

@@ -144,6 +144,18 @@ def test_training(tmp_path: Path) -> None:
         assert (products, none) == (10, 0)
 
 
+def test_a_hundred_steps(tmp_path: Path) -> None:
+    """Beside torch's own operations, in float32."""
+    steps = ("--train-iters", "100", "--eval-iters", "0", "--global-batch-size", "1", "--lr", "3e-3")
+    runs = {"plain": ("", *steps, "--kernels", "torch"), "product": (PRODUCT, *steps)}
+    found = train(tmp_path, runs)
+    (losses, _, products), (expected, _, _) = found["product"], found["plain"]
+    # Roundings of float32 near 4 are 2.4e-7.
+    assert losses == pytest.approx(expected, abs=5e-6)
+    assert (len(losses), products) == (100, 100)
+    assert expected[-1] < expected[0] - 0.3
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
