@@ -31,6 +31,7 @@ def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any
 
 
 def prepare() -> tuple[Place, Any]:
+    """Make this process a run's one rank: its place and its device."""
     place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
     os.environ.update(place.environment())
     return place, device.prepare("cpu", place)

@@ -1,9 +1,9 @@
 """Gradients written and added by products, and left uncleared, beside those of runs without that."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import one_process
 import pytest
 import torch
 from running import train
@@ -22,8 +22,7 @@ def norms(save: Path, *arguments: str) -> list[float]:
     """Of the gradients of each step."""
     done = train(*STEPS, *arguments, "--save", str(save))
     assert not done.code, done.err
-    records = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
-    return [record["grad_norm"] for record in records if "grad_norm" in record]
+    return one_process.norms(save)
 
 
 @pytest.fixture(scope="module")
