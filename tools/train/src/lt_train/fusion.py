@@ -156,18 +156,22 @@ def _loses_in_product(plan: Plan) -> bool:
     fits &= architecture.hidden_size % MULTIPLE == 0 and rows % MULTIPLE == 0
     trains = plan.precision.bf16 and not plan.memory.fully_sharded and not plan.optimization.z_loss_coeff
     asked = plan.layers.loss_in == PRODUCTS and plan.parallelism.device == CUDA
-    return asked and fits and trains and torch.cuda.get_device_capability()[0] == HOPPER
+    return asked and fits and trains and _is_hopper()
 
 
 def _gates_in_products(plan: Plan) -> bool:
     """Raises BadConfig when the GPU cannot and a recomputation was asked for that only the products have."""
     if swiglu.obstacle(plan.layers, plan.architecture, plan.precision, plan.parallelism, plan.memory.fully_sharded):
         return False
-    if torch.cuda.get_device_capability()[0] == HOPPER:
+    if _is_hopper():
         return True
     if SWIGLU in plan.memory.recomputed_modules:
         raise BadConfig(f"--recompute-modules swiglu needs a Hopper GPU, not {torch.cuda.get_device_name()}", "recompute mlp")
     return False
+
+
+def _is_hopper() -> bool:
+    return torch.cuda.get_device_capability()[0] == HOPPER
 
 
 def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, **options: Any) -> tuple[Tensor, None]:

@@ -117,9 +117,10 @@ class Layers:
         return self.kernels == TRITON
 
     @property
-    def by_quack(self) -> tuple[tuple[str, str], ...]:
-        """The options of what quack can do, and what was chosen."""
-        return ("--swiglu-in", self.swiglu_in), ("--loss-in", self.loss_in)
+    def options_for_quack(self) -> list[str]:
+        """Those by which products were chosen that only quack has."""
+        chosen = {"--swiglu-in": self.swiglu_in, "--loss-in": self.loss_in}
+        return [option for option, place in chosen.items() if place == PRODUCTS]
 
     @property
     def dropout(self) -> bool:
@@ -177,9 +178,9 @@ def missing_packages(layers: Layers) -> Iterator[ToolError]:
         yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
     if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
         yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
-    chosen = [option for option, where in layers.by_quack if where == PRODUCTS]
-    if chosen and not _is_installed("quack"):
-        yield BadConfig("quack is not installed", f"pip install lt-train[flash], or use {' kernel '.join(chosen)} kernel")
+    if layers.options_for_quack and not _is_installed("quack"):
+        instead = " ".join(f"{option} kernel" for option in layers.options_for_quack)
+        yield BadConfig("quack is not installed", f"pip install lt-train[flash], or use {instead}")
 
 
 def check(
@@ -193,10 +194,10 @@ def check(
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.swiglu_in == PRODUCTS and layers.transformer_engine:
         yield BadConfig("--swiglu-in products is for torch layers", "drop it, or use --transformer-impl torch")
-    for option, where in layers.by_quack:
-        if where == PRODUCTS and parallelism.device != device.CUDA:
+    for option in layers.options_for_quack:
+        if parallelism.device != device.CUDA:
             yield BadConfig(f"{option} products does not run on {parallelism.device}", "drop it")
-        elif where == PRODUCTS and not layers.triton:
+        elif not layers.triton:
             yield BadConfig(f"{option} products is for --kernels triton", "drop it, or add --kernels triton")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
