@@ -130,12 +130,11 @@ def test_layers_of_transformer_engine_keep_their_norms_and_their_attention(engin
     assert mlp.forward == "own"
 
 
-@pytest.mark.parametrize("engine", [True, False])
-def test_the_last_norm_is_transformer_engines(engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion, "_loses_in_product", lambda plan: False)
-    norm = SimpleNamespace(forward="own")
+def last_stage(engine: bool) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """A model with no layers and its plan; `engine` says that TransformerEngine computes it."""
     model = SimpleNamespace(
-        decoder=SimpleNamespace(layers=[], final_layernorm=norm),
+        decoder=SimpleNamespace(layers=[], final_layernorm=SimpleNamespace(forward="own")),
+        output_layer=SimpleNamespace(weight="own", forward=None),
         pre_process=False,
         post_process=True,
         compute_language_model_loss=None,
@@ -146,9 +145,73 @@ def test_the_last_norm_is_transformer_engines(engine: bool, monkeypatch: pytest.
         parallelism=SimpleNamespace(tensor=1),
         precision=SimpleNamespace(deterministic=False),
     )
+    return model, plan
+
+
+@pytest.mark.parametrize("engine", [True, False])
+def test_the_last_norm_is_transformer_engines(engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_loses_in_product", lambda plan: False)
+    model, plan = last_stage(engine)
     fusion.fuse(model, plan)
-    assert (norm.forward == "own") == engine
+    assert (model.decoder.final_layernorm.forward == "own") == engine
     assert model.compute_language_model_loss is fusion._losses
+
+
+def test_the_output_layer_leaves_its_product_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_loses_in_product", lambda plan: True)
+    told = []
+    monkeypatch.setattr(fusion, "output_losses", lambda *given: told.append(given) or torch.arange(6.0))
+    model, plan = last_stage(engine=False)
+    fusion.fuse(model, plan)
+    hidden_states = torch.arange(12.0).view(3, 2, 2)
+    labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    for weight, expected in ((None, "own"), ("embedding's", "embedding's")):
+        logits, bias = model.output_layer.forward(hidden_states, weight=weight, runtime_gather_output=None)
+        losses = model.compute_language_model_loss(labels, logits)
+        rows, used, flat = told.pop()
+        assert (bias, used) == (None, expected)
+        assert torch.equal(rows, hidden_states.view(6, 2))
+        assert flat.tolist() == [0, 3, 1, 4, 2, 5]
+        assert losses.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_only_contiguous_tensors_reach_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(fusion, "output_losses", lambda *tensors: given.extend(tensors) or torch.zeros(3))
+    hidden_states, labels = torch.zeros(3, 1, 8)[..., :4], torch.zeros(1, 6, dtype=torch.int64)[:, ::2]
+    fusion._output_losses(labels, fusion.Unmultiplied(hidden_states, torch.zeros(2, 4)))
+    assert all(tensor.is_contiguous() for tensor in given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"loss_in": "kernel"}, False),
+        ({"device": "cpu"}, False),
+        ({"bf16": False}, False),
+        ({"fully_sharded": True}, False),
+        ({"z_loss_coeff": 1e-4}, False),
+        ({"padded_vocab_size": 2176}, False),
+        ({"vocab_size": 2016, "padded_vocab_size": 2016}, False),
+        ({"hidden_size": 132}, False),
+        ({"context": 8}, False),
+        ({"seq_length": 31, "micro_batch_size": 3}, False),
+        ({"capability": (8, 0)}, False),
+    ],
+    ids=str,
+)
+def test_where_the_loss_is_in_the_product(changed: dict[str, object], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"loss_in": "products", "device": "cuda", "bf16": True, "fully_sharded": False, "z_loss_coeff": 0.0}
+    values |= {"vocab_size": 2048, "padded_vocab_size": 2048, "hidden_size": 128, "capability": (9, 0)}
+    values |= {"seq_length": 32, "micro_batch_size": 1, "context": 2} | changed
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: values["capability"])
+    every = SimpleNamespace(**values)
+    plan = SimpleNamespace(
+        layers=every, parallelism=every, precision=every, memory=every, optimization=every, architecture=every, batches=every,
+        padded_vocab_size=values["padded_vocab_size"],
+    )  # fmt: skip
+    assert fusion._loses_in_product(plan) == expected
 
 
 @pytest.mark.parametrize(
