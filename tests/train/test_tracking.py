@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,44 @@ def test_wandb_offline_is_one_run_across_restarts(tmp_path: Path, monkeypatch: p
     assert logged == [{"iteration": 3, "lm loss": 1.5}, {"iteration": 4, "lm loss": 2.0}]
 
 
-def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
+def alone(code: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: wandb remembers the settings of the first run."""
-    code = "from lt_train.tracking import Wandb, WandbTracker; WandbTracker(Wandb('project', None, '.'), None, {})"
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    variables |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    variables = {**inherited, "HOME": str(directory), "NETRC": str(directory / "netrc"), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=variables,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert "lt_shared.console.Unavailable: wandb: No API key configured" in done.stderr
+
+
+def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
+    code = "from lt_train.tracking import Wandb, WandbTracker; WandbTracker(Wandb('project', None, '.'), None, {})"
+    assert "lt_shared.console.Unavailable: wandb: No API key configured" in alone(code, tmp_path).stderr
+
+
+@pytest.mark.parametrize(("steps_after", "warning"), [(60, "the run goes on"), (0, "the last values may be missing")])
+def test_a_run_outlives_the_service_of_wandb(tmp_path: Path, steps_after: int, warning: str) -> None:
+    code = f"""
+        import os, signal, time
+        from pathlib import Path
+        from lt_train.tracking import Wandb, WandbTracker
+
+        tracker = WandbTracker(Wandb("project", None, "."), None, {{}})
+        tracker.write(1, {{"lm loss": 1.0}})
+        (service,) = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        os.kill(int(service), signal.SIGKILL)
+        os.waitid(os.P_PID, int(service), os.WEXITED | os.WNOWAIT)
+        for step in range({steps_after}):
+            time.sleep(0.05)
+            tracker.write(step + 2, {{"lm loss": 1.0}})
+        tracker.close()
+    """
+    done = alone(code, tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lt: warning: wandb's service has ended (") and line.endswith(warning)

@@ -3,14 +3,19 @@
 Both are optional packages, imported only when asked for. A wandb run goes on as the same run after a restart: its id is kept in
 SAVE. There the steps are a metric of their own, `iteration`, because wandb drops what is logged for a step that it has seen, and
 a run that continues from its last checkpoint trains some steps again. TensorBoard is told to forget those.
+
+wandb's files and its network belong to a service, a process that the rank starts. When that dies the curves end and the run goes
+on: what they show is in metrics.jsonl, too, and a thousand GPUs should not wait for a picture.
 """
 
+import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from lt_shared.console import Unavailable
+from lt_shared.console import Unavailable, warn
 from lt_shared.run_log import Evaluation, Step
 from lt_train.plan import Plan
 from lt_train.settings.reporting import Wandb
@@ -97,12 +102,30 @@ class WandbTracker:
         except wandb.Error as error:
             raise Unavailable(f"wandb: {error}", "set WANDB_API_KEY, or WANDB_MODE=offline") from None
         self._run.define_metric("*", step_metric="iteration")
+        self._lost = False
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        self._run.log({"iteration": step, **values})
+        if not self._lost:
+            with self._noticing_loss(f"the curves end before step {step}, the run goes on"):
+                self._run.log({"iteration": step, **values})
 
     def close(self) -> None:
-        self._run.finish()
+        """Returns when the files are whole: `finish` leaves the last values with the service, and a job's end would kill that."""
+        import wandb
+
+        for end in (self._run.finish, wandb.teardown):
+            with self._noticing_loss("the last values may be missing"):
+                end()
+
+    @contextlib.contextmanager
+    def _noticing_loss(self, consequence: str) -> Iterator[None]:
+        """wandb documents no exception for a lost service: it is a ConnectionError, or a SystemExit with the service's code."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if not self._lost:
+                warn(f"wandb's service has ended ({error!r}): {consequence}")
+            self._lost = True
 
 
 def _run_id(run: str | None) -> str | None:
