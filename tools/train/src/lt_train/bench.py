@@ -1,7 +1,8 @@
 """`lt-train bench`: how fast a model of this size trains here, without data, checkpoints and log files.
 
-The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown are
-medians, because single steps are slowed by whatever else the machine does.
+The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown is the
+median step, because single steps are slowed by whatever else the machine does; its time and its rates are of one step, so that
+they agree. Of an even number it is the slower of the two in the middle.
 """
 
 import dataclasses
@@ -62,8 +63,8 @@ def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, An
     def of(value: Callable[[Measured], float | int | None]) -> list[float]:
         return [number for entry in measured if (number := value(entry)) is not None]
 
-    step_seconds = of(lambda entry: entry.lap.step_seconds)
-    mfu = statistics.median(of(lambda entry: entry.step.mfu))
+    by_time = sorted(measured, key=lambda entry: entry.lap.step_seconds)
+    median = by_time[len(measured) // 2]
     reserved = of(lambda entry: entry.step.reserved_memory_bytes)
     parallel = plan.parallelism
     return {
@@ -90,18 +91,22 @@ def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, An
         "fully_sharded": plan.memory.fully_sharded,
         "warmup_steps": plan.benchmark.warmup_steps,
         "steps": len(measured),
-        "step_seconds": statistics.median(step_seconds),
-        "fastest_step_seconds": min(step_seconds),
-        "slowest_step_seconds": max(step_seconds),
-        "tokens_per_second_per_gpu": statistics.median(of(lambda entry: entry.step.tokens_per_second_per_gpu)),
-        "tflops_per_gpu": statistics.median(of(lambda entry: entry.step.tflops_per_gpu)),
-        "mfu": mfu if math.isfinite(mfu) else None,
+        "step_seconds": median.lap.step_seconds,
+        "fastest_step_seconds": by_time[0].lap.step_seconds,
+        "slowest_step_seconds": by_time[-1].lap.step_seconds,
+        "tokens_per_second_per_gpu": median.step.tokens_per_second_per_gpu,
+        "tflops_per_gpu": median.step.tflops_per_gpu,
+        "mfu": _finite(median.step.mfu),
         "memory_bytes": max(of(lambda entry: entry.step.memory_bytes)),
         "reserved_memory_bytes": max(reserved) if reserved else None,
-        "losses": [loss if loss is not None and math.isfinite(loss) else None for loss in (entry.step.loss for entry in steps)],
+        "losses": [_finite(entry.step.loss) for entry in steps],
         "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
         "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def table(result: dict[str, Any]) -> str:
