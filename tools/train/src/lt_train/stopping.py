@@ -95,7 +95,10 @@ def _die_by_another(number: int) -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Keep the signals of this block for its end. Processes that it starts have them blocked: only SIGKILL ends those."""
+    """Keep the signals of this block for its end. Processes that it starts have them blocked: only SIGKILL ends those.
+
+    Another thread of this process, as numpy starts them, may still take one; the handler of before then runs at once.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
