@@ -9,6 +9,7 @@ import torch
 from megatron.core.transformer.mlp import MLP
 from running import losses, train
 
+from lt_shared.console import BadConfig
 from lt_shared.presets import preset
 from lt_train import fusion, layers, model
 from lt_train.attention import CausalAttention
@@ -212,6 +213,22 @@ def test_where_the_loss_is_in_the_product(changed: dict[str, object], expected: 
         padded_vocab_size=values["padded_vocab_size"],
     )  # fmt: skip
     assert fusion._loses_in_product(plan) == expected
+
+
+@pytest.mark.parametrize(("obstacle", "major", "expected"), [(None, 9, True), (None, 8, False), ("experts", 9, False)])
+def test_where_swiglu_is_in_the_products(
+    obstacle: str | None, major: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
+    monkeypatch.setattr(fusion.swiglu, "obstacle", lambda *parts: obstacle)
+    memory = SimpleNamespace(fully_sharded=False, recomputed_modules=())
+    plan = SimpleNamespace(layers=None, architecture=None, precision=SimpleNamespace(fp8_format=None), parallelism=None)
+    plan.memory = memory
+    assert fusion._gates_in_products(plan) == expected
+    memory.recomputed_modules = ("swiglu",)
+    if major == 8:
+        with pytest.raises(BadConfig, match="needs a Hopper GPU"):
+            fusion._gates_in_products(plan)
 
 
 @pytest.mark.parametrize(

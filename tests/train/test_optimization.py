@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from layouts import plan_of
 
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
 from lt_train import device
+from lt_train.commands.plan import command as plan_command
 from lt_train.plan import Plan
 from lt_train.settings.optimization import Optimization
 
@@ -78,12 +80,17 @@ def test_refused(case: str, dataset: Dataset) -> None:
 
 
 FP8 = ("--bf16", "--fp8-format", "hybrid", "--device", "cuda", "--ranks", "1", "--transformer-impl", "torch")
+AGAIN = (
+    *("--bf16", "--device", "cuda", "--ranks", "1", "--swiglu-in", "products"),
+    *("--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
+)
 REFUSED_ON_A_GPU: dict[str, tuple[tuple[int, int], tuple[str, ...], str]] = {
     "an A100": ((8, 0), FP8, "its compute capability is 8.0, 8.9 is needed"),
     "delayed": ((9, 0), (*FP8, "--fp8-recipe", "delayed"), "needs TransformerEngine"),
     "odd sizes": ((9, 0), (*FP8, "--ffn-hidden-size", "344"), "feed-forward size per rank 344 is not a multiple of 16"),
     "few tokens": ((9, 0), (*FP8, "--seq-length", "36"), "tokens in a micro batch per rank 72 is not a multiple of 16"),
     "experts": ((9, 0), (*FP8, "--model", "tiny-mixtral"), "fp8 for experts"),
+    "SwiGLU in products": ((8, 0), AGAIN, "swiglu needs a Hopper GPU: its compute capability is 8.0"),
     "exact attention": ((9, 0), ("--deterministic", "--device", "cuda", "--ranks", "1"), "no deterministic backward pass"),
 }
 
@@ -105,6 +112,13 @@ def test_refused_on_a_gpu(case: str, dataset: Dataset, gpu: Any) -> None:
     gpu(capability)
     with pytest.raises(BadConfig, match=message):
         resolved(dataset, *options)
+
+
+def test_a_plan_for_other_gpus_does_not_ask_for_the_one_here(gpu: Any) -> None:
+    gpu((7, 5))
+    cluster = ("--gpu", "h200-141gb", "--model", "llama3.1-8b", "--seq-length", "8192")
+    result = CliRunner().invoke(plan_command, [*cluster, "--bf16", "--fp8-format", "hybrid", "--transformer-impl", "torch"])
+    assert result.exit_code == 0, result.output
 
 
 def test_fp8_on_hopper(dataset: Dataset, gpu: Any) -> None:

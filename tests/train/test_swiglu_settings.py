@@ -40,6 +40,8 @@ def planned(*options: str) -> tuple[int, str]:
         (("--swiglu-in", "kernel"), "a kernel of its own"),
         (("--transformer-impl", "te"), "--swiglu-in products is for torch layers"),
         (("--transformer-impl", "te", "--swiglu-in", "auto"), "not for --transformer-impl te"),
+        (("--gpu", "a100-80gb"), "needs a Hopper GPU: its compute capability is 8.0, 9.0 is needed"),
+        (("--gpu", "b200-180gb"), "needs a Hopper GPU: its compute capability is 10.0"),
     ],
 )
 def test_obstacles(options: tuple[str, ...], obstacle: str) -> None:
@@ -49,7 +51,13 @@ def test_obstacles(options: tuple[str, ...], obstacle: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--fp8-format", "hybrid"), ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2")]
+    "options",
+    [
+        (),
+        ("--fp8-format", "hybrid"),
+        ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2"),
+        ("--fp8-format", "hybrid", "--gpu", "b200-180gb"),
+    ],
 )
 def test_nothing_in_the_way(options: tuple[str, ...]) -> None:
     code, said = planned(*options)

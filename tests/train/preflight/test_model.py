@@ -30,8 +30,14 @@ def test_a_known_model_with_megatrons_feed_forward_size(tmp_path: Path) -> None:
 
 
 def test_precision_of_gpus_elsewhere(tmp_path: Path) -> None:
-    assert "bfloat16" in said(model.number_format, situation(tmp_path, "--bf16", gpu="v100-32gb"))[0]
-    assert not said(model.number_format, situation(tmp_path, "--bf16", gpu="a10g-24gb"))
+    assert "bfloat16" in said(model.capability, situation(tmp_path, "--bf16", gpu="v100-32gb"))[0]
+    assert not said(model.capability, situation(tmp_path, "--bf16", gpu="a10g-24gb"))
+
+
+def test_recomputation_on_gpus_elsewhere(tmp_path: Path) -> None:
+    again = ("--bf16", "--recompute-granularity", "selective", "--recompute-modules", "swiglu")
+    assert "needs a Hopper GPU" in said(model.capability, situation(tmp_path, *again, gpu="a100-80gb"))[0]
+    assert not said(model.capability, situation(tmp_path, *again, gpu="h200-141gb"))
 
 
 def test_memory(tmp_path: Path) -> None:

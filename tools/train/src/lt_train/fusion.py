@@ -17,7 +17,6 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
-from lt_shared.console import BadConfig
 from lt_train import embedding
 from lt_train.attention import CausalAttention
 from lt_train.device import CUDA
@@ -29,13 +28,10 @@ from lt_train.kernels.rotary import split_and_rotate
 from lt_train.kernels.swiglu import swiglu as swiglu_kernel
 from lt_train.output_loss import output_losses
 from lt_train.plan import Plan
-from lt_train.settings import swiglu
+from lt_train.settings import memory, swiglu
 from lt_train.settings.layers import PRODUCTS
 from lt_train.settings.memory import SWIGLU
-from lt_train.settings.swiglu import MULTIPLE
-
-# The major number of the compute capability of H100 and H200.
-HOPPER = 9
+from lt_train.settings.swiglu import HOPPER, MULTIPLE
 
 
 class Unmultiplied(NamedTuple):
@@ -163,11 +159,9 @@ def _gates_in_products(plan: Plan) -> bool:
     """Raises BadConfig when the GPU cannot and a recomputation was asked for that only the products have."""
     if swiglu.obstacle(plan.layers, plan.architecture, plan.precision, plan.parallelism, plan.memory.fully_sharded):
         return False
-    if _is_hopper():
-        return True
-    if SWIGLU in plan.memory.recomputed_modules:
-        raise BadConfig(f"--recompute-modules swiglu needs a Hopper GPU, not {torch.cuda.get_device_name()}", "recompute mlp")
-    return False
+    for problem in memory.check_capability(torch.cuda.get_device_capability(), plan.memory, plan.precision):
+        raise problem
+    return _is_hopper()
 
 
 def _is_hopper() -> bool:

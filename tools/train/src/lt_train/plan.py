@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
@@ -255,9 +256,24 @@ def layout_problems(plan: Plan) -> Iterator[ToolError]:
 
 
 def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:
-    """Those of this machine, which matter to a run on it: packages that are missing, directories that cannot be written."""
+    """Those of this machine, which matter to a run on it: weak GPUs, missing packages, directories that cannot be written."""
+    if "parallelism" in parts and parts["parallelism"].device == device.CUDA:
+        yield from problems_on(device.compute_capability(), parts)
     yield from missing_packages(parts)
     yield from _problems(((("reporting",), reporting.check_directories),), parts)
+
+
+def problems_on(capability: tuple[int, int] | None, parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    """Those of GPUs of this compute capability; None is one that is not known, and has none."""
+    if capability is None:
+        return
+    yield from _problems(
+        (
+            (("precision",), partial(precision.check_capability, capability)),
+            (("memory", "precision"), partial(memory.check_capability, capability)),
+        ),
+        parts,
+    )
 
 
 def missing_packages(parts: Mapping[str, Any]) -> Iterator[ToolError]:

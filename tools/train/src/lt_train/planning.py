@@ -6,8 +6,8 @@ from typing import Any
 from lt_train import layout, memory
 from lt_train.cluster import GIB, Cluster
 from lt_train.layout import Choice, Layout
-from lt_train.plan import assemble, layout_problems, problems
-from lt_train.settings import parallelism, precision
+from lt_train.plan import assemble, layout_problems, problems, problems_on
+from lt_train.settings import parallelism
 
 SHOWN = 3
 
@@ -23,7 +23,7 @@ def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
             raise problem
         sizes = {name: options[name] for name in layout.SIZES if options[name] not in (None, False, 1)}
         choice = Choice(cluster, layout.of(plan, sizes, cluster), (), 1)
-    for problem in (*problems(choice.best.plan), *precision.check_capability(plan.precision, cluster.gpu.capability)):
+    for problem in (*problems(choice.best.plan), *problems_on(cluster.gpu.capability, vars(choice.best.plan))):
         raise problem
     return choice
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from lt_shared import presets
 from lt_train import layout, memory
 from lt_train.cluster import GIB
-from lt_train.plan import missing_packages, problems_here, problems_of
+from lt_train.plan import missing_packages, problems_here, problems_of, problems_on
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
-from lt_train.settings import parallelism, precision
+from lt_train.settings import parallelism
 
 FAST_HEAD_MULTIPLE = 8
 
@@ -64,11 +64,11 @@ def vocabulary(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def number_format(situation: Situation) -> Iterator[Finding]:
-    """fp8 and bfloat16 against the GPUs of a cluster elsewhere; those of this machine are checked with the plan."""
-    numbers = situation.need("precision")
+def capability(situation: Situation) -> Iterator[Finding]:
+    """fp8, bfloat16 and recomputation against the GPUs of a cluster elsewhere; this machine's are checked with the settings."""
+    situation.need("precision")
     if situation.is_elsewhere and situation.cluster and situation.cluster.gpu:
-        for problem in precision.check_capability(numbers, situation.cluster.gpu.capability):
+        for problem in problems_on(situation.cluster.gpu.capability, situation.made.parts):
             yield of(problem, situation.cluster.gpu.name)
 
 

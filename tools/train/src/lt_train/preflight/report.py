@@ -22,7 +22,7 @@ CHEAP: tuple[Check, ...] = (
     *(machine.open_files, machine.shared_memory, machine.preloaded_libraries),
 )
 CHECKS: tuple[Check, ...] = (
-    *(model.settings, model.head_size, model.feed_forward, model.vocabulary, model.number_format, model.fits),
+    *(model.settings, model.head_size, model.feed_forward, model.vocabulary, model.capability, model.fits),
     *(data.files, data.tokenizers),
     *(saving.is_set, saving.writable, saving.space, saving.shared, saving.load),
     *(network.gpus, network.efa_devices, network.efa_used, network.interfaces, network.deprecated_variables),

@@ -199,6 +199,13 @@ def check(
         yield from _check_recompute(memory.recompute, layers, parallel, model)
 
 
+def check_capability(capability: tuple[int, int], memory: Memory, precision: Precision) -> Iterator[ToolError]:
+    """Yields BadConfig for what a GPU of this compute capability cannot recompute."""
+    if SWIGLU in memory.recomputed_modules and precision.fp8_format is None and capability[0] != swiglu.HOPPER:
+        has = f"its compute capability is {capability[0]}.{capability[1]}"
+        yield BadConfig(f"--recompute-modules swiglu needs a Hopper GPU: {has}, {swiglu.HOPPER}.0 is needed", "recompute mlp")
+
+
 def _check_fully_sharded(
     memory: Memory, parallel: Parallelism, precision: Precision, optimization: Optimization
 ) -> Iterator[ToolError]:

@@ -91,7 +91,7 @@ def resolve(options: dict[str, Any]) -> Precision:
 def check(
     precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
 ) -> Iterator[ToolError]:
-    """Yields BadConfig for numbers that contradict each other, and for what the hardware or the layers cannot compute."""
+    """Yields BadConfig for numbers that contradict each other, and for what the device or the layers cannot compute."""
     if precision.loss_scale and not precision.fp16:
         yield BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
     if precision.min_loss_scale > precision.initial_loss_scale:
@@ -101,16 +101,12 @@ def check(
         )
     if precision.deterministic and parallelism.device == device.CUDA:
         yield from _check_deterministic(precision)
-    if parallelism.device == device.CUDA:
-        yield from check_capability(precision, device.compute_capability())
     if precision.fp8_format:
         yield from _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
 
 
-def check_capability(precision: Precision, capability: tuple[int, int] | None) -> Iterator[ToolError]:
-    """Yields BadConfig for what a GPU of this compute capability cannot compute; None is one that is not known."""
-    if capability is None:
-        return
+def check_capability(capability: tuple[int, int], precision: Precision) -> Iterator[ToolError]:
+    """Yields BadConfig for what a GPU of this compute capability cannot compute."""
     has = f"its compute capability is {capability[0]}.{capability[1]}"
     if precision.fp8_format and capability < FP8_CAPABILITY:
         yield BadConfig(

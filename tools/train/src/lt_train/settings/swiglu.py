@@ -8,6 +8,8 @@ from lt_train.settings.precision import Precision
 
 # In numbers of 16 bits, what the kernels copy at a time.
 MULTIPLE = 8
+# The major number of the compute capability of H100 and H200.
+HOPPER = 9
 
 
 def recompute_obstacle(
