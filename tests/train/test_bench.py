@@ -31,16 +31,8 @@ def plan() -> Plan:
     return plan_of("--warmup-steps", "2", "--steps", "3", "--bf16")
 
 
-def measured(step: int, seconds: float, mfu: float) -> Measured:
-    line = Step(
-        step,
-        5,
-        loss=math.nan if step == 4 else float(step),
-        tflops_per_gpu=100 / seconds,
-        tokens_per_second_per_gpu=1000 / seconds,
-        mfu=mfu,
-        memory_bytes=step * GIB,
-    )
+def measured(step: int, seconds: float) -> Measured:
+    line = Step(step, 5, loss=math.nan if step == 4 else float(step), memory_bytes=step * GIB)
     return Measured(line, Lap(1, seconds, seconds * 0.01, seconds * 0.002))
 
 
@@ -50,17 +42,19 @@ def test_a_measurement_is_a_run_on_made_up_tokens_that_saves_nothing(plan: Plan)
     assert plan.architecture.num_layers == 2
 
 
-def test_the_median_step_is_not_of_the_warm_up(plan: Plan) -> None:
-    steps = [measured(number, seconds, 0.4 / seconds) for number, seconds in enumerate((90.0, 80.0, 1.0, 4.0, 2.0), 1)]
+def test_medians_leave_out_the_warm_up(plan: Plan) -> None:
+    steps = [measured(number, seconds) for number, seconds in enumerate((90.0, 80.0, 1.0, 4.0, 2.0), 1)]
     result = bench.summary(plan, "NVIDIA H100 80GB HBM3", steps)
     assert (result["step_seconds"], result["fastest_step_seconds"], result["slowest_step_seconds"]) == (2.0, 1.0, 4.0)
-    assert (result["tokens_per_second_per_gpu"], result["tflops_per_gpu"], result["mfu"]) == (500.0, 50.0, 0.2)
+    assert result["tokens_per_second_per_gpu"] == 64 / 2.0
+    assert result["tflops_per_gpu"] == pytest.approx(result["flops_per_token"] * 32 / 1e12)
+    assert result["mfu"] == pytest.approx(result["tflops_per_gpu"] / 989.4, rel=1e-3)
     assert (result["steps"], result["warmup_steps"], result["memory_bytes"]) == (3, 2, 5 * GIB)
     assert result["losses"] == [1.0, 2.0, 3.0, None, 5.0]
     assert result["data_share"] == pytest.approx(0.01)
     assert result["loop_share"] == pytest.approx(0.002)
     json.dumps(result, allow_nan=False)
-    text = bench.table(result)
+    text = bench.table(result | {"mfu": 0.2})
     assert "1 x NVIDIA H100 80GB HBM3: one rank" in text
     assert "tensor 2, data 4, fully sharded" in bench.table(result | {"tensor": 2, "data": 4, "fully_sharded": True})
     assert f"torch {metadata.version('torch')}, layers by torch" in text
@@ -68,14 +62,15 @@ def test_the_median_step_is_not_of_the_warm_up(plan: Plan) -> None:
         assert shown in text
 
 
-def test_time_and_rates_are_of_one_step() -> None:
+def test_rates_are_those_of_the_median_time() -> None:
+    """Of an even number, the median of the rates of 1, 8, 2 and 4 seconds would be that of 2.67."""
     plan = plan_of("--warmup-steps", "0", "--steps", "4")
-    result = bench.summary(plan, "cpu", [measured(1, seconds, 0.4 / seconds) for seconds in (1.0, 8.0, 2.0, 4.0)])
-    assert (result["step_seconds"], result["tokens_per_second_per_gpu"], result["mfu"]) == (4.0, 250.0, 0.1)
+    result = bench.summary(plan, "cpu", [measured(1, seconds) for seconds in (1.0, 8.0, 2.0, 4.0)])
+    assert (result["step_seconds"], result["tokens_per_second_per_gpu"]) == (3.0, 64 / 3)
 
 
 def test_no_mfu_without_a_known_peak(plan: Plan) -> None:
-    result = bench.summary(plan, "cpu", [measured(number, 1.0, math.nan) for number in range(1, 6)])
+    result = bench.summary(plan, "cpu", [measured(number, 1.0) for number in range(1, 6)])
     assert result["mfu"] is None
     assert "N/A" in bench.table(result)
 

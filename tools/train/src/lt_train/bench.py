@@ -1,8 +1,8 @@
 """`lt-train bench`: how fast a model of this size trains here, without data, checkpoints and log files.
 
-The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown is the
-median step, because single steps are slowed by whatever else the machine does; its time and its rates are of one step, so that
-they agree. Of an even number it is the slower of the two in the middle.
+The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown are
+medians, because single steps are slowed by whatever else the machine does. Rates are those of the median time: of an even number
+of steps the median of rates belongs to another time.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from lt_shared.run_log import GIB, Step
 from lt_train.clock import Lap
 from lt_train.log import Log
 from lt_train.plan import Plan
+from lt_train.throughput import Speedometer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,9 @@ def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, An
     def of(value: Callable[[Measured], float | int | None]) -> list[float]:
         return [number for entry in measured if (number := value(entry)) is not None]
 
-    by_time = sorted(measured, key=lambda entry: entry.lap.step_seconds)
-    median = by_time[len(measured) // 2]
+    step_seconds = of(lambda entry: entry.lap.step_seconds)
+    median_seconds = statistics.median(step_seconds)
+    speed = Speedometer(plan, device_name).speed(plan.batches.global_batch_size, median_seconds)
     reserved = of(lambda entry: entry.step.reserved_memory_bytes)
     parallel = plan.parallelism
     return {
@@ -91,12 +93,12 @@ def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, An
         "fully_sharded": plan.memory.fully_sharded,
         "warmup_steps": plan.benchmark.warmup_steps,
         "steps": len(measured),
-        "step_seconds": median.lap.step_seconds,
-        "fastest_step_seconds": by_time[0].lap.step_seconds,
-        "slowest_step_seconds": by_time[-1].lap.step_seconds,
-        "tokens_per_second_per_gpu": median.step.tokens_per_second_per_gpu,
-        "tflops_per_gpu": median.step.tflops_per_gpu,
-        "mfu": _finite(median.step.mfu),
+        "step_seconds": median_seconds,
+        "fastest_step_seconds": min(step_seconds),
+        "slowest_step_seconds": max(step_seconds),
+        "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu,
+        "tflops_per_gpu": speed.tflops_per_gpu,
+        "mfu": _finite(speed.mfu),
         "memory_bytes": max(of(lambda entry: entry.step.memory_bytes)),
         "reserved_memory_bytes": max(reserved) if reserved else None,
         "losses": [_finite(entry.step.loss) for entry in steps],
