@@ -6,7 +6,6 @@ import os
 import struct
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def alone(code: str, directory: Path, **variables: str) -> subprocess.CompletedP
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     variables = {**inherited, "HOME": str(directory), "NETRC": str(directory / "netrc"), **variables}
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", code],
         env=variables,
         cwd=directory,
         stdin=subprocess.DEVNULL,
@@ -89,6 +88,24 @@ def alone(code: str, directory: Path, **variables: str) -> subprocess.CompletedP
         text=True,
         timeout=120,
     )
+
+
+OPENED = """
+import os, signal, time
+from pathlib import Path
+from lt_train.tracking import Wandb, WandbTracker
+
+def services():
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+tracker = WandbTracker(Wandb("project", None, "."), None, {})
+tracker.write(1, {"lm loss": 1.0})
+"""
+
+
+def test_wandb_has_written_everything_when_it_is_closed(tmp_path: Path) -> None:
+    code = OPENED + "assert services(); tracker.close(); assert not services()"
+    assert alone(code, tmp_path, WANDB_MODE="offline").returncode == 0
 
 
 def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
@@ -99,21 +116,15 @@ def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("steps_after", "warning"), [(60, "the run goes on"), (0, "the last values may be missing")])
 def test_a_run_outlives_the_service_of_wandb(tmp_path: Path, steps_after: int, warning: str) -> None:
     code = f"""
-        import os, signal, time
-        from pathlib import Path
-        from lt_train.tracking import Wandb, WandbTracker
-
-        tracker = WandbTracker(Wandb("project", None, "."), None, {{}})
-        tracker.write(1, {{"lm loss": 1.0}})
-        (service,) = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-        os.kill(int(service), signal.SIGKILL)
-        os.waitid(os.P_PID, int(service), os.WEXITED | os.WNOWAIT)
-        for step in range({steps_after}):
-            time.sleep(0.05)
-            tracker.write(step + 2, {{"lm loss": 1.0}})
-        tracker.close()
-    """
-    done = alone(code, tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
+(service,) = services()
+os.kill(service, signal.SIGKILL)
+os.waitid(os.P_PID, service, os.WEXITED | os.WNOWAIT)
+for step in range({steps_after}):
+    time.sleep(0.05)
+    tracker.write(step + 2, {{"lm loss": 1.0}})
+tracker.close()
+"""
+    done = alone(OPENED + code, tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("lt: warning: wandb's service has ended (") and line.endswith(warning)
+    assert line.startswith("lt: warning: wandb has failed (") and line.endswith(warning)

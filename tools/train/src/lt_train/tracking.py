@@ -4,8 +4,9 @@ Both are optional packages, imported only when asked for. A wandb run goes on as
 SAVE. There the steps are a metric of their own, `iteration`, because wandb drops what is logged for a step that it has seen, and
 a run that continues from its last checkpoint trains some steps again. TensorBoard is told to forget those.
 
-wandb's files and its network belong to a service, a process that the rank starts. When that dies the curves end and the run goes
-on: what they show is in metrics.jsonl, too, and a thousand GPUs should not wait for a picture.
+wandb's files and its network belong to a service, a process that the rank starts. When that fails the curves end and the run goes
+on: a thousand GPUs should not stop for a picture, and metrics.jsonl has the same values. It alone has them all: the service
+writes late, and what it still holds is lost with a rank that is killed. A service that hangs is seen by the watchdog only.
 """
 
 import contextlib
@@ -100,13 +101,15 @@ class WandbTracker:
                 settings=wandb.Settings(console="off"),
             )
         except wandb.Error as error:
-            raise Unavailable(f"wandb: {error}", "set WANDB_API_KEY, or WANDB_MODE=offline") from None
+            raise Unavailable(
+                f"wandb: {error}", "set WANDB_API_KEY where wandb can be reached, else WANDB_MODE=offline"
+            ) from None
         self._run.define_metric("*", step_metric="iteration")
-        self._lost = False
+        self._has_failed = False
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        if not self._lost:
-            with self._noticing_loss(f"the curves end before step {step}, the run goes on"):
+        if not self._has_failed:
+            with self._noticing_failure(f"the curves end before step {step} and the last values may be missing; the run goes on"):
                 self._run.log({"iteration": step, **values})
 
     def close(self) -> None:
@@ -114,18 +117,18 @@ class WandbTracker:
         import wandb
 
         for end in (self._run.finish, wandb.teardown):
-            with self._noticing_loss("the last values may be missing"):
+            with self._noticing_failure("the last values may be missing"):
                 end()
 
     @contextlib.contextmanager
-    def _noticing_loss(self, consequence: str) -> Iterator[None]:
-        """wandb documents no exception for a lost service: it is a ConnectionError, or a SystemExit with the service's code."""
+    def _noticing_failure(self, consequence: str) -> Iterator[None]:
+        """wandb documents no exceptions: a lost service is a ConnectionError, or a SystemExit with the service's code."""
         try:
             yield
         except (Exception, SystemExit) as error:
-            if not self._lost:
-                warn(f"wandb's service has ended ({error!r}): {consequence}")
-            self._lost = True
+            if not self._has_failed:
+                warn(f"wandb has failed ({error!r}): {consequence}")
+            self._has_failed = True
 
 
 def _run_id(run: str | None) -> str | None:
