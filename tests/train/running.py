@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,12 @@ def train(*arguments: str, **variables: str) -> Result:
 def _run(command: list[str], stdin: str, variables: dict[str, str]) -> Result:
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, env=environment() | variables)
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, as the kernel says."""
+    mask = next(line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
 
 
 def losses(run_directory: Path) -> dict[tuple[str, int], float]:

@@ -221,9 +221,8 @@ def test_where_swiglu_is_in_the_products(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
     monkeypatch.setattr(fusion.swiglu, "obstacle", lambda *parts: obstacle)
-    memory = SimpleNamespace(fully_sharded=False, recomputed_modules=())
-    plan = SimpleNamespace(layers=None, architecture=None, precision=SimpleNamespace(fp8_format=None), parallelism=None)
-    plan.memory = memory
+    memory, precision = SimpleNamespace(fully_sharded=False, recomputed_modules=()), SimpleNamespace(fp8_format=None)
+    plan = SimpleNamespace(memory=memory, precision=precision, layers=None, architecture=None, parallelism=None)
     assert fusion._gates_in_products(plan) == expected
     memory.recomputed_modules = ("swiglu",)
     if major == 8:

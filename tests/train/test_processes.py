@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from running import SMALL, environment
+from running import SMALL, catches, environment
 
 from lt_shared.manifest import Dataset
 
@@ -76,11 +76,6 @@ def ready(place: Path, process: subprocess.Popen[bytes]) -> None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def catches(process: int, number: signal.Signals) -> bool:
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from running import command, environment
+from running import catches, command, environment
 
 from lt_shared.console import ExitCode
 from lt_train import stopping
@@ -52,18 +51,12 @@ def test_the_same_signal_from_two_senders_is_one() -> None:
     assert process.wait(timeout=10) == -signal.SIGUSR1
 
 
-def _catches(process: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal, as the kernel says."""
-    mask = next(line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt"))
-    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_before_training_a_signal_puts_the_job_back_into_the_queue(number: signal.Signals) -> None:
     waits_for_data = command("--model", "tiny", "-")
     process = subprocess.Popen(waits_for_data, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     assert process.stderr is not None
-    while not _catches(process.pid, number):
+    while not catches(process.pid, number):
         time.sleep(0.01)
     process.send_signal(number)
     assert process.wait(timeout=20) == ExitCode.TRY_AGAIN
