@@ -49,6 +49,11 @@ def compute_capability() -> tuple[int, int] | None:
     return major.value, minor.value
 
 
+def capability_text(capability: tuple[int, int]) -> str:
+    """For messages about a GPU."""
+    return f"its compute capability is {capability[0]}.{capability[1]}"
+
+
 def gpu_memory() -> int | None:
     """Bytes of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
     try:

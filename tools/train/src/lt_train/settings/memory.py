@@ -9,6 +9,7 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train import device
 from lt_train.settings import swiglu
 from lt_train.settings.batches import Batches
 from lt_train.settings.layers import Layers
@@ -202,7 +203,7 @@ def check(
 def check_capability(capability: tuple[int, int], memory: Memory, precision: Precision) -> Iterator[ToolError]:
     """Yields BadConfig for what a GPU of this compute capability cannot recompute."""
     if SWIGLU in memory.recomputed_modules and precision.fp8_format is None and capability[0] != swiglu.HOPPER:
-        has = f"its compute capability is {capability[0]}.{capability[1]}"
+        has = device.capability_text(capability)
         yield BadConfig(f"--recompute-modules swiglu needs a Hopper GPU: {has}, {swiglu.HOPPER}.0 is needed", "recompute mlp")
 
 

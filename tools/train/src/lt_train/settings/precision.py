@@ -107,7 +107,7 @@ def check(
 
 def check_capability(capability: tuple[int, int], precision: Precision) -> Iterator[ToolError]:
     """Yields BadConfig for what a GPU of this compute capability cannot compute."""
-    has = f"its compute capability is {capability[0]}.{capability[1]}"
+    has = device.capability_text(capability)
     if precision.fp8_format and capability < FP8_CAPABILITY:
         yield BadConfig(
             f"this GPU cannot multiply in fp8: {has}, 8.9 is needed", "drop --fp8-format, or use Ada, Hopper or later"
