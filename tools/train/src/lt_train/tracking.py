@@ -122,7 +122,7 @@ class WandbTracker:
 
     @contextlib.contextmanager
     def _noticing_failure(self, consequence: str) -> Iterator[None]:
-        """wandb documents no exceptions: a lost service is a ConnectionError, or a SystemExit with the service's code."""
+        """wandb's exceptions have no common class: ConnectionError, those of its private modules, its service's SystemExit."""
         try:
             yield
         except (Exception, SystemExit) as error:
