@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ KINDS = {
     "bf16": ("--bf16",),
     "bf16-distributed": ("--bf16", DISTRIBUTED),
 }
+FASTER = ("--lr", "5e-3", "--min-lr", "2e-3", "--lr-decay-style", "constant")
 CHANGES = [
     ("plain", "distributed"),
     ("plain", "bf16-distributed"),
@@ -62,6 +64,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
             *("--hidden-dropout", "0.2", "--attention-dropout", "0.2"), "--load", str(place / "dropout" / ORIGIN), ranks=1
         ),
         "resumed": command(DISTRIBUTED, "--load", str(place / "distributed" / ORIGIN)),
+        **{
+            f"{kind}-faster": command(*KINDS[kind], *FASTER, "--load", str(place / kind / ORIGIN))
+            for kind in ("plain", "distributed", "bf16")
+        },
         "weights-only": command("--no-save-optim", "--no-save-rng", ranks=1),
         "finetuned": command("--load", str(place / "origin" / ORIGIN), "--finetune"),
         "without-moments": command("--load", str(place / "weights-only" / ORIGIN), "--no-load-optim", ranks=1),
@@ -142,6 +148,14 @@ def common_state(checkpoint: Path) -> dict[str, object]:
 
     register_safe_globals()
     return dist_checkpointing.load_common_state_dict(str(checkpoint))
+
+
+@pytest.mark.parametrize("kind", ["plain", "distributed", "bf16"])
+def test_a_resumed_run_has_the_learning_rate_that_it_was_given(runs: Path, kind: str) -> None:
+    """Not the one in the groups of the optimizer that it loads, by which megatron-core 0.19 even finds them."""
+    lines = map(json.loads, (runs / f"{kind}-faster" / "metrics.jsonl").read_text().splitlines())
+    rates = {line["step"]: line["learning_rate"] for line in lines if line["kind"] == "step"}
+    assert rates == {3: 5e-3, 4: 5e-3}
 
 
 def test_dropout_draws_on_as_if_nothing_had_happened(runs: Path) -> None:

@@ -31,6 +31,24 @@ def test_the_distributed_optimizers_groups_keep_theirs() -> None:
     assert loaded == {"optimizer": {"param_groups": [{"step": 5}]}, "param_state": {"state": {}}}
 
 
+def test_saved_groups_take_the_schedule_of_the_present_ones_that_they_are() -> None:
+    """Those that do not decay are told apart, under NeMo's names too; a group that this run does not have stays as it is."""
+    decays = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "max_lr": 5.0, "min_lr": 4.0}
+    present = [decays, decays | {"wd_mult": 0.0, "max_lr": 3.0}]
+    structure = {"is_expert_parallel": False, "is_decoupled_lr": False}
+    groups = [
+        {"pre_wd_mult": 0.0, "pre_lr_mult": 1.0, **structure, "max_lr": 9.0, "min_lr": 8.0, "start_wd": 7.0},
+        {"wd_mult": 1.0, "lr_mult": 1.0, **structure},
+        {"wd_mult": 1.0, "lr_mult": 0.5, **structure, "max_lr": 9.0},
+    ]
+    optimizer_state.take_schedule({"0": {"optimizer": {"param_groups": groups}}}, present)
+    assert [{key: group.get(key) for key in optimizer_state.SCHEDULE} for group in groups] == [
+        {"max_lr": 3.0, "min_lr": 4.0, "start_wd": None, "end_wd": None},
+        {"max_lr": 5.0, "min_lr": 4.0, "start_wd": None, "end_wd": None},
+        {"max_lr": 9.0, "min_lr": None, "start_wd": None, "end_wd": None},
+    ]
+
+
 def test_a_run_has_torchs_adam_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron.core.optimizer, "Adam", object)
     monkeypatch.setattr(megatron.core.optimizer, "USING_PYTORCH_OPTIMIZER", False)

@@ -170,6 +170,7 @@ def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, save
         # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
         _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
+    optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
     state.optimizer.load_state_dict(optimizer)
     if plan.steps_in_one_pass:
         take_masters(state.optimizer)

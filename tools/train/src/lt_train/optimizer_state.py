@@ -6,6 +6,7 @@ the number of steps that Adam counts and the state of the loss scale.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from megatron.core.dist_checkpointing.dict_utils import extract_matching_values,
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
 
 MOMENT = "optimizer.state.exp_avg."
+# What a group of parameters is, and what its schedule is: a saved group is the present one's by the former.
+STRUCTURE = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 # Sharded tensors are loaded under this name, so that the saved optimizer's small values do not mix with them.
 TENSORS = "tensors_of_optimizer"
 
@@ -81,6 +85,30 @@ def count_as_torch(state: dict[str, Any]) -> None:
     for name, part in state.items():
         if isinstance(part, dict) and name not in ("state", "param_state"):
             count_as_torch(part)
+
+
+def take_schedule(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> None:
+    """Give the groups in `state`, as it was loaded, the schedule of the present `groups`, in place.
+
+    megatron-core's scheduler reads the learning rates from the groups. It would go on with those of the saved run where this run
+    was given others, and from 0.19 on it finds a group by its schedule, too: no group, where this run was given others, and where
+    the checkpoint was converted from another framework's, whose groups have none.
+    """
+    schedules = {_structure(group): {key: group[key] for key in SCHEDULE if key in group} for group in groups}
+    for group in state.get("param_groups", ()):
+        schedule = schedules.get(_structure(group))
+        if schedule is not None:
+            for key in SCHEDULE:
+                group.pop(key, None)
+            group.update(schedule)
+    for name, part in state.items():
+        if isinstance(part, dict) and name not in ("state", "param_state"):
+            take_schedule(part, groups)
+
+
+def _structure(group: dict[str, Any]) -> tuple[Any, ...]:
+    # NeMo has the multipliers under names of its own.
+    return tuple(group.get(key, group.get(f"pre_{key}")) for key in STRUCTURE)
 
 
 def _steps(tree: Any) -> float:
