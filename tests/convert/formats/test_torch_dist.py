@@ -146,8 +146,11 @@ def _model_tensors(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def checkpoint(stock: Stock, tmp_path: Path) -> Path:
-    """A copy to damage, as stock Megatron leaves it: without run.json."""
-    return Path(shutil.copytree(stock.checkpoints["tensor"][0], tmp_path / "place" / "checkpoint"))
+    """A copy to damage, as stock Megatron leaves it: without run.json, and with common.pt whatever its version."""
+    copy = Path(shutil.copytree(stock.checkpoints["tensor"][0], tmp_path / "place" / "checkpoint"))
+    if not (copy / "common.pt").exists():
+        move_common_beside_the_tensors(copy)
+    return copy
 
 
 def edit_metadata(directory: Path, change: Callable[[Any], None]) -> None:
@@ -163,6 +166,23 @@ def edit_common(directory: Path, **arguments: Any) -> None:
     torch.save(common, directory / "common.pt")
 
 
+COMMON_STATE = "common_state/shard_0_1"
+
+
+def move_common_beside_the_tensors(directory: Path) -> None:
+    """Store what megatron-core 0.19 keeps among the tensors as 0.16 does, in common.pt."""
+
+    def remove(metadata: Any) -> None:
+        key = next(key for key in metadata.storage_data if key.fqn == COMMON_STATE)
+        place = metadata.storage_data.pop(key)
+        del metadata.state_dict_metadata[COMMON_STATE]
+        content = (directory / place.relative_path).read_bytes()[place.offset : place.offset + place.length]
+        (common,) = torch.load(io.BytesIO(content), weights_only=False)
+        torch.save(common, directory / "common.pt")
+
+    edit_metadata(directory, remove)
+
+
 def move_common_among_the_tensors(directory: Path) -> None:
     """Store the content of common.pt as megatron-core 0.19 does: an object in a list, beside the tensors."""
     common = torch.load(directory / "common.pt", weights_only=False)
@@ -175,9 +195,8 @@ def move_common_among_the_tensors(directory: Path) -> None:
         shard = directory / place.relative_path
         start = shard.stat().st_size
         shard.write_bytes(shard.read_bytes() + content.getvalue())
-        name = "common_state/shard_0_1"
-        metadata.state_dict_metadata[name] = metadata.state_dict_metadata[key.fqn]
-        metadata.storage_data[type(key)(name)] = type(place)(place.relative_path, start, content.tell())
+        metadata.state_dict_metadata[COMMON_STATE] = metadata.state_dict_metadata[key.fqn]
+        metadata.storage_data[type(key)(COMMON_STATE)] = type(place)(place.relative_path, start, content.tell())
 
     edit_metadata(directory, add)
 
