@@ -5,7 +5,6 @@ are those of constraints.txt.
 """
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, formatting, that no tool imports another, and that devices are named in one file."""
-    session.install("-c", str(CONSTRAINTS), "ruff", "import-linter")
+    session.install("-c", str(CONSTRAINTS), "-r", "tests/lint/requirements.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", env={"PYTHONPATH": ":".join(SOURCES)})
@@ -103,7 +102,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types of all five distributions with mypy --strict."""
-    install(session, "mypy")
+    install(session, "-r", "tests/lint/requirements.txt")
     session.run("mypy", "--strict", *SOURCES)
 
 
@@ -122,21 +121,11 @@ def bench(session: nox.Session) -> None:
     session.run("python", BENCHMARKS[session.posargs[0]], *session.posargs[1:])
 
 
-@nox.session(reuse_venv=False)
+@nox.session
 def lock(session: nox.Session) -> None:
-    """Write constraints.txt anew from the newest versions that install; review the difference before committing it.
+    """Write constraints.txt anew for Python 3.11, 3.12 and 3.13, with the versions that it has where they still fit together.
 
-    Lines with a marker are kept: they say what one interpreter alone cannot know.
+    `-- --upgrade` takes the newest of all, `-- --upgrade-package NAME` of one; review and test the difference before a commit.
     """
-    header, *lines = CONSTRAINTS.read_text().split("\n\n", 1)
-    kept = [line for line in "".join(lines).splitlines() if ";" in line]
-    editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
-    requirements = ("-r", "tests/requirements.txt", "-r", "tests/bench/requirements.txt")
-    session.install(*kept, *editable, *requirements, "ruff", "import-linter", "mypy")
-    session.install("--no-deps", "-r", "tests/requirements-no-deps.txt")
-    frozen = session.run("python", "-m", "pip", "freeze", "--exclude-editable", silent=True) or ""
-    by_hand = {line.split("==")[0] for line in kept}
-    # A local version (2.13.0+cpu) is one machine's build of the release.
-    pins = [re.sub(r"\+.*", "", line) for line in frozen.splitlines() if "==" in line and not line.startswith("#")]
-    pins = [pin for pin in pins if pin.split("==")[0] not in by_hand]
-    CONSTRAINTS.write_text(header + "\n\n" + "\n".join(sorted([*pins, *kept], key=str.lower)) + "\n")
+    session.install("uv")
+    session.run("python", "tests/install/lock.py", *session.posargs)

@@ -31,3 +31,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "cluster" if "tests/cluster/" in nodeid else str(super()._split_scope(nodeid))
 
     return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests recorded for people to read, as `summary`: what a newcomer downloads."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "summary":
+                terminalreporter.write_line(value)

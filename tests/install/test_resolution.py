@@ -1,0 +1,71 @@
+"""constraints.txt can be installed by strangers: from the package index alone, under every supported Python."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import resolution
+from packaging.requirements import Requirement
+
+NO_LOCAL_WHEELS = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_CONSTRAINT")
+
+
+def pins(python: str) -> dict[str, str]:
+    """The version of every package that constraints.txt gives to `python`."""
+    found = {}
+    for line in resolution.CONSTRAINTS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            if not requirement.marker or requirement.marker.evaluate({"python_version": python}):
+                found[requirement.name] = str(requirement.specifier).removeprefix("==")
+    return found
+
+
+@pytest.mark.parametrize("python", resolution.PYTHONS)
+def test_everything_resolves_to_what_is_pinned(python: str) -> None:
+    packages = resolution.resolve(resolution.every_requirement(), python)
+    packages += resolution.resolve(resolution.ALONE_REQUIREMENTS, python, "--no-deps")
+    assert {package.name: package.version for package in packages}.items() <= pins(python).items()
+    # torch of PyPI, not a build that lies on this disk.
+    assert {"nvidia-cublas", "triton"} < {package.name for package in packages}
+
+
+@pytest.mark.parametrize("python", resolution.PYTHONS)
+def test_what_a_newcomer_downloads(python: str, record_property: Callable[[str, object], None]) -> None:
+    packages = resolution.resolve(resolution.TEST_REQUIREMENTS, python)
+    packages += resolution.resolve(resolution.ALONE_REQUIREMENTS, python, "--no-deps")
+    total = sum(package.size_bytes for package in packages) / 1e6
+    cuda = sum(package.size_bytes for package in packages if package.is_cuda) / 1e6
+    summary = f"nox -s tests with Python {python} from PyPI: {total:,.0f} MB, of which torch with CUDA {cuda:,.0f} MB"
+    record_property("summary", summary)
+
+
+def test_a_pin_that_contradicts_torch_is_found(tmp_path: Path) -> None:
+    """PyPI's torch requires one version of triton exactly; CPU builds, which some machines have on disk, require none."""
+    constraints = tmp_path / "constraints.txt"
+    lines = resolution.CONSTRAINTS.read_text().splitlines()
+    constraints.write_text("\n".join("triton==3.9.0" if line.startswith("triton==") else line for line in lines))
+    with pytest.raises(resolution.Unresolvable, match="triton"):
+        resolution.resolve(resolution.TEST_REQUIREMENTS, resolution.PYTHONS[0], constraints=constraints)
+
+
+def test_pip_finds_the_same(tmp_path: Path) -> None:
+    """For the Python that runs: what pip would install where it has no wheels but the index's."""
+    report = tmp_path / "report.json"
+    environment = {name: value for name, value in os.environ.items() if name not in NO_LOCAL_WHEELS}
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report)),
+        # Reads the metadata inside remote wheels, where an index does not serve it by itself, without downloading them.
+        *("--use-feature=fast-deps", "-c", str(resolution.CONSTRAINTS), "-r", "tests/requirements.txt"),
+        *(f"./{distribution}" for distribution in resolution.DISTRIBUTIONS),
+    ]
+    subprocess.run(command, cwd=resolution.ROOT, env=environment | {"PIP_CONFIG_FILE": os.devnull}, check=True)
+    metadata = [package["metadata"] for package in json.loads(report.read_text())["install"]]
+    found = {package["name"].lower().replace("_", "-").replace(".", "-"): package["version"] for package in metadata}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    expected = {package.name: package.version for package in resolution.resolve(resolution.TEST_REQUIREMENTS, python)}
+    assert {name: version for name, version in found.items() if not name.startswith("lt-")} == expected
