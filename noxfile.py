@@ -35,9 +35,10 @@ def install(session: nox.Session, *more: str) -> None:
     """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once.
 
     Without compiling every file of every package: a session imports few of them. Those the first process compiles, for the
-    hundreds that follow, even where the environment says otherwise.
+    hundreds that follow, even where the environment says otherwise. torch comes first, as its CPU build where that is enough.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.run_install("python", "tests/install/torch_build.py")
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
     session.install("--no-compile", "-c", str(CONSTRAINTS), *editable, *more)
 

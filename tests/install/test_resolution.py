@@ -42,6 +42,9 @@ def test_what_a_newcomer_downloads(python: str, record_property: Callable[[str, 
     cuda = sum(package.size_bytes for package in packages if package.is_cuda) / 1e6
     summary = f"nox -s tests with Python {python} from PyPI: {total:,.0f} MB, of which torch with CUDA {cuda:,.0f} MB"
     record_property("summary", summary)
+    readme = (resolution.ROOT / "README.md").read_text()
+    assert f"with CUDA, which is {cuda / 1e3:.1f} GB" in readme
+    assert f"Everything else is {(total - cuda) / 1e3:.1f} GB" in readme
 
 
 def test_a_pin_that_contradicts_torch_is_found(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Install torch into this environment, saying first from where it comes and how large it is; nothing where it is installed.
+
+PyPI's torch brings CUDA along: 2.7 GB to download, which a machine without a GPU has no use for. There PyTorch's own index of CPU
+builds is asked first, 0.2 GB, and PyPI, or whatever pip is set up to use, where that index has none for this machine or is out of
+reach. That index is asked for torch alone: its copies of other packages are not those of constraints.txt.
+
+    python tests/install/torch_build.py [INDEX]    INDEX: a mirror of PyTorch's CPU builds
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-c", str(CONSTRAINTS), "torch"]
+TIMEOUT_SECONDS = 10
+
+
+def main(cpu_builds: str = CPU_BUILDS) -> int:
+    if importlib.util.find_spec("torch"):
+        return 0
+    if not has_gpu():
+        options = ["--no-deps", "--index-url", cpu_builds, "--timeout", str(TIMEOUT_SECONDS), "--retries", "1"]
+        files = chosen_files(*options)
+        if files:
+            print(f"torch, for a machine without a GPU: {described(files)}", flush=True)
+            if subprocess.run([*PIP, *options]).returncode == 0:
+                return 0
+        print(f"torch: no GPU here, and no CPU build to be had from {cpu_builds}", flush=True)
+    files = chosen_files()
+    if files:
+        print(f"torch: {described(files)}", flush=True)
+    return subprocess.run(PIP).returncode
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver names a GPU."""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and "GPU" in done.stdout
+
+
+def chosen_files(*options: str) -> list[str]:
+    """The addresses of torch's wheel and of what it requires, as pip chooses them with `options`; none where it cannot."""
+    # Reads the metadata inside remote wheels, where an index does not serve it by itself, without downloading them.
+    report = ["--dry-run", "--ignore-installed", "--quiet", "--use-feature=fast-deps", "--report", "-"]
+    done = subprocess.run([*PIP, *report, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if done.returncode:
+        return []
+    packages: list[dict[str, Any]] = json.loads(done.stdout)["install"]
+    return sorted((package["download_info"]["url"] for package in packages), key=lambda url: "/torch-" not in url)
+
+
+def described(files: list[str]) -> str:
+    """The name and origin of torch, which is the first of `files`, and the bytes of all."""
+    address = urlsplit(files[0])
+    origin = address.hostname or Path(address.path).parent
+    with ThreadPoolExecutor(8) as threads:
+        sizes = list(threads.map(size_bytes, files))
+    total = f"{sum(sizes) / 1e6:,.0f} MB" if all(sizes) else "unknown size"
+    return f"{unquote(Path(address.path).name)} from {origin}, {total} in {len(files)} file{'s' if len(files) > 1 else ''}"
+
+
+def size_bytes(url: str) -> int:
+    """The size of a file by its headers, 0 where they do not tell."""
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=TIMEOUT_SECONDS) as response:
+            return int(response.headers["Content-Length"] or 0)
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
