@@ -148,7 +148,7 @@ def memory(noise: Path) -> bool:
 
 
 def profile(logs: dict[str, tuple[Path, float]]) -> None:
-    from lt_monitor import scrape
+    from lt_monitor.collect import scrape
 
     for name, (path, _) in logs.items():
         profiler = cProfile.Profile()

@@ -1,0 +1,174 @@
+"""The commands as a user types them: streams, exit codes, and what --help costs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lt_monitor import __version__, cli
+from lt_monitor.cli import machine_commands
+
+LOGS = Path(__file__).parents[1] / "samples"
+TOOL = [sys.executable, "-m", "lt_monitor"]
+
+
+def run(*arguments: str, cwd: Path = LOGS, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*TOOL, *arguments], capture_output=True, cwd=cwd, input=stdin)
+
+
+def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["bash", "-c", script(command)], capture_output=True, cwd=cwd)
+
+
+def script(command: str) -> str:
+    """A shell script that runs a documented command line as it stands."""
+    return f'set -eo pipefail; lt-monitor() {{ "{sys.executable}" -m lt_monitor "$@"; }}; {command}'
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A directory with the logs that the examples name."""
+    for name in ("run1", "run2"):
+        (tmp_path / name).mkdir()
+        shutil.copy(LOGS / "lt_train.log", tmp_path / name / "train.log")
+    for number in (76, 77):
+        shutil.copy(LOGS / "megatron_old.log", tmp_path / f"slurm-{number}.out")
+    return tmp_path
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    for arguments in (["--help"], ["--version"], ["scrape", "-h"], ["summarize", "--help"], ["plot", "--help"]):
+        code = (
+            "import sys\nfrom lt_monitor import cli\n"
+            f"sys.argv = ['lt-monitor', *{arguments}]\n"
+            "try:\n    cli.main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+            "heavy = {'numpy', 'matplotlib', 'rich', 'fsspec'} & set(sys.modules)\nassert not heavy, heavy\n"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith(f"lt-monitor, version {__version__}" if "--version" in arguments else "Examples:")
+
+
+def examples() -> list[str]:
+    commands = [cli.command, *(one for one in cli.command.commands.values() if one not in machine_commands.COMMANDS)]
+    found = [line for command in commands for line in command.examples.strip().splitlines()]
+    readme = (Path(cli.__file__).parents[3] / "README.md").read_text()
+    section = readme.partition("## Examples")[2].partition("\n## ")[0]
+    return list(dict.fromkeys([*found, *(line.strip() for line in section.splitlines() if line.startswith("    "))]))
+
+
+@pytest.mark.parametrize("example", [line for line in examples() if not line.startswith(("tail", "lt-monitor watch"))])
+def test_documented_examples_run(example: str, logs: Path) -> None:
+    if "| jq" in example:
+        example = example.partition("| jq")[0]
+    result = shell(example, logs)
+    assert result.returncode == 0, result.stderr.decode()
+    assert result.stdout or "events.jsonl" in example
+
+
+def test_following_a_log_prints_events_at_once(logs: Path) -> None:
+    (example,) = (line for line in examples() if line.startswith("tail"))
+    with subprocess.Popen(["bash", "-c", script(example)], stdout=-1, cwd=logs, start_new_session=True) as process:
+        first = process.stdout.readline()
+        os.killpg(process.pid, signal.SIGKILL)
+    assert json.loads(first)["kind"] == "start"
+
+
+def test_each_readme_key_of_a_summary_exists() -> None:
+    readme = (Path(cli.__file__).parents[3] / "README.md").read_text()
+    section = readme.partition("## summarize")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    documented = {key.strip("` ") for cell in cells for key in cell.split(",")}
+    summary = json.loads(run("summarize", "--json", "lt_train.log").stdout)
+    assert documented | {"run"} == set(summary["runs"][0])
+    assert (summary["v"], summary["kind"]) == (1, "summary")
+
+
+def test_plot_prints_the_path(tmp_path: Path) -> None:
+    log, picture = str(LOGS / "lt_train.log"), str(tmp_path / "loss.png")
+    assert json.loads(run("plot", log, "-o", picture).stdout) == {"v": 1, "kind": "plot", "path": picture}
+    assert run("plot", log, "-o", picture, "--plain").stdout == f"{picture}\n".encode()
+    assert run("plot", log, "-o", "-").stdout == Path(picture).read_bytes()
+
+
+def test_filters_compose() -> None:
+    scraped = run("scrape", "megatron_new.log", "lt_train.log").stdout
+    assert run("scrape", "-", stdin=scraped).stdout == scraped
+    direct = json.loads(run("summarize", "--json", "megatron_new.log", "lt_train.log").stdout)
+    assert json.loads(run("summarize", "--json", "-", stdin=scraped).stdout) == direct
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["scrape", "missing.log"], 66, "missing.log: no such file"),
+        (["scrape", "slurm-*.missing"], 66, "slurm-*.missing: no file matches"),
+        (["summarize", "missing.log"], 66, "missing.log: no such file"),
+        (["plot", "missing.log", "-o", "x.png"], 66, "missing.log: no such file"),
+        (["scrape", "/proc/sys"], 66, "/proc/sys: no log in this directory"),
+        (["summarize", "/proc/sys"], 66, "/proc/sys: no log in this directory"),
+        (["summarize", "no_events.log"], 65, "no_events.log: no training steps"),
+        (["plot", "no_events.log", "-o", "x.png"], 65, "no_events.log: no training steps"),
+        (["plot", "lt_train.log", "-o", "x.pdf"], 2, "x.pdf: not a kind of picture"),
+        (["summarize", "lt_train.log", "--gpu", "H1000"], 2, "--gpu H1000: its peak is not known"),
+        (["watch", "lt_train.log"], 2, "watch needs a terminal"),
+        (["plot", "lt_train.log", "-o", "x.png", "--reference", "x"], 2, "--reference x: expected NAME=VALUE"),
+        (["scrape"], 2, "Missing argument 'LOG...'."),
+        (["scrape", "-", "--state", "s"], 2, "--state needs files"),
+        (["scrape", "lt_train.log", "--state", "/proc/nowhere/s"], 73, "/proc/nowhere/s: no such directory"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(arguments: list[str], code: int, message: str) -> None:
+    result = run(*arguments)
+    lines = result.stderr.decode().splitlines()
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert lines[0].startswith(f"lt-monitor: error: {message}")
+    assert all(line.startswith("hint: ") for line in lines[1:])
+    assert len(lines) <= 2
+
+
+@pytest.mark.parametrize("state", [[], ["--state", "s"]])
+def test_a_reader_that_leaves_ends_scrape_quietly(state: list[str], tmp_path: Path) -> None:
+    big = tmp_path / "big.log"
+    big.write_bytes((LOGS / "megatron_new.log").read_bytes() * 100)
+    with subprocess.Popen([*TOOL, "scrape", "big.log", *state], stdout=-1, stderr=-1, cwd=tmp_path) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+    assert set(os.listdir(tmp_path)) <= {"big.log", ".s.lock"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_scrape_without_a_state(number: int, code: int, tmp_path: Path) -> None:
+    big = tmp_path / "big.log"
+    big.write_bytes((LOGS / "megatron_new.log").read_bytes() * 100)
+    with subprocess.Popen([*TOOL, "scrape", "big.log", "--state", "s"], stdout=-1, stderr=-1, cwd=tmp_path) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        process.communicate()
+    assert process.returncode == code
+    assert set(os.listdir(tmp_path)) <= {"big.log", ".s.lock"}
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [*TOOL, "scrape", str(LOGS / "lt_train.log"), "--state", "s"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path)
+    assert result.returncode == 74
+    assert result.stderr == b"lt-monitor: error: standard output: No space left on device\n"
+    assert os.listdir(tmp_path) == [".s.lock"]
+
+
+def test_output_is_utf_8_in_any_locale(tmp_path: Path) -> None:
+    log = tmp_path / "ü.log"
+    shutil.copy(LOGS / "lt_train.log", log)
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    result = subprocess.run([*TOOL, "scrape", "ü.log"], capture_output=True, cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert all(json.loads(line) for line in result.stdout.splitlines())

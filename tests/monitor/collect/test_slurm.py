@@ -1,0 +1,234 @@
+"""Answers of squeue, sacct and scontrol, old and new. A real Slurm answers in tests/cluster."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lt_monitor.collect import slurm
+from lt_monitor.events import records
+
+START = 1795305881
+OLD: dict[str, Any] = {
+    "job_id": 76,
+    "array_job_id": 0,
+    "array_task_id": None,
+    "job_state": "RUNNING",
+    "name": "gpt",
+    "user_name": "ann",
+    "partition": "p5",
+    "state_reason": "None",
+    "nodes": "n[1-2]",
+    "node_count": 2,
+    "restart_cnt": 1,
+    "submit_time": START - 100,
+    "start_time": START,
+    "end_time": START + 600,
+    "exit_code": 0,
+    "tres_alloc_str": "cpu=192,mem=2T,node=2,billing=192,gres/gpu=16,gres/gpu:h100=16",
+    "standard_output": "logs/%x_%j.out",
+    "current_working_directory": "/fsx/ann",
+}
+
+
+def number(value: int, infinite: bool = False) -> dict[str, Any]:
+    return {"set": True, "infinite": infinite, "number": value}
+
+
+NEW = OLD | {
+    "array_job_id": number(0),
+    "array_task_id": {"set": False, "infinite": False, "number": 0},
+    "job_state": ["RUNNING"],
+    "node_count": number(2),
+    "submit_time": number(START - 100),
+    "start_time": number(START),
+    "end_time": number(START + 600),
+    "exit_code": {"status": ["SUCCESS"], "return_code": number(0), "signal": {"id": {"set": False}, "name": ""}},
+}
+NEWEST = NEW | {"stdout_expanded": "/fsx/ann/logs/gpt_76.out", "standard_output": "logs/%x_%j.out"}
+RUNNING = {
+    "kind": "job",
+    "run": "/fsx/ann/logs/gpt_76",
+    "job": "76",
+    "state": "RUNNING",
+    "name": "gpt",
+    "user": "ann",
+    "partition": "p5",
+    "nodes": "n[1-2]",
+    "node_count": 2,
+    "gpus": 16,
+    "restarts": 1,
+    "submit_time": datetime.datetime.fromtimestamp(START - 100).astimezone().isoformat(),
+    "start_time": datetime.datetime.fromtimestamp(START).astimezone().isoformat(),
+    "log": "/fsx/ann/logs/gpt_76.out",
+}
+
+
+def parsed(*jobs: dict[str, Any]) -> list[dict[str, Any]]:
+    found = slurm.parse(json.dumps({"jobs": jobs}), "-")
+    assert all(records.problem(record) is None for record in found)
+    return [{key: value for key, value in record.items() if key not in ("v", "time", "src")} for record in found]
+
+
+@pytest.mark.parametrize("job", [OLD, NEW, NEWEST], ids=["22.05", "23.11", "25.05"])
+def test_a_running_job_in_every_shape(job: dict[str, Any]) -> None:
+    assert parsed(job) == [RUNNING]
+
+
+def test_the_end_of_a_job() -> None:
+    (found,) = parsed(OLD | {"job_state": "FAILED", "exit_code": 768, "state_reason": "NonZeroExitCode"})
+    assert (found["exit_code"], found["reason"]) == (3, "NonZeroExitCode")
+    assert found["end_time"] == datetime.datetime.fromtimestamp(START + 600).astimezone().isoformat()
+    (found,) = parsed(NEW | {"job_state": ["FAILED"], "exit_code": {"return_code": number(1), "signal": {"id": number(9)}}})
+    assert (found["exit_code"], found["signal"]) == (1, 9)
+
+
+def test_tasks_of_an_array_have_their_own_logs() -> None:
+    task = {"job_id": 90, "array_job_id": 88, "array_task_id": 3}
+    (found,) = parsed(OLD | task | {"standard_output": "%A/%4a-%x-%%.out"})
+    assert (found["job"], found["log"]) == ("88_3", "/fsx/ann/88/0003-gpt-%.out")
+    (found,) = parsed(OLD | task | {"standard_output": ""})
+    assert found["log"] == "/fsx/ann/slurm-88_3.out"
+    (found,) = parsed(OLD | {"standard_output": ""})
+    assert found["log"] == "/fsx/ann/slurm-76.out"
+
+
+def test_gpus_of_one_type() -> None:
+    (found,) = parsed(OLD | {"tres_alloc_str": "cpu=8,gres/gpu:a100=4"})
+    assert found["gpus"] == 4
+
+
+def test_sacct_json() -> None:
+    job = {
+        "job_id": 77,
+        "array": {"job_id": 0, "task_id": {"set": False}},
+        "name": "gpt",
+        "state": {"current": ["NODE_FAIL"], "reason": "None"},
+        "time": {"start": START, "end": START + 50, "submission": START - 9},
+        "exit_code": {"status": ["ERROR"], "return_code": number(0), "signal": {"id": number(0)}},
+        "nodes": "n[1-2]",
+        "user": "ann",
+        "tres": {"allocated": [{"type": "cpu", "name": "", "count": 96}, {"type": "gres", "name": "gpu", "count": 8}]},
+        "allocation_nodes": 2,
+    }
+    (found,) = parsed(job)
+    assert (found["state"], found["gpus"], found["node_count"], found["user"]) == ("NODE_FAIL", 8, 2, "ann")
+    assert found["run"] == "job-77"
+
+
+def test_sacct_columns() -> None:
+    answer = (
+        f"{slurm.SACCT_FIELDS.replace(',', '|')}\n"
+        "77|77|gpt|CANCELLED by 1000|0:15|2026-11-21T10:00:00|2026-11-21T10:01:00|2026-11-21T12:00:00|2|n[1-2]|ann|p5|/fsx/ann\n"
+        "78|75_3|gpt|PENDING|0:0|2026-11-21T10:00:00|Unknown|Unknown|2|None assigned|ann|p5|/fsx/ann\n"
+    )
+    found = slurm.parse(answer, "-")
+    assert [(record["job"], record["state"]) for record in found] == [("77", "CANCELLED"), ("78", "PENDING")]
+    assert (found[0]["exit_code"], found[0]["signal"]) == (0, 15)
+    assert found[0]["start_time"].startswith("2026-11-21T10:01:00")
+    assert "start_time" not in found[1]
+
+
+SCONTROL = (
+    "JobId=90 ArrayJobId=88 ArrayTaskId=3 JobName=my gpt = big UserId=ann(1000) GroupId=ann(1000) JobState=FAILED"
+    " Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=2 ExitCode=3:0 SubmitTime=2026-11-21T10:00:00"
+    " StartTime=2026-11-21T10:01:00 EndTime=2026-11-21T12:00:00 Partition=p5 NodeList=n[1-2] NumNodes=2"
+    " TRES=cpu=192,node=2,gres/gpu=16 Command=/fsx/ann/job.sh WorkDir=/fsx/ann StdErr=/fsx/ann/e.out"
+    " StdOut=/fsx/ann/with space.out Power= \n"
+)
+
+
+@pytest.mark.parametrize("text", [SCONTROL, SCONTROL.replace(" Reason", "\n   Reason").replace(" Partition", "\n   Partition")])
+def test_scontrol(text: str) -> None:
+    first, second = slurm.parse(text + "\n" + text.replace("JobId=90", "JobId=91"), "-")
+    assert (first["job"], first["name"], first["state"], first["restarts"]) == ("88_3", "my gpt = big", "FAILED", 2)
+    assert (first["gpus"], first["user"], first["exit_code"]) == (16, "ann", 3)
+    assert first["log"] == "/fsx/ann/with space.out"
+    assert second["job"] == "88_3"
+
+
+def install(folder: Path, **programs: str) -> str:
+    folder.mkdir(exist_ok=True)
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:/bin:/usr/bin" if "squeue" in programs else str(folder)
+
+
+def test_old_squeue_without_json(tool: Any, tmp_path: Path) -> None:
+    script = """case "$1" in
+--json) echo "squeue: unrecognized option '--json'" >&2; exit 1;;
+*) echo '88|3|RUNNING|2026-11-21T10:00:00|2026-11-21T10:01:00|N/A|2|n[1-2]|ann|p5|None|/fsx/ann|a|name'
+   echo '76|N/A|PENDING|2026-11-21T10:00:00|N/A|N/A|2||ann|p5|Priority|/fsx/ann|gpt';;
+esac"""
+    done = tool("slurm", PATH=install(tmp_path / "bin", squeue=script))
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert (first["job"], first["name"], first["log"]) == ("88_3", "a|name", "/fsx/ann/slurm-88_3.out")
+    assert (second["job"], second["state"], second["reason"]) == ("76", "PENDING", "Priority")
+
+
+def test_jobs_that_squeue_forgot_are_asked_for(tool: Any, tmp_path: Path) -> None:
+    squeue = f"cat <<'END'\n{json.dumps({'jobs': [OLD]})}\nEND"
+    sacct = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+    scontrol = f"""case "$4" in 90) cat <<'END'\n{SCONTROL}END\n;; *) echo 'Invalid job id specified' >&2; exit 1;; esac"""
+    path = install(tmp_path / "bin", squeue=squeue, sacct=sacct, scontrol=scontrol)
+    done = tool("slurm", "--job", "76", "--job", "90", "--job", "5", PATH=path)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(record["kind"], record.get("job")) for record in found] == [("job", "76"), ("job", "88_3"), ("note", None)]
+    assert "accounting storage is disabled" in done.stderr
+    assert "Invalid job id" in done.stderr
+    assert done.returncode == 0
+
+
+def test_one_job_of_many(tool: Any) -> None:
+    answer = json.dumps({"jobs": [OLD, OLD | {"job_id": 90, "array_job_id": 88, "array_task_id": 3}]})
+    for wanted, expected in (("76", "76"), ("88", "88_3"), ("88_3", "88_3")):
+        (line,) = tool("slurm", "--job", wanted, "-", stdin=answer).stdout.splitlines()
+        assert json.loads(line)["job"] == expected
+    assert tool("slurm", "--job", "1; rm -rf /", "-", stdin=answer).returncode == 2
+
+
+def test_a_controller_that_does_not_answer(tool: Any) -> None:
+    answer = {"errors": [{"description": "Failed while looking for jobs", "error_number": -1}], "jobs": []}
+    done = tool("slurm", "-", stdin=json.dumps(answer))
+    assert (done.returncode, done.stderr) == (0, "lt-monitor: -: Failed while looking for jobs\n")
+    assert json.loads(done.stdout)["note"] == "missing"
+    done = tool("slurm", "-", stdin=json.dumps({"errors": [], "jobs": []}))
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_no_slurm(tool: Any, tmp_path: Path) -> None:
+    done = tool("slurm", PATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "lt-monitor: squeue: not installed here\n")
+    assert json.loads(done.stdout)["note"] == "missing"
+
+
+def test_the_state_of_a_job_decides_whether_silence_is_a_hang(tool: Any, tmp_path: Path) -> None:
+    log = tmp_path / "gpt_76.out"
+    line = " [2026-01-01 10:00:{:02}] iteration {:8d}/     100 | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 |\n"
+    log.write_text("".join(line.format(number, number) for number in range(1, 30)))
+    queue = {"standard_output": "gpt_76.out", "current_working_directory": str(tmp_path)}
+    scraped = tool("scrape", str(log)).stdout
+    for state, code in (("RUNNING", 2), ("PENDING", 0)):
+        jobs = tool("slurm", "-", stdin=json.dumps({"jobs": [OLD | queue | {"job_state": state}]})).stdout
+        assert tool("alert", "-", stdin=scraped + jobs).returncode == code
+
+
+VALUES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9)
+OBJECTS = st.dictionaries(st.sampled_from(["set", "infinite", "number", "current", "return_code"]), VALUES)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NEWEST)), VALUES | OBJECTS | st.lists(VALUES, max_size=2)))
+def test_any_shape_of_a_job_gives_valid_records(changes: dict[str, Any]) -> None:
+    for record in slurm.parse(json.dumps({"jobs": [NEWEST | changes]}), "-"):
+        assert records.problem(json.loads(json.dumps(record))) is None
+
+
+@given(st.text(alphabet=st.sampled_from(list('JobId=7 |\n{}[]StdOut,"')), max_size=200))
+def test_any_text_gives_valid_records(text: str) -> None:
+    for record in slurm.parse("JobId=7 JobState=RUNNING " + text, "-"):
+        assert records.problem(record) is None

@@ -1,0 +1,122 @@
+"""The picture: what is on it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs import assembly
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.speed import Known
+from lt_monitor.views import figure, plot
+
+LOGS = Path(__file__).parents[1] / "samples"
+
+
+def read(*names: str) -> list[Run]:
+    return assembly.read([str(LOGS / name) for name in names])
+
+
+def draw(runs: list[Run], references: list[tuple[str, float]] | None = None) -> object:
+    return figure.draw(runs, plot.short_names([run.name for run in runs]), Known(), references or [])
+
+
+def of_steps(*steps: dict) -> Run:
+    return Run("a", [Attempt(1, steps=Steps.from_records(steps))], [])
+
+
+def texts(result: object) -> list[str]:
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in result.findobj(Text) if text.get_text()]
+
+
+def test_one_run_has_its_curves_marks_and_references() -> None:
+    result = draw(read("megatron_new.log"), [("unigram", 6.53)])
+    loss, norm, speed = result.axes
+    assert [axis.get_title(loc="left") for axis in result.axes] == ["loss (nats per token)", "gradient norm", "tokens/s"]
+    raw, smooth = loss.lines[:2]
+    steps = [step for step in range(1, 91) if step != 41]
+    assert raw.get_xdata().tolist() == smooth.get_xdata().tolist() == steps
+    assert "unigram 6.53" in texts(result)
+    legend = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert [label.split()[0] for label in legend[:4]] == ["training", "validation", "checkpoint", "resumed"]
+    drawn = [np.asarray(line.get_xdata()).tolist() for line in loss.lines]
+    assert [25, 50, 75] in drawn
+    assert [20, 40, 60, 80] in drawn
+    assert drawn.count([60, 60]) == 1
+    assert norm.lines[0].get_ydata().max() == pytest.approx(2.5)
+    assert speed.lines[0].get_ydata().mean() == pytest.approx(528_000, rel=0.01)
+
+
+def test_faults_and_missing_losses_are_marked() -> None:
+    loss, *_ = draw(read("story.jsonl")).axes
+    labels = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert labels[2:] == ["checkpoint", "resumed", "fault", "not a number"]
+    signs = {line.get_marker(): np.asarray(line.get_xdata()).tolist() for line in loss.lines if line.get_color() == figure.FAULT}
+    assert signs["D"] == [172, 260, 312]
+    assert signs["x"] == [220]
+
+
+def test_the_steep_beginning_does_not_flatten_the_rest() -> None:
+    low, high = draw(read("story.jsonl")).axes[0].get_ylim()
+    assert 1.5 < low < 1.85
+    assert 4 < high < 8
+
+
+def test_several_runs_share_the_picture_under_short_names() -> None:
+    result = draw(read("megatron_new.log", "megatron_old.log", "lt_train.log"))
+    legend = [text.get_text().split()[0] for text in result.axes[0].get_legend().get_texts()]
+    assert legend[:6] == ["megatron_new", "megatron_old", "lt_train", "validation", "checkpoint", "resumed"]
+    assert "3 runs" in texts(result)
+    colours = {line.get_color() for line in result.axes[0].lines if line.get_alpha() == 0.28}
+    assert colours == set(figure.COLOURS[:3])
+
+
+def test_all_panels_keep_their_place_where_a_run_has_no_marks(recwarn: pytest.WarningsRecorder) -> None:
+    runs = [*read("story.jsonl"), of_steps(*({"step": step, "loss": 2.0, "grad_norm": 1.0} for step in range(1, 9)))]
+    result = draw(runs)
+    result.canvas.draw()
+    heights = [axis.get_position().height for axis in result.axes]
+    assert sum(heights) > 0.6
+    assert not [warning for warning in recwarn if "constrained_layout" in str(warning.message)]
+
+
+def test_a_reference_beyond_the_curve_is_on_the_picture() -> None:
+    (loss, *_) = draw(read("lt_train.log"), [("chance", 12.0)]).axes
+    assert loss.get_ylim()[1] > 12
+
+
+def test_step_time_stands_in_where_the_sequence_length_is_unknown() -> None:
+    run = of_steps(*({"step": step, "loss": 2.0, "step_seconds": 1.5} for step in range(1, 4)))
+    assert [axis.get_title(loc="left") for axis in draw([run]).axes] == ["loss (nats per token)", "s/step"]
+
+
+@pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_a_single_step_makes_a_picture(form: str, magic: bytes) -> None:
+    content = figure.render(form, [of_steps({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], Known(), [])
+    assert content.startswith(magic)
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    run = of_steps({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
+    svgs = {figure.render("svg", [run], ["a"], Known(), []) for _ in range(2)}
+    assert len(svgs) == 1
+
+
+def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:
+    from xml.etree import ElementTree
+
+    names = ["$\\frac{1", "<script>alert(1)</script>--><x>\x1b[31m"]
+    runs = [of_steps({"step": 1, "loss": 2.0}), of_steps({"step": 1, "loss": 3.0})]
+    root = ElementTree.fromstring(figure.render("svg", runs, names, Known(), [("$x_", 2.5)]))
+    assert not [node for node in root.iter() if isinstance(node.tag, str) and node.tag.rpartition("}")[2] in ("script", "x")]
+    assert "$\\frac{1  2.000" in texts(figure.draw(runs, names, Known(), []))
+
+
+def test_a_million_points_are_thinned_out() -> None:
+    numbers = np.arange(1, 1_000_001)
+    steps = Steps(numbers, {"loss": 2 + 1 / numbers, "grad_norm": np.ones(len(numbers))}, np.full(len(numbers), np.nan))
+    for line in draw([Run("a", [Attempt(1, steps=steps)], [])]).axes[0].lines:
+        assert len(line.get_xdata()) <= figure.POINTS

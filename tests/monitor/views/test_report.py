@@ -1,0 +1,159 @@
+"""The report as a file: complete in itself, with the figures of the run, and with text from logs only as text."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs import assembly
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.speed import Known
+from lt_monitor.views import report
+
+LOGS = Path(__file__).parents[1] / "samples"
+ELEMENTS = (
+    {"html", "head", "meta", "title", "style", "body", "main", "script", "header", "section", "footer"}
+    | {"h1", "h2", "h3", "p", "div", "span", "b", "i", "code", "button", "dl", "dt", "dd", "details", "summary"}
+    | {"table", "thead", "tbody", "tr", "th", "td", "svg", "rect", "path", "circle"}
+)
+SCRIPT = "<script>window.hacked=1</script><img src=x onerror=hacked=1>"
+HOSTILE = f"</title></script>{SCRIPT}\"'><!--\x1b[31m\u202e\u2028&amp;${{x}}$title"
+LOADS = re.compile(r"url\((?!#)|@import|\bfetch\(|XMLHttpRequest|import\(|WebSocket|https?://(?!www\.w3\.org/2000/svg)")
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.data = ""
+        self._within: tuple[str, dict[str, str | None]] = ("", {})
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._within = self.elements[-1]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ("", {})
+
+    def handle_data(self, data: str) -> None:
+        if self._within == ("script", {"type": "application/json", "id": "data"}):
+            self.data += data
+        elif self._within[0] not in ("script", "style"):
+            self.text += data + " "
+
+
+def page_of(runs: list[Run], references: list[tuple[str, float]] | None = None) -> Page:
+    return Page(report.build(runs, [run.name for run in runs], Known(), references or []))
+
+
+def hostile_run() -> Run:
+    records = [{"step": step, "loss": 3.0 / step, HOSTILE: 1.0, "time": f"2026-01-01T00:0{step}:00"} for step in range(1, 6)]
+    fault = {"kind": "fault", "fault": HOSTILE, "cause": "root", "severity": "critical", "message": HOSTILE, "node": HOSTILE}
+    events = [
+        {"kind": "start", "arguments": {HOSTILE: HOSTILE, "seq_length": HOSTILE}},
+        {"kind": "checkpoint", "step": 4, "path": HOSTILE},
+        {**fault, "time": HOSTILE},
+        {"kind": "end", "reason": HOSTILE},
+    ]
+    attempts = [Attempt(1, 0, Steps.from_records(records[:3]), events, 1), Attempt(2, 2, Steps.from_records(records[2:]), events)]
+    return Run(HOSTILE, attempts, [HOSTILE])
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_hostile_text_stays_text(runs: int) -> None:
+    page = page_of([hostile_run()] * runs, [(HOSTILE, 2.0)])
+    assert {tag for tag, _ in page.elements} <= ELEMENTS
+    assert [tag for tag, _ in page.elements].count("script") == 2
+    assert not {name for _, attributes in page.elements for name in attributes if name.startswith("on")}
+    assert page.text.count("window.hacked=1") >= 6
+    for text in (page.text, page.data):
+        assert not {character for character in text if character in "\x1b\u202e\u2028"}
+    assert json.loads(page.data)["runs"][0]["name"].startswith("</title></script><script>")
+
+
+def test_nothing_is_loaded_from_anywhere() -> None:
+    text = report.build(assembly.read([str(LOGS / "story.jsonl")]), ["story"], Known(), [])
+    page = Page(text)
+    used = {name for _, attributes in page.elements for name in attributes}
+    assert not used & {"src", "href", "srcset", "action", "xlink:href"}
+    assert not LOADS.search(text)
+    (policy,) = (attributes["content"] for _, attributes in page.elements if "http-equiv" in attributes)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_the_figures_are_those_of_the_summary() -> None:
+    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    text = " ".join(page_of([run]).text.split())
+    for expected in (
+        "Step 400 of 500 (80.0%) · 11 min 55 s left · last line 2026-11-18 07:24",
+        "Root cause node-failure on ip-10-1-4-12 in attempt 2",
+        "Loss 1.876 -0.026 since the tenth before, 1 NaN",
+        "Validation loss 1.930 best 1.930 at step 400",
+        "Tokens per second 586,330 7.154 s a step",
+        "MFU - 471.5 TFLOP/s per GPU",
+        "Tokens seen 1.68 B of 2.1 B",
+        "Restarts 2 34 steps done again",
+        "Last checkpoint 400 /fsx/story",
+        "Faults 3 without those that follow from others",
+        "1 2026-11-18 06:00:00 25 min 24 s 2 to 172 22 out-of-memory",
+        "root cause out-of-memory 1 172 2026-11-18 06:25:24 rank 37 torch.OutOfMemoryError",
+        "follows nccl-timeout x2 1 172 2026-11-18 06:25:24 rank 0, rank 1 [Rank 0] Watchdog",
+        "warning xid 63 2 260",
+    ):
+        assert expected in text.replace("\u00d7", "x"), expected
+
+
+def test_the_curves_have_the_steps_of_the_run_and_its_marks() -> None:
+    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    data = json.loads(page_of([run], [("unigram", 6.5)]).data)
+    assert [panel["key"] for panel in data["panels"]] == ["loss", "grad_norm", "tokens_per_second"]
+    assert (data["steps"], data["references"]) == ([2, 400], [["unigram", 6.5]])
+    (drawn,) = data["runs"]
+    numbers, losses = run.steps.finite("loss")
+    assert drawn["loss"]["raw"] == {"steps": numbers.tolist(), "values": pytest.approx(losses.tolist(), rel=1e-4)}
+    assert len(drawn["loss"]["smooth"]["steps"]) == len(numbers)
+    assert [mark["kind"] for mark in drawn["marks"]] == ["restart", "fault", "nan", "fault", "restart", "fault"]
+    assert drawn["checkpoints"] == [50, 100, 150, 200, 250, 300, 350, 400]
+    assert len(drawn["validation"]) == 8
+
+
+def test_several_runs_are_compared_with_the_arguments_that_differ() -> None:
+    runs = []
+    for name, rate in (("one", 0.1), ("two", 0.2)):
+        event = {"kind": "start", "arguments": {"lr": rate, "seq_length": 10}}
+        runs.append(Run(name, [Attempt(1, steps=Steps.from_records([{"step": 1, "loss": 2.0}]), events=[event])], [name]))
+    page = page_of(runs)
+    labels = [attributes["data-label"] for tag, attributes in page.elements if tag == "td"]
+    assert labels == ["Run", "Step", "Loss"] * 2 + ["Argument", "one", "two"]
+    assert "Arguments that differ (1) Argument one two lr 0.1 0.2" in " ".join(page.text.split())
+    assert "2 training runs" in page.text
+
+
+def test_a_run_of_a_million_steps_keeps_its_spikes_and_a_small_page() -> None:
+    numbers = np.arange(1, 1_000_001)
+    losses = 2 + 1 / numbers + 0.01 * np.sin(numbers)
+    losses[654_321] = 77.0
+    columns = {"loss": losses, "grad_norm": np.abs(np.sin(numbers)), "step_seconds": np.ones(len(numbers))}
+    run = Run("a", [Attempt(1, 0, Steps(numbers, columns, 1e9 + numbers))], [])
+    text = report.build([run], ["a"], Known(), [])
+    assert len(text) < 300_000
+    raw = json.loads(Page(text).data)["runs"][0]["loss"]["raw"]
+    assert raw["steps"][raw["values"].index(77.0)] == 654_322
+
+
+def test_a_run_with_losses_alone_has_one_panel() -> None:
+    run = Run("a", [Attempt(1, steps=Steps.from_records([{"step": 1, "loss": 2.0}]))], [])
+    page = page_of([run])
+    assert [panel["key"] for panel in json.loads(page.data)["panels"]] == ["loss"]
+    assert "Attempts" not in page.text
+    assert "Faults" in page.text

@@ -1,0 +1,55 @@
+"""The curves as text: aligned, with the marks at their places, and safe on a terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs import assembly
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.curves import SPARKS
+from lt_monitor.runs.speed import Known
+from lt_monitor.views import sparklines
+
+STORY = str(Path(__file__).parents[1] / "samples" / "story.jsonl")
+
+
+def of_steps(*steps: dict) -> Run:
+    return Run("a", [Attempt(1, steps=Steps.from_records(steps))], [])
+
+
+def test_the_story_on_a_terminal_of_80_columns() -> None:
+    (run,) = assembly.read([STORY])
+    lines = sparklines.of_run(run, "story", Known(), 80).splitlines()
+    assert lines[0] == "story  step 400 of 500"
+    assert [line[:12].strip() for line in lines[1:4]] == ["loss", "grad norm", "tokens/s"]
+    assert max(map(len, lines)) <= 80
+    curves = [line[20:70] for line in lines[1:4]]
+    assert all(set(curve) <= set(SPARKS) for curve in curves)
+    assert (curves[0][0], curves[0][-1]) == ("█", "▁")
+    places = {place - 20: sign for place, sign in enumerate(lines[4]) if sign != " "}
+    assert places == {18: "R", 21: "X", 27: "N", 32: "X", 37: "R", 38: "X"}
+    assert lines[5].split("  ")[-3:] == ["R restart", "N loss not a number", "X fault"]
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 500])
+def test_any_width_will_do(width: int) -> None:
+    (run,) = assembly.read([STORY])
+    assert max(len(line) for line in sparklines.of_run(run, "story", Known(), width).splitlines()) <= max(width, 60)
+
+
+def test_a_run_with_nothing_but_a_loss() -> None:
+    run = of_steps({"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0})
+    assert sparklines.of_run(run, "a", Known(), 40) == "a  step 2\nloss              3 █▁ 2"
+
+
+def test_a_hostile_name_stays_text() -> None:
+    shown = sparklines.of_run(of_steps({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", Known(), 60)
+    assert shown.startswith("a\\x1b[2J\\x07\\n  step 1\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(590_390, "590k"), (12_345_678, "12.3M"), (2.13456, "2.135"), (9999, "9999"), (3e9, "3G")]
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert sparklines._short(value) == text

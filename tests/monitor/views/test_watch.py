@@ -1,0 +1,151 @@
+"""The live view: what it shows, that it follows the log, and how it ends."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs import assembly
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.speed import Known
+from lt_monitor.views import watch
+from lt_monitor.views.watch import View
+from lt_shared import run_log
+from lt_shared.console import NoInput, UsageError
+
+LOGS = Path(__file__).parents[1] / "samples"
+STEP = {"step": 2, "loss": 2.0, "step_seconds": 60.0}
+
+
+def view_of(*steps: dict, name: str = "a", begin: float = 0.0, events: list[dict] | None = None) -> View:
+    attempt = Attempt(1, steps=Steps.from_records(steps), events=events or [], end_time=begin)
+    return View.of(Run(name, [attempt], []), name, Known())
+
+
+def screen(views: list[View], now: float = 0.0, width: int = 100, height: int = 40, trouble: str | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(watch.render(views, now, width, height, trouble))
+    return capture.get()
+
+
+def test_a_panel_tells_what_a_person_asks() -> None:
+    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    shown = screen([View.of(run, "story", Known(gpu="NVIDIA H100 80GB HBM3"))], (run.updated or 0) + 65)
+    for text in ("400 / 500 (80.0%)", "11 min 55 s left", "1.8756 (-0.0258)", "586,330 tokens/s", "MFU 47.7%", "best 1.9304"):
+        assert text in shown
+    for text in ("checkpoint step 400", "2, 34 steps done again", "last line 1 min 5 s ago", "node-failure on ip-10-1-4-12", "█"):
+        assert text in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_many_runs_become_a_table() -> None:
+    shown = screen([view_of(STEP, name=f"run{number}") for number in range(8)], width=80, height=24)
+    lines = shown.splitlines()
+    assert lines[1].split()[:5] == ["run", "step", "loss", "tokens/s", "left"]
+    assert [line.split()[0] for line in lines[3:11]] == [f"run{number}" for number in range(8)]
+    assert max(map(len, lines)) <= 80
+
+
+def test_silence_is_measured_by_the_time_that_steps_take() -> None:
+    usual = view_of(STEP)
+    assert usual.silence(599) == (599, False)
+    assert usual.silence(601) == (601, True)
+    assert view_of(STEP, events=[{"kind": "end", "reason": "completed"}]).silence(10_000) == (10_000, False)
+    quick = view_of(STEP | {"step_seconds": 0.1})
+    assert (quick.silence(299), quick.silence(301)) == ((299, False), (301, True))
+
+
+def test_texts_from_logs_are_shown_as_text() -> None:
+    fault = {
+        "kind": "fault",
+        "fault": "xid",
+        "cause": "root",
+        "severity": "critical",
+        "message": "[red]x[/red]\x1b[2J\x07",
+        "node": "[b]n",
+    }
+    shown = screen([view_of(STEP, name="[blink]a\x1b]0;t\x07", events=[fault])], trouble=None)
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "[blink]a" in shown
+    assert "[red]x[/red]" in shown
+
+
+def test_what_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="standard input only once"):
+        watch.watch(["-"], Known(), 1)
+    with pytest.raises(UsageError, match="needs a terminal"):
+        watch.watch([str(LOGS / "lt_train.log")], Known(), 1)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(NoInput, match="no such file"):
+        watch.watch([str(tmp_path / "missing.log")], Known(), 1)
+
+
+def test_a_log_that_goes_away_leaves_what_was_seen(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes((LOGS / "lt_train.log").read_bytes())
+    logs = watch._Logs([str(log)], Known())
+    logs.look()
+    log.unlink()
+    logs.look_again()
+    assert (len(logs.views), logs.trouble) == (1, f"{log}: no such file")
+    log.write_bytes((LOGS / "megatron_old.log").read_bytes())
+    logs.look_again()
+    assert (logs.views[0].summary.step, logs.trouble) == (200, None)
+
+
+def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes((LOGS / "lt_train.log").read_bytes())
+    logs = watch._Logs([str(log)], Known())
+    logs.look()
+    monkeypatch.setattr(assembly, "read", lambda patterns: pytest.fail("read again"))
+    logs.look_again()
+
+
+def test_a_real_terminal_follows_the_log_until_ctrl_c(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(run_log.Step(41, 100, loss=2.5, step_seconds=1.0).format() + "\n")
+    leader, follower = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "lt_monitor", "watch", str(log), "--interval", "0.1"]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(follower)
+        try:
+            _wait_for(leader, "41 / 100")
+            with log.open("a") as file:
+                file.write(run_log.Step(42, 100, loss=2.4, step_seconds=1.0).format() + "\n")
+            _wait_for(leader, "42 / 100")
+            process.send_signal(signal.SIGINT)
+            last = _wait_for(leader, "\x1b[?1049l")
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()
+        assert process.stderr is not None
+        assert (process.returncode, process.stderr.read()) == (0, b"")
+    assert "\x1b[?25h" in last
+    os.close(leader)
+
+
+def _wait_for(terminal: int, text: str) -> str:
+    """Read the terminal until it showed `text`; fails after 10 s."""
+    shown = ""
+    end = time.monotonic() + 10
+    while text not in re.sub(r"\x1b\[[0-9;]*m", "", shown):
+        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
+        assert ready, shown
+        shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown

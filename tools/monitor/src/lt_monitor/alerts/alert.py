@@ -1,0 +1,220 @@
+"""`lt-monitor alert`: what is wrong with the runs in the logs, each finding once.
+
+A pass takes the records that are new, asks the rules, prints the findings that the state file does not know yet, delivers them,
+and publishes the state last. A pass that is killed before that repeats its findings the next time; none is lost. Two passes
+with one state exclude each other (exit code 75).
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from lt_monitor.alerts import delivery, rules, thresholds
+from lt_monitor.alerts.thresholds import Thresholds
+from lt_monitor.collect.state import Memory
+from lt_monitor.events.findings import Finding, duration, worst
+from lt_monitor.events.records import Record
+from lt_monitor.logs import log_files
+from lt_monitor.runs import failures
+from lt_monitor.runs.run_state import RunState, state_of
+from lt_shared import checkpoint_layout, console
+from lt_shared.console import BadData, ExitCode, IoFailure, warn
+
+EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": 2}
+CAUSE_ORDER = {"root": 0, "unknown": 1, None: 2, "cascade": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Channels:
+    """Where findings go besides stdout: a command, a webhook."""
+
+    command: str | None = None
+    webhook: str | None = None
+
+
+def alert(
+    patterns: Sequence[str],
+    rules_file: str = thresholds.DEFAULT,
+    state: str | None = None,
+    channels: Channels = Channels(),
+    heartbeat: str | None = None,
+    as_json: bool = False,
+    now: float | None = None,
+) -> int:
+    """One pass; returns the exit code: 0 when nothing is wrong, 1 with a warning, 2 with something critical.
+
+    Raises what `Memory.open` does, BadConfig for a bad rules file, UsageError for a bad webhook.
+    """
+    limits = thresholds.read(rules_file)
+    if channels.webhook:
+        delivery.check_webhook(channels.webhook)
+    moment = time.time() if now is None else now
+    with Memory.open(state, "alert", patterns) as memory:
+        examination = Examination(memory.runs, limits, moment)
+        memory.feed(examination.take)
+        findings = [*examination.findings(), *_blind(memory, limits, moment)]
+        holding = {_identity(finding) for finding in findings}
+        fresh = [finding for finding in findings if _identity(finding) not in memory.known]
+        _print(fresh, as_json)
+        memory.known = {identity: memory.known.get(identity, moment) for identity in _remembered(memory, holding)}
+        undelivered = _deliver([*memory.undelivered, *(_pending(finding, channels) for finding in fresh)], channels)
+        memory.undelivered = undelivered
+        memory.save()
+    severity = worst(finding.severity for finding in findings)
+    if heartbeat:
+        delivery.beat(heartbeat, moment, severity)
+    return max(int(EXIT_CODES[severity]), int(bool(undelivered)))
+
+
+class Examination:
+    """One pass over records: takes them into `runs` and collects the findings, each once."""
+
+    def __init__(self, runs: dict[str, RunState], limits: Thresholds, now: float):
+        self._runs = runs
+        self._limits = limits
+        self._now = now
+        self._found: dict[tuple[str, str], Finding] = {}
+        for state in runs.values():
+            if state.attempt.last_step is None and not state.arguments:
+                # What a log without training said in earlier passes, such as a system log, was reported then.
+                state.faults = []
+
+    def take(self, record: Record) -> None:
+        state = state_of(self._runs, record["run"])
+        if state.faults and record["kind"] in ("step", "start", "load"):
+            self._add(failures.failures(state))
+        if state.take(record, self._now):
+            # Of an episode the first record tells when it began; a failure is told with all that followed.
+            self._add(rules.on_record(state, record, self._limits), newer=False)
+
+    def findings(self) -> list[Finding]:
+        """All findings of this pass, by run, causes before what follows from them."""
+        snapshot = observe(self._runs.values(), self._now)
+        for state in self._runs.values():
+            self._add(rules.on_pass(state, snapshot, self._limits))
+        return sorted(self._found.values(), key=lambda one: (one.run, CAUSE_ORDER.get(one.fields.get("cause"), 2)))
+
+    def _add(self, findings: Iterable[Finding], newer: bool = True) -> None:
+        for finding in findings:
+            place = (finding.run, finding.key)
+            if self._limits.is_enabled(finding.rule) and (newer or place not in self._found):
+                severity = self._limits.severity(finding.rule, finding.severity)
+                self._found[place] = dataclasses.replace(finding, severity=severity)
+
+
+def observe(states: Iterable[RunState], now: float) -> rules.Snapshot:
+    """What the rules need to know of the file system."""
+    modified: dict[str, float] = {}
+    damaged: dict[str, rules.Damage] = {}
+    for state in states:
+        for file in state.logs:
+            try:
+                modified[file] = min(Path(file).stat().st_mtime, now)
+            except (OSError, ValueError):
+                continue
+        damage = checkpoint_damage(state)
+        if damage:
+            damaged[state.run] = damage
+    return rules.Snapshot(now, modified, damaged)
+
+
+def checkpoint_damage(state: RunState) -> rules.Damage | None:
+    """What is wrong on disk with the newest checkpoint that the log claims; None too where that cannot be told from here.
+
+    Relative paths and object stores are not looked at, nor is a checkpoint of a run that is over: it may have been moved.
+    """
+    path = state.checkpoint.get("path")
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or state.is_over:
+        return None
+    directory = Path(path)
+    try:
+        if not directory.is_dir():
+            return None if directory.is_file() else rules.Damage(f"{directory} does not exist on this machine", False)
+        problem = _problem(directory, state.checkpoint["step"])
+    except BadData as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{directory}: {(error.strerror or str(error)).lower()}"
+    return rules.Damage(problem) if problem else None
+
+
+def _problem(directory: Path, step: int) -> str | None:
+    """`directory` is the checkpoint's or, as in Megatron's logs, the one in which it has a directory of its own."""
+    numbered = checkpoint_layout.iteration_directory(directory, step)
+    if numbered.is_dir():
+        directory = numbered
+    elif checkpoint_layout.read_tracker(directory) is not None or checkpoint_layout.checkpoints(directory):
+        return f"{numbered} does not exist"
+    if not any(directory.iterdir()):
+        return f"{directory} is empty"
+    return checkpoint_layout.damage(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+
+
+def _blind(memory: Memory, limits: Thresholds, now: float) -> Iterable[Finding]:
+    """Logs that tell nothing of training are not a sign that all is well, once the trainer has had time to start."""
+    if any(state.step_lines or state.arguments for state in memory.runs.values()) or not limits.is_enabled("blind"):
+        return
+    logs = [path for path in log_files.expand(memory.patterns) if os.path.isfile(path)]
+    silent = now - max((os.path.getmtime(path) for path in logs), default=now)
+    if silent > limits.of("hang", "startup_seconds"):
+        said = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"
+        yield Finding("blind", limits.severity("blind", "warning"), log_files.run_name(logs[0]), "blind:no events", said)
+
+
+def _print(findings: Iterable[Finding], as_json: bool) -> None:
+    """Each line is out before the state says so. Names stdout in its errors: the state file is open at the same time."""
+    try:
+        for finding in findings:
+            if as_json:
+                console.print_json(finding.to_record())
+            else:
+                click.echo(finding.line())
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise IoFailure(f"standard output: {(error.strerror or str(error)).lower()}") from None
+
+
+def _identity(finding: Finding) -> str:
+    return f"{finding.run}\t{finding.key}"
+
+
+def _remembered(memory: Memory, holding: set[str]) -> set[str]:
+    """The findings to keep in mind: those that hold, and earlier ones of the runs' present attempts, which may come again."""
+    known = sorted(memory.known, key=lambda identity: memory.known[identity])
+    return holding | set(known[-10_000:])
+
+
+def _pending(finding: Finding, channels: Channels) -> Record:
+    names = [name for name in ("command", "webhook") if getattr(channels, name)]
+    return {"finding": dataclasses.asdict(finding), "channels": names}
+
+
+def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
+    """Deliver; what is left for the next pass. Warns of what went wrong."""
+    problems: dict[str, None] = {}
+    remaining = []
+    for one in pending:
+        left = [name for name in one["channels"] if getattr(channels, name)]
+        if "command" in left and channels.command:
+            problem = delivery.run_command(channels.command, Finding(**one["finding"]))
+            if problem is None:
+                left.remove("command")
+            else:
+                problems[problem] = None
+        remaining.append({**one, "channels": left})
+    for_webhook = [one for one in remaining if "webhook" in one["channels"]]
+    if for_webhook and channels.webhook:
+        problem = delivery.post(channels.webhook, [Finding(**one["finding"]) for one in for_webhook])
+        if problem is None:
+            for one in for_webhook:
+                one["channels"].remove("webhook")
+        else:
+            problems[problem] = None
+    for problem in problems:
+        warn(problem)
+    return [one for one in remaining if one["channels"]]

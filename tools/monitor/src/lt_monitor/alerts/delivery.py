@@ -1,0 +1,117 @@
+"""Telling others about findings: a command, a webhook, and a heartbeat that says that somebody looked.
+
+Nothing of a finding reaches a shell or an argument list: a command gets JSON on its standard input, a webhook a JSON body. Its
+text is escaped for Slack and its like, where `<!channel>` in a log line would page everybody. A finding that could not be
+delivered is kept and tried again in the next pass.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.events.findings import Finding
+from lt_shared import storage
+from lt_shared.console import UsageError
+
+TOKEN_VARIABLE = "LT_MONITOR_WEBHOOK_TOKEN"
+COMMAND_SECONDS = 60
+WEBHOOK_SECONDS = 10
+MAXIMUM_FINDINGS = 50
+
+
+def check_webhook(url: str) -> str:
+    """The URL as it is. Raises UsageError when it is none for HTTP or carries a password."""
+    parts = _parts(url)
+    if parts is None:
+        raise UsageError("--webhook needs a URL that begins with https:// or http://")
+    if parts.username or parts.password:
+        raise UsageError("--webhook: no user or password in the URL", f"set {TOKEN_VARIABLE} for a bearer token")
+    return url
+
+
+def _parts(url: str) -> urllib.parse.SplitResult | None:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        # A port that is no number raises only when it is asked for.
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
+
+
+def run_command(command: str, finding: Finding) -> str | None:
+    """Run `command` (words as in a shell, but without one) with the finding as a JSON line on stdin; what went wrong, or None."""
+    try:
+        done = subprocess.run(
+            shlex.split(command),
+            input=json.dumps(finding.to_record()).encode() + b"\n",
+            stdout=subprocess.DEVNULL,
+            timeout=COMMAND_SECONDS,
+            env={key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE},
+        )
+    except subprocess.TimeoutExpired:
+        return f"--exec: still running after {COMMAND_SECONDS} s, ended"
+    except (OSError, ValueError) as error:
+        return f"--exec: {getattr(error, 'strerror', None) or error}"
+    return f"--exec: exit code {done.returncode}" if done.returncode else None
+
+
+def post(url: str, findings: Sequence[Finding]) -> str | None:
+    """POST the findings as `{"text": ..., "findings": [...]}`; what went wrong, or None.
+
+    Of the URL only its host is told: the rest is often a secret.
+    """
+    host = urllib.parse.urlsplit(url).hostname
+    request = urllib.request.Request(url, body(findings), {"Content-Type": "application/json; charset=utf-8"}, method="POST")
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_SECONDS):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"--webhook: {host} answers {error.code}"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"--webhook: {host}: {getattr(reason, 'strerror', None) or type(reason).__name__}"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the findings, and with them whatever the logs say, to another place than the one given."""
+
+    def redirect_request(self, *arguments: object) -> None:
+        return None
+
+
+def body(findings: Sequence[Finding]) -> bytes:
+    lines = [_plain(finding.line()) for finding in findings[:MAXIMUM_FINDINGS]]
+    if len(findings) > MAXIMUM_FINDINGS:
+        lines.append(f"and {len(findings) - MAXIMUM_FINDINGS} more")
+    records = [_escaped(finding.to_record()) for finding in findings[:MAXIMUM_FINDINGS]]
+    return json.dumps({"text": "\n".join(lines), "findings": records}).encode()
+
+
+def _plain(text: str) -> str:
+    """Text without mark-up for chat services: they read &, < and > as such, and expand what they are escaped to."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _escaped(value: object) -> object:
+    """A record whose texts have no control characters."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(str(key)): _escaped(each) for key, each in value.items()}
+    return [_escaped(each) for each in value] if isinstance(value, list) else value
+
+
+def beat(path: str, now: float, severity: str) -> None:
+    """Write the time of a finished pass into `path`; an old one there means that nobody looks any more."""
+    text = {"v": 1, "kind": "heartbeat", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)), "worst": severity}
+    storage.write_bytes(path, json.dumps(text).encode() + b"\n")

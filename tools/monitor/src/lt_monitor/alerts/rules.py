@@ -1,0 +1,309 @@
+"""The alert rules: pure functions from what is known of a run to findings.
+
+`on_record` looks at a record that was just taken, `on_pass` at the run after all records of a pass. What a rule needs from
+outside (the clock, whether a checkpoint exists) comes in a `Snapshot`, so a rule gives the same answer for the same input.
+"""
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+
+from lt_monitor.alerts.thresholds import Thresholds
+from lt_monitor.events.escaping import counted
+from lt_monitor.events.findings import Finding, duration
+from lt_monitor.events.records import Record
+from lt_monitor.runs import failures
+from lt_monitor.runs.run_state import RunState
+
+STOPPED_JOB_STATES = {
+    "PREEMPTED": ("preemption", "warning"),
+    "TIMEOUT": ("time-limit", "warning"),
+    "DEADLINE": ("time-limit", "warning"),
+    "NODE_FAIL": ("node-failure", "critical"),
+    "BOOT_FAIL": ("node-failure", "critical"),
+    "OUT_OF_MEMORY": ("host-out-of-memory", "critical"),
+    "CANCELLED": ("cancelled", "info"),
+    "FAILED": ("job-failed", "critical"),
+}
+SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """What is wrong with a checkpoint, and whether this machine sees the directory that it should be in."""
+
+    problem: str
+    is_visible: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The world at the time of a pass: `modified` are times of logs, `damaged` says by run what is wrong with its checkpoint."""
+
+    now: float
+    modified: dict[str, float] = dataclasses.field(default_factory=dict)
+    damaged: dict[str, Damage] = dataclasses.field(default_factory=dict)
+
+
+def on_record(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    """The findings that `record` brings; `state` has taken it already."""
+    for rule in _BY_KIND.get(record["kind"], ()):
+        yield from rule(state, record, thresholds)
+
+
+def on_pass(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    """The findings that hold now, causes first."""
+    yield from failures.failures(state)
+    for rule in (_hang, _straggling, _slow_gpus, _throughput_drop, _checkpoint_stale, _checkpoint_missing):
+        yield from rule(state, snapshot, thresholds)
+
+
+def _nan(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    said = None
+    if record.get("nan_steps"):
+        said = f"{counted(record['nan_steps'], 'step')} with a loss that is not a number"
+    elif "loss" in record and record["loss"] is None:
+        said = "the loss is not a number"
+    elif "grad_norm" in record and record["grad_norm"] is None:
+        said = "the gradient norm is not a number"
+    elif state.maximum_loss is not None and state.losses_missing >= thresholds.of("nan", "lines_without_loss"):
+        said = f"no loss in the last {state.losses_missing} step lines"
+    if said:
+        yield _at_step(state, record, "nan", "critical", said, 100)
+
+
+def _loss_spike(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    loss, median = record.get("loss"), state.loss_median()
+    if loss is None or median is None or loss <= median + thresholds.of("loss-spike", "minimum_rise") * abs(median):
+        return
+    before = [step["loss"] for step in state.recent[:-1] if step.get("loss") is not None]
+    if len(before) < thresholds.of("loss-spike", "points"):
+        return
+    median = statistics.median(before)
+    deviation = 1.4826 * statistics.median(abs(value - median) for value in before)
+    score = (loss - median) / deviation if deviation else float("inf")
+    if score > thresholds.of("loss-spike", "score") or loss > thresholds.of("loss-spike", "maximum_factor") * max(before):
+        quiet_lines = int(thresholds.of("loss-spike", "quiet_lines"))
+        said = f"loss {loss:.4g}, the {len(before)} step lines before had a median of {median:.4g}"
+        yield _at_step(state, record, "loss-spike", "warning", said, quiet_lines, {"loss": loss, "median": median})
+
+
+def _skipped_steps(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    trained = state.step_lines - state.skipped_in_a_row
+    if state.skipped_in_a_row >= thresholds.of("skipped-steps", "in_a_row") and trained >= thresholds.of(
+        "skipped-steps", "warm_up_lines"
+    ):
+        scale = f", loss scale {record['loss_scale']:g}" if record.get("loss_scale") else ""
+        said = f"{state.skipped_in_a_row} step lines in a row with skipped steps{scale}"
+        yield _at_step(state, record, "skipped-steps", "warning", said, 100)
+
+
+def _at_step(
+    state: RunState, record: Record, rule: str, severity: str, said: str, quiet_lines: int, fields: Record | None = None
+) -> Finding:
+    """A finding about a step, the same one for all steps of an episode."""
+    episode = state.episode(rule, state.step_lines, quiet_lines)
+    where = {"step": record["step"], "attempt": len(state.attempts)} | (fields or {})
+    return Finding(rule, severity, state.run, f"{rule}:{len(state.attempts)}:{episode}", f"step {record['step']}: {said}", where)
+
+
+def _chosen(record: Record, *names: str) -> Record:
+    return {name: record[name] for name in names if name in record}
+
+
+def _note(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    if record["note"] == "hyperpod":
+        key = f"hyperpod:{len(state.attempts)}:{state.attempt.last_step}"
+        fields = {"attempt": len(state.attempts), "step": state.attempt.last_step} | record.get("fields", {})
+        yield Finding("hyperpod", "info", state.run, key, record["message"], fields)
+    elif record["note"] == "socket":
+        yield Finding("no-efa", "warning", state.run, f"no-efa:{len(state.attempts)}", record["message"])
+    elif record["note"] == "straggler":
+        yield from _slow_rank(state, record, thresholds)
+    elif record["note"] == "missing":
+        yield Finding("blind", "warning", state.run, f"blind:{record['message']}", record["message"])
+
+
+def _slow_rank(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    """Megatron's own detector prints the slowest and the fastest rank all the time; it is news when they are far apart."""
+    slowest, fastest = (_value_and_rank(record.get("fields", {}).get(name)) for name in ("MnEtpt", "MxEtpt"))
+    if slowest and fastest and fastest[0] > thresholds.of("straggling", "ratio") * slowest[0]:
+        said = f"rank {slowest[1]} computes at {slowest[0]:g} TFLOP/s, rank {fastest[1]} at {fastest[0]:g}"
+        fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "rank": slowest[1]}
+        key = f"straggling:{len(state.attempts)}:rank {slowest[1]}"
+        yield Finding("straggling", "warning", state.run, key, said, fields)
+
+
+def _value_and_rank(field: object) -> tuple[float, int] | None:
+    if not isinstance(field, dict) or type(field.get("rank")) is not int or type(field.get("value")) not in (int, float):
+        return None
+    return (field["value"], field["rank"]) if field["value"] > 0 else None
+
+
+def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    stopped = STOPPED_JOB_STATES.get(record["state"])
+    if stopped is None or (stopped[0] == "job-failed" and failures.has_cause(state)):
+        return
+    rule, severity = stopped
+    code = f", exit code {record['exit_code']}" if record.get("exit_code") else ""
+    said = f"job {record['job']} is {record['state']}{code}{', ' + record['reason'] if record.get('reason') else ''}"
+    fields = _chosen(record, "job", "state", "exit_code", "node")
+    yield Finding(rule, severity, state.run, f"job:{record['job']}:{record.get('restarts', 0)}:{record['state']}", said, fields)
+
+
+def _gpu(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    name = f"gpu {record.get('gpu')} of {record['node']}"
+    fields = _chosen(record, "gpu", "uuid", "node")
+    errors = record.get("ecc_uncorrected_errors")
+    if errors:
+        key = f"gpu-errors:{record.get('uuid', name)}:{errors:g}"
+        yield Finding("gpu-errors", "critical", state.run, key, f"{name}: {errors:g} uncorrected memory errors", fields)
+    limits = record.get("clock_limits")
+    slowed = [reason for reason in limits if reason in SLOWDOWNS] if isinstance(limits, list) else []
+    if slowed:
+        key = f"gpu-slowdown:{record.get('uuid', name)}:{','.join(slowed)}"
+        heat = f" at {record['temperature_celsius']:g} C" if record.get("temperature_celsius") is not None else ""
+        yield Finding("gpu-slowdown", "warning", state.run, key, f"{name}{heat}: clocks held down by {', '.join(slowed)}", fields)
+
+
+def _neuron(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
+    where = f"{record['node']}{''.join(f', {key} {record[key]}' for key in ('device', 'core', 'pid') if key in record)}"
+    counts = {"uncorrected memory errors": record.get("ecc_uncorrected_errors")}
+    counts |= {f"{name} errors": count for name, count in record.get("errors", {}).items() if name in ("hardware", "numerical")}
+    for name, count in counts.items():
+        if type(count) in (int, float) and count:
+            key = f"neuron-errors:{where}:{name}:{count:g}"
+            fields = _chosen(record, "node", "device", "core", "pid")
+            yield Finding("neuron-errors", "critical", state.run, key, f"{where}: {count:g} {name}", fields)
+
+
+def _hang(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    waiting = hang_limit(state, thresholds)
+    if waiting is None or state.is_over or failures.has_cause(state):
+        return
+    if state.job and state.job.get("state") != "RUNNING":
+        return
+    limit, said = waiting
+    since = _last_sign(state, snapshot)
+    if since is None or snapshot.now - since <= limit:
+        return
+    step = state.attempt.last_step
+    key = f"hang:{len(state.attempts)}:{step}:{state.saving is not None}"
+    silent = snapshot.now - since
+    fields = {"attempt": len(state.attempts), "step": step, "seconds": round(silent, 1), "limit_seconds": round(limit, 1)}
+    yield Finding("hang", "critical", state.run, key, f"{said} for {duration(silent)}, expected within {duration(limit)}", fields)
+
+
+def hang_limit(state: RunState, thresholds: Thresholds) -> tuple[float, str] | None:
+    """How long the run may be silent now, and what then is missing; None when it does not train."""
+    if state.attempt.last_step is None:
+        if not (state.step_lines or state.arguments or state.attempt.resumed_at is not None):
+            return None
+        return thresholds.of("hang", "startup_seconds"), "started, but no step"
+    interval = _line_steps(state)
+    median = state.median_step_seconds() or 0.0
+    limit = max(thresholds.of("hang", "minimum_seconds"), thresholds.of("hang", "step_factor") * median, 2 * median * interval)
+    if state.saving is not None:
+        checkpoint_limit = max(limit, thresholds.of("hang", "checkpoint_seconds"))
+        return checkpoint_limit, f"step {state.attempt.last_step}, a checkpoint was begun, and nothing"
+    return limit, f"no step after {state.attempt.last_step}"
+
+
+def _line_steps(state: RunState) -> int:
+    """How many steps lie between two step lines: a log that prints every 100 steps is silent in between."""
+    numbers: list[int] = [step["step"] for step in state.recent]
+    return max([1, *(after - before for before, after in itertools.pairwise(numbers))])
+
+
+def _last_sign(state: RunState, snapshot: Snapshot) -> float | None:
+    """When the run was last seen to go on. Where lines have no times it is when the line was read, or its log changed last."""
+    modified = max((snapshot.modified[file] for file in state.logs if file in snapshot.modified), default=None)
+    if state.attempt.last_step is not None:
+        read = state.last_at
+        unknown = state.seen
+    else:
+        read, unknown = state.attempt.end, state.first_seen
+    if read is None:
+        known = [time for time in (unknown, modified) if time is not None]
+        read = min(known) if known else None
+    return max(read, state.saving) if read is not None and state.saving is not None else read
+
+
+def _straggling(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    lines = int(thresholds.of("straggling", "lines"))
+    known = [step["step_seconds"] for step in state.recent if step.get("step_seconds")]
+    median = state.attempt.median_seconds()
+    if state.is_over or len(known) < min(2 * lines, 100) or median is None:
+        return
+    now = statistics.median(known[-lines:])
+    if now > thresholds.of("straggling", "ratio") * median:
+        key = f"straggling:{len(state.attempts)}:{state.episode('straggling', state.step_lines, 2 * lines)}"
+        said = f"steps take {now:.3g} s, {now / median:.2f} times the median of this attempt ({median:.3g} s)"
+        fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "step_seconds": now, "median_seconds": median}
+        yield Finding("straggling", "warning", state.run, key, said, fields)
+
+
+def _slow_gpus(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    """Among the busy devices of a node the slowest one sets the pace of all."""
+    busy = {name: sample for name, sample in state.gpus.items() if (sample.get("utilization") or 0) >= 0.5}
+    clocks = {name: sample["sm_clock_hertz"] for name, sample in busy.items() if sample.get("sm_clock_hertz")}
+    if len(clocks) < 2:
+        return
+    median = statistics.median(clocks.values())
+    for name, clock in clocks.items():
+        if clock < thresholds.of("straggling", "clock_ratio") * median:
+            sample = busy[name]
+            said = f"gpu {sample.get('gpu')} runs at {clock / 1e6:.0f} MHz, the median of the node is {median / 1e6:.0f} MHz"
+            fields = {"gpu": sample.get("gpu"), "uuid": sample.get("uuid"), "sm_clock_hertz": clock}
+            yield Finding("straggling", "warning", state.run, f"straggling:gpu:{name}", said, fields)
+
+
+def _throughput_drop(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    median, best = state.attempt.median_seconds(), state.best_seconds
+    if state.is_over or median is None or best is None or len(state.recent) < 20:
+        return
+    if best < thresholds.of("throughput-drop", "ratio") * median:
+        said = f"attempt {len(state.attempts)} takes {median:.3g} s a step, an earlier one took {best:.3g} s"
+        fields = {"attempt": len(state.attempts), "step": state.attempt.last_step, "step_seconds": median, "best_seconds": best}
+        yield Finding("throughput-drop", "warning", state.run, f"throughput-drop:{len(state.attempts)}", said, fields)
+
+
+def _checkpoint_stale(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    """Measured at the last step: a run that hangs has one finding already."""
+    interval, last = state.save_interval_seconds(), state.last_step_time
+    since = max((time for time in (state.checkpoint.get("at"), state.attempt.begin) if time is not None), default=None)
+    if state.is_over or interval is None or last is None or since is None:
+        return
+    limit = max(thresholds.of("checkpoint-stale", "minimum_seconds"), thresholds.of("checkpoint-stale", "intervals") * interval)
+    if last - since > limit:
+        saved = f"the last one is of step {state.checkpoint['step']}" if state.checkpoint else "there is none"
+        said = f"no checkpoint for {duration(last - since)}, they come every {duration(interval)}; {saved}"
+        key = f"checkpoint-stale:{len(state.attempts)}:{state.checkpoint.get('step')}"
+        fields = {
+            "attempt": len(state.attempts),
+            "step": state.attempt.last_step,
+            "checkpoint_step": state.checkpoint.get("step"),
+        }
+        yield Finding("checkpoint-stale", "warning", state.run, key, said, fields)
+
+
+def _checkpoint_missing(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
+    """Critical where the directory is here and the checkpoint is not; another machine may just not have the directory."""
+    damage = snapshot.damaged.get(state.run)
+    if damage:
+        step = state.checkpoint["step"]
+        said = f"the log says that the checkpoint of step {step} was saved, but {damage.problem}"
+        fields = {"attempt": len(state.attempts), "checkpoint_step": step, "path": state.checkpoint.get("path")}
+        severity = "critical" if damage.is_visible else "warning"
+        yield Finding("checkpoint-missing", severity, state.run, f"checkpoint-missing:{step}:{severity}", said, fields)
+
+
+Rule = Callable[[RunState, Record, Thresholds], Iterator[Finding]]
+_BY_KIND: dict[str, tuple[Rule, ...]] = {
+    "step": (_nan, _loss_spike, _skipped_steps),
+    "note": (_note,),
+    "job": (_job,),
+    "gpu": (_gpu,),
+    "neuron": (_neuron,),
+}

@@ -1,0 +1,101 @@
+"""The numbers that the alert rules go by, and how a file changes them.
+
+A rules file is TOML with a table for each rule that is to be different:
+
+    [hang]
+    minimum_seconds = 900
+
+    [traceback]
+    enabled = false
+
+    [xid]
+    severity = "warning"
+"""
+
+import tomllib
+from typing import Any
+
+from lt_monitor.events.records import FAULTS, SEVERITIES
+from lt_shared import storage
+from lt_shared.console import BadConfig, NoInput
+
+DEFAULT = "default"
+
+# 600 s is NCCL's own time-out: an alert has to come before it ends the job.
+DEFAULTS: dict[str, dict[str, float]] = {
+    **{fault: {} for fault in (*FAULTS, "other")},
+    "hang": {"minimum_seconds": 300, "step_factor": 10, "startup_seconds": 1800, "checkpoint_seconds": 1800},
+    "nan": {"lines_without_loss": 3},
+    "loss-spike": {"score": 6, "minimum_rise": 0.05, "maximum_factor": 10, "points": 20, "quiet_lines": 100},
+    "skipped-steps": {"in_a_row": 5, "warm_up_lines": 20},
+    "straggling": {"ratio": 1.2, "lines": 50, "clock_ratio": 0.8},
+    "throughput-drop": {"ratio": 0.8},
+    "checkpoint-stale": {"intervals": 2, "minimum_seconds": 600},
+    "checkpoint-missing": {},
+    "job-failed": {},
+    "gpu-lost": {},
+    "gpu-errors": {},
+    "gpu-slowdown": {},
+    "neuron-errors": {},
+    "no-efa": {},
+    "blind": {},
+}
+COMMON = ("enabled", "severity")
+_EXAMPLE = "a table for each rule that differs, e.g. two lines: [hang] and minimum_seconds = 900"
+
+
+class Thresholds:
+    """The thresholds of every rule, which rules are off, and the severities that a file sets."""
+
+    def __init__(self, changes: dict[str, dict[str, Any]]):
+        self.values = {rule: {**defaults, **changes.get(rule, {})} for rule, defaults in DEFAULTS.items()}
+
+    def of(self, rule: str, name: str) -> float:
+        return float(self.values[rule][name])
+
+    def is_enabled(self, rule: str) -> bool:
+        return bool(self.values.get(rule, {}).get("enabled", True))
+
+    def severity(self, rule: str, default: str) -> str:
+        return str(self.values.get(rule, {}).get("severity", default))
+
+
+def read(name: str) -> Thresholds:
+    """The thresholds of a rules file, or the built-in ones for `default`.
+
+    Raises NoInput when there is no such file, BadConfig for what is no rule, no threshold of it, or out of range.
+    """
+    if name == DEFAULT:
+        return Thresholds({})
+    try:
+        text = storage.read_bytes(name)
+    except NoInput as error:
+        raise NoInput(str(error), f"leave --rules out, or say --rules {DEFAULT}, for the built-in ones") from None
+    try:
+        changes = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{name}: not TOML: {error}", _EXAMPLE) from None
+    for rule, table in changes.items():
+        if rule not in DEFAULTS or not isinstance(table, dict):
+            raise BadConfig(f"{name}: {rule!r} is not a rule", f"rules are {', '.join(DEFAULTS)}")
+        for key, value in table.items():
+            problem = _problem(rule, key, value)
+            if problem:
+                raise BadConfig(f"{name}: [{rule}] {key} {problem}", _remedy(rule))
+    return Thresholds(changes)
+
+
+def _remedy(rule: str) -> str:
+    may_have = [*(f"{key} = {value:g}" for key, value in DEFAULTS[rule].items()), "enabled = true", 'severity = "warning"']
+    return f"[{rule}] may have {', '.join(may_have)}"
+
+
+def _problem(rule: str, key: str, value: object) -> str | None:
+    if key == "enabled":
+        return None if isinstance(value, bool) else "is not true or false"
+    if key == "severity":
+        return None if value in SEVERITIES else f"is none of {', '.join(SEVERITIES)}"
+    if key not in DEFAULTS[rule]:
+        return f"is not a threshold; there are {', '.join([*DEFAULTS[rule], *COMMON])}"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if is_number and 0 < value < 1e9 else "is not a number above 0 and below 1e9"  # type: ignore[operator]

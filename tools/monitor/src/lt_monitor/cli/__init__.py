@@ -1,0 +1,95 @@
+"""Command line of lt-monitor."""
+
+import sys
+
+import click
+
+from lt_monitor import __version__
+from lt_monitor.cli import machine_commands, view_commands
+from lt_shared import console
+
+_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+
+
+@click.group(
+    cls=console.Group,
+    examples="""
+lt-monitor scrape slurm-*.out
+lt-monitor summarize run1/train.log
+lt-monitor plot run1/train.log -o report.html
+lt-monitor plot run1/train.log run2/train.log -o loss.png
+""",
+)
+@click.version_option(__version__, prog_name="lt-monitor")
+def command() -> None:
+    """Tell why a training run is slow, stuck or wrong, from its logs alone. LOG is a file, a pattern, or - for stdin."""
+
+
+@command.command(
+    examples="""
+lt-monitor scrape slurm-*.out
+lt-monitor scrape --state scrape.state slurm-*.out >> events.jsonl
+tail -n +1 -f run1/train.log | lt-monitor scrape -
+""",
+)
+@_LOGS
+@click.option("--state", metavar="FILE", help="Remember in FILE how far each log was read and print only what is new.")
+@click.option("--follow", is_flag=True, help="Go on with what the logs, and new ones that match a pattern, grow by.")
+def scrape(logs: tuple[str, ...], state: str | None, follow: bool) -> None:
+    """Print the events of logs as JSON lines: steps, validation losses, checkpoints, starts, ends, faults and notes."""
+    from lt_monitor.collect.scrape import scrape as scrape_logs
+
+    scrape_logs(logs, state, sys.stdout.buffer, follow)
+
+
+@command.command(
+    examples="""
+lt-monitor diff run1/train.log run2/train.log
+lt-monitor diff --tolerance 0.001 --field loss --field grad_norm run1/train.log run2/train.log
+""",
+)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--tolerance", type=console.FiniteRange(min=0), default=0.01, show_default=True, help="Largest difference, as a share."
+)
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    default=("loss",),
+    show_default=True,
+    metavar="NAME",
+    help="What to compare: a key of the step events, or validation_loss. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def diff(a: str, b: str, tolerance: float, fields: tuple[str, ...], as_json: bool) -> console.ExitCode:
+    """Compare two runs at the same steps. Exit code 1 when they part: the gate after a conversion or an upgrade."""
+    from lt_monitor.views import divergence
+
+    comparison = divergence.compare(a, b, fields, tolerance)
+    if as_json:
+        console.print_json(comparison.to_record())
+    else:
+        click.echo("\n".join(comparison.lines()))
+    return console.ExitCode.OK if comparison.agree else console.ExitCode.FOUND
+
+
+for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
+    command.add_command(_command)
+
+
+def _name_variables(group: click.Group) -> None:
+    """An option's variable has the option's name, whatever its value is called in the program."""
+    for name, one in group.commands.items():
+        for parameter in one.params:
+            if isinstance(parameter, click.Option):
+                long = next(flag for flag in parameter.opts if flag.startswith("--"))
+                parameter.envvar = f"LT_MONITOR_{name}_{long.removeprefix('--')}".replace("-", "_").upper()
+
+
+_name_variables(command)
+
+
+def main() -> None:
+    console.run(command, "lt-monitor")

@@ -1,0 +1,180 @@
+"""The commands whose output is for machines, or for people who were not looking: goodput, alert, prom, rules, dashboard, samples.
+
+They are apart from `cli` only because one page of commands is easier to read than three.
+"""
+
+import sys
+from typing import Any
+
+import click
+
+from lt_monitor.cli.view_commands import known_options
+from lt_shared import console
+
+_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+_SAVED = click.argument("saved", metavar="[FILE]", required=False)
+
+
+class _JobNumbers(click.ParamType[str]):
+    name = "job"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        from lt_monitor.collect.slurm import is_job
+
+        if not is_job(value):
+            self.fail(f"{value!r} is no job number such as 77 or 77_3", parameter, context)
+        return value
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor goodput slurm-*.out
+lt-monitor goodput --json --price-per-gpu-hour 2.5 run1/train.log
+""",
+)
+@_LOGS
+@click.option("--price-per-gpu-hour", type=console.FiniteRange(min=0), metavar="PRICE", help="Say what the lost time cost.")
+@click.option("--gpus", type=click.IntRange(1), metavar="N", help="How many GPUs there are, for logs that do not tell.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of a table.")
+def goodput(logs: tuple[str, ...], price_per_gpu_hour: float | None, gpus: int | None, as_json: bool) -> None:
+    """Print how much of its time each run spent on training that counted, and where the rest went."""
+    from lt_monitor.views import goodput as report
+
+    found = report.goodput(logs, price_per_gpu_hour, gpus)
+    if as_json:
+        for one in found:
+            console.print_json(one.to_record())
+    else:
+        click.echo(report.table(found), nl=False)
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor alert run1/train.log
+lt-monitor alert --state alert.state --heartbeat alert.beat slurm-*.out
+lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor alert --rules default --state alert.state -
+""",
+)
+@_LOGS
+@click.option("--rules", default="default", metavar="FILE", help="Thresholds in TOML instead of the built-in ones.")
+@click.option("--state", metavar="FILE", help="Remember in FILE what was read and said; read and say only what is new.")
+@click.option("--exec", "command", metavar="CMD", help="Run CMD for each new finding, with the finding as JSON on its stdin.")
+@click.option("--webhook", metavar="URL", help="POST new findings to URL. Better set in the environment: URLs are often secrets.")
+@click.option("--heartbeat", metavar="FILE", help="Write the time of each finished pass into FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print findings as JSON lines.")
+def alert(
+    logs: tuple[str, ...],
+    rules: str,
+    state: str | None,
+    command: str | None,
+    webhook: str | None,
+    heartbeat: str | None,
+    as_json: bool,
+) -> int:
+    """Print what is wrong with the runs, a line for each new finding. Exit code 0: nothing, 1: warnings, 2: critical.
+
+    Times without a zone are local ones. Of a log that a machine in another zone writes, the time of the file tells the zone.
+    Where it cannot, and for -, say the log's zone: TZ=UTC lt-monitor alert ...
+    """
+    from lt_monitor.alerts import alert as watch
+
+    return watch.alert(logs, rules, state, watch.Channels(command, webhook), heartbeat, as_json)
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor prom run1/train.log
+lt-monitor prom -o lt.prom slurm-*.out
+lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor prom -o lt.prom -
+""",
+)
+@_LOGS
+@click.option(
+    "-o", "--output", default="-", metavar="FILE.prom", help="The file; - is stdout. FILE.prom.state is kept beside it."
+)
+@known_options
+def prom(logs: tuple[str, ...], output: str, **known: Any) -> None:
+    """Write the metrics of the runs as a file for the textfile collector of node_exporter."""
+    from lt_monitor.prometheus import textfile
+    from lt_monitor.runs.speed import Known
+
+    textfile.prom(logs, output, known=Known.of(**known))
+
+
+@click.command(cls=console.Command, examples="lt-monitor rules > lt-train.rules.yml")
+def rules() -> None:
+    """Print alerting rules of Prometheus for the metrics of lt-monitor prom."""
+    from lt_monitor.prometheus import alerting_rules
+
+    click.echo(alerting_rules.render(), nl=False)
+
+
+@click.command(cls=console.Command, examples="lt-monitor dashboard > lt-train.json")
+def dashboard() -> None:
+    """Print a Grafana dashboard for the metrics of lt-monitor prom, as JSON to import."""
+    import json
+
+    from lt_monitor.prometheus import dashboard as grafana
+
+    click.echo(json.dumps(grafana.dashboard(), indent=2))
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor gpu
+ssh node7 nvidia-smi --query-gpu=index,uuid,clocks.sm --format=csv | lt-monitor gpu -
+""",
+)
+@_SAVED
+def gpu(saved: str | None) -> None:
+    """Print one sample of nvidia-smi as events. FILE is a saved answer of it (CSV), - is stdin."""
+    from lt_monitor.collect import gpu as source
+
+    _print(source.sample(saved))
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor neuron
+neuron-monitor | head -n 1 | lt-monitor neuron -
+""",
+)
+@_SAVED
+def neuron(saved: str | None) -> None:
+    """Print one report of neuron-monitor as events. FILE has saved reports, a line each, - is stdin."""
+    from lt_monitor.collect import neuron as source
+
+    _print(source.sample(saved))
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor slurm
+lt-monitor slurm --job 77 --job 78
+squeue --json | lt-monitor slurm -
+""",
+)
+@_SAVED
+@click.option(
+    "--job", "jobs", type=_JobNumbers(), multiple=True, metavar="ID", help="Only this job, e.g. 77 or 77_3. Repeatable."
+)
+def slurm(saved: str | None, jobs: tuple[str, ...]) -> None:
+    """Print the state of Slurm jobs as events. FILE is a saved answer of squeue, sacct or scontrol, - is stdin."""
+    from lt_monitor.collect import slurm as source
+
+    _print(source.sample(saved, jobs))
+
+
+def _print(records: list[dict[str, Any]]) -> None:
+    for record in records:
+        console.print_json(record)
+    sys.stdout.flush()
+
+
+COMMANDS = (goodput, alert, prom, rules, dashboard, gpu, neuron, slurm)

@@ -1,0 +1,119 @@
+"""The commands for people: summarize, runs, plot, watch."""
+
+from typing import Any
+
+import click
+
+from lt_shared import console
+
+_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+
+known_options = console.section(
+    "Where the log does not tell",
+    click.option("--model", metavar="NAME", help="The model's preset, for TFLOP/s and MFU, e.g. llama3-8b."),
+    click.option("--seq-length", metavar="TOKENS", type=click.IntRange(min=1), help="Tokens in a sequence."),
+    click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="GPUs that the run uses."),
+    click.option("--gpu", metavar="NAME", help="The GPU, for the MFU, e.g. H100, 'H100 PCIe', A100."),
+)
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor summarize run1/train.log
+lt-monitor summarize --json slurm-*.out | jq '.runs[] | [.run, .step, .loss]'
+lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 --gpu H100
+""",
+)
+@_LOGS
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@known_options
+def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
+    """Print where each run is, how fast it is, how good, and what happened to it."""
+    from lt_monitor.runs import assembly, summary
+    from lt_monitor.runs.speed import Known
+    from lt_monitor.views import summary_table
+
+    summaries = [summary.summarize(run, Known.of(**known)) for run in assembly.join_by_checkpoints(assembly.read(logs))]
+    if as_json:
+        console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
+    else:
+        summary_table.print_table(summaries)
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor runs run*/train.log
+lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).run'
+""",
+)
+@_LOGS
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run, as summarize does, with its arguments.")
+@known_options
+def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
+    """Compare many runs: a row each, with the arguments in which they differ."""
+    from lt_monitor.runs import assembly, summary
+    from lt_monitor.runs.speed import Known
+    from lt_monitor.views import plot, runs_table
+
+    found = assembly.join_by_checkpoints(assembly.read(logs))
+    summaries = [summary.summarize(run, Known.of(**known)) for run in found]
+    if as_json:
+        for run, one in zip(found, summaries, strict=True):
+            console.print_json({"v": 1, "kind": "run", **one.to_record(), "arguments": run.arguments})
+    else:
+        runs_table.print_table(found, plot.short_names([run.name for run in found]), summaries)
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor plot run1/train.log
+lt-monitor plot run1/train.log -o report.html
+lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compare.png
+""",
+)
+@_LOGS
+@click.option(
+    "-o", "--output", metavar="FILE", help="Picture (.png, .svg) or report for a browser (.html); - is a PNG to stdout."
+)
+@click.option(
+    "--reference", "references", metavar="NAME=VALUE", multiple=True, help="Draw a labelled line at this loss. Repeatable."
+)
+@click.option("--plain", is_flag=True, help="Print the bare path instead of a JSON line.")
+@known_options
+def plot(logs: tuple[str, ...], output: str | None, references: tuple[str, ...], plain: bool, **known: Any) -> None:
+    """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
+    from lt_monitor.runs.speed import Known
+    from lt_monitor.views import plot as picture
+
+    picture.plot(logs, output, Known.of(**known), [picture.parse_reference(reference) for reference in references])
+    if output is not None and output != "-":
+        if plain:
+            click.echo(output)
+        else:
+            console.print_json({"v": 1, "kind": "plot", "path": output})
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor watch run1/train.log
+lt-monitor watch 'run*/train.log' --interval 30
+""",
+)
+@_LOGS
+@click.option(
+    "--interval", "interval_seconds", metavar="SECONDS", type=console.FiniteRange(min=0.1), default=5.0, help="How often to look."
+)
+@known_options
+def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:
+    """Show runs live in the terminal until Ctrl-C."""
+    from lt_monitor.runs.speed import Known
+    from lt_monitor.views import watch as live
+
+    live.watch(logs, Known.of(**known), interval_seconds)
+
+
+COMMANDS: list[click.Command] = [summarize, runs, plot, watch]

@@ -1,0 +1,166 @@
+"""How far each log was read: the state of `scrape --state`.
+
+A position is recognised by content (hashes of the log's beginning and of the bytes just before the offset); inode and path only
+lead to it. So it survives a rename, a copy over the log (rsync), and truncation followed by new output, even when the new output
+is longer than the old. A log whose inode, size and modification time are as they were is not even opened: ten thousand of them
+take 0.2 s. The state keeps what the parser and the merger carry from line to line, so nothing depends on when a log is read.
+"""
+
+import dataclasses
+import hashlib
+import os
+from typing import Any, Self
+
+import orjson
+
+from lt_monitor.events.records import Record
+from lt_shared.console import BadData
+
+STATE_VERSION = 2
+HEAD_BYTES = 1024
+TAIL_BYTES = 256
+
+
+@dataclasses.dataclass
+class Position:
+    """The place in one log up to which its lines were read. `head` and `tail` are bytes before `offset`.
+
+    `size_bytes` and `mtime_ns` are the log's when it was opened.
+    """
+
+    path: str
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    offset: int = 0
+    head: bytes = b""
+    tail: bytes = b""
+    parser: Record | None = None
+    merger: Record | None = None
+
+    @classmethod
+    def at_begin(cls, path: str, status: os.stat_result) -> Self:
+        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def advance(self, data: bytes) -> None:
+        """Move past `data`, which lies at `offset`."""
+        self.offset += len(data)
+        self.head += data[: HEAD_BYTES - len(self.head)]
+        self.tail = (self.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+    def saved(self) -> "SavedPosition":
+        return SavedPosition(
+            path=self.path,
+            inode=self.inode,
+            size_bytes=self.size_bytes,
+            mtime_ns=self.mtime_ns,
+            offset=self.offset,
+            head_sha256=hashlib.sha256(self.head).hexdigest(),
+            tail_sha256=hashlib.sha256(self.tail).hexdigest(),
+            parser=self.parser,
+            merger=self.merger,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPosition:
+    """A position as the state file has it."""
+
+    path: str
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    offset: int
+    head_sha256: str
+    tail_sha256: str
+    parser: Record | None
+    merger: Record | None
+
+    def is_unchanged(self, status: os.stat_result) -> bool:
+        return (self.inode, self.size_bytes, self.mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def resume(self, descriptor: int, path: str) -> Position | None:
+        """The same position in an open file, or None when that file does not hold what was read."""
+        status = os.fstat(descriptor)
+        head = os.pread(descriptor, min(HEAD_BYTES, self.offset), 0)
+        tail_bytes = min(TAIL_BYTES, self.offset)
+        tail = os.pread(descriptor, tail_bytes, self.offset - tail_bytes)
+        if hashlib.sha256(head).hexdigest() != self.head_sha256 or hashlib.sha256(tail).hexdigest() != self.tail_sha256:
+            return None
+        position = Position.at_begin(path, status)
+        return dataclasses.replace(position, offset=self.offset, head=head, tail=tail, parser=self.parser, merger=self.merger)
+
+
+class Positions:
+    """All positions of a state file by absolute path, and the place in the output that they agree with.
+
+    `saved` is where logs were when this pass began, `new` where it left them.
+    """
+
+    def __init__(self, saved: list[SavedPosition], output: Record | None = None):
+        self.saved = {position.path: position for position in saved}
+        self.output = output
+        self.new: dict[str, Position] = {}
+        self._by_inode = {position.inode: position for position in saved}
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """A missing file is an empty state, and so is an empty one, as of mktemp. Raises BadData when it holds something else."""
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return cls([])
+        if not content:
+            return cls([])
+        try:
+            state: dict[str, Any] = orjson.loads(content)
+            if state["v"] != STATE_VERSION or state["kind"] != "scrape-state":
+                raise ValueError("written by another version or another program")
+            return cls([SavedPosition(**log) for log in state["logs"]], state["output"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadData(
+                f"{path}: not a state of lt-monitor scrape: {error}", "delete it to read every log from its beginning"
+            ) from None
+
+    def settled(self, output: Record | None) -> "Positions":
+        """The state after this pass, whose events end at `output`."""
+        saved = {**self.saved, **{path: position.saved() for path, position in self.new.items()}}
+        return Positions(list(saved.values()), output)
+
+    def to_bytes(self) -> bytes:
+        """As a state file; without what `new` holds (see `settled`)."""
+        logs = [vars(position) for _, position in sorted(self.saved.items())]
+        state = {"v": STATE_VERSION, "kind": "scrape-state", "output": self.output, "logs": logs}
+        return orjson.dumps(state, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    def find(self, path: str, descriptor: int) -> Position:
+        """Where to go on in the open log `path`: at the beginning when it was never read or was replaced."""
+        if path in self.new:
+            return self.new[path]
+        status = os.fstat(descriptor)
+        candidates = [self._by_inode.get(status.st_ino), self.saved.get(path)]
+        candidates += [self.saved.get(original) for original in _originals(path)]
+        for saved in candidates:
+            position = saved.resume(descriptor, path) if saved is not None else None
+            if position is not None:
+                return position
+        return Position.at_begin(path, status)
+
+    def replaced(self, position: Position) -> SavedPosition | None:
+        """What was read at this path before, when the file that is there now is another one."""
+        saved = self.saved.get(position.path)
+        return saved if position.offset == 0 and saved is not None and saved.offset > 0 else None
+
+
+def rotated_siblings(path: str) -> list[str]:
+    """Files beside `path` that log rotation names after it, such as `path.1` and `path-20261121`."""
+    beginnings = (path + ".", path + "-")
+    directory = os.path.dirname(path)
+    return sorted(entry.path for entry in os.scandir(directory) if entry.path.startswith(beginnings) and entry.is_file())
+
+
+def _originals(path: str) -> list[str]:
+    """The paths that log rotation may have renamed to `path`."""
+    first = len(os.path.dirname(path)) + 2
+    return [path[:end] for end in range(first, len(path)) if path[end] in ".-"]

@@ -1,0 +1,163 @@
+"""`lt-monitor scrape`: the events of logs as JSON lines, with a state only what is new since the last time.
+
+The state is published after the events are out, and not at all when the output broke. A pass that is killed between the two is
+noticed by the next one, see `outputs`.
+"""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Protocol
+
+from lt_monitor.collect.offsets import Position, Positions, SavedPosition, rotated_siblings
+from lt_monitor.collect.outputs import Output
+from lt_monitor.collect.state_files import locked
+from lt_monitor.events import records
+from lt_monitor.logs import log_files
+from lt_monitor.logs.deduplication import Merger
+from lt_monitor.logs.log_parser import Block, LogParser
+from lt_shared import storage
+from lt_shared.console import NoInput, UsageError, note
+
+FOLLOW_SECONDS = 1.0
+
+
+def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow: bool = False) -> None:
+    """Write the events of all logs to `stream`, with a file at `state` only the new ones; with `follow` go on until interrupted.
+
+    Raises: NoInput when a log is missing, before anything is written; UsageError for a log without offsets when there is a state;
+    BadData when the state file is not one; TryAgain when another scrape holds it; BrokenPipeError when nobody reads `stream`.
+    """
+    paths = log_files.expand(patterns)
+    if state is None and not follow:
+        output = Output(stream)
+        for path in paths:
+            merger = Merger()
+            run, shown = log_files.run_name(path), log_files.printable(path)
+            for block in log_files.parsed_blocks(path):
+                output.take(block, merger, shown, run)
+        return
+    option = "--state" if state is not None else "--follow"
+    for path in paths:
+        _require_offsets(path, option)
+    output = Output(stream)
+    with contextlib.ExitStack() as stack:
+        positions = Positions([])
+        publish: Callable[[Positions], None] = _keep_in_memory
+        if state is not None:
+            stack.enter_context(locked(state))
+            positions = Positions.read(state)
+            publish = _Publisher(state)
+        if not output.resume(positions.output):
+            positions.output = output.place()
+            publish(positions)
+        positions = _pass(paths, positions, output, publish)
+        while follow:
+            time.sleep(FOLLOW_SECONDS)
+            with contextlib.suppress(NoInput):
+                paths = log_files.expand(patterns)
+            positions = _pass(paths, positions, output, publish)
+
+
+def _keep_in_memory(positions: Positions) -> None:
+    """Without a state file nothing outlives the process."""
+
+
+class _Publisher:
+    """Writes the state file whole."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __call__(self, positions: Positions) -> None:
+        storage.write_bytes(self._path, positions.to_bytes())
+
+
+def _require_offsets(path: str, option: str) -> None:
+    if path == log_files.STANDARD_INPUT:
+        raise UsageError(
+            f"{option} needs files: standard input cannot be read again from an offset", f"name the log, or leave {option} out"
+        )
+    storage.require_local(path, option)
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise UsageError(f"{option} needs files: {path} is not a regular file", f"leave {option} out to read it once")
+
+
+def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: Callable[[Positions], None]) -> Positions:
+    """Read what is new in all logs; the positions after it."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            scrape_log(path, positions, output)
+    if not positions.new:
+        return positions
+    output.settle()
+    settled = positions.settled(output.place())
+    publish(settled)
+    return settled
+
+
+class Sink(Protocol):
+    """What takes the events of a log, a block at a time."""
+
+    def take(self, block: Block, merger: Merger, path: str, run: str) -> None: ...
+
+
+def scrape_log(path: str, positions: Positions, output: Sink) -> None:
+    """Give `output` the records of one log that are new since `positions`, and move these on."""
+    absolute = os.path.abspath(path)
+    saved = positions.saved.get(absolute)
+    if saved is not None and absolute not in positions.new and saved.is_unchanged(os.stat(path)):
+        return
+    with storage.open_read(path) as log:
+        position = positions.find(absolute, log.fileno())
+        earlier = positions.replaced(position)
+        if earlier is not None:
+            _finish_rotated(path, earlier, positions, output)
+            _tell_replaced(path, earlier, output)
+        _read_on(path, log_files.run_name(path), log, position, output)
+    positions.new[absolute] = position
+
+
+def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, output: Sink) -> None:
+    """Read the rest of the log that was at `path` before rotation."""
+    for sibling in rotated_siblings(earlier.path):
+        with contextlib.suppress(PermissionError, FileNotFoundError), open(sibling, "rb") as log:
+            position = earlier.resume(log.fileno(), sibling)
+            if position is not None:
+                if sibling not in positions.new:
+                    shown = os.path.join(os.path.dirname(path), os.path.basename(sibling))
+                    _read_on(shown, log_files.run_name(path), log, position, output)
+                    positions.new[sibling] = position
+                return
+    note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
+
+
+def _tell_replaced(path: str, earlier: SavedPosition, output: Sink) -> None:
+    """An event before those of the new log: two logs may begin alike, and its reader must not take one for a repetition.
+
+    What was read of the log before tells this event from that of another replacement, but not from its own repetition.
+    """
+    item = {
+        "v": records.VERSION,
+        "kind": "note",
+        "note": "replaced",
+        "message": "another log is there now",
+        "fields": {"offset": earlier.offset, "tail_sha256": earlier.tail_sha256},
+        "src": {"offset": 0},
+    }
+    output.take(Block([(0, item)], []), Merger(), log_files.printable(path), log_files.run_name(path))
+
+
+def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Sink) -> None:
+    parser, merger = LogParser(position.parser), Merger(position.merger)
+    shown = log_files.printable(path)
+    log.seek(position.offset)
+    for block in log_files.blocks(log.read):
+        if position.offset == 0:
+            log_files.warn_of_no_text(block, path)
+        output.take(parser.parse(block, position.offset), merger, shown, run)
+        position.advance(block)
+    position.parser, position.merger = parser.to_record(), merger.to_record()
+    log_files.warn_of_malformed(parser, path)

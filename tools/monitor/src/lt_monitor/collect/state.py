@@ -1,0 +1,145 @@
+"""The state file of a command that runs again and again: what it knows of each run, and how far it read each log.
+
+Both are published together, in one step: a pass that is killed leaves the state as it was, and the next one takes the same
+records again. So each event counts once in the state, which a pipeline of two commands with two states cannot promise by
+itself; there, a record that comes again is recognised (`run_state.LogState`).
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+import orjson
+
+from lt_monitor.collect.offsets import Positions, SavedPosition
+from lt_monitor.collect.scrape import scrape_log
+from lt_monitor.events.findings import Finding
+from lt_monitor.events.records import Record
+from lt_monitor.logs import log_files, time_zone
+from lt_monitor.logs.deduplication import Merger
+from lt_monitor.logs.log_parser import Block
+from lt_monitor.logs.time_zone import Clock
+from lt_monitor.runs.run_state import RunState
+from lt_shared import storage
+from lt_shared.console import BadData, UsageError, note
+
+STATE_VERSION = 2
+
+
+class Memory:
+    """What a pass knows: `runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
+
+    `behind` are seconds by which the times of a log, by its absolute path, are behind this machine's zone.
+
+    Without a state file all of it is empty at first and forgotten at the end.
+    """
+
+    def __init__(self, command: str, patterns: Sequence[str]):
+        self.kind = f"{command}-state"
+        self.patterns = patterns
+        self.runs: dict[str, RunState] = {}
+        self.known: dict[str, float] = {}
+        self.undelivered: list[Record] = []
+        self.behind: dict[str, float] = {}
+        self._positions: Positions | None = None
+        self._file: IO[bytes] | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[Memory]":
+        """The memory in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
+
+        Raises: BadData when the file holds something else, TryAgain when another pass holds it, CannotCreate and IoFailure when
+        it cannot be written, UsageError for a remote path.
+        """
+        memory = cls(command, patterns)
+        if path is None:
+            yield memory
+            return
+        if storage.is_remote(path):
+            raise UsageError(f"{path}: a state file needs a local or mounted path")
+        with storage.publish(path) as memory._file:
+            memory._positions = Positions([])
+            memory._read(path)
+            yield memory
+
+    def feed(self, take: Callable[[Record], object]) -> None:
+        """Call `take` with each record of the logs, with a state only with those that are new.
+
+        Standard input, pipes and remote logs are taken as they come. Raises NoInput when a log is missing.
+        """
+        for path in log_files.expand(self.patterns):
+            clock = self._clock(path)
+            if self._positions is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
+                for block in log_files.event_blocks(path):
+                    for record in block:
+                        take(clock.correct(record))
+            else:
+                scrape_log(path, self._positions, _Taker(take, clock))
+
+    def _clock(self, path: str) -> Clock:
+        """By which the times of a log are read: as its growing file tells, or as it told before."""
+        shown, place = log_files.printable(path), os.path.abspath(path)
+        if path == log_files.STANDARD_INPUT or not os.path.isfile(path):
+            return Clock("standard input" if path == log_files.STANDARD_INPUT else shown, 0.0, time.time())
+        before = self.behind.get(place, 0.0)
+        saved = self._positions.saved.get(place) if self._positions is not None else None
+        if saved is not None and saved.is_unchanged(os.stat(path)):
+            return Clock(shown, before, time.time())
+        behind = time_zone.behind_seconds(path)
+        if behind is None:
+            behind = before
+        if behind != before:
+            told = f"{time_zone.describe(behind)} the file's time" if behind else "those of this machine's zone"
+            note(f"{shown}: its times have no zone and are {told}, and are read so; TZ=... says another zone")
+        self.behind[place] = behind
+        return Clock(shown, behind, time.time())
+
+    def save(self) -> None:
+        """Write the state; it is published when the block of `open` ends."""
+        if self._file is not None and self._positions is not None:
+            state = {
+                "v": STATE_VERSION,
+                "kind": self.kind,
+                "runs": list(self.runs.values()),
+                "known": self.known,
+                "undelivered": self.undelivered,
+                "behind": {path: seconds for path, seconds in self.behind.items() if seconds},
+                "logs": [vars(position) for position in self._positions.settled(None).saved.values()],
+            }
+            self._file.write(orjson.dumps(state, option=orjson.OPT_APPEND_NEWLINE))
+
+    def _read(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return
+        if not content:
+            return
+        try:
+            state: dict[str, Any] = orjson.loads(content)
+            if state["v"] != STATE_VERSION or state["kind"] != self.kind:
+                raise ValueError("written by another version or another command")
+            self.runs = {run["run"]: RunState.from_record(run) for run in state["runs"]}
+            self.behind = {str(log): float(seconds) for log, seconds in state.get("behind", {}).items()}
+            self.known = {str(key): float(moment) for key, moment in state["known"].items()}
+            undelivered = [(Finding(**one["finding"]), list(one["channels"])) for one in state["undelivered"]]
+            self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
+            self._positions = Positions([SavedPosition(**log) for log in state["logs"]])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadData(f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it") from None
+
+
+class _Taker:
+    """Takes the records of a log one by one."""
+
+    def __init__(self, take: Callable[[Record], object], clock: Clock):
+        self._take = take
+        self._clock = clock
+
+    def take(self, block: Block, merger: Merger, path: str, run: str) -> None:
+        for record in merger.news(block.records(path, run)):
+            self._take(self._clock.correct(record))

@@ -1,0 +1,138 @@
+"""What trainers print over many lines: the dump of arguments and the table of timers.
+
+The lines of a dump have no keywords of their own, so they are read from its heading on. A dump may be cut by the end of what was
+written so far: what was read of it is part of the parser's state, which can be stored as JSON.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
+from lt_monitor.logs.lines import Line
+
+LONGEST_DUMP_BYTES = 1 << 20
+LARGEST_NUMBER = 2**63
+
+START_ARGUMENTS = frozenset(
+    {
+        "seq_length",
+        "global_batch_size",
+        "micro_batch_size",
+        "train_iters",
+        "train_samples",
+        "world_size",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "data_parallel_size",
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "group_query_attention",
+        "kv_channels",
+        "swiglu",
+        "untie_embeddings_and_output_weights",
+        "num_experts",
+        "moe_router_topk",
+        "moe_ffn_hidden_size",
+        "vocab_size",
+        "padded_vocab_size",
+        "max_position_embeddings",
+        "lr",
+        "log_interval",
+        "save_interval",
+        "eval_interval",
+        "save",
+        "load",
+        "bf16",
+        "fp16",
+        "async_save",
+    }
+)
+
+_HEADING = re.compile(rb"-{3,200} (?P<end>end of )?arguments -{3,200}\s*$")
+_ARGUMENT = re.compile(rb"\s{0,8}(?P<name>\w{1,80}) \.{2,80} (?P<value>.{0,4096}?)\s*$")
+_TIMERS = re.compile(rb"(?P<what>\(min, max\)|max) time across ranks \(ms\):\s*$")
+_TIMER = re.compile(
+    rb" {2,12}(?P<name>[A-Za-z][\w-]{0,60}) ?\.{0,80}: (?:\((?P<least>[\d.]{1,20}), )?(?P<most>[\d.]{1,20})\)?\s*$"
+)
+
+
+@dataclasses.dataclass
+class Dumps:
+    """The parts of dumps that were read so far: where each began, and its entries. None: outside of one."""
+
+    arguments: Record | None = None
+    arguments_offset: int = 0
+    timers: Record | None = None
+    timers_offset: int = 0
+
+    def to_record(self) -> Record:
+        return dataclasses.asdict(self)
+
+    def heading(self, line: Line) -> tuple[int, Record] | None:
+        """Take the first or last line of a dump; the whole dump's record with the offset to sort it by at its end."""
+        if (match := _HEADING.search(line.text)) is not None:
+            if not match["end"]:
+                self.arguments, self.arguments_offset = {}, line.offset
+            elif self.arguments is not None:
+                record = {"kind": "start", "arguments": self.arguments, "src": {"offset": self.arguments_offset}}
+                self.arguments = None
+                return line.offset, record
+        elif (match := _TIMERS.search(line.text)) is not None:
+            self.timers, self.timers_offset = {}, line.offset
+        return None
+
+    def read_arguments(self, lines: Iterator[Line]) -> None:
+        """Take the lines between the first and the last."""
+        for line in lines:
+            if self.arguments is None:
+                return
+            if line.offset - self.arguments_offset > LONGEST_DUMP_BYTES:
+                self.arguments = None
+            elif (match := _ARGUMENT.match(line.text, line.body)) is not None:
+                name, value = match["name"].decode(), _value(match["value"].decode(errors="replace"))
+                if name in START_ARGUMENTS and value is not None:
+                    self.arguments[name] = value
+
+    def read_timers(self, lines: Iterator[Line]) -> tuple[int, Record] | None:
+        """Take timers to the first line that is none, and return the whole table; None when it may go on."""
+        assert self.timers is not None
+        for line in lines:
+            match = _TIMER.match(line.text, line.body)
+            if match is None:
+                if not self.timers:
+                    self.timers = None
+                    return None
+                record = {
+                    "kind": "note",
+                    "note": "timers",
+                    "message": ", ".join(self.timers)[:MESSAGE_CHARACTERS],
+                    "fields": self.timers,
+                    "src": {"offset": self.timers_offset},
+                }
+                self.timers = None
+                return line.offset, record
+            try:
+                least, most = (float(match[part]) / 1000 if match[part] else None for part in ("least", "most"))
+            except ValueError:
+                continue
+            times = {"max_seconds": most}
+            self.timers[match["name"].decode()] = times if least is None else {"min_seconds": least, **times}
+        return None
+
+
+def _value(text: str) -> Any:
+    """An argument's value: a number or a truth value where it is one, None for Python's None."""
+    if text in ("None", "True", "False"):
+        return {"None": None, "True": True, "False": False}[text]
+    try:
+        number: int | float = int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
+    return number if abs(number) < LARGEST_NUMBER else None

@@ -1,0 +1,50 @@
+"""The formats of log lines, a module for each trainer or source of failures.
+
+A parser takes a `lines.Line` and returns what it says, or None: `Numbers` for a training step, else a record with `kind` and
+fields. `table.PARSERS` says which parsers look at a line.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
+from lt_monitor.logs.fields import Value
+from lt_monitor.logs.lines import Line
+
+
+class Numbers(NamedTuple):
+    """A step line: where its values are."""
+
+    values: list[Value]
+
+
+Parser = Callable[[Line], Numbers | Record | None]
+
+
+def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = None, **fields: Any) -> Record:
+    """A fault record whose message is the line from `begin`, by default from where the launcher's prefixes end."""
+    return {
+        "kind": "fault",
+        "fault": name,
+        "cause": cause,
+        "severity": severity,
+        "message": message(line, begin),
+        **{field: value for field, value in fields.items() if value is not None},
+    }
+
+
+def note(line: Line, name: str, fields: Record, begin: int | None = None) -> Record:
+    return {"kind": "note", "note": name, "message": message(line, begin), "fields": fields}
+
+
+def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
+    """The last place where a pattern matches: a line that a dying process left unfinished may stand before it."""
+    found = None
+    for match in pattern.finditer(text):
+        found = match
+    return found
+
+
+def message(line: Line, begin: int | None = None) -> str:
+    return line.decode(line.body if begin is None else begin).strip()[:MESSAGE_CHARACTERS]

@@ -1,0 +1,84 @@
+"""What Slurm and HyperPod say about a job: preempted, out of time, cancelled, exited, resumed."""
+
+import re
+
+from lt_monitor.events.records import Record
+from lt_monitor.logs.formats import fault, note
+from lt_monitor.logs.lines import Line
+
+_CANCELLED = re.compile(
+    rb"\*\*\* (?P<what>JOB|STEP) (?P<job>[\d._+]{1,40})(?: ON (?P<node>\S{1,255}))? CANCELLED"
+    rb"(?: AT (?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d))?"
+    rb"(?: (?:DUE TO|due to|TO) (?:JOB )?(?P<reason>PREEMPTION|TIME LIMIT|NODE FAILURE|REQUEUE|\w{1,40})[^*]{0,80})? ?\*\*\*"
+)
+_REASONS = {
+    b"PREEMPTION": ("preemption", "root", "warning"),
+    b"TIME LIMIT": ("time-limit", "root", "warning"),
+    b"NODE FAILURE": ("node-failure", "root", "critical"),
+    b"REQUEUE": ("requeue", "root", "info"),
+}
+_NODE_FAILURE = re.compile(rb"srun: error: Node failure on (?P<node>\S{1,255})")
+_TASKS = re.compile(rb"srun: error: (?P<node>\S{1,255}): tasks? (?P<tasks>[\d,-]{1,200}): (?P<how>[A-Z].{1,100})")
+_EXIT_CODE = re.compile(rb"Exited with exit code (?P<code>\d{1,5})")
+_SIGNALS = {b"Killed": 9, b"Terminated": 15, b"Segmentation fault": 11, b"Aborted": 6, b"Bus error": 7, b"Interrupt": 2}
+_ABORTED = re.compile(
+    rb"srun: Job step aborted: Waiting up to \d{1,9} seconds|srun: (?:Force T|t)erminat\w{1,5} (?:JobId|StepId|job step)"
+)
+_AUTO_RESUME = re.compile(
+    rb"\[Auto Resume\] (?P<level>\w{1,10}): JobID: (?P<job>\d{1,12}) StepID: (?P<step_id>\d{1,12}) (?P<text>.{1,500})"
+)
+_ACTION = re.compile(rb"ResumeAction=(?P<action>\w{1,40})")
+_ATTEMPT = re.compile(rb"Attempt number: (?P<attempt>\d{1,9})")
+_FAILURE = re.compile(rb"Job failed|unhealthy nodes|Failed|Error")
+
+
+def cancellation(line: Line) -> Record | None:
+    match = _CANCELLED.search(line.text)
+    if match is None:
+        return None
+    reason = match["reason"].upper() if match["reason"] else b""
+    # Slurm ends the steps of a job whose task failed: without a reason that is a consequence.
+    other = ("cancelled", "cascade" if match["what"] == b"STEP" else "root", "info")
+    name, cause, severity = _REASONS.get(reason, other)
+    record = fault(line, name, cause, severity, match.start(), job=match["job"].decode(), node=_text(match["node"]))
+    return {**record, "time": match["time"].decode()} if match["time"] else record
+
+
+def tasks(line: Line) -> Record | None:
+    """How srun's tasks ended; srun tells it after the reason, so it is never the root."""
+    text = line.text
+    if (match := _NODE_FAILURE.search(text)) is not None:
+        return fault(line, "node-failure", "root", "critical", match.start(), node=_text(match["node"]))
+    if (match := _TASKS.search(text)) is not None:
+        node, numbers, how = _text(match["node"]), match["tasks"].decode(), match["how"]
+        if how.startswith((b"Out Of Memory", b"Out of memory")):
+            return fault(line, "host-out-of-memory", "root", "critical", match.start(), node=node, tasks=numbers)
+        number = next((value for word, value in _SIGNALS.items() if how.startswith(word)), None)
+        if number is not None:
+            return fault(line, "killed", "cascade", "critical", match.start(), node=node, tasks=numbers, signal=number)
+        code = _EXIT_CODE.search(how)
+        exit_code = int(code["code"]) if code else None
+        return fault(line, "exit", "cascade", "critical", match.start(), node=node, tasks=numbers, exit_code=exit_code)
+    if (match := _ABORTED.search(text)) is not None:
+        return fault(line, "exit", "cascade", "info", match.start())
+    return None
+
+
+def hyperpod(line: Line) -> Record | None:
+    """A step of HyperPod's auto-resume: a fault when it reports a failure or acts on one, else a note."""
+    match = _AUTO_RESUME.search(line.text)
+    if match is None:
+        return None
+    action, attempt = _ACTION.search(match["text"]), _ATTEMPT.search(match["text"])
+    fields = {
+        "job": match["job"].decode(),
+        "action": action["action"].decode() if action else None,
+        "attempt": int(attempt["attempt"]) if attempt else None,
+    }
+    if action is not None or _FAILURE.search(match["text"]) is not None:
+        return fault(line, "hyperpod", "cascade", "warning", match.start(), **fields)
+    return note(line, "hyperpod", {name: value for name, value in fields.items() if value is not None}, match.start())
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode(errors="replace")

@@ -1,0 +1,232 @@
+"""Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus.
+
+A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some. The loss is absent when an
+iteration was skipped or its loss is not a number.
+"""
+
+import re
+
+from lt_monitor.events.records import Record
+from lt_monitor.logs.fields import NUMBER, TIME, Measure, Value, decimal
+from lt_monitor.logs.formats import Numbers, fault, last_match, note
+from lt_monitor.logs.lines import Line
+from lt_shared.run_log import GIB
+
+_STAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
+_STEP = re.compile(_STAMP + rb"iteration {1,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
+_LAST_PAIR = re.compile(rb"number of nan iterations: {1,16}\d{1,15} \|")
+_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:|]{0,80}): {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:A-Za-z]{0,80})")
+_EVALUATION = re.compile(
+    rb"validation(?P<suffix>\S{0,80}) loss at iteration (?P<step>\d{1,15})(?: on (?P<split>\w{1,20}) set)? \| "
+    rb"lm loss value: (?P<loss>\S{1,40}) \|"
+)
+_SAVED = re.compile(
+    _STAMP + rb"successfully saved checkpoint (?:from|at) iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})"
+)
+_SAVING = re.compile(_STAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
+_LOADED = re.compile(_STAMP + rb"successfully loaded checkpoint from (?P<path>.{1,4096}) at iteration {1,16}(?P<step>\d{1,15})")
+_PARALLEL_TAIL = re.compile(rb" \[ t .*$")
+_SAVE_FORMAT = re.compile(rb" in (?P<format>\S{1,40}) format$")
+_WAITED = re.compile(
+    rb"checkpoint of iteration (?P<step>\d{1,15}): training waited (?P<waited>[\d.]{1,20}) s of (?P<seconds>[\d.]{1,20}) s"
+)
+_DOCUMENTS = re.compile(
+    rb"Processed (?P<documents>\d{1,15}) documents \((?P<rate>[\d.e+]{1,40}) docs/s, (?P<megabytes>[\d.e+]{1,40}) MB/s\)"
+)
+_EXITING = re.compile(
+    rb"exiting program (?:after receiving (?P<signal>SIG[A-Z0-9]{1,10})|at iteration (?P<step>\d{1,15})|after [\d.]{1,20} min)"
+)
+_ENDED = re.compile(rb"ended by (?P<reason>\S{1,40}) at iteration (?P<step>\d{1,15});")
+_DATETIME = re.compile(rb"\] datetime: (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_STARTED = re.compile(
+    rb"\[after megatron is initialized\] datetime|time to initialize megatron \(seconds\): (?P<seconds>[\d.]{1,20})"
+)
+_DONE = re.compile(rb"\[after training is done\] datetime")
+_PARAMETERS = re.compile(
+    rb"number of parameters on \(tensor, pipeline\) model parallel rank \((?P<tensor>\d{1,6}), (?P<pipeline>\d{1,6})\): "
+    rb"(?P<parameters>\d{1,15})"
+)
+_MEMORY = re.compile(rb"\[Rank (?P<rank>\d{1,6})\] \(after (?P<step>\d{1,15}) iterations\) memory \(MB\) (?P<pairs>.{1,1000})")
+_MEMORY_PAIR = re.compile(rb"\| {0,4}(?P<key>[a-z][a-z -]{1,40}): (?P<value>[\d.]{1,20})")
+_STRAGGLER_PAIR = re.compile(rb"(?P<key>M[nx][A-Z][a-z]{2,4})/Rnk: (?P<value>[\d.]{1,20})[A-Za-z]{0,5}/(?P<rank>\d{1,6})")
+_SLOWEST = re.compile(rb"Bottom (?P<count>\d{1,6}) Ranks with lowest Etpt\(TF\): (?P<ranks>.{1,1000})")
+_BRIDGE = re.compile(rb"Step Time : (?P<seconds>[\d.]{1,20})s GPU utilization: (?P<tflops>[\d.]{1,20})MODEL_TFLOP/s/GPU")
+_NAN = re.compile(rb"found NaN in|Unexpected result nan|gradients were not finite in \d{1,9} steps in a row")
+_SPIKE = re.compile(rb"loss spike at iteration (?P<step>\d{1,15}): (?P<loss>[\d.]{1,20})")
+_RANK = re.compile(rb"\bRank (?P<rank>\d{1,6})\b")
+_JOB_ID = re.compile(
+    rb"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\tJob ID: (?P<job>[^\t]{0,40})\t# GPUs: (?P<gpus>\d{1,9})\t(?P<what>[^\t]{1,80})"
+)
+_PROGRESS_PAIR = re.compile(rb"\t(?P<key>[A-Z][^:\t]{1,60}): (?P<value>[\d.e+-]{1,40})")
+
+_CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
+
+_STEP_NUMBER = Measure("step", whole=True)
+_TOTAL = Measure("total_steps", whole=True)
+_MEASURES = {
+    b"consumed samples": Measure("consumed_samples", whole=True),
+    b"elapsed time per iteration (ms)": Measure("step_seconds", divisor=1000.0),
+    b"throughput per GPU (TFLOP/s/GPU)": Measure("tflops_per_gpu"),
+    b"tokens per second per GPU": Measure("tokens_per_second_per_gpu"),
+    b"MFU (%)": Measure("mfu", divisor=100.0),
+    b"memory (GiB)": Measure("memory_bytes", whole=True, factor=float(GIB)),
+    b"reserved memory (GiB)": Measure("reserved_memory_bytes", whole=True, factor=float(GIB)),
+    b"energy per GPU (J/iter/GPU)": Measure("energy_joules"),
+    b"power per GPU (W/GPU)": Measure("power_watts"),
+    b"learning rate": Measure("learning_rate"),
+    b"global batch size": Measure("global_batch_size", whole=True),
+    b"lm loss": Measure("loss"),
+    b"loss scale": Measure("loss_scale"),
+    b"grad norm": Measure("grad_norm"),
+    b"params norm": Measure("params_norm"),
+    b"num zeros": Measure("zeros"),
+    b"number of skipped iterations": Measure("skipped_steps", whole=True),
+    b"number of nan iterations": Measure("nan_steps", whole=True),
+    b"skipped samples": Measure("skipped_samples", whole=True),
+    b"samples/sec": Measure("samples_per_second"),
+    b"s samples/sec": Measure("samples_per_second"),
+    b"iteration time": None,
+}
+
+
+def step(line: Line) -> Numbers | None:
+    """A whole step line, the last one when a process that died left the beginning of another before it."""
+    text = line.text
+    head = last_match(_STEP, text)
+    if head is None:
+        return None
+    end = text.rfind(b"|") + 1
+    if text[end:].strip():
+        # Something else stands behind it: it is whole only if Megatron's last pair is there.
+        last = _LAST_PAIR.search(text, head.end())
+        if last is None:
+            return None
+        end = last.end()
+    values: list[Value] = [(_STEP_NUMBER, *head.span("step")), (_TOTAL, *head.span("total"))]
+    begin = head.end()
+    for pair in _PAIR.finditer(text, begin, end):
+        key = pair["key"]
+        measure = _MEASURES[key] if key in _MEASURES else Measure(key.decode(errors="replace"), is_metric=True)
+        values.append((measure, *pair.span("value")))
+        if not pair["rest"].isspace():
+            values.append((None, *pair.span("rest")))
+    own = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]
+    return Numbers([*values, *own, *(label for label in line.labels if label[0] is not TIME)])
+
+
+def evaluation(line: Line) -> Record | None:
+    match = _EVALUATION.search(line.text)
+    if match is None:
+        return None
+    split = match["split"].decode() if match["split"] else "validation"
+    return {"kind": "eval", "step": int(match["step"]), "loss": decimal(match["loss"]), "split": split}
+
+
+def checkpoint(line: Line) -> Record | None:
+    """Saved, being saved, or loaded."""
+    for pattern, kind, begun in ((_SAVED, "checkpoint", False), (_SAVING, "checkpoint", True), (_LOADED, "load", False)):
+        match = pattern.search(line.text)
+        if match is not None:
+            path = _SAVE_FORMAT.sub(b"", _PARALLEL_TAIL.sub(b"", match["path"]).rstrip())
+            record = {"kind": kind, "step": int(match["step"]), "path": path.decode(errors="replace")}
+            if begun:
+                record["begun"] = True
+            if match["time"]:
+                record["time"] = match["time"].decode().replace(" ", "T")
+            return record
+    match = _WAITED.search(line.text)
+    if match is None:
+        return None
+    return {
+        "kind": "checkpoint",
+        "step": int(match["step"]),
+        "waited_seconds": decimal(match["waited"]),
+        "seconds": decimal(match["seconds"]),
+    }
+
+
+def documents(line: Line) -> Record | None:
+    match = _DOCUMENTS.search(line.text)
+    if match is None:
+        return None
+    return {
+        "kind": "preprocess",
+        "documents": int(match["documents"]),
+        "documents_per_second": decimal(match["rate"]),
+        "megabytes_per_second": decimal(match["megabytes"]),
+    }
+
+
+def lifecycle(line: Line) -> Record | None:
+    """The beginning and the orderly end of the program."""
+    record: Record | None = None
+    match = _EXITING.search(line.text)
+    if match is not None:
+        reason = "signal" if match["signal"] else "iterations" if match["step"] else "duration"
+        record = {"kind": "end", "reason": reason, "message": line.decode(match.start())}
+        if match["step"]:
+            record["step"] = int(match["step"])
+    elif (match := _ENDED.search(line.text)) is not None:
+        words = {b"--exit-interval": "iterations", b"--exit-duration-in-mins": "duration"}
+        record = {"kind": "end", "reason": words.get(match["reason"], "signal"), "step": int(match["step"])}
+    elif (match := _DONE.search(line.text)) is not None:
+        record = {"kind": "end", "reason": "completed"}
+    elif (match := _STARTED.search(line.text)) is not None:
+        record = note(line, "initialized", {"seconds": decimal(match["seconds"])} if match["seconds"] else {})
+    stamp = _DATETIME.search(line.text)
+    if record is not None and stamp is not None:
+        record["time"] = stamp["time"].decode().replace(" ", "T")
+    return record
+
+
+def notes(line: Line) -> Record | None:
+    """Sizes, memory, speed of single ranks."""
+    text = line.text
+    if (match := _BRIDGE.search(text)) is not None:
+        speed = {"step_seconds": decimal(match["seconds"]), "tflops_per_gpu": decimal(match["tflops"])}
+        return note(line, "throughput", speed, match.start())
+    if (match := _PARAMETERS.search(text)) is not None:
+        return note(line, "parameters", {name: int(number) for name, number in match.groupdict().items()})
+    if (match := _MEMORY.search(text)) is not None:
+        sizes = {pair["key"].decode(): _megabytes(pair["value"]) for pair in _MEMORY_PAIR.finditer(match["pairs"])}
+        return {**note(line, "memory", {"step": int(match["step"]), **sizes}), "rank": int(match["rank"])}
+    if (match := _SLOWEST.search(text)) is not None:
+        return note(line, "straggler", {"slowest": match["ranks"].decode(errors="replace").strip()})
+    extremes = {
+        pair["key"].decode(): {"value": decimal(pair["value"]), "rank": int(pair["rank"])}
+        for pair in _STRAGGLER_PAIR.finditer(text)
+    }
+    return note(line, "straggler", extremes) if extremes else None
+
+
+def anomaly(line: Line) -> Record | None:
+    """A loss that is not a number, as Megatron's checks and lt-train say it, and lt-train's loss spikes."""
+    rank = _RANK.search(line.text)
+    if _NAN.search(line.text) is not None:
+        return fault(line, "nan", "root", "critical", rank=int(rank["rank"]) if rank else None)
+    spike = _SPIKE.search(line.text)
+    return None if spike is None else fault(line, "loss-spike", "unknown", "warning", step=int(spike["step"]))
+
+
+def progress(line: Line) -> Record | None:
+    """A line of Megatron's progress.txt (`--log-progress`), which spans the restarts of a run."""
+    match = _JOB_ID.search(line.text)
+    if match is None:
+        return None
+    what = match["what"]
+    time, gpus = match["time"].decode().replace(" ", "T"), int(match["gpus"])
+    pairs = {pair["key"]: pair["value"] for pair in _PROGRESS_PAIR.finditer(line.text, match.end())}
+    if what == b"Starting job":
+        return {"kind": "start", "arguments": {"world_size": gpus}, "job": match["job"].decode(errors="replace"), "time": time}
+    if what in _CHECKPOINT_WORDS and pairs.get(b"Iteration", b"").isdigit():
+        record = {"kind": "checkpoint", "step": int(pairs[b"Iteration"]), "time": time}
+        if b"async" in what:
+            record["asynchronous"] = True
+        return {**record, "begun": True} if what.startswith(b"Saving") else record
+    numbers = {key.decode(errors="replace"): decimal(value) for key, value in pairs.items()}
+    return {**note(line, "progress", {"what": what.decode(errors="replace"), "gpus": gpus, **numbers}), "time": time}
+
+
+def _megabytes(text: bytes) -> float | None:
+    value = decimal(text)
+    return None if value is None else value * 2**20

@@ -1,0 +1,62 @@
+"""Which lines are looked at by which parser: the one table of keywords.
+
+Keywords are at least seven bytes long (see `gate.Gate`). A line goes to the parsers of all keywords in it, in the order of this
+table, until one of them knows it.
+"""
+
+from lt_monitor.logs.formats import Parser, benchmarks, devices, jobs, megatron, nccl, nemo, processes, torchtitan
+
+PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
+    (megatron.step, (b"elapsed time per iteration", b"lm loss:", b"number of nan iterations")),
+    (torchtitan.step, (b"memory:", b"validate step:")),
+    (nemo.step, (b"reduced_train_loss", b"global_step")),
+    (nemo.nxd_step, (b" step_time ",)),
+    (benchmarks.nanochat, (b" | loss: ",)),
+    (benchmarks.mlperf, (b":::MLLOG",)),
+    (megatron.evaluation, (b"lm loss value:",)),
+    (megatron.checkpoint, (b"successfully saved", b"saving checkpoint at", b"successfully loaded", b"checkpoint of iteration")),
+    (torchtitan.checkpoint, (b"ing the checkpoint", b"Last step checkpoint")),
+    (megatron.documents, (b" documents (",)),
+    (megatron.progress, (b"\t# GPUs: ",)),
+    (megatron.lifecycle, (b"] datetime: ", b"exiting program ", b"ended by ", b"time to initialize megatron")),
+    (torchtitan.lifecycle, (b"Training starts at", b"Trainer is initialized with", b"Training completed")),
+    (
+        torchtitan.lifecycle,
+        (b"with args: {", b"with config", b"device mesh with", b"memory allocation retries", b" total parameters"),
+    ),
+    (nemo.lifecycle, (b"saving model to '", b"Restored all states", b"Trainer.fit` stopped")),
+    (
+        megatron.notes,
+        (b"parameters on (tensor", b"iterations) memory (MB)", b"MODEL_TFLOP/s/GPU", b"MnRtt/Rnk", b"lowest Etpt"),
+    ),
+    (benchmarks.wandb, (b"Syncing run ", b"View run ", b"Run summary:", b"wandb sync ")),
+    (devices.xid, (b"NVRM: Xid", b"SXid (PCI")),
+    (devices.memory, (b"OutOfMemoryError", b"out of memory", b"oom_kill", b"oom-kill", b"OOMKilled", b"Out of memory")),
+    (devices.memory, (b"OutOfMemory: ", b"DefaultCPUAllocator", b"RESOURCE_EXHAUSTED", b"NEURON_RT_RESOURCE")),
+    (jobs.cancellation, (b" CANCELLED",)),
+    (jobs.tasks, (b"srun: error: ", b"srun: Job step aborted", b"srun: Force Terminat", b"srun: terminat")),
+    (jobs.hyperpod, (b"[Auto Resume]",)),
+    (
+        nccl.timeout,
+        (b"collective operation timeout", b"ast enqueued ", b"eartbeat monitor timed out", b"due to watchdog timeout"),
+    ),
+    (nccl.error, (b"NCCL WARN", b"NCCL error", b"ncclSystemError", b"ncclRemoteError", b"ncclInternalError")),
+    (nccl.error, (b"ncclUnhandledCudaError", b"ncclInvalidUsage", b"ncclInvalidArgument")),
+    (nccl.network, (b"elected Provider is", b"elected provider is", b"NET/Socket : Using")),
+    (megatron.anomaly, (b"found NaN in", b"Unexpected result nan", b"gradients were not finite", b"loss spike at iteration")),
+    (processes.disk, (b"No space left on", b"Disk quota exceeded")),
+    (devices.driver, (b"CUDA error:", b"CUDNN_STATUS_", b"CUBLAS_STATUS_", b"NRT_EXEC", b"NRT_FAILURE", b"NRT_TIMEOUT")),
+    (devices.driver, (b"FATAL-RT-", b"NEURONCORE_NOT_AVAILABLE", b"NRT_RESOURCE")),
+    (processes.exception, (b"Error: ", b"Exception: ", b"KeyboardInterrupt", b"AssertionError", b"NotImplementedError")),
+    (processes.ending, (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Bus error", b"Fatal Python error")),
+    (processes.tool_error, (b"lt-train: error: ",)),
+)
+
+
+def keywords() -> dict[bytes, list[int]]:
+    """Each keyword with the ranks of its parsers in `PARSERS`."""
+    ranks: dict[bytes, list[int]] = {}
+    for rank, (_, words) in enumerate(PARSERS):
+        for word in words:
+            ranks.setdefault(word, []).append(rank)
+    return ranks

@@ -1,0 +1,97 @@
+"""A log line without what launchers and terminals put around it.
+
+Prefixes that are peeled, in any order and number: the time and the pod of `kubectl logs --timestamps --prefix`, the task of
+`srun --label`, the rank of torchrun's `--tee`, colours. What a line says is looked for anywhere behind them: a process that died
+may have left an unfinished line before it, a progress bar may stand there. Then the labels nearest before it count.
+"""
+
+import bisect
+import re
+import sys
+
+from lt_monitor.logs.fields import RANK, TASK, TIME, Value, read_time
+
+_CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
+# Where the ESC was lost on the way, only known text behind it tells that this was a colour.
+_LOST_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m(?:validate )?(?:step|loss):")
+_COLOUR_WITHOUT_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m")
+_PREFIX = re.compile(
+    rb"(?:(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
+    rb"|\[pod/(?P<pod>[^\]/ ]{1,253})(?:/[^\] ]{0,253})?\] "
+    rb"| {0,8}(?P<task>\d{1,6}): "
+    rb"|\[(?P<role>[a-z]{1,20})(?P<rank>\d{1,6})\]: ?"
+    rb"|\[titan\] ){0,8}"
+)
+_OWN_TIME = re.compile(rb"[\s\[]{0,9}(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?)(?![\d:])")
+# A time within the text is a label only where labels stand around it.
+_INNER_TIME = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?(?![\d:])")
+_LABELS_BEFORE = re.compile(rb"(?:\[rank(?P<rank>\d{1,6})\]: ?|\[titan\] ){1,2}$")
+_LEVEL_BEHIND = re.compile(rb" - \S{1,100} - [A-Z]{4,8} - ")
+LONGEST_LABELS_BYTES = 32
+
+
+class Line:
+    """One physical line, which starts at byte `offset` of its log.
+
+    `text` is it without colours and line end, `body` the index where the prefixes end. `labels` are the places of the task (of
+    srun), rank (of torchrun) and time in `text`; the line's own time counts more than that of kubectl.
+    """
+
+    def __init__(self, raw: bytes, offset: int):
+        self.offset = offset
+        raw = raw.rstrip(b"\r\n")
+        self._removed: list[tuple[int, int]] = []
+        if b"\x1b" in raw:
+            raw = self._without(_CONTROL_SEQUENCE, raw)
+        elif b"m" in raw and _LOST_ESCAPE.search(raw):
+            raw = self._without(_COLOUR_WITHOUT_ESCAPE, raw)
+        self.text = raw
+        prefix = _PREFIX.match(raw)
+        assert prefix is not None
+        self.body = prefix.end()
+        self.labels: list[Value] = []
+        self.node = prefix["pod"].decode(errors="replace") if prefix["pod"] else None
+        if prefix["task"] is not None:
+            self.labels.append((TASK, *prefix.span("task")))
+        if prefix["rank"] is not None and prefix["role"] == b"rank":
+            self.labels.append((RANK, *prefix.span("rank")))
+        own = _OWN_TIME.match(raw, self.body)
+        if own is not None:
+            self.labels.append((TIME, *own.span("time")))
+        if prefix["time"] is not None:
+            self.labels.append((TIME if own is None else None, *prefix.span("time")))
+
+    def relabel(self, event: int) -> None:
+        """Take time and rank from the labels nearest before the event at `event` in the physical line."""
+        for time in _INNER_TIME.finditer(self.text, self.body + 1):
+            begin, end = time.span()
+            if self.raw_index(begin) >= event:
+                break
+            before = _LABELS_BEFORE.search(self.text[:begin], max(0, begin - LONGEST_LABELS_BYTES))
+            is_bracketed = self.text[begin - 1 : begin] == b"[" and self.text[end : end + 1] == b"]"
+            if before is None and not is_bracketed and _LEVEL_BEHIND.match(self.text, end) is None:
+                continue
+            measures = {TIME, RANK} if before is not None and before["rank"] is not None else {TIME}
+            self.labels = [(None if measure in measures else measure, first, last) for measure, first, last in self.labels]
+            self.labels.append((TIME, begin, end))
+            if before is not None and RANK in measures:
+                self.labels.append((RANK, *before.span("rank")))
+
+    def _without(self, pattern: re.Pattern[bytes], raw: bytes) -> bytes:
+        removed = 0
+        for match in pattern.finditer(raw):
+            removed += match.end() - match.start()
+            self._removed.append((match.end() - removed, removed))
+        return pattern.sub(b"", raw)
+
+    def raw_index(self, index: int) -> int:
+        """Where a byte of `text` is in the physical line."""
+        place = bisect.bisect_right(self._removed, (index, sys.maxsize)) - 1
+        return index + self._removed[place][1] if place >= 0 else index
+
+    def decode(self, begin: int = 0, end: int | None = None) -> str:
+        return self.text[begin:end].decode(errors="replace")
+
+    @property
+    def time(self) -> str | None:
+        return next((read_time(self.text[begin:end]) for measure, begin, end in self.labels if measure is TIME), None)

@@ -1,0 +1,149 @@
+"""Logs as streams of blocks of whole lines, and which run a log belongs to.
+
+A carriage return ends a line as well as a newline does: progress bars rewrite one line for hours. The end of a file that has no
+line end yet is still being written and is left for the next time; the end of standard input is final.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
+
+from lt_monitor.events.records import Record
+from lt_monitor.logs.log_parser import Block, LogParser
+from lt_shared import storage
+from lt_shared.console import NoInput, warn
+
+BLOCK_BYTES = 1 << 21
+LINE_LIMIT_BYTES = 1 << 22
+STANDARD_INPUT = "-"
+
+_EXTENSION = re.compile(r"\.(?:log|out|err|txt|jsonl)(?:[.-]\d+)?$")
+RUN_LOGS = ("train.log", "metrics.jsonl")
+LOG_ENDINGS = (".log", ".out", ".txt", ".err")
+_NO_TEXT = {
+    b"\x1f\x8b": ("compressed with gzip", "zcat"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstdcat"),
+    b"\xfd7zXZ": ("compressed with xz", "xzcat"),
+    b"BZh": ("compressed with bzip2", "bzcat"),
+    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+}
+_RANK = re.compile(r"[._-](?:rank|task|node|proc)[._-]?\d+$|/attempt_\d+/\d+(?=/|$)")
+_NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
+
+
+def expand(patterns: Sequence[str]) -> list[str]:
+    """The logs that the arguments mean, each once; a directory means those in it.
+
+    Raises NoInput when one of them is missing or unreadable, or a directory without logs.
+    """
+    found = (_logs_in(path) if os.path.isdir(path) else [path] for path in storage.expand(patterns))
+    paths = list(dict.fromkeys(path for each in found for path in each))
+    for path in paths:
+        if path == STANDARD_INPUT or storage.is_remote(path):
+            continue
+        try:
+            os.stat(path)
+        except FileNotFoundError:
+            raise NoInput(f"{path}: no such file") from None
+        except PermissionError:
+            raise NoInput(f"{path}: permission denied") from None
+        except NotADirectoryError:
+            raise NoInput(f"{path}: a part of the path is not a directory") from None
+        if not os.access(path, os.R_OK):
+            raise NoInput(f"{path}: permission denied")
+    return paths
+
+
+def _logs_in(directory: str) -> list[str]:
+    """What lt-train wrote there, one of two files that say the same, else all that is called like a log."""
+    names = sorted(name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name)))
+    own = [name for name in RUN_LOGS if name in names and os.path.getsize(os.path.join(directory, name))]
+    found = own[:1] or [name for name in names if name.endswith(LOG_ENDINGS) and not name.startswith(".")]
+    if not found:
+        endings = ", ".join(f"*{ending}" for ending in LOG_ENDINGS)
+        raise NoInput(
+            f"{directory}: no log in this directory, neither {' nor '.join(RUN_LOGS)} nor {endings}",
+            f"name the logs, e.g. '{os.path.join(directory, '*', RUN_LOGS[0])}'",
+        )
+    return [os.path.join(directory, name) for name in found]
+
+
+def run_name(path: str) -> str:
+    """A run's name from its log: the path without extension and rank, or the directory when the file's own name says nothing.
+
+    `/fsx/gpt/slurm-77.out` and its rotated `slurm-77.out.1` are `/fsx/gpt/slurm-77`; `/fsx/gpt/train.log` and
+    `/fsx/gpt/attempt_0/3/stdout.log` are `/fsx/gpt`.
+    """
+    if path == STANDARD_INPUT:
+        return path
+    name = _RANK.sub("", _EXTENSION.sub("", printable(path))) or printable(path)
+    directory, base = os.path.split(name)
+    return directory if base in _NAMES_FOR_ANY_RUN and directory.strip("./") else name
+
+
+def printable(path: str) -> str:
+    """A path for output: bytes of a file name that are not UTF-8 become replacement characters."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]:
+    """Blocks of whole lines, each as much as one read completed. `final`: the end of the input ends a line.
+
+    A line longer than LINE_LIMIT_BYTES is passed on in pieces: nothing of interest is that long, and memory stays bounded.
+    """
+    pending = b""
+    while data := read(BLOCK_BYTES):
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end:
+            yield pending + data[:end]
+            pending = data[end:]
+        else:
+            pending += data
+            if len(pending) > LINE_LIMIT_BYTES:
+                yield pending
+                pending = b""
+    if final and pending:
+        yield pending
+
+
+def parsed_blocks(path: str) -> Iterator[Block]:
+    """What one log (or `-`) says, as much at a time as one read gave. Warns on stderr about malformed event records."""
+    parser = LogParser()
+    offset = 0
+    with _open(path) as file:
+        # The pipe of a command that still runs gives what there is, so its events come at once.
+        read = file.read1 if path == STANDARD_INPUT else file.read  # type: ignore[attr-defined]
+        for block in blocks(read, final=path == STANDARD_INPUT):
+            if offset == 0:
+                warn_of_no_text(block, path)
+            yield parser.parse(block, offset)
+            offset += len(block)
+    warn_of_malformed(parser, path)
+
+
+def event_blocks(path: str) -> Iterator[list[Record]]:
+    """All events of one log (or `-`) as records, complete with run and source."""
+    run, shown = run_name(path), printable(path)
+    for block in parsed_blocks(path):
+        yield block.records(shown, run)
+
+
+def _open(path: str) -> IO[bytes]:
+    return open(sys.stdin.fileno(), "rb", closefd=False) if path == STANDARD_INPUT else storage.open_read(path)
+
+
+def warn_of_no_text(begin: bytes, path: str) -> None:
+    """Say what a log is that begins like no text, and how it is read. It is no error: patterns may match rotated logs too."""
+    for magic, (name, program) in _NO_TEXT.items():
+        if begin.startswith(magic):
+            shown = printable(path)
+            warn(f"{shown}: is {name}, not text: {program} {shlex.quote(shown)} | lt-monitor ... -")
+
+
+def warn_of_malformed(parser: LogParser, path: str) -> None:
+    if parser.malformed:
+        warn(f"{printable(path)}: {parser.malformed} lines begin like events but are none, the first {parser.first_malformed}")

@@ -1,0 +1,311 @@
+"""From blocks of whole log lines to event records, whatever a launcher or a terminal put around the lines.
+
+Three ways through a block, each for what is common in some logs: the gate drops noise without looking at lines (2 GB/s), layouts
+read step lines that look alike by columns (300 MB/s), and what is left is parsed line by line (10 microseconds each). They give
+the same events; which way a line goes depends on the lines before it only in how long it takes.
+"""
+
+import bisect
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from lt_monitor.events import records
+from lt_monitor.events.records import Record
+from lt_monitor.logs.dumps import Dumps
+from lt_monitor.logs.fields import read_values
+from lt_monitor.logs.formats import Numbers
+from lt_monitor.logs.formats.table import PARSERS, keywords
+from lt_monitor.logs.line_templates import Layout
+from lt_monitor.logs.lines import Line
+from lt_monitor.logs.prefilter import Gate
+from lt_monitor.logs.step_rows import StepBlock, StepRows
+
+FEWEST_ALIKE = 16
+MOST_LAYOUTS = 256
+MOST_SHAPES = 4096
+LONGEST_LAYOUT_BYTES = 2000
+
+# Kinds of manifest lines, and what they have that no event of the same kind has.
+MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
+
+_RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
+_DIGITS_ALIKE = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_EVENT_RECORD, _DUMP = -1, -2
+_GATE = Gate({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
+
+Item = tuple[int, Record]
+"""A record with the offset that orders it among the others."""
+
+
+@dataclasses.dataclass
+class Block:
+    """What a block of lines says. Records lack their run and have only an `offset` under `src`, unless they came with both."""
+
+    items: list[Item]
+    rows: list[StepRows]
+
+    def records(self, path: str, run: str) -> list[Record]:
+        """All events in the order of the log, complete with run and source."""
+        ordered = [(order, attributed(record, path, run)) for order, record in self.ordered_items()]
+        for part in self.rows:
+            ordered += zip(part.offsets.tolist(), part.records(path, run), strict=True)
+        if self.rows:
+            ordered.sort(key=_order)
+        return [record for _, record in ordered]
+
+    def ordered_items(self) -> list[Item]:
+        """The items in the order of the log: a dump is found by its first line and ends at its last."""
+        return sorted(self.items, key=_order)
+
+    def step_block(self) -> StepBlock | None:
+        """The step rows together; None when there are none."""
+        return StepBlock.of(self.rows) if self.rows else None
+
+
+def attributed(record: Record, path: str, run: str) -> Record:
+    """A record of `Block.items` with its run and source; those that it brought stay."""
+    source = record.pop("src")
+    file = source.get("file")
+    return {
+        "v": record.pop("v"),
+        "kind": record.pop("kind"),
+        "run": record.pop("run", run),
+        **record,
+        "src": {"file": file if isinstance(file, str) else path, "offset": source["offset"]},
+    }
+
+
+def _order(item: Item) -> int:
+    return item[0]
+
+
+def _is_manifest(record: object) -> bool:
+    """What the lt tools print for the next tool. It is in a job's log, and the trainer's own line says the same."""
+    if not isinstance(record, dict):
+        return False
+    field = MANIFEST.get(str(record.get("kind")))
+    return field is not None and field in record
+
+
+class LogParser:
+    """Parses one log, block by block. `state` continues another parser's work, as `to_record` gave it.
+
+    `malformed` counts lines that begin like an event record but are none; `first_malformed` says where and why.
+    """
+
+    def __init__(self, state: Record | None = None):
+        state = state or {}
+        self._dumps = Dumps(**state.get("dumps", {}))
+        self._last_step: int | None = state.get("last_step")
+        self._layouts: dict[int, list[Layout]] = {}
+        self._layout_count = 0
+        self._shapes: set[bytes] = set()
+        self.malformed = 0
+        self.first_malformed = ""
+
+    def to_record(self) -> Record:
+        return {"dumps": self._dumps.to_record(), "last_step": self._last_step}
+
+    def parse(self, block: bytes, offset: int) -> Block:
+        """The events of whole lines that begin at byte `offset` of the log. The last line may lack its line end."""
+        if b"\r" in block:
+            block = block.replace(b"\r", b"\n")
+        items: list[Item] = []
+        rows: list[StepRows] = []
+        self._go_on_with_dumps(block, 0, offset, items)
+        candidates = _GATE.candidates(block)
+        patience = FEWEST_ALIKE
+        while len(candidates):
+            if self._layouts and len(candidates) >= FEWEST_ALIKE:
+                candidates = self._read_alike(block, offset, candidates, rows)
+            begin = self._read_singly(block, offset, candidates, items, patience)
+            candidates = candidates[np.searchsorted(candidates, begin) :]
+            patience *= 2
+        self._add_steps(items, rows)
+        return Block(items, rows)
+
+    def _read_alike(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
+        """Read the lines that a known layout fits; the candidates in other lines."""
+        cells = np.frombuffer(block, dtype=np.uint8)
+        ends = np.flatnonzero(cells == ord("\n"))
+        if not block.endswith(b"\n"):
+            ends = np.append(ends, len(block))
+        line_of = np.searchsorted(ends, candidates)
+        numbers = line_of[np.flatnonzero(np.diff(line_of, prepend=-1))]
+        starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
+        lengths = ends[numbers] - starts
+        taken = np.zeros(len(numbers), dtype=bool)
+        for length, layouts in self._layouts.items():
+            places = np.flatnonzero(lengths == length)
+            if len(places) < FEWEST_ALIKE:
+                continue
+            lines = np.lib.stride_tricks.sliding_window_view(cells, length)[starts[places]]
+            for layout in layouts:
+                alike = layout.matches(lines)
+                if not alike.any():
+                    continue
+                rows.append(StepRows(layout, starts[places[alike]] + offset, lines[alike]))
+                taken[places[alike]] = True
+                places, lines = places[~alike], lines[~alike]
+                if not len(places):
+                    break
+        return candidates[~taken[np.searchsorted(numbers, line_of)]]
+
+    def _read_singly(self, block: bytes, offset: int, candidates: np.ndarray, items: list[Item], patience: int) -> int:
+        """Parse lines one by one up to the end, or until `patience` of them were steps; returns where it stopped."""
+        steps = 0
+        line_end = -1
+        line_begin = 0
+        ranks: dict[int, int] = {}
+        for position, meaning in _GATE.confirmed(block, candidates.tolist()):
+            if position < line_end:
+                ranks |= dict.fromkeys(meaning, position)
+                continue
+            if ranks:
+                steps += self._read_line(block, line_begin, line_end, offset, ranks, items)
+                if steps >= patience:
+                    return line_end
+            line_begin = block.rfind(b"\n", 0, position) + 1
+            line_end = block.find(b"\n", position)
+            if line_end < 0:
+                line_end = len(block)
+            ranks = dict.fromkeys(meaning, position)
+        if ranks:
+            self._read_line(block, line_begin, line_end, offset, ranks, items)
+        return len(block)
+
+    def _read_line(self, block: bytes, begin: int, end: int, offset: int, ranks: dict[int, int], items: list[Item]) -> bool:
+        """Parse one line; whether it is a step line that a layout may fit. `ranks`: what its keywords mean, and where."""
+        raw = block[begin:end]
+        if _EVENT_RECORD in ranks and (beginnings := list(_RECORD.finditer(raw))):
+            record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
+            if record is not None:
+                items.append((offset + begin, record))
+            return False
+        line = Line(raw, offset + begin)
+        if _DUMP in ranks:
+            whole = self._dumps.heading(line)
+            if whole is not None:
+                items.append((whole[0], _completed(whole[1], line)))
+            self._go_on_with_dumps(block, end + 1, offset, items)
+        for rank in sorted(ranks):
+            if rank < 0:
+                continue
+            line.relabel(ranks[rank] - begin)
+            parsed = PARSERS[rank][0](line)
+            if isinstance(parsed, Numbers):
+                try:
+                    record = {"kind": "step", **read_values(line.text, parsed.values)}
+                except ValueError:
+                    return False
+                items.append((offset + begin, {"v": records.VERSION, **record, **_node(line), "src": {"offset": offset + begin}}))
+                return self._learn(raw, line, parsed)
+            if parsed is not None:
+                items.append((offset + begin, _completed(parsed, line)))
+                return False
+        return False
+
+    def _learn(self, raw: bytes, line: Line, numbers: Numbers) -> bool:
+        """Whether there is a layout for lines like this one; makes it when its shape is new."""
+        shape = raw.translate(_DIGITS_ALIKE)
+        if shape in self._shapes:
+            return True
+        if len(self._shapes) >= MOST_SHAPES or self._layout_count >= MOST_LAYOUTS or len(raw) > LONGEST_LAYOUT_BYTES:
+            return False
+        self._shapes.add(shape)
+        layout = Layout.of(raw, line, numbers.values)
+        if layout is None:
+            return False
+        self._layouts.setdefault(layout.length, []).append(layout)
+        self._layout_count += 1
+        return True
+
+    def _go_on_with_dumps(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
+        """Read on in the dump that is open, from `begin` in the block."""
+        if self._dumps.arguments is not None:
+            end = block.find(b" arguments -", begin)
+            end = len(block) if end < 0 else block.rfind(b"\n", 0, end) + 1
+            self._dumps.read_arguments(_lines(block, begin, end, offset))
+        if self._dumps.timers is not None:
+            whole = self._dumps.read_timers(_lines(block, begin, len(block), offset))
+            if whole is not None:
+                items.append((whole[0], {"v": records.VERSION, **whole[1]}))
+
+    def _event_record(self, text: bytes, offset: int) -> Record | None:
+        """A line that is an event record already; it keeps its run and source when it has them."""
+        try:
+            record = _json(text)
+        except (ValueError, RecursionError) as error:
+            reason: str | None = f"not JSON: {error}"
+        else:
+            if _is_manifest(record):
+                return None
+            reason = records.problem(record)
+        if reason is None:
+            source = record.get("src")
+            record["src"] = {"offset": offset, **source} if isinstance(source, dict) else {"offset": offset}
+            return dict(record)
+        self.malformed += 1
+        self.first_malformed = self.first_malformed or f"at byte {offset}: {reason}"
+        return None
+
+    def _add_steps(self, items: list[Item], rows: list[StepRows]) -> None:
+        """Give checkpoints whose line names no step that of the last step line before them, and remember the last of all."""
+        without = [(order, record) for order, record in items if record["kind"] in ("checkpoint", "end") and "step" not in record]
+        places: list[tuple[int, int]] = []
+        if without or not rows:
+            places = [(order, record["step"]) for order, record in items if record["kind"] == "step"]
+        for part in rows:
+            steps = next(column for column in part.layout.columns if column.measure.field == "step")
+            chosen: Any = slice(None) if without else slice(-1, None)
+            numbers = steps.read(part.cells[chosen]).astype(np.int64)
+            places += zip(part.offsets[chosen].tolist(), numbers.tolist(), strict=True)
+        if rows and not without:
+            places += [(order, record["step"]) for order, record in _last_step(items)]
+        places.sort()
+        for order, record in without:
+            place = bisect.bisect_left(places, (order,)) - 1
+            step = places[place][1] if place >= 0 else self._last_step
+            if step is not None:
+                record["step"] = step
+        if places:
+            self._last_step = places[-1][1]
+
+
+def _json(text: bytes) -> Any:
+    """JSON, and what Python's own writer makes of infinite numbers and halves of characters."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
+def _completed(parsed: Record, line: Line) -> Record:
+    """A parser's record with what the line's prefixes say, and its place."""
+    labels: Record = {} if "time" in parsed or line.time is None else {"time": line.time}
+    for measure, begin, end in line.labels:
+        if measure is not None and not measure.is_time:
+            labels[measure.field] = int(line.text[begin:end])
+    return {"v": records.VERSION, **labels, **_node(line), "src": {"offset": line.offset}, **parsed}
+
+
+def _last_step(items: list[Item]) -> list[Item]:
+    return next(([item] for item in reversed(items) if item[1]["kind"] == "step"), [])
+
+
+def _node(line: Line) -> Record:
+    return {} if line.node is None else {"node": line.node}
+
+
+def _lines(block: bytes, begin: int, end: int, offset: int) -> Iterator[Line]:
+    while begin < end:
+        line_end = block.find(b"\n", begin, end)
+        line_end = end if line_end < 0 else line_end
+        yield Line(block[begin:line_end], offset + begin)
+        begin = line_end + 1

@@ -1,0 +1,45 @@
+"""`lt-monitor prom`: the metrics of runs as a file for node_exporter's textfile collector.
+
+With an output file the command remembers what it has read in `FILE.state` beside it: in a pipeline it gets only the new events,
+and a run that hangs gives none at all, just when its metrics matter most. The collector reads `*.prom` only.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from lt_monitor.collect.state import Memory
+from lt_monitor.logs.plausible_times import PossibleTimes
+from lt_monitor.prometheus import exposition
+from lt_monitor.runs.run_state import state_of
+from lt_monitor.runs.speed import Known
+from lt_shared import storage
+from lt_shared.console import UsageError
+
+STANDARD_OUTPUT = "-"
+MODE = 0o644
+
+
+def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None, known: Known | None = None) -> None:
+    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `known` is for what they do not tell.
+
+    Raises: UsageError for a name that the collector does not read, what `Memory.open` and `storage.publish` raise.
+    """
+    moment = time.time() if now is None else now
+    if output != STANDARD_OUTPUT and not output.endswith(".prom"):
+        raise UsageError(f"{output}: node_exporter reads only files whose names end in .prom")
+    state = None if output == STANDARD_OUTPUT else f"{output}.state"
+    times = PossibleTimes(moment)
+    with Memory.open(state, "prom", patterns) as memory:
+        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(times.of(record), moment))
+        times.warn()
+        text = exposition.render(memory.runs.values(), moment, known or Known())
+        if output == STANDARD_OUTPUT:
+            sys.stdout.write(text)
+        else:
+            with storage.publish(output) as file:
+                file.write(text.encode())
+                # node_exporter runs as another user, whatever the umask here.
+                os.fchmod(file.fileno(), MODE)
+        memory.save()

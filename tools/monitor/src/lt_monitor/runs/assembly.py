@@ -1,0 +1,219 @@
+"""From logs to runs: the attempts of each log (`history`), and those of several logs of one run merged."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from lt_monitor.events.records import Record
+from lt_monitor.events.steps import Steps
+from lt_monitor.logs import log_files
+from lt_monitor.logs.log_parser import Block, attributed
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.log_attempts import History
+from lt_shared.console import BadData, warn
+
+SAME_ATTEMPT_TOLERANCE = 1e-3
+
+
+class Assembly:
+    """Runs while their logs are read: a history for each run and log."""
+
+    def __init__(self) -> None:
+        self._histories: dict[tuple[str, str], History] = {}
+
+    def add(self, event: Record) -> None:
+        self._history(event["run"], event["src"]["file"]).take(event)
+
+    def add_block(self, block: Block, path: str, run: str) -> bool:
+        """Add what a block of the log `path` says, its step lines as columns; whether it says anything."""
+        steps = block.step_block()
+        begin = 0
+        for order, record in block.ordered_items():
+            end = begin if steps is None else int(np.searchsorted(steps.offsets, order))
+            if steps is not None and end > begin:
+                self._history(run, path).take_steps(steps, begin, end)
+            self.add(attributed(record, path, run))
+            begin = end
+        if steps is not None and len(steps.offsets) > begin:
+            self._history(run, path).take_steps(steps, begin, len(steps.offsets))
+        return bool(block.items or block.rows)
+
+    def _history(self, run: str, file: str) -> History:
+        source = run, file
+        if source not in self._histories:
+            self._histories[source] = History(file)
+        return self._histories[source]
+
+    def runs(self) -> list[Run]:
+        """In order of appearance; a run in several logs has the attempts of all of them."""
+        by_run: dict[str, list[list[Attempt]]] = {}
+        for (name, _), history in self._histories.items():
+            by_run.setdefault(name, []).append(history.attempts())
+        return [_run(name, attempts) for name, attempts in by_run.items()]
+
+
+def assemble(events: Iterable[Record]) -> list[Run]:
+    """The runs among records that are complete with run and source."""
+    assembly = Assembly()
+    for event in events:
+        assembly.add(event)
+    return assembly.runs()
+
+
+def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
+    """The runs in the logs that the arguments mean; with `need_steps` only those that trained.
+
+    Raises: NoInput when a log is missing, BadData when no log has a step and one is needed. Warns about a log without events.
+    """
+    paths = log_files.expand(patterns)
+    assembly = Assembly()
+    for path in paths:
+        shown, run = log_files.printable(path), log_files.run_name(path)
+        says_something = False
+        for block in log_files.parsed_blocks(path):
+            says_something |= assembly.add_block(block, shown, run)
+        if not says_something and len(paths) > 1:
+            warn(f"{shown}: no training events")
+    runs = [run for run in assembly.runs() if not need_steps or len(run.steps)]
+    if need_steps and not runs:
+        raise BadData(
+            f"{paths[0]}: no training steps" if len(paths) == 1 else f"no training steps in {len(paths)} logs",
+            "expected logs of a trainer, with lines like ' iteration  100/ 1000 | ... | lm loss: 2.1E+00 |'",
+        )
+    return runs
+
+
+def join_by_checkpoints(runs: Sequence[Run]) -> list[Run]:
+    """Make one run of jobs that were submitted again and log into a new file each (`jobs_of_one_run`), named after the first."""
+    jobs = [Job(_checkpoint_directory(run), _resumed_at(run) == 0, _begin_time(run)) for run in runs]
+    groups = [[runs[place] for place in places] for places in jobs_of_one_run(jobs)]
+    return [group[0] if len(group) == 1 else _run(group[0].name, [run.attempts for run in group]) for group in groups]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One log's run: the `directory` it saves into, None where that is not known, and when it began, seconds since 1970."""
+
+    directory: str | None
+    is_from_scratch: bool
+    begin_time: float | None
+
+
+def jobs_of_one_run(jobs: Sequence[Job]) -> list[list[int]]:
+    """The places of jobs that continue each other: they save into the same directory, and the later one went on from a step.
+
+    They are in the order in which they began, in the given order where a log has no times. A job that began from scratch is a run
+    of its own, though it may have used the directory again.
+    """
+    by_directory: dict[str | int, list[int]] = {}
+    for place, job in enumerate(jobs):
+        by_directory.setdefault(place if job.directory is None else job.directory, []).append(place)
+    groups: list[list[int]] = []
+    for places in by_directory.values():
+        begins = {place: jobs[place].begin_time for place in places}
+        if None not in begins.values():
+            places = sorted(places, key=lambda place: begins[place] or 0.0)
+        groups.append([])
+        for place in places:
+            if groups[-1] and jobs[place].is_from_scratch:
+                groups.append([])
+            groups[-1].append(place)
+    return sorted(groups, key=min)
+
+
+def checkpoint_directory(paths: Iterable[object]) -> str | None:
+    """The first path that says where it is; relative ones do not: the log does not tell what they are relative to."""
+    return next((path for path in paths if isinstance(path, str) and (path.startswith("/") or "://" in path)), None)
+
+
+def _checkpoint_directory(run: Run) -> str | None:
+    return checkpoint_directory([run.arguments.get("save"), *(event.get("path") for event in run.of_kind("checkpoint"))])
+
+
+def _resumed_at(run: Run) -> int | None:
+    return run.attempts[0].resumed_at if run.attempts else 0
+
+
+def _begin_time(run: Run) -> float | None:
+    return run.attempts[0].begin_time if run.attempts else None
+
+
+def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
+    attempts = list(logs[0])
+    for other in logs[1:]:
+        attempts = _merged(attempts, other)
+    for index, attempt in enumerate(attempts):
+        attempt.number = index + 1
+        if attempt.resumed_at is None:
+            attempt.resumed_at = _guessed_resume(attempt, attempts[:index])
+    for index, attempt in enumerate(attempts):
+        later = [other.resumed_at for other in attempts[index + 1 :] if other.resumed_at is not None]
+        if attempt.last_step is not None and later:
+            kept = max(min(later), attempt.resumed_at or 0)
+            attempt.lost_steps = max(0, attempt.last_step - kept)
+    files = dict.fromkeys(file for attempt in attempts for file in attempt.files)
+    return Run(name, attempts, list(files))
+
+
+def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt]) -> int | None:
+    """Where an attempt without a word about it went on: the last checkpoint before its first step, or one logged step earlier."""
+    first = attempt.first_step
+    if first is None:
+        return None
+    numbers = attempt.steps.numbers
+    interval = int(np.diff(numbers).min()) if len(numbers) > 1 else 1
+    if not any(len(other.steps) for other in earlier):
+        return 0 if first <= interval else None
+    saved = [event["step"] for other in earlier for event in other.of_kind("checkpoint") if event.get("step") is not None]
+    return max((step for step in saved if first - interval <= step < first), default=max(0, first - interval))
+
+
+def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:
+    """The attempts of two logs of one run in order. Those that are the same one become one."""
+    merged = list(attempts)
+    place = 0
+    for other in others:
+        same = next((index for index in range(place, len(merged)) if _is_same(merged[index], other)), None)
+        if same is not None:
+            merged[same] = _union(merged[same], other)
+            place = same + 1
+            continue
+        if other.begin_time is not None:
+            place = sum(one.begin_time is None or one.begin_time <= other.begin_time for one in merged)
+        else:
+            place = len(merged)
+        merged.insert(place, other)
+        place += 1
+    return merged
+
+
+def _is_same(one: Attempt, other: Attempt) -> bool:
+    """Whether two logs tell of the same attempt: their times overlap, or without times their steps do and the losses agree."""
+    if one.resumed_at is not None and other.resumed_at is not None and one.resumed_at != other.resumed_at:
+        return False
+    if one.begin_time is not None and other.begin_time is not None:
+        assert one.end_time is not None and other.end_time is not None
+        return max(one.begin_time, other.begin_time) <= min(one.end_time, other.end_time)
+    if not len(one.steps) or not len(other.steps):
+        return one.resumed_at is not None and one.resumed_at == other.resumed_at
+    common, of_one, of_other = np.intersect1d(one.steps.numbers, other.steps.numbers, return_indices=True)
+    losses = one.steps.column("loss")[of_one], other.steps.column("loss")[of_other]
+    known = np.isfinite(losses[0]) & np.isfinite(losses[1])
+    agree = np.isclose(losses[0][known], losses[1][known], rtol=SAME_ATTEMPT_TOLERANCE)
+    return len(common) > 0 and bool(agree.all())
+
+
+def _union(one: Attempt, other: Attempt) -> Attempt:
+    begins = [time for time in (one.begin_time, other.begin_time) if time is not None]
+    ends = [time for time in (one.end_time, other.end_time) if time is not None]
+    resumes = [step for step in (one.resumed_at, other.resumed_at) if step is not None]
+    return Attempt(
+        number=one.number,
+        resumed_at=resumes[0] if resumes else None,
+        steps=Steps.join([one.steps, other.steps]),
+        events=one.events + other.events,
+        begin_time=min(begins, default=None),
+        end_time=max(ends, default=None),
+        files=list(dict.fromkeys(one.files + other.files)),
+    )

@@ -1,0 +1,119 @@
+"""Why a run stopped: the faults since its last step, causes before what follows from them.
+
+When one rank dies the others wait for it, and ten minutes later all of them print a time-out, srun an exit code and torchrun a
+report. All that is one failure. Its headline is what came first and explains the rest; the rest is counted behind it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from lt_monitor.events.findings import Finding, worst
+from lt_monitor.events.records import Record
+from lt_monitor.runs.run_state import RunState, positive
+
+MAXIMUM_NAMED = 8
+SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
+
+
+def failures(state: RunState) -> list[Finding]:
+    """The findings about the faults since the last step, roots first; one for each kind of root."""
+    groups = _grouped(state.faults)
+    by_cause = {cause: [group for group in groups if group[0]["cause"] == cause] for cause in ("root", "unknown", "cascade")}
+    reported = by_cause["root"] or by_cause["unknown"] or _first_cascade(by_cause["cascade"])
+    if groups and groups[0][0]["fault"] == "nccl-timeout" and all(group[0]["fault"] in SCHEDULER_FAULTS for group in reported):
+        # The scheduler came minutes later, to clear away a job that hung.
+        reported = [groups[0], *reported]
+    followed = [group for group in groups if group not in reported]
+    findings = [_finding(state, group) for group in reported]
+    if findings and followed:
+        first = findings[0]
+        counts = {group[0]["fault"]: _count(group) for group in followed}
+        then = ", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items())
+        fields = first.fields | {"followed_by": counts}
+        findings[0] = Finding(first.rule, first.severity, first.run, first.key, f"{first.message}; then {then}", fields)
+    return findings
+
+
+def has_cause(state: RunState) -> bool:
+    """Whether a critical fault explains why there are no steps any more."""
+    return any(fault["severity"] == "critical" for fault in state.faults)
+
+
+def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    for fault in faults:
+        groups.setdefault((fault["cause"], fault["fault"], fault.get("xid")), []).append(fault)
+    return list(groups.values())
+
+
+def _count(group: Sequence[Record]) -> int:
+    """On how many ranks a fault was; how many lines tell of it where they name no ranks."""
+    return len({fault["rank"] for fault in group if "rank" in fault}) or len(group)
+
+
+def _first_cascade(groups: list[list[Record]]) -> list[list[Record]]:
+    """Of failures whose root is not in the log, a collective's time-out says most: it knows who was waited for."""
+    preferred = [group for group in groups if group[0]["fault"] == "nccl-timeout"]
+    return (preferred or groups)[:1]
+
+
+def _finding(state: RunState, group: Sequence[Record]) -> Finding:
+    first = group[0]
+    name, step = first["fault"], state.attempt.last_step
+    fields: Record = {"attempt": len(state.attempts), "step": step, "count": _count(group), "cause": first["cause"]}
+    fields |= {key: first[key] for key in ("rank", "node", "gpu", "xid", "action", "exit_code", "signal", "job") if key in first}
+    fields |= {"file": first["src"]["file"], "offset": first["src"].get("offset")}
+    message = first["message"]
+    where = _where(group)
+    if name == "nccl-timeout":
+        suspects, why = suspect_ranks(group, positive(state.arguments.get("world_size")))
+        if suspects:
+            fields["suspect_ranks"] = suspects
+            message = f"first suspect {ranks_text(suspects)}: {why}; {message}"
+    elif where:
+        message = f"{where}: {message}"
+    # Without steps to tell one failure from the next, the line does.
+    place = step if step is not None or state.arguments else f"{first['src']['file']}:{first['src'].get('offset')}"
+    key = f"{name}:{first.get('xid', '')}:{len(state.attempts)}:{place}"
+    return Finding(name, worst(fault["severity"] for fault in group), state.run, key, message, fields)
+
+
+def suspect_ranks(timeouts: Iterable[Record], world_size: int | None) -> tuple[list[int], str]:
+    """The ranks that the others probably waited for, and why: those that are behind, or silent. Empty when nothing tells."""
+    by_rank: dict[int, Record] = {}
+    for fault in timeouts:
+        if type(fault.get("rank")) is int:
+            # A rank may tell in several lines, each with a part of it.
+            by_rank[fault["rank"]] = by_rank.get(fault["rank"], {}) | fault
+    for field, said in (("last_completed", "last completed collective"), ("sequence", "timed out in collective")):
+        numbers = {rank: fault[field] for rank, fault in by_rank.items() if type(fault.get(field)) is int}
+        lowest = min(numbers.values(), default=None)
+        behind = sorted(rank for rank, number in numbers.items() if number == lowest)
+        if behind and len(behind) < len(numbers):
+            return behind, f"{said} {lowest}, others {min(number for number in numbers.values() if number != lowest)}"
+    if world_size is not None and world_size <= 1 << 20 and by_rank and 2 * len(by_rank) > world_size:
+        silent = sorted(set(range(world_size)) - set(by_rank))
+        if silent:
+            return silent, "all others report the time-out"
+    return [], ""
+
+
+def _where(group: Sequence[Record]) -> str:
+    """On which ranks, or else nodes, the fault was."""
+    ranks = sorted({fault["rank"] for fault in group if type(fault.get("rank")) is int})
+    if ranks:
+        return ranks_text(ranks)
+    nodes = sorted({fault["node"] for fault in group if isinstance(fault.get("node"), str)})
+    return f"node {', '.join(nodes[:MAXIMUM_NAMED])}{', ...' if len(nodes) > MAXIMUM_NAMED else ''}" if nodes else ""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-7, 12`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    named = [str(begin) if begin == end else f"{begin}-{end}" for begin, end in spans[:MAXIMUM_NAMED]]
+    more = ", ..." if len(spans) > MAXIMUM_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(named)}{more}"

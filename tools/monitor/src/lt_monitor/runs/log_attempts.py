@@ -1,0 +1,159 @@
+"""What one log tells of one run, attempt by attempt.
+
+An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
+Several processes may print the same lines into one log: a stream is one of them (a task of srun, a rank of torchrun, a pod). The
+events of one stream are in order, those of several may not be.
+"""
+
+import math
+
+import numpy as np
+
+from lt_monitor.events.records import Record
+from lt_monitor.events.steps import Steps, epoch_seconds
+from lt_monitor.logs.step_rows import StepBlock, Stream
+from lt_monitor.runs.attempts import Attempt
+
+
+class History:
+    """The attempts of one run in one log, which is taken in the order in which it was written."""
+
+    def __init__(self, file: str):
+        self._file = file
+        self._open: list[_Attempt] = [_Attempt()]
+
+    def take(self, event: Record) -> None:
+        kind = event["kind"]
+        stream: Stream = event.get("task"), event.get("rank"), event.get("node")
+        if kind == "step":
+            if event["step"] < self._open[-1].last_steps.get(stream, 0):
+                self._open.append(_Attempt())
+            self._open[-1].take_step(event, stream)
+            return
+        current = self._open[-1]
+        begins_anew = kind == "load" or event.get("note") == "initialized"
+        if (kind == "start" and current.has_started(event, stream)) or (begins_anew and current.last_steps):
+            self._open.append(_Attempt())
+        self._open[-1].take(event, stream)
+
+    def take_steps(self, block: StepBlock, begin: int, end: int) -> None:
+        """Steps `begin` to before `end` of a block, one after the other as `take` would, but whole stretches at a time."""
+        streams = block.streams
+        numbers = block.steps.numbers
+        if len(streams) == 1:
+            goes_back = np.flatnonzero(numbers[begin + 1 : end] < numbers[begin : end - 1]) + begin + 1
+            if numbers[begin] < self._open[-1].last_steps.get(streams[0], 0):
+                goes_back = np.concatenate(([begin], goes_back))
+            for stop in goes_back.tolist():
+                if stop > begin:
+                    self._open[-1].take_steps(block.steps[begin:stop], {streams[0]: int(numbers[stop - 1])})
+                self._open.append(_Attempt())
+                begin = stop
+            self._open[-1].take_steps(block.steps[begin:end], {streams[0]: int(numbers[end - 1])})
+            return
+        stream_of = block.stream_of
+        assert stream_of is not None
+        for index in range(begin, end):
+            stream = streams[int(stream_of[index])]
+            if numbers[index] < self._open[-1].last_steps.get(stream, 0):
+                self._open[-1].take_steps(block.steps[begin:index], {})
+                self._open.append(_Attempt())
+                begin = index
+            self._open[-1].last_steps[stream] = int(numbers[index])
+        self._open[-1].take_steps(block.steps[begin:end], {})
+
+    def attempts(self) -> list[Attempt]:
+        return [attempt.finished(self._file) for attempt in self._open if attempt.events or attempt.last_steps]
+
+
+class _Attempt:
+    """An attempt while its log is read."""
+
+    def __init__(self) -> None:
+        self.events: list[Record] = []
+        self.last_steps: dict[Stream, int] = {}
+        self._records: list[Record] = []
+        self._parts: list[Steps] = []
+        self._extras: list[Record] = []
+        self._started: set[tuple[Stream, frozenset[str], bool]] = set()
+        self._first_to_say: dict[tuple[object, ...], Stream] = {}
+        self._begin_time, self._end_time = math.inf, -math.inf
+
+    def has_started(self, event: Record, stream: Stream) -> bool:
+        """Whether a start that this stream tells now is another attempt's: after steps, or told in the same words before."""
+        return bool(self.last_steps) or _start(event, stream) in self._started
+
+    def take(self, event: Record, stream: Stream) -> None:
+        self._note_time(epoch_seconds(event.get("time")))
+        if event["kind"] in ("eval", "checkpoint", "load") and not self._is_news(event, stream):
+            return
+        if event["kind"] == "start":
+            self._started.add(_start(event, stream))
+        elif event["kind"] == "note" and event["note"] == "throughput":
+            self._extras.append({"step": None, **event.get("fields", {})})
+        self.events.append(event)
+
+    def _is_news(self, event: Record, stream: Stream) -> bool:
+        """False for what another process has told already."""
+        said = tuple(event.get(field) for field in ("kind", "step", "split", "path", "begun", "seconds"))
+        return self._first_to_say.setdefault(said, stream) == stream
+
+    def take_step(self, event: Record, stream: Stream) -> None:
+        self.last_steps[stream] = event["step"]
+        self._belongs_to(event["step"])
+        self._records.append(event)
+        self._note_time(epoch_seconds(event.get("time")))
+
+    def take_steps(self, steps: Steps, last_steps: dict[Stream, int]) -> None:
+        if not len(steps):
+            return
+        self.last_steps |= last_steps
+        self._belongs_to(int(steps.numbers[0]))
+        self._put_records_aside()
+        self._parts.append(steps)
+        known = steps.times[np.isfinite(steps.times)]
+        if len(known):
+            self._note_time(float(known.min()))
+            self._note_time(float(known.max()))
+
+    def _belongs_to(self, step: int) -> None:
+        """Figures that were printed just before a step belong to it."""
+        if self._extras and self._extras[-1]["step"] is None:
+            self._extras[-1]["step"] = step
+
+    def _put_records_aside(self) -> None:
+        if self._records:
+            self._parts.append(Steps.from_records(self._records))
+            self._records = []
+
+    def _note_time(self, seconds: float) -> None:
+        if not math.isnan(seconds):
+            self._begin_time, self._end_time = min(self._begin_time, seconds), max(self._end_time, seconds)
+
+    def finished(self, file: str) -> Attempt:
+        self._put_records_aside()
+        extras = Steps.from_records([extra for extra in self._extras if extra["step"] is not None])
+        has_times = self._begin_time <= self._end_time
+        return Attempt(
+            number=0,
+            resumed_at=self._resumed_at(),
+            steps=Steps.join([extras, *self._parts]),
+            events=self.events,
+            begin_time=self._begin_time if has_times else None,
+            end_time=self._end_time if has_times else None,
+            files=[file],
+        )
+
+    def _resumed_at(self) -> int | None:
+        """What the log says about where it went on; None when it says nothing."""
+        for event in reversed(self.events):
+            if event["kind"] == "load" and event.get("step") is not None:
+                return int(event["step"])
+            if event["kind"] == "start" and event.get("first_step"):
+                return int(event["first_step"]) - 1
+        return None
+
+
+def _start(event: Record, stream: Stream) -> tuple[Stream, frozenset[str], bool]:
+    """What a start tells: a trainer may tell its sizes in several lines, each once."""
+    return stream, frozenset(event["arguments"]), "first_step" in event

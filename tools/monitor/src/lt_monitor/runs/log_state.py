@@ -1,0 +1,60 @@
+"""How far the records of a log were taken, and which of them come again.
+
+In `scrape | alert` each of the two has a state of its own. When the pipe breaks, scrape says the same records in its next pass,
+and alert may have taken some of them. They are known by how the pass begins: at the same place with the same record. A log that
+was overwritten may begin like the one before, with the same arguments; its note `replaced` comes first and tells the two apart.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from lt_monitor.events.records import Record
+
+
+@dataclasses.dataclass
+class LogState:
+    """How far the records of one log were taken.
+
+    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` what was said of
+    starts in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
+    last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
+    reader did not finish (`repeats`), and its records up to `offset` are not taken again.
+    """
+
+    attempt: int
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    started: list[str] = dataclasses.field(default_factory=list)
+    head: list[Any] | None = None
+    batch: list[Any] | None = None
+    offset: int = -1
+    repeats: bool = False
+
+    def is_repeated(self, record: Record, first: bool) -> bool:
+        """Whether this record was taken before; otherwise it is now. `first`: it is the first one of this log in a pass."""
+        place_in_log = record["src"].get("offset")
+        offset = place_in_log if type(place_in_log) is int else 0
+        place = [offset, _digest(record)] if first or self.head is None else None
+        if record["kind"] == "note" and record.get("note") == "replaced" and not (first and self.head and place == self.batch):
+            self.offset, self.head, self.batch, self.repeats = -1, None, place, False
+            return False
+        if self.head is None:
+            self.head = place
+            self.batch = place if first else self.batch
+        elif first:
+            self.repeats = offset <= self.offset and place in (self.head, self.batch)
+            if not self.repeats:
+                self.batch = place
+                if offset <= self.offset:
+                    self.head = place
+        if self.repeats and offset <= self.offset:
+            return True
+        self.repeats = False
+        self.offset = offset
+        return False
+
+
+def _digest(record: Record) -> str:
+    text = json.dumps(record, sort_keys=True, default=str).encode(errors="replace")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

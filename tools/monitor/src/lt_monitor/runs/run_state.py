@@ -1,0 +1,323 @@
+"""What is known of a run after so many events, small enough to be kept between two passes of cron.
+
+Everything that is printed for machines (alerts, metrics, goodput) is computed from this state, so an event has to be read once
+only. The state of a run is about 10 kB, whatever its length: the recent steps, sums, the last checkpoint, the faults since the
+last step, and the totals of each attempt (`accounting`).
+
+Attempts begin as in `attempts`: where the trainer starts again, where a checkpoint is loaded after steps, or where the steps of
+one process go back. Logs of several ranks and several files are merged, a step counts once in an attempt.
+"""
+
+import dataclasses
+import math
+import statistics
+from typing import Self
+
+from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record
+from lt_monitor.events.steps import epoch_seconds
+from lt_monitor.runs.log_state import LogState
+from lt_monitor.runs.time_accounting import Totals
+
+RECENT_STEPS = 100
+RECENT_FAULTS = 100
+RECENT_SAVES = 8
+MAXIMUM_ATTEMPTS = 1000
+_MODEL_ARGUMENTS = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size"),
+    *("padded_vocab_size", "num_experts", "moe_ffn_hidden_size", "moe_router_topk", "group_query_attention", "swiglu", "fp8"),
+)
+_ARGUMENTS = (
+    *("seq_length", "global_batch_size", "world_size", "train_iters", "save", "save_interval", "log_interval"),
+    *_MODEL_ARGUMENTS,
+)
+
+
+@dataclasses.dataclass
+class RunState:
+    """One run. `last` is the record of its last step, `last_at` the time in it, `seen` when it was read; `recent` are the last
+    steps with the fields that rules need.
+
+    Times are seconds since 1970. `losses_missing` and `skipped_in_a_row` count step lines in a row without a loss and with a
+    skipped step. `episodes` is for rules that must not report one episode at each of its steps.
+    """
+
+    run: str
+    attempts: list[Totals] = dataclasses.field(default_factory=lambda: [Totals()])
+    logs: dict[str, LogState] = dataclasses.field(default_factory=dict)
+    arguments: Record = dataclasses.field(default_factory=dict)
+    last: Record = dataclasses.field(default_factory=dict)
+    last_at: float | None = None
+    recent: list[Record] = dataclasses.field(default_factory=list)
+    seen: float | None = None
+    first_seen: float | None = None
+    highest_step: int = 0
+    step_lines: int = 0
+    skipped_steps: int = 0
+    nan_steps: int = 0
+    losses_missing: int = 0
+    skipped_in_a_row: int = 0
+    maximum_loss: float | None = None
+    validation: Record = dataclasses.field(default_factory=dict)
+    checkpoint: Record = dataclasses.field(default_factory=dict)
+    saving: float | None = None
+    save_seconds: list[float] = dataclasses.field(default_factory=list)
+    faults: list[Record] = dataclasses.field(default_factory=list)
+    fault_counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    end: Record = dataclasses.field(default_factory=dict)
+    job: Record = dataclasses.field(default_factory=dict)
+    episodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    best_seconds: float | None = None
+    gpus: dict[str, Record] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._read: set[str] = set()
+        self._loss_median: float | None = None
+        self._loss_median_line = -1
+
+    @property
+    def attempt(self) -> Totals:
+        return self.attempts[-1]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended in order, or did its last step."""
+        step, total = self.last.get("step"), self.last.get("total_steps") or positive(self.arguments.get("train_iters"))
+        return bool(self.end) or (step is not None and total is not None and step >= total)
+
+    @property
+    def last_step_time(self) -> float | None:
+        """When the last step was logged, or read where the log has no times."""
+        return self.seen if self.last_at is None else self.last_at
+
+    def take(self, record: Record, now: float) -> bool:
+        """Add a record of this run. False when it tells nothing new: another rank's line, or one that was taken before."""
+        self.first_seen = now if self.first_seen is None else self.first_seen
+        kind = record["kind"]
+        if kind in ("gpu", "neuron"):
+            if kind == "gpu":
+                name = str(record.get("uuid", record.get("gpu")))
+                self.gpus[name] = {key: record[key] for key in ("gpu", "uuid", "utilization", "sm_clock_hertz") if key in record}
+            return True
+        if kind == "job":
+            self.job = {**{key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}, "seen": now}
+            return True
+        time = seconds_of(record.get("time"))
+        at = min(time, now) if time is not None else None
+        file = str(record["src"]["file"])
+        log = self.logs.get(file)
+        if log is None:
+            log = self.logs[file] = LogState(self._attempt_at(record, at))
+        first = file not in self._read
+        self._read.add(file)
+        if log.is_repeated(record, first):
+            return False
+        self._enter(log, record)
+        totals = self.attempts[log.attempt]
+        current = log.attempt == len(self.attempts) - 1
+        if kind == "step":
+            return self._step(log, totals, current, record, at, now)
+        totals.note_time(at)
+        if current:
+            self._other(totals, record, at, now)
+        return True
+
+    def tokens_per_second(self) -> float | None:
+        """Of the last step: as the trainer says, or batch size times sequence length over the step's time."""
+        step = self.last
+        if step.get("tokens_per_second") is not None:
+            return float(step["tokens_per_second"])
+        if step.get("tokens_per_second_per_gpu") is not None and positive(self.arguments.get("world_size")):
+            return float(step["tokens_per_second_per_gpu"] * self.arguments["world_size"])
+        batch = positive(step.get("global_batch_size")) or positive(self.arguments.get("global_batch_size"))
+        length, seconds = positive(self.arguments.get("seq_length")), step.get("step_seconds")
+        return batch * length / seconds if batch and length and seconds else None
+
+    def median_step_seconds(self) -> float | None:
+        """The median of the recent steps, of the whole attempt where there are none."""
+        known = [step["step_seconds"] for step in self.recent if step.get("step_seconds")]
+        return statistics.median(known) if known else self.attempt.median_seconds()
+
+    def loss_median(self) -> float | None:
+        """The median loss of the recent steps, at most ten lines old."""
+        if not 0 <= self.step_lines - self._loss_median_line < 10:
+            losses = [step["loss"] for step in self.recent[:-1] if step.get("loss") is not None]
+            self._loss_median = statistics.median(losses) if losses else None
+            self._loss_median_line = self.step_lines
+        return self._loss_median
+
+    def save_interval_seconds(self) -> float | None:
+        """How often the run saves: the median of what it did, or the interval in its arguments."""
+        if self.save_seconds:
+            return statistics.median(self.save_seconds)
+        interval, seconds = positive(self.arguments.get("save_interval")), self.median_step_seconds()
+        return interval * seconds if interval and seconds else None
+
+    def episode(self, rule: str, step: int, gap: int) -> int:
+        """The first step of the episode of `rule` that `step` belongs to; after `gap` quiet steps a new one begins."""
+        begin, last = self.episodes.get(rule, [step, step])
+        if step - last > gap or step < begin:
+            begin = step
+        self.episodes[rule] = [begin, step]
+        return begin
+
+    def to_record(self) -> Record:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """Raises TypeError, KeyError or ValueError when the record is none."""
+        fields = dict(record)
+        fields["attempts"] = [Totals(**each) for each in fields["attempts"]]
+        fields["logs"] = {file: LogState(**each) for file, each in fields["logs"].items()}
+        if not fields["attempts"] or not isinstance(fields["run"], str):
+            raise ValueError("a run without a name or without attempts")
+        return cls(**fields)
+
+    def _attempt_at(self, record: Record, at: float | None) -> int:
+        """The attempt that a log which was not seen before begins with."""
+        last = len(self.attempts) - 1
+        if at is not None:
+            known = [index for index, each in enumerate(self.attempts) if each.end is not None and each.end >= at]
+            if known:
+                return known[0]
+            if record["kind"] in ("start", "load") and self.attempt.first_step is not None:
+                return self._open()
+            return last
+        if record["kind"] == "step" and self.attempt.last_step is not None and record["step"] <= self.attempt.last_step:
+            return 0
+        return last
+
+    def _enter(self, log: LogState, record: Record) -> None:
+        """Move the log on to its next attempt where this record begins one."""
+        kind, stream = record["kind"], f"{record.get('task')}/{record.get('rank')}/{record.get('node')}"
+        if kind == "start":
+            # A trainer may tell of its start in several lines, each with other things in it.
+            start = f"{stream} {' '.join(sorted(record['arguments']))} {bool(record.get('first_step'))}"
+            begins = bool(log.steps) or start in log.started
+        elif kind == "step":
+            begins = record["step"] < log.steps.get(stream, 0)
+        else:
+            begins = bool(log.steps) and (kind == "load" or record.get("note") == "initialized")
+        if begins:
+            log.steps, log.started = {}, []
+            log.attempt = log.attempt + 1 if log.attempt + 1 < len(self.attempts) else self._open()
+        if kind == "step":
+            log.steps[stream] = record["step"]
+        elif kind == "start":
+            log.started.append(start)
+
+    def _open(self) -> int:
+        """Begin an attempt and forget what only concerned the one before."""
+        median = self.attempt.median_seconds()
+        if median is not None and sum(steps for steps, _ in self.attempt.histogram.values()) >= 20:
+            self.best_seconds = min(median, self.best_seconds or median)
+        if len(self.attempts) < MAXIMUM_ATTEMPTS:
+            self.attempts.append(Totals())
+        self.recent, self.faults, self.end, self.saving, self.episodes = [], [], {}, None, {}
+        self.losses_missing = self.skipped_in_a_row = 0
+        return len(self.attempts) - 1
+
+    def _step(self, log: LogState, totals: Totals, current: bool, record: Record, at: float | None, now: float) -> bool:
+        step = record["step"]
+        totals.note_time(at)
+        if not current or (totals.last_step is not None and step <= totals.last_step):
+            return False
+        if totals.resumed_at is None and totals.first_step is None:
+            totals.resumed_at = self._guessed_resume(step)
+        totals.take_step(step, record.get("step_seconds"), at, positive(self.arguments.get("log_interval")) or 1)
+        if self.step_lines == 1 and totals.resumed_at is None and totals.first_step is not None and step >= 2 * totals.first_step:
+            # The second line tells how often the trainer logs: the first one was the first of all.
+            totals.resumed_at = 0
+        self.last, self.last_at = record, at
+        self.seen, self.saving, self.end, self.faults = now, None, {}, []
+        loss, seconds = record.get("loss"), record.get("step_seconds")
+        self.recent.append({"step": step, "loss": loss, "step_seconds": seconds, "tokens_per_second": self.tokens_per_second()})
+        del self.recent[:-RECENT_STEPS]
+        self.step_lines += 1
+        self.highest_step = max(self.highest_step, step)
+        self.skipped_steps += record.get("skipped_steps") or 0
+        self.nan_steps += record.get("nan_steps") or 0
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if record.get("skipped_steps") else 0
+        self.losses_missing = 0 if loss is not None else self.losses_missing + 1
+        if loss is not None and (self.maximum_loss is None or loss > self.maximum_loss):
+            self.maximum_loss = loss
+        return True
+
+    def _guessed_resume(self, step: int) -> int | None:
+        interval = positive(self.arguments.get("log_interval")) or 1
+        if not self.step_lines:
+            return 0 if step <= interval else None
+        saved = self.checkpoint.get("step")
+        return saved if saved is not None and step - interval <= saved < step else max(0, step - interval)
+
+    def _other(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
+        kind = record["kind"]
+        if kind == "start":
+            said = record["arguments"]
+            self.arguments |= {
+                key: said[key] for key in _ARGUMENTS if positive(said.get(key)) or isinstance(said.get(key), str | bool)
+            }
+            if record.get("first_step") and totals.resumed_at is None:
+                totals.resumed_at = record["first_step"] - 1
+            self.end = {}
+        elif kind == "load":
+            if record.get("step") is not None and totals.first_step is None:
+                totals.resumed_at = record["step"]
+        elif kind == "checkpoint":
+            self._checkpoint(totals, record, at, now)
+        elif kind == "eval":
+            totals.take_pause("evaluation", record.get("seconds"), at)
+            if record.get("split", "validation") == "validation":
+                self.validation = {"step": record["step"], "loss": record["loss"]}
+        elif kind == "end":
+            self.end = {"reason": record["reason"], "at": at or now}
+        elif kind == "fault":
+            fault = _fault(record)
+            totals.failed = totals.failed or fault["severity"] == "critical"
+            if len(self.faults) < RECENT_FAULTS:
+                self.faults.append(fault)
+            self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
+
+    def _checkpoint(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
+        totals.take_pause("checkpoint", record.get("seconds"), None if record.get("begun") else at)
+        if record.get("begun"):
+            self.saving = at if at is not None else now
+            return
+        self.saving = None
+        step = record.get("step", totals.last_step)
+        time = at if at is not None else now
+        if step is None or step == self.checkpoint.get("step"):
+            return
+        totals.mark(step)
+        before = self.checkpoint.get("at")
+        if at is not None and before is not None and self.checkpoint.get("exact") and at > before:
+            self.save_seconds = [*self.save_seconds[1 - RECENT_SAVES :], at - before]
+        self.checkpoint = {"step": step, "at": time, "exact": at is not None, "attempt": len(self.attempts)}
+        if isinstance(record.get("path"), str):
+            self.checkpoint["path"] = record["path"]
+
+
+def state_of(runs: dict[str, RunState], name: str) -> RunState:
+    """The state of the run `name` among `runs`; a new one when it is not there yet."""
+    if name not in runs:
+        runs[name] = RunState(name)
+    return runs[name]
+
+
+def _fault(record: Record) -> Record:
+    """What is kept of a fault. Names that are not ours, of a newer version or an ill-meaning log, become ones that rules know."""
+    kept = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
+    kept["fault"] = record["fault"] if record["fault"] in FAULTS else "other"
+    kept["cause"] = record["cause"] if record["cause"] in CAUSES else "unknown"
+    kept["severity"] = record["severity"] if record["severity"] in SEVERITIES else "warning"
+    return kept
+
+
+def seconds_of(time: object) -> float | None:
+    """Seconds since 1970 of a record's time; None for what is none."""
+    seconds = epoch_seconds(time)
+    return None if math.isnan(seconds) else seconds
+
+
+def positive(value: object) -> int | None:
+    return value if type(value) is int and 0 < value < 1 << 53 else None

@@ -1,0 +1,188 @@
+"""The state of a run in a few numbers: where it is, how fast, how well, and what happened to it."""
+
+import dataclasses
+import datetime
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lt_monitor.events.records import Record
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs import speed
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.failures import suspect_ranks
+from lt_monitor.runs.speed import Known, Sizes, positive
+
+RECENT_STEPS = 50
+FAULT_FIELDS = ("fault", "cause", "severity", "message", "time", "rank", "node", "xid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Fields are None where the log does not tell. Losses are nats per token.
+
+    `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
+    the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
+    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses.
+    """
+
+    run: str
+    step: int
+    total_steps: int | None
+    loss: float | None
+    loss_mean: float | None
+    loss_change: float | None
+    validation_loss: float | None
+    best_validation_loss: float | None
+    best_validation_step: int | None
+    consumed_tokens: int | None
+    step_seconds: float | None
+    tokens_per_second: float | None
+    tokens_per_second_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    memory_bytes: int | None
+    eta_seconds: float | None
+    restarts: int
+    lost_steps: int
+    checkpoint_step: int | None
+    checkpoint_path: str | None
+    skipped_steps: int
+    nan_steps: int
+    faults: int
+    fault: Record | None
+    ended: str | None
+    updated: str | None
+
+    def to_record(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def summarize(run: Run, known: Known | None = None) -> Summary:
+    """The summary of a run that has at least one step; `known` is what the user tells about it."""
+    arguments = run.arguments
+    sizes = Sizes.of(arguments, known or Known())
+    steps = run.steps
+    recent = steps[-RECENT_STEPS:]
+    step = int(steps.numbers[-1])
+    total_steps = _whole(steps.last("total_steps")) or positive(arguments.get("train_iters"))
+    _, losses = steps.finite("loss")
+    mean, change = _trend(losses)
+    validations = [event for event in run.evaluations if event["loss"] is not None]
+    best = min(validations, key=lambda event: float(event["loss"]), default=None)
+    seconds = median(speed.step_seconds(recent))
+    checkpoint = next(iter(reversed(run.checkpoints)), None)
+    faults = run.of_kind("fault")
+    end = run.attempts[-1].end
+    return Summary(
+        run=run.name,
+        step=step,
+        total_steps=total_steps,
+        loss=float(losses[-1]) if len(losses) else None,
+        loss_mean=mean,
+        loss_change=change,
+        validation_loss=validations[-1]["loss"] if validations else None,
+        best_validation_loss=best["loss"] if best else None,
+        best_validation_step=best["step"] if best else None,
+        consumed_tokens=_consumed_tokens(steps, sizes),
+        step_seconds=seconds,
+        tokens_per_second=median(speed.tokens_per_second(recent, sizes)),
+        tokens_per_second_per_gpu=median(speed.tokens_per_second_per_gpu(recent, sizes)),
+        tflops_per_gpu=median(speed.tflops_per_gpu(recent, sizes)),
+        mfu=median(speed.mfu(recent, sizes)),
+        memory_bytes=_most(recent.column("memory_bytes")),
+        eta_seconds=None if seconds is None or total_steps is None else max(0, total_steps - step) * seconds,
+        restarts=run.restarts,
+        lost_steps=run.lost_steps,
+        checkpoint_step=checkpoint["step"] if checkpoint else None,
+        checkpoint_path=checkpoint.get("path") if checkpoint else None,
+        skipped_steps=_total(steps.column("skipped_steps")),
+        nan_steps=_total(nan_steps(steps)),
+        faults=sum(fault["cause"] != "cascade" for fault in faults),
+        fault=main_fault(run),
+        ended=end["reason"] if end else None,
+        updated=_updated(run),
+    )
+
+
+def main_fault(run: Run) -> Record | None:
+    """The fault to look at first: of the last attempt with critical faults the first root cause, else the first of them.
+
+    Without critical faults, the last warning. Holds those of FAULT_FIELDS that the line told, the number of the `attempt`, and of
+    a collective's time-out the `suspect_ranks` where they can be told.
+    """
+    for attempt in reversed(run.attempts):
+        critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
+        if critical:
+            chosen = next((fault for fault in critical if fault["cause"] == "root"), critical[0])
+            return _of_attempt(chosen, attempt) | _suspects(chosen, critical, positive(run.arguments.get("world_size")))
+    for attempt in reversed(run.attempts):
+        warnings = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "warning"]
+        if warnings:
+            return _of_attempt(warnings[-1], attempt)
+    return None
+
+
+def _of_attempt(fault: Record, attempt: Attempt) -> Record:
+    return {"attempt": attempt.number} | {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
+
+
+def _suspects(chosen: Record, critical: Sequence[Record], world_size: int | None) -> Record:
+    """Of a collective's time-out, which those report that waited, the ranks that they probably waited for."""
+    if chosen["fault"] != "nccl-timeout":
+        return {}
+    timeouts = [fault for fault in critical if fault["fault"] == "nccl-timeout" and fault["cause"] == chosen["cause"]]
+    suspects, _ = suspect_ranks(timeouts, world_size)
+    return {"suspect_ranks": suspects} if suspects else {}
+
+
+def nan_steps(steps: Steps) -> np.ndarray:
+    """How many steps of each line had no number for a loss, shape (points,): as counted by the trainer, or as `loss: nan`."""
+    counted = steps.column("nan_steps")
+    return np.asarray(np.maximum(np.where(np.isfinite(counted), counted, 0), np.isinf(steps.column("loss"))))
+
+
+def median(values: np.ndarray) -> float | None:
+    """Of the finite values; None without any."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _trend(losses: np.ndarray) -> tuple[float | None, float | None]:
+    """Mean of the last tenth, and its difference to the tenth before."""
+    if not len(losses):
+        return None, None
+    tenth = max(1, len(losses) // 10)
+    mean = float(losses[-tenth:].mean())
+    before = losses[-2 * tenth : -tenth]
+    return mean, mean - float(before.mean()) if len(before) else None
+
+
+def _consumed_tokens(steps: Steps, sizes: Sizes) -> int | None:
+    samples = steps.last("consumed_samples")
+    if samples is None and sizes.global_batch_size:
+        samples = float(steps.numbers[-1]) * sizes.global_batch_size
+    return None if samples is None or sizes.seq_length is None else int(samples) * sizes.seq_length
+
+
+def _most(values: np.ndarray) -> int | None:
+    known = values[np.isfinite(values)]
+    return int(known.max()) if len(known) else None
+
+
+def _total(values: np.ndarray) -> int:
+    return int(values[np.isfinite(values)].sum())
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or value < 1 else int(value)
+
+
+def _updated(run: Run) -> str | None:
+    """When the run last logged, ISO 8601 in local time: the newest time in its lines, else its newest log's modification."""
+    seconds = run.updated
+    if seconds is None:
+        seconds = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)
+    return None if seconds is None else datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

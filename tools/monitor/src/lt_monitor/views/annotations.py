@@ -1,0 +1,93 @@
+"""What happened to a run and at which step: the restarts, faults and losses without a number that pictures mark.
+
+Log lines of faults carry no step. A fault is put at the last step that its attempt had logged by then: by the times of the lines,
+else by the steps that events before it name, else at the end of its attempt, where most faults are.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.records import Record
+from lt_monitor.events.steps import epoch_seconds
+from lt_monitor.runs import summary
+from lt_monitor.runs.attempts import Attempt, Run
+
+NAN_GROUPS = 200
+FAULT_GROUPS = 200
+TEXT_CHARACTERS = 160
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """`kind` is restart, fault or nan. `until` is the last step that a restart lost, else `step`. `text` is one safe line."""
+
+    kind: str
+    step: int
+    until: int
+    text: str
+
+
+def marks(run: Run) -> list[Mark]:
+    """All marks of a run by step."""
+    found = _restarts(run) + [mark for attempt in run.attempts for mark in _faults(attempt)] + _without_number(run)
+    return sorted(found, key=lambda mark: mark.step)
+
+
+def fault_step(fault: Record, attempt: Attempt) -> int | None:
+    """The last step that the attempt had logged when the fault's line was written."""
+    if fault.get("step") is not None:
+        return int(fault["step"])
+    when = epoch_seconds(fault.get("time"))
+    timed = np.isfinite(attempt.steps.times)
+    if np.isfinite(when) and timed.any():
+        before = np.flatnonzero(timed & (attempt.steps.times <= when))
+        return int(attempt.steps.numbers[before[-1]]) if len(before) else attempt.resumed_at or 0
+    return attempt.last_step if attempt.last_step is not None else attempt.resumed_at
+
+
+def _restarts(run: Run) -> list[Mark]:
+    found = []
+    highest = 0
+    for attempt in run.attempts:
+        step = attempt.resumed_at if attempt.resumed_at is not None else attempt.first_step
+        if step is not None and (attempt.number > 1 or attempt.resumed_at):
+            again = f", {counted(highest - step, 'step')} done again" if highest > step else ""
+            found.append(Mark("restart", step, max(step, highest), f"attempt {attempt.number} went on from step {step:,}{again}"))
+        highest = max(highest if step is None else min(highest, step), attempt.last_step or 0)
+    return found
+
+
+def _faults(attempt: Attempt) -> list[Mark]:
+    """One mark a step: the root cause or the first fault there, and how many more there are. Very many share marks."""
+    by_step: dict[int, list[Record]] = {}
+    for fault in attempt.of_kind("fault"):
+        step = fault_step(fault, attempt)
+        if fault["severity"] != "info" and step is not None:
+            by_step.setdefault(step, []).append(fault)
+    places = np.array_split(sorted(by_step), min(FAULT_GROUPS, len(by_step)) or 1)
+    return [
+        _fault_mark(int(steps[0]), [fault for step in steps for fault in by_step[int(step)]]) for steps in places if len(steps)
+    ]
+
+
+def _fault_mark(step: int, faults: Sequence[Record]) -> Mark:
+    chosen = next((fault for fault in faults if fault["cause"] == "root"), faults[0])
+    more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
+    message = printable(chosen["message"], TEXT_CHARACTERS)
+    return Mark("fault", step, step, f"{printable(chosen['fault'])}{more}: {message}")
+
+
+def _without_number(run: Run) -> list[Mark]:
+    """Losses that are not a number; neighbours share a mark where there are very many."""
+    steps = run.steps
+    numbers = steps.numbers[summary.nan_steps(steps) > 0]
+    return [_group(part) for part in np.array_split(numbers, min(NAN_GROUPS, len(numbers)) or 1) if len(part)]
+
+
+def _group(steps: Sequence[int] | np.ndarray) -> Mark:
+    first, last = int(steps[0]), int(steps[-1])
+    text = f"loss is not a number at step {first:,}" if first == last else f"losses are not numbers, {first:,} to {last:,}"
+    return Mark("nan", first, first, text)

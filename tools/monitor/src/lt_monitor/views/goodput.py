@@ -1,0 +1,122 @@
+"""`lt-monitor goodput`: how much of the time a run had was spent on training that counted, and where the rest went.
+
+Logs of one run in several files, a job each, are joined as `runs` joins them. Without times in the lines only what lies within
+steps is known: compilation, slow steps, and work that was done again.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.findings import duration
+from lt_monitor.logs import log_files
+from lt_monitor.logs.plausible_times import PossibleTimes
+from lt_monitor.runs import time_accounting
+from lt_monitor.runs.assembly import Job, checkpoint_directory, jobs_of_one_run
+from lt_monitor.runs.run_state import RunState, positive, state_of
+from lt_monitor.runs.time_accounting import Account
+from lt_shared.console import BadData, warn
+
+NO_TIMES = "the lines of this log have no times: only what lies within steps is known"
+
+
+@dataclasses.dataclass(frozen=True)
+class Goodput:
+    """`gpus` is the world size; `cost` of the allocated time and `lost_cost` of what was not productive have the price's unit."""
+
+    run: str
+    account: Account
+    gpus: int | None
+    cost: float | None
+    lost_cost: float | None
+
+    def to_record(self) -> dict[str, Any]:
+        """One JSON object: seconds rounded to milliseconds, causes with none of them left out."""
+        account = self.account
+        return {
+            "v": 1,
+            "kind": "goodput",
+            "run": self.run,
+            "goodput": None if account.goodput is None else round(account.goodput, 6),
+            "allocated_seconds": round(account.allocated_seconds, 3),
+            "productive_seconds": round(account.productive_seconds, 3),
+            "lost_seconds": {cause: round(seconds, 3) for cause, seconds in account.lost_seconds.items() if seconds >= 0.001},
+            "lost_steps": account.lost_steps,
+            "restarts": account.restarts,
+            "has_times": account.has_times,
+            "gpus": self.gpus,
+            "cost": self.cost,
+            "lost_cost": self.lost_cost,
+        }
+
+
+def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gpus: int | None = None) -> list[Goodput]:
+    """The goodput of each run in the logs. `gpus` is for logs that do not tell how many there were.
+
+    Raises NoInput when a log is missing, BadData when no log has a training step.
+    """
+    runs: dict[str, RunState] = {}
+    times = PossibleTimes(time.time())
+    for path in log_files.expand(patterns):
+        for block in log_files.event_blocks(path):
+            for record in block:
+                state_of(runs, record["run"]).take(times.of(record), times.latest)
+    times.warn()
+    trained = [run for run in runs.values() if run.step_lines]
+    if not trained:
+        raise BadData("no training steps in the logs", "expected logs of a trainer, or the output of lt-monitor scrape")
+    return [_goodput(group, price_per_gpu_hour, gpus) for group in _joined(trained)]
+
+
+def _joined(runs: Sequence[RunState]) -> list[list[RunState]]:
+    """Jobs that logged into a file each and went on from each other's checkpoints are one run."""
+    jobs = [
+        Job(
+            checkpoint_directory([run.arguments.get("save"), run.checkpoint.get("path")]),
+            run.attempts[0].resumed_at == 0,
+            run.attempts[0].begin,
+        )
+        for run in runs
+    ]
+    return [[runs[place] for place in places] for places in jobs_of_one_run(jobs)]
+
+
+def _goodput(group: Sequence[RunState], price: float | None, gpus: int | None) -> Goodput:
+    attempts = [attempt for run in group for attempt in run.attempts]
+    if all(attempt.begin is not None for attempt in attempts):
+        attempts.sort(key=lambda attempt: attempt.begin or 0.0)
+    account = time_accounting.account(attempts)
+    sizes = (positive(run.arguments.get("world_size")) or positive(run.job.get("gpus")) for run in group)
+    gpus = gpus or next((size for size in sizes if size), None)
+    cost = lost_cost = None
+    if price is not None and gpus is not None:
+        cost = round(account.allocated_seconds / 3600 * gpus * price, 2)
+        lost_cost = round((account.allocated_seconds - account.productive_seconds) / 3600 * gpus * price, 2)
+    elif price is not None:
+        warn(f"{printable(group[0].run)}: the log does not tell how many GPUs there were; --gpus says it")
+    return Goodput(group[0].run, account, gpus, cost, lost_cost)
+
+
+def table(found: Sequence[Goodput]) -> str:
+    """For people: a block for each run, its seconds by cause with their shares of the allocated time."""
+    return "\n\n".join(_block(one) for one in found) + "\n"
+
+
+def _block(one: Goodput) -> str:
+    account = one.account
+    share = "unknown" if account.goodput is None else f"{account.goodput:.1%}"
+    lines = [f"{printable(one.run)}: goodput {share}"]
+    lost = [(cause, seconds) for cause, seconds in account.lost_seconds.items() if seconds >= 0.5 and cause != "queue"]
+    for name, seconds in [("productive", account.productive_seconds), *sorted(lost, key=lambda row: -row[1])]:
+        part = f"{seconds / account.allocated_seconds:7.1%}" if account.allocated_seconds else ""
+        lines.append(f"  {name:<12} {duration(seconds):>9} {part}".rstrip())
+    if account.lost_seconds["queue"] >= 0.5:
+        lines.append(f"  {'queue':<12} {duration(account.lost_seconds['queue']):>9}")
+    lines.append(f"  {counted(account.restarts, 'restart')}, {counted(account.lost_steps, 'step')} done again")
+    if one.cost is not None:
+        lines.append(f"  cost {one.cost:,.2f} for {one.gpus} GPUs, of which {one.lost_cost:,.2f} were lost")
+    if not account.has_times:
+        lines.append(f"  ({NO_TIMES})")
+    return "\n".join(lines)

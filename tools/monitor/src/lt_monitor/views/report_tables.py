@@ -1,0 +1,270 @@
+"""The parts of the report that are plain HTML: figures, attempts, faults. All text from logs is escaped here."""
+
+import datetime
+from collections.abc import Sequence
+from html import escape
+
+from lt_monitor.events.escaping import counted, printable
+from lt_monitor.events.records import Record
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.summary import Summary
+from lt_monitor.views import runs_table as run_comparison
+from lt_monitor.views import summary_table
+from lt_monitor.views.annotations import fault_step
+from lt_shared.run_log import GIB
+
+FAULT_ROWS = 100
+OPEN_ARGUMENTS = 12
+MESSAGE_CHARACTERS = 300
+
+SHORT_CELLS = ("Attempt", "Began", "Lasted", "Steps", "Done again", "Cause", "Step", "When", "MFU", "Left")
+SHORT = ' class="short"'
+
+Cell = tuple[str, str]
+
+
+def header(title: str, summary: Summary) -> str:
+    parts = [summary_table.ROWS["step"](summary).replace("/", "of")]
+    if summary.eta_seconds:
+        parts.append(f"{summary_table.duration(summary.eta_seconds)} left")
+    if summary.ended:
+        parts.append(f"ended: {printable(summary.ended)}")
+    if summary.updated:
+        parts.append("last line " + summary.updated[:16].replace("T", " "))
+    bar = ""
+    if summary.total_steps:
+        share = min(1.0, summary.step / summary.total_steps)
+        bar = (
+            '<div class="progress"><svg viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="progress">'
+            f'<rect class="track" width="100" height="8"/><rect class="bar" width="{share * 100:.2f}" height="8"/></svg></div>'
+        )
+    return f'<header><h1>{escape(title)}</h1><div class="muted">Step {escape(" · ".join(parts))}</div>{bar}</header>'
+
+
+def main_fault(summary: Summary) -> str:
+    """What went wrong in one box, above everything else."""
+    if summary.fault is None:
+        return ""
+    cause = {"root": "Root cause", "cascade": "Follows from another fault", "unknown": "Fault"}[summary.fault["cause"]]
+    message = escape(printable(summary.fault["message"], MESSAGE_CHARACTERS))
+    return (
+        f'<section class="card alarm"><h2><span class="badge root">{cause}</span> '
+        f"{escape(summary_table.describe_fault(summary.fault))}</h2><code>{message}</code></section>"
+    )
+
+
+def tiles(summary: Summary) -> str:
+    """The figures of one run."""
+    cells = [
+        _tile("Loss", _number(summary.loss_mean, ".3f"), _loss_note(summary)),
+        _tile("Validation loss", _number(summary.validation_loss, ".3f"), _validation_note(summary)),
+        _speed_tile(summary),
+        _tile("MFU", _number(summary.mfu, ".1%"), _gpu_note(summary)),
+        _tile("Tokens seen", _compact(summary.consumed_tokens), _tokens_note(summary)),
+        _tile(
+            "Restarts", f"{summary.restarts:,}", f"{counted(summary.lost_steps, 'step')} done again" if summary.lost_steps else ""
+        ),
+        _tile("Last checkpoint", _number(summary.checkpoint_step, ",d"), _path_note(summary)),
+        _tile("Faults", f"{summary.faults:,}", "without those that follow from others" if summary.faults else ""),
+    ]
+    return f'<dl class="tiles card">{"".join(cells)}</dl>'
+
+
+def _speed_tile(summary: Summary) -> str:
+    note = "" if summary.step_seconds is None else f"{summary.step_seconds:,.4g} s a step"
+    if summary.tokens_per_second is None and summary.tokens_per_second_per_gpu is not None:
+        return _tile("Tokens per second and GPU", f"{summary.tokens_per_second_per_gpu:,.0f}", note)
+    return _tile("Tokens per second", _number(summary.tokens_per_second, ",.0f"), note)
+
+
+def _tile(title: str, value: str, note: str) -> str:
+    extra = f'<span class="note">{escape(note)}</span>' if note else ""
+    return f'<div class="tile"><dt>{title}</dt><dd>{escape(value)}{extra}</dd></div>'
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _compact(count: int | None) -> str:
+    if count is None:
+        return "-"
+    for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= size:
+            return f"{count / size:.3g} {suffix}"
+    return f"{count:,}"
+
+
+def _loss_note(summary: Summary) -> str:
+    odd = [f"{count:,} {what}" for count, what in ((summary.nan_steps, "NaN"), (summary.skipped_steps, "skipped")) if count]
+    trend = [] if summary.loss_change is None else [f"{summary.loss_change:+.3f} since the tenth before"]
+    return ", ".join(trend + odd)
+
+
+def _validation_note(summary: Summary) -> str:
+    if summary.best_validation_loss is None:
+        return ""
+    return f"best {summary.best_validation_loss:.3f} at step {summary.best_validation_step:,}"
+
+
+def _gpu_note(summary: Summary) -> str:
+    tflops = [] if summary.tflops_per_gpu is None else [f"{summary.tflops_per_gpu:,.4g} TFLOP/s"]
+    memory = [] if summary.memory_bytes is None else [f"{summary.memory_bytes / GIB:.1f} GiB"]
+    return " and ".join(tflops + memory) + (" per GPU" if tflops or memory else "")
+
+
+def _tokens_note(summary: Summary) -> str:
+    if summary.consumed_tokens is None or summary.total_steps is None:
+        return ""
+    return f"of {_compact(round(summary.consumed_tokens / summary.step * max(summary.total_steps, summary.step)))}"
+
+
+def _path_note(summary: Summary) -> str:
+    return "" if summary.checkpoint_path is None else printable(summary.checkpoint_path, 120)
+
+
+def comparison(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary]) -> str:
+    """A row for each of several runs, and a row for each argument that differs."""
+    safe = [escape(printable(name)) for name in names]
+    cells = {title[0].upper() + title[1:]: texts for title, texts in run_comparison.columns(summaries).items()}
+    rows = []
+    for index, name in enumerate(safe):
+        row = [(title, escape(texts[index])) for title, texts in cells.items()]
+        rows.append([("Run", f'<i class="swatch run c{index % 8}"></i><b>{name}</b>'), *row])
+    page = f'<section class="card"><h2>Runs</h2>{_table(rows)}</section>'
+    differences = run_comparison.differences(runs)
+    if differences:
+        arguments = []
+        for argument, values in differences.items():
+            row = list(zip(safe, map(escape, values), strict=True))
+            arguments.append([("Argument", f"<b>{escape(argument)}</b>"), *row])
+        shown = " open" if len(arguments) <= OPEN_ARGUMENTS else ""
+        title = f"<summary><h2>Arguments that differ ({len(arguments):,})</h2></summary>"
+        page += f'<section class="card"><details{shown}>{title}{_table(arguments)}</details></section>'
+    return page
+
+
+def legend(runs: Sequence[Run], references: bool) -> str:
+    """What the marks in the curves mean; only those that there are."""
+    entries = [
+        (True, '<path class="raw" d="M0,8l4,-5l4,7l4,-6l6,3"/>', "as logged"),
+        (True, '<path class="smooth" d="M0,9q8,-7 18,-4"/>', "smoothed"),
+        (any(run.evaluations for run in runs), '<circle class="valid" cx="9" cy="6" r="3.6"/>', "validation"),
+        (any(run.checkpoints for run in runs), '<path class="checkpoint-mark" d="M5,10h8l-4,-7z"/>', "checkpoint"),
+        (
+            any(run.restarts for run in runs),
+            '<circle class="restart-mark" cx="9" cy="6" r="4.6"/>',
+            "restart, shaded: done again",
+        ),
+        (any(run.of_kind("fault") for run in runs), '<path class="fault-mark" d="M9,0l6,6l-6,6l-6,-6z"/>', "fault"),
+        (True, '<path class="beyond" d="M4.500,9h9l-4.500,-6z"/>', "beyond the panel"),
+        (references, '<path class="reference" d="M0,6h18"/>', "reference"),
+    ]
+    shown = "".join(
+        f'<span><svg class="c0" viewBox="0 0 18 12" aria-hidden="true">{drawing}</svg>{text}</span>'
+        for present, drawing, text in entries
+        if present
+    )
+    return f'<div class="legend">{shown}</div>'
+
+
+def attempts(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """The lives of the runs' jobs; nothing when no run was ever restarted."""
+    if not any(run.restarts for run in runs):
+        return ""
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        for attempt in run.attempts:
+            row = [("Run", escape(printable(name)))] if len(runs) > 1 else []
+            row += [("Attempt", str(attempt.number)), ("Began", _time(attempt.begin_time)), ("Lasted", _lasted(attempt))]
+            row += [("Steps", _steps(attempt)), ("Done again", f"{attempt.lost_steps:,}" if attempt.lost_steps else "")]
+            rows.append([*row, ("End", escape(_end(attempt)))])
+    return f'<section class="card"><h2>Attempts</h2>{_table(rows)}</section>'
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else datetime.datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+
+
+def _lasted(attempt: Attempt) -> str:
+    if attempt.begin_time is None or attempt.end_time is None:
+        return ""
+    return summary_table.duration(attempt.end_time - attempt.begin_time)
+
+
+def _steps(attempt: Attempt) -> str:
+    if attempt.first_step is None:
+        return "none"
+    return f"{attempt.first_step:,} to {attempt.last_step:,}"
+
+
+def _end(attempt: Attempt) -> str:
+    if attempt.end is not None:
+        return printable(attempt.end["reason"])
+    critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
+    root = next((fault for fault in critical if fault["cause"] == "root"), critical[0] if critical else None)
+    return "not logged" if root is None else printable(root["fault"])
+
+
+def faults(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """The faults, root causes first in each attempt, equal ones counted."""
+    rows: list[list[Cell]] = []
+    left_out = 0
+    for run, name in zip(runs, names, strict=True):
+        for attempt in run.attempts:
+            for group in _grouped(attempt.of_kind("fault")):
+                if len(rows) < FAULT_ROWS:
+                    row = [("Run", escape(printable(name)))] if len(runs) > 1 else []
+                    rows.append(row + _fault_row(group, attempt))
+                else:
+                    left_out += 1
+    if not rows:
+        return ""
+    more = f'<p class="muted">And {left_out:,} more.</p>' if left_out else ""
+    return f'<section class="card"><h2>Faults</h2>{_table(rows)}{more}</section>'
+
+
+def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
+    """Faults of one kind and cause together; root causes first, cascades last, otherwise as they came."""
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    for fault in faults:
+        groups.setdefault(tuple(fault.get(field) for field in ("fault", "cause", "severity", "xid")), []).append(fault)
+    order = {"root": 0, "unknown": 1, "cascade": 2}
+    return sorted(groups.values(), key=lambda group: order[group[0]["cause"]])
+
+
+def _fault_row(group: Sequence[Record], attempt: Attempt) -> list[Cell]:
+    first = group[0]
+    name = {"root": "root cause", "cascade": "follows"}.get(first["cause"], "fault")
+    kind = "other" if first["cause"] == "cascade" else "warning" if first["severity"] != "critical" else "root"
+    badge = f'<span class="badge {kind}">{"warning" if kind == "warning" else name}</span>'
+    step = fault_step(first, attempt)
+    ranks = list(dict.fromkeys(f"rank {fault['rank']}" for fault in group if fault.get("rank") is not None))
+    nodes = list(dict.fromkeys(printable(fault["node"], 60) for fault in group if fault.get("node") is not None))
+    where = ", ".join((ranks + nodes)[:4]) + (" …" if len(ranks + nodes) > 4 else "")
+    times = f" &times;{len(group):,}" if len(group) > 1 else ""
+    when = "" if first.get("time") is None else printable(first["time"][:19]).replace("T", " ")
+    return [
+        ("Cause", badge),
+        ("Fault", f"<b>{escape(_fault_name(first))}</b>{times}"),
+        ("Attempt", f"{attempt.number}"),
+        ("Step", "" if step is None else f"{step:,}"),
+        ("When", escape(when)),
+        ("Where", escape(where)),
+        ("Line", f"<code>{escape(printable(first['message'], MESSAGE_CHARACTERS))}</code>"),
+    ]
+
+
+def _fault_name(fault: Record) -> str:
+    return printable(fault["fault"]) + (f" {fault['xid']}" if "xid" in fault else "")
+
+
+def _table(rows: Sequence[Sequence[Cell]]) -> str:
+    """Rows of (title, HTML), both escaped. On a narrow screen each row becomes a list of titles and values."""
+    head = "".join(f"<th>{title}</th>" for title, _ in rows[0])
+    cells = (
+        "".join(f'<td data-label="{title}"{SHORT if title in SHORT_CELLS else ""}>{cell}</td>' for title, cell in row)
+        for row in rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

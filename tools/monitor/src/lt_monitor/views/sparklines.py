@@ -1,0 +1,61 @@
+"""The curves of a run as lines of text: what a terminal over ssh can show.
+
+llama3-8b  step 17,420 of 20,000
+loss          12.72 █▅▄▃▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁ 1.859
+grad norm     4.273 █▅▃▂▁▁▁▁▂▁▁▁▁▁▁▁▁▁▁▁ 0.43
+                           R X    R  X
+"""
+
+import shutil
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.runs import curves, speed
+from lt_monitor.runs.attempts import Run
+from lt_monitor.runs.curves import Series
+from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.views.annotations import marks
+
+# Later ones cover earlier ones in the line of marks.
+SIGNS = {"restart": ("R", "restart"), "nan": ("N", "loss not a number"), "fault": ("X", "fault")}
+LABEL_WIDTH = 20
+WIDEST = 100
+
+
+def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
+    """A heading, a line for each curve that the run has, and one that marks what happened. `width` is in characters."""
+    steps = run.steps
+    first, last = int(steps.numbers[0]), int(steps.numbers[-1])
+    wide = min(width or shutil.get_terminal_size().columns, WIDEST) - LABEL_WIDTH - 10
+    cells = min(max(10, wide), len(steps))
+    measure, (rate,) = speed.measured([steps], [Sizes.of(run.arguments, known)])
+    rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm")), (measure.short, rate)]
+    total = steps.last("total_steps")
+    lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
+    lines += [_row(title, curve, first, last, cells) for title, curve in rows if len(curve[0])]
+    return "\n".join(lines + _marks(run, first, last, cells))
+
+
+def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
+    line = curves.sparkline(curve, first, last, cells)
+    return f"{title:<12}{_short(curve[1][0]):>7} {line} {_short(curve[1][-1])}"
+
+
+def _marks(run: Run, first: int, last: int, cells: int) -> list[str]:
+    found = marks(run)
+    if not found:
+        return []
+    line = [" "] * cells
+    for kind, (sign, _) in SIGNS.items():
+        for mark in found:
+            if mark.kind == kind and first <= mark.step <= last:
+                line[min((mark.step - first) * cells // max(1, last - first + 1), cells - 1)] = sign
+    present = [f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if any(mark.kind == kind for mark in found)]
+    return [" " * LABEL_WIDTH + "".join(line).rstrip(), " " * LABEL_WIDTH + "  ".join(present)]
+
+
+def _short(value: float) -> str:
+    """Four digits at most: 2.134, 23.1, 590k."""
+    for limit, size, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.4g}"
