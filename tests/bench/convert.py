@@ -24,10 +24,10 @@ import numpy as np
 import processes
 import report
 
-from lt_convert import families
 from lt_convert.formats import huggingface as huggingface_format
-from lt_convert.mapping import Model
-from lt_convert.tensors import zeros
+from lt_convert.tensors.tensor import zeros
+from lt_convert.weights import families
+from lt_convert.weights.mapping import Model
 from lt_shared import huggingface, presets
 from lt_shared.architecture import Architecture
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lt_convert import families
-from lt_convert.mapping import Model
+from lt_convert.weights import families
+from lt_convert.weights.mapping import Model
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture, RopeScaling
 

@@ -27,9 +27,9 @@ from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_model import without_cuda
 
-from lt_convert import conversion
-from lt_convert.conversion import Request
-from lt_convert.source import Layout
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
+from lt_convert.formats.checkpoint import Layout
 from lt_shared import megatron_arguments
 from lt_shared.architecture import Architecture
 

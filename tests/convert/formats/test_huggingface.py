@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lt_convert import blocks, conversion
-from lt_convert.conversion import Request
-from lt_convert.execution import contents
-from lt_convert.files import Files
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
+from lt_convert.commands.writer import contents
 from lt_convert.formats import huggingface
-from lt_convert.output import OutputFile
+from lt_convert.tensors import blocks
+from lt_convert.tensors.output_files import OutputFile
+from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData
 
 TENSORS = {

@@ -12,11 +12,12 @@ import numpy
 import pytest
 import torch
 
-from lt_convert import blocks, conversion
-from lt_convert.conversion import Request
-from lt_convert.files import Files
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
 from lt_convert.formats import legacy
-from lt_convert.source import Layout
+from lt_convert.formats.checkpoint import Layout
+from lt_convert.tensors import blocks
+from lt_convert.tensors.source_files import Files
 from lt_shared import checkpoint_layout
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError

@@ -13,10 +13,10 @@ import numpy
 import pytest
 import torch
 
-from lt_convert import conversion
-from lt_convert.conversion import Request
-from lt_convert.files import Files
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
 from lt_convert.formats import torch_dist
+from lt_convert.tensors.source_files import Files
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, NoInput
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch.distributed import checkpoint
 
-from lt_convert import blocks, conversion
-from lt_convert.conversion import Request
-from lt_convert.files import Files
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
 from lt_convert.formats import torchtitan
-from lt_convert.source import Source
+from lt_convert.formats.checkpoint import Source
+from lt_convert.tensors import blocks
+from lt_convert.tensors.source_files import Files
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, CannotCreate, UsageError

@@ -79,9 +79,9 @@ def command(
     input, or @FILE for one in a file; s3:// URLs work too. Its format is recognised. Tensors are copied bit by bit and streamed:
     memory does not grow with the model. The same command continues an interrupted conversion.
     """
-    from lt_convert import conversion, plan_table
-    from lt_convert.files import Files
-    from lt_convert.source import Layout
+    from lt_convert.commands import conversion, plan_table
+    from lt_convert.formats.checkpoint import Layout
+    from lt_convert.tensors.source_files import Files
 
     sizes = (target_tensor_parallel_size, target_pipeline_parallel_size, target_virtual_pipeline_parallel_size)
     if to != "megatron-legacy" and (any(sizes) or target_transformer_impl):
@@ -125,7 +125,7 @@ def inspect(path: str, as_json: bool) -> None:
 
     PATH is a checkpoint or a run directory (its newest checkpoint), in any format, or an s3:// URL.
     """
-    from lt_convert import inspection
+    from lt_convert.commands import inspection
 
     record = inspection.inspect(path)
     if as_json:
@@ -144,7 +144,7 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
 
     The comparison takes the configuration first, then every tensor bit by bit. Exit code 1 says that something differs.
     """
-    from lt_convert import verification
+    from lt_convert.commands import verification
 
     if other is None:
         if logits:

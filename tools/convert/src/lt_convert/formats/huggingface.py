@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_convert import families, tokenizer, tokenizer_source
-from lt_convert.files import INCOMPLETE, Files
-from lt_convert.location import listing
-from lt_convert.mapping import HF, PADDING, Model
-from lt_convert.output import OutputFile, Payload
-from lt_convert.source import Result, Source
-from lt_convert.tensors import ITEM_BYTES, Tensor, stored
+from lt_convert.formats.checkpoint import Result, Source
+from lt_convert.formats.location import listing
+from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.tensors.source_files import INCOMPLETE, Files
+from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, stored
+from lt_convert.tokenizers import discovery, tokenizer_json
+from lt_convert.weights import families
+from lt_convert.weights.mapping import HF, PADDING, Model
 from lt_shared import huggingface
 from lt_shared.console import BadConfig, BadData
 
@@ -66,17 +67,17 @@ def open_source(directory: str, files: Files) -> Source:
     model = Model(architecture, padded)
     tensors = family.take_apart(HF, model, found, directory)
     copies = family.repeated(HF, model, found)
-    generation = f"{directory}/{tokenizer.GENERATION}"
-    generates = tokenizer.GENERATION in names
+    generation = f"{directory}/{tokenizer_json.GENERATION}"
+    generates = tokenizer_json.GENERATION in names
     return Source(
         directory=directory,
         format="hf",
         table=HF,
         model=model,
         tensors=tensors | (padding or {}),
-        tokenizer=tokenizer_source.beside_model(directory, files),
+        tokenizer=discovery.beside_model(directory, files),
         copies=tuple(copies),
-        special_ids={name: config[name] for name in tokenizer.SPECIAL_IDS if name in config},
+        special_ids={name: config[name] for name in tokenizer_json.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
     )
 
@@ -175,9 +176,9 @@ def outputs(result: Result) -> list[OutputFile]:
     if result.source.tokenizer:
         with tempfile.TemporaryDirectory() as place:
             sizes = (architecture.max_position_embeddings, architecture.vocab_size)
-            special = tokenizer.write(result.source.tokenizer, Path(place), *sizes)
+            special = tokenizer_json.write(result.source.tokenizer, Path(place), *sizes)
             written = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
-    special, written[tokenizer.GENERATION] = _special_ids(result.source, special, written.get(tokenizer.GENERATION))
+    special, written[tokenizer_json.GENERATION] = _special_ids(result.source, special, written.get(tokenizer_json.GENERATION))
     made += [OutputFile(name, (content,)) for name, content in written.items()]
     dtype = next(iter(tensors.values())).dtype
     return [*made, OutputFile(CONFIG, (_json(huggingface.to_config(architecture, dtype) | special),))]
@@ -192,19 +193,19 @@ def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | 
     """
     vocab_size = source.model.architecture.vocab_size
     content = source.generation or kept
-    path = f"{source.directory}/{tokenizer.GENERATION}"
+    path = f"{source.directory}/{tokenizer_json.GENERATION}"
     generation: dict[str, Any] = {}
     if content is not None:
         try:
             generation = dict(json.loads(content))
         except (ValueError, TypeError, RecursionError) as error:
             raise BadData(f"{path}: not a JSON object: {error}", "mend or delete it") from None
-    given = {name: generation[name] for name in tokenizer.SPECIAL_IDS if name in generation}
-    checked = tokenizer.check_ids(given, vocab_size, path)
+    given = {name: generation[name] for name in tokenizer_json.SPECIAL_IDS if name in generation}
+    checked = tokenizer_json.check_ids(given, vocab_size, path)
     if source.special_ids is None:
-        special = tokenizer.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
+        special = tokenizer_json.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
     else:
-        special = tokenizer.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
+        special = tokenizer_json.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
     if content is None or checked != given:
         left = {name: value for name, value in generation.items() if name not in given}
         ids = special if content is None else checked

@@ -12,13 +12,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lt_convert import families, megatron_model, tensor_parallel, tokenizer_source, torch_archive
-from lt_convert.files import INCOMPLETE, Files
-from lt_convert.location import listing
-from lt_convert.mapping import MEGATRON_LOCAL, MEGATRON_TE, PADDING, Model
-from lt_convert.output import OutputFile, Payload
-from lt_convert.source import Layout, Result, Source
-from lt_convert.tensors import Part, Tensor, concatenate, zeros
+from lt_convert.containers import torch_archive
+from lt_convert.formats import megatron_args
+from lt_convert.formats.checkpoint import Layout, Result, Source
+from lt_convert.formats.location import listing
+from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.tensors.source_files import INCOMPLETE, Files
+from lt_convert.tensors.tensor import Part, Tensor, concatenate, zeros
+from lt_convert.tokenizers import discovery
+from lt_convert.weights import families, tensor_parallel
+from lt_convert.weights.mapping import MEGATRON_LOCAL, MEGATRON_TE, PADDING, Model
 from lt_shared import checkpoint_layout, pickles
 from lt_shared.console import BadData, UsageError, warn
 
@@ -81,7 +84,7 @@ def open_source(directory: str, files: Files) -> Source:
     first = ranks[0, 0, 0]
     arguments = _arguments(first)
     run = directory.rpartition("/")[0] or "."
-    architecture = megatron_model.architecture(arguments, first.path, run.rsplit("/", 1)[-1])
+    architecture = megatron_args.architecture(arguments, first.path, run.rsplit("/", 1)[-1])
     tensors = _model_tensors(ranks, gated=architecture.family == "llama")
     if EMBEDDING not in tensors:
         raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
@@ -98,7 +101,7 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.take_apart(table, model, tensors, directory),
         copies=tuple(family.repeated(table, model, tensors)),
-        tokenizer=tokenizer_source.of_run(run, None),
+        tokenizer=discovery.of_run(run, None),
         iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
         left_out=tuple(key for key in STATE if key in first.content),
         details={
@@ -205,7 +208,7 @@ def outputs(result: Result) -> list[OutputFile]:
     """
     source, layout = result.source, result.layout
     architecture = result.model.architecture
-    megatron_model.check_computable(architecture, source.directory)
+    megatron_args.check_computable(architecture, source.directory)
     _check(layout, architecture.num_layers)
     tensor_parallel.check_divides(architecture, layout.tensor)
     model, canonical = _padded_for(result, layout.tensor)
@@ -218,7 +221,7 @@ def outputs(result: Result) -> list[OutputFile]:
     multiple = _divisible_by(model, layout.tensor)
     if multiple != MULTIPLE:
         warn(f"the vocabulary has {model.padded_vocab_size} rows: Megatron needs --make-vocab-size-divisible-by {multiple}")
-    common = megatron_model.common_state(
+    common = megatron_args.common_state(
         model,
         tensors[EMBEDDING].dtype,
         tensor_model_parallel_size=layout.tensor,
@@ -236,7 +239,7 @@ def outputs(result: Result) -> list[OutputFile]:
         chunks = {key: parts[tensor, stage * layout.pipeline + pipeline] for stage, key in enumerate(keys)}
         name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if layout.pipeline > 1 else "")
         made.append(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks)))
-    made += tokenizer_source.outputs(source.tokenizer)
+    made += discovery.outputs(source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
 
 

@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lt_convert import dcp, families, megatron_model, optimizer_state, tokenizer_source, torch_archive
-from lt_convert.dcp import METADATA, Entry
-from lt_convert.files import INCOMPLETE, Files
-from lt_convert.location import listing
-from lt_convert.mapping import MEGATRON, Model, listed
-from lt_convert.output import OutputFile
-from lt_convert.source import Result, Source
-from lt_convert.tensors import Tensor
+from lt_convert.containers import dcp, torch_archive
+from lt_convert.containers.dcp import METADATA
+from lt_convert.formats import adamw_state, megatron_args, stacked_layers
+from lt_convert.formats.checkpoint import Result, Source
+from lt_convert.formats.location import listing
+from lt_convert.formats.stacked_layers import EMBEDDING
+from lt_convert.tensors.output_files import OutputFile
+from lt_convert.tensors.source_files import INCOMPLETE, Files
+from lt_convert.tensors.tensor import Tensor
+from lt_convert.tokenizers import discovery
+from lt_convert.weights import families
+from lt_convert.weights.mapping import MEGATRON, Model, listed
 from lt_shared import checkpoint_layout, pickles
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
@@ -30,11 +34,8 @@ CONFIGURATION = {
     "common_backend_version": 1,
 }
 TABLE = MEGATRON
-EMBEDDING = "embedding.word_embeddings.weight"
 
 _STATE = re.compile(r"(.*\.)?(_extra_state|rng_state|rerun_state_machine_state|common_state)(/.*)?|(chained_\d+\.)?optimizer\..*")
-_STACKED = re.compile(r"(?P<stem>.*\bdecoder\.layers)\.(?P<rest>[^0-9].*)")
-_LAYER = re.compile(r"(.*\bdecoder\.layers)\.(\d+)\.(.*)")
 
 
 def recognise(names: Sequence[str]) -> bool:
@@ -55,7 +56,7 @@ def open_source(directory: str, files: Files) -> Source:
         architecture = saved.architecture
     else:
         assert common is not None
-        architecture = megatron_model.architecture(common["args"], f"{directory}/{COMMON}", run.rsplit("/", 1)[-1])
+        architecture = megatron_args.architecture(common["args"], f"{directory}/{COMMON}", run.rsplit("/", 1)[-1])
     model = Model(architecture, tensors[EMBEDDING].shape[0])
     family = families.family_of(architecture)
     states = [key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key)]
@@ -70,10 +71,10 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.take_apart(MEGATRON, model, tensors, directory),
         copies=tuple(family.repeated(MEGATRON, model, tensors)),
-        tokenizer=tokenizer_source.of_run(run, saved.tokenizer if saved else None),
+        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None),
         iteration=_iteration(directory, common),
         loss=saved.loss if saved else None,
-        optimizer=optimizer_state.of_megatron(contents, model, directory),
+        optimizer=adamw_state.of_megatron(contents, model, directory),
         left_out=left_out,
         details=_details(contents, common, saved),
     )
@@ -106,20 +107,11 @@ def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for key in contents.entries:
         if not _STATE.fullmatch(key):
-            tensors |= layers(contents.tensor(key))
-    prefix = next((name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)), "")
+            tensors |= stacked_layers.unstacked(contents.tensor(key))
+    prefix = next(
+        (name.removesuffix(stacked_layers.EMBEDDING) for name in tensors if name.endswith(stacked_layers.EMBEDDING)), ""
+    )
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
-def layers(stacked: Tensor) -> dict[str, Tensor]:
-    """The tensors of the layers in a stacked one; any other tensor as it is."""
-    match = _STACKED.fullmatch(stacked.name)
-    if not match:
-        return {stacked.name: stacked}
-    if not all(stacked.shape):
-        raise BadData(f"{stacked.name} is {list(stacked.shape)}: it has layers, but no values")
-    names = [f"{match['stem']}.{layer}.{match['rest']}" for layer in range(stacked.shape[0])]
-    return {name: stacked.at(layer).named(name) for layer, name in enumerate(names)}
 
 
 def read_common(contents: dcp.Contents, names: Sequence[str]) -> dict[str, Any]:
@@ -164,20 +156,20 @@ def outputs(result: Result) -> list[OutputFile]:
     family = families.family_of(model.architecture)
     tensors = family.make(MEGATRON, model, result.tensors, source.directory)
     dtype = tensors[EMBEDDING].dtype
-    common = megatron_model.common_state(model, dtype)
+    common = megatron_args.common_state(model, dtype)
     iteration, tracked, samples = 0, checkpoint_layout.RELEASE, source.details.get("consumed_samples")
     if source.optimizer:
         iteration = source.optimizer.step if source.iteration is None else source.iteration
         tracked = str(iteration)
-        tensors |= optimizer_state.megatron(source.optimizer, model, _precise(result, dtype), source.directory)
-        common |= {"iteration": iteration} | optimizer_state.megatron_common(source.optimizer, dtype != "float32")
+        tensors |= adamw_state.megatron(source.optimizer, model, _precise(result, dtype), source.directory)
+        common |= {"iteration": iteration} | adamw_state.megatron_common(source.optimizer, dtype != "float32")
         # Without it, lt-train takes the samples that the steps would have needed with its own batches.
         arguments = common["args"].state
         del arguments["consumed_train_samples"]
         arguments.update({"consumed_train_samples": samples} if samples else {})
     directory = f"iter_{iteration:07d}/" if source.optimizer else f"{checkpoint_layout.RELEASE}/"
     count = model.architecture.num_layers
-    made = dcp.outputs(_entries(tensors, count), {key: [None] for key in family.extra_states(model)}, directory)
+    made = dcp.outputs(stacked_layers.entries(tensors, count), {key: [None] for key in family.extra_states(model)}, directory)
     made.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
     made.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
     record = RunRecord(
@@ -185,7 +177,7 @@ def outputs(result: Result) -> list[OutputFile]:
         padded_vocab_size=model.padded_vocab_size,
         iteration=iteration,
         consumed_samples=(samples or 0) if source.optimizer else 0,
-        tokenizer=tokenizer_source.recorded(source.tokenizer, result.destination),
+        tokenizer=discovery.recorded(source.tokenizer, result.destination),
         dtype=dtype,
         versions={"lt-convert": importlib.metadata.version("lt-convert")},
         files={output.name.removeprefix(directory): output.size_bytes for output in made},
@@ -193,7 +185,7 @@ def outputs(result: Result) -> list[OutputFile]:
         distributed_optimizer=False if source.optimizer else None,
     )
     made.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
-    made += tokenizer_source.outputs(source.tokenizer)
+    made += discovery.outputs(source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
 
 
@@ -201,22 +193,5 @@ def _precise(result: Result, dtype: str) -> Mapping[str, Tensor] | None:
     """The fp32 weights that the optimizer keeps beside weights of less precision."""
     if dtype == "float32" or result.source.optimizer is None:
         return None
-    kept = result.source.optimizer.moments.get(optimizer_state.PARAM)
+    kept = result.source.optimizer.moments.get(adamw_state.PARAM)
     return kept if kept is not None else {name: tensor.cast("float32") for name, tensor in result.source.tensors.items()}
-
-
-def _entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
-    """The layers of a tensor under one key, a chunk a layer; other tensors whole."""
-    stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
-    entries: list[Entry] = []
-    for name, tensor in tensors.items():
-        match = _LAYER.fullmatch(name)
-        if match:
-            stacks.setdefault(f"{match[1]}.{match[3]}", []).append((int(match[2]), name, tensor))
-        else:
-            entries.append(Entry.whole(name, tensor))
-    for key, stack in stacks.items():
-        first = stack[0][2]
-        chunks = tuple(((layer,) + (0,) * len(tensor.shape), name, tensor.expanded(1)) for layer, name, tensor in stack)
-        entries.append(Entry(key, first.dtype, (count, *first.shape), chunks))
-    return entries

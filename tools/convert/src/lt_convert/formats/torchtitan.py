@@ -11,14 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lt_convert import dcp, families, optimizer_state, tokenizer_source
-from lt_convert.dcp import METADATA, Contents, Entry
-from lt_convert.files import Files
-from lt_convert.location import TORCHTITAN_STEP, listing
-from lt_convert.mapping import PADDING, ROTARY_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
-from lt_convert.output import OutputFile
-from lt_convert.source import Result, Source
-from lt_convert.tensors import Tensor
+from lt_convert.containers import dcp
+from lt_convert.containers.dcp import METADATA, Contents, Entry
+from lt_convert.formats import adamw_state
+from lt_convert.formats.checkpoint import Result, Source
+from lt_convert.formats.location import TORCHTITAN_STEP, listing
+from lt_convert.tensors.output_files import OutputFile
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import Tensor
+from lt_convert.tokenizers import discovery
+from lt_convert.weights import families
+from lt_convert.weights.mapping import PADDING, ROTARY_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
 from lt_shared import checkpoint_layout, huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
@@ -74,10 +77,10 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.take_apart(table, model, tensors, directory) | padding,
         copies=tuple(family.repeated(table, model, tensors)),
-        tokenizer=tokenizer_source.of_run(run, saved.tokenizer if saved else None),
+        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None),
         iteration=iteration,
         loss=saved.loss if saved else None,
-        optimizer=optimizer_state.of_torchtitan(contents, table, model, directory),
+        optimizer=adamw_state.of_torchtitan(contents, table, model, directory),
         left_out=tuple(key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key) and key != STEP),
         details={"files": len({place.file for place in contents.places.values()})},
     )
@@ -153,7 +156,7 @@ def outputs(result: Result) -> list[OutputFile]:
     entries += [Entry.whole(name, tensor) for name, tensor in canonical.items() if name.startswith(PADDING)]
     objects: dict[str, Any] = {}
     if source.optimizer:
-        moments, objects = optimizer_state.torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
+        moments, objects = adamw_state.torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
         entries += moments
     made = dcp.outputs(entries, objects)
     record = RunRecord(
@@ -161,13 +164,13 @@ def outputs(result: Result) -> list[OutputFile]:
         padded_vocab_size=model.padded_vocab_size,
         iteration=source.iteration or 0,
         consumed_samples=0,
-        tokenizer=tokenizer_source.recorded(source.tokenizer, result.destination),
+        tokenizer=discovery.recorded(source.tokenizer, result.destination),
         dtype=tensors[EMBEDDING].dtype,
         versions={"lt-convert": importlib.metadata.version("lt-convert")},
         files={output.name: output.size_bytes for output in made},
         loss=source.loss,
     )
-    beside = [OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),)), *tokenizer_source.outputs(source.tokenizer)]
+    beside = [OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),)), *discovery.outputs(source.tokenizer)]
     return [*made[:-1], *beside, made[-1]]
 
 
@@ -175,7 +178,7 @@ def _weights(result: Result) -> Mapping[str, Tensor]:
     """The weights to train on: the optimizer's in fp32 where it has them, unless a dtype was asked for."""
     source = result.source
     is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in result.tensors.items())
-    precise = source.optimizer.moments.get(optimizer_state.PARAM) if source.optimizer else None
+    precise = source.optimizer.moments.get(adamw_state.PARAM) if source.optimizer else None
     return result.tensors if is_cast or precise is None else precise
 
 

@@ -1,0 +1,241 @@
+"""Archives of `torch.save`: torch loads what is written here, what torch saves is read here, and nothing else is executed."""
+
+import argparse
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lt_convert.containers import torch_archive
+from lt_convert.containers.pickle_writer import Global, Instance
+from lt_convert.tensors import blocks
+from lt_convert.tensors.output_files import Payload
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import Part, Tensor, View, stored
+from lt_shared.console import BadData
+
+DTYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8"]
+
+
+def lazy(tensor: torch.Tensor, path: Path) -> Tensor:
+    """The same tensor as a view of a file, which is appended to."""
+    with path.open("ab") as file:
+        position = file.tell()
+        file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    shape = tuple(tensor.shape)
+    return stored("t", str(tensor.dtype).removeprefix("torch."), shape, [((0,) * len(shape), shape, str(path), position)])
+
+
+def content(segments: Iterable[bytes | Payload]) -> bytes:
+    with Files() as files:
+        return b"".join(
+            segment if isinstance(segment, bytes) else blocks.read(segment.tensor, files).tobytes() for segment in segments
+        )
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 5), max_size=3), st.sampled_from(DTYPES), st.text(max_size=50))
+def test_torch_loads_what_is_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], dtype: str, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "values"
+    tensor = torch.randint(0, 100, shape).to(getattr(torch, dtype))
+    value = {"a": Payload("a", lazy(tensor, path)), "b": [1, text, (Payload("b", lazy(tensor + 1, path)), None)]}
+    for mmap in (False, True):
+        place = tmp_path_factory.getbasetemp() / "archive.pt"
+        place.write_bytes(content(torch_archive.archive(value)))
+        loaded = torch.load(place, weights_only=True, mmap=mmap)
+        assert torch.equal(loaded["a"], tensor)
+        assert loaded["b"][:2] == [1, text]
+        assert torch.equal(loaded["b"][2][0], tensor + 1)
+    with zipfile.ZipFile(place) as archive:
+        infos = {info.filename: info for info in archive.infolist()}
+        assert [infos[f"archive/data/{number}"].file_size for number in range(2)] == [tensor.nbytes] * 2
+
+
+def test_values_are_aligned(tmp_path: Path) -> None:
+    head, payload, _ = torch_archive.archive(Payload("t", lazy(torch.ones(3), tmp_path / "values")))
+    assert len(head) % torch_archive.ALIGNMENT == 0
+    assert isinstance(payload, Payload)
+
+
+def test_objects_of_other_classes(tmp_path: Path) -> None:
+    value = {"args": Instance(Global("argparse", "Namespace"), {"dtype": Global("torch", "bfloat16"), "n": 1})}
+    (tmp_path / "common.pt").write_bytes(content(torch_archive.archive(value)))
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        loaded = torch.load(tmp_path / "common.pt", weights_only=True)
+    assert loaded == {"args": argparse.Namespace(dtype=torch.bfloat16, n=1)}
+
+
+def test_archives_over_4_gib(tmp_path: Path) -> None:
+    """The values are a hole in the file; torch maps it and finds the last of them."""
+    size = (1 << 32) + 10
+    tensor = Tensor("t", "uint8", (size,), (Part((range(size),), View("gone", 0, (size,), (1,))),), "uint8")
+    small = Tensor("s", "uint8", (3,), (Part((range(3),), View("gone", 0, (3,), (1,))),), "uint8")
+    head, _, middle, _, tail = torch_archive.archive({"t": Payload("t", tensor), "s": Payload("s", small)})
+    with (tmp_path / "large.pt").open("wb") as file:
+        file.write(head)
+        file.seek(size - 1, os.SEEK_CUR)
+        file.write(b"\7" + middle + b"\1\2\3" + tail)
+    loaded = torch.load(tmp_path / "large.pt", weights_only=True, mmap=True)
+    assert loaded["t"].shape == (size,)
+    assert loaded["t"][-2:].tolist() == [0, 7]
+    assert loaded["s"].tolist() == [1, 2, 3]
+    with Files() as files:
+        record, locate = torch_archive.read(str(tmp_path / "large.pt"), 0, (tmp_path / "large.pt").stat().st_size, files, "large")
+        assert files.read(str(tmp_path / "large.pt"), locate(record["t"]).view.position + size - 2, 2) == b"\0\7"
+        assert files.read(str(tmp_path / "large.pt"), locate(record["s"]).view.position, 3) == b"\1\2\3"
+
+
+def read(path: Path, offset: int = 0, length: int | None = None) -> tuple[Any, Any]:
+    with Files() as files:
+        return torch_archive.read(str(path), offset, path.stat().st_size - offset if length is None else length, files, "it")
+
+
+def values(found: torch_archive.StoredValues) -> numpy.ndarray:
+    view = found.view
+    tensor = Tensor("t", found.dtype, view.shape, (Part(tuple(map(range, view.shape)), view),), found.dtype)
+    with Files() as files:
+        return blocks.read(tensor, files)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.sampled_from(DTYPES), st.data())
+def test_what_torch_saves_is_read(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[int], dtype: str, data: st.DataObject
+) -> None:
+    whole = torch.randint(0, 100, shape).to(getattr(torch, dtype))
+    order = data.draw(st.permutations(range(len(shape))))
+    view = whole.permute(order)[data.draw(st.integers(0, shape[order[0]] - 1)) :]
+    path = tmp_path_factory.getbasetemp() / "saved.pt"
+    buffer = io.BytesIO()
+    torch.save({"view": view, "step": 3}, buffer)
+    path.write_bytes(b"before" + buffer.getvalue() + b"after")
+    record, locate = read(path, 6, len(buffer.getvalue()))
+    assert record["step"] == 3
+    found = locate(record["view"])
+    assert found.dtype == dtype
+    assert (
+        values(found).tobytes()
+        == view.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+    )
+
+
+class Exploit:
+    """What a hostile pickle does: it calls a function when it is loaded."""
+
+    def __init__(self, function: Any, *arguments: Any):
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def exploits(place: Path) -> list[Any]:
+    return [
+        Exploit(os.mkdir, str(place)),
+        Exploit(os.system, f"mkdir {place}"),
+        Exploit(eval, f"__import__('os').mkdir({str(place)!r})"),
+        Exploit(exec, f"import os; os.mkdir({str(place)!r})"),
+        Exploit(getattr, Path(place), "mkdir"),
+        Exploit(__import__, "os"),
+        Exploit(pickle.loads, pickle.dumps(Exploit(os.mkdir, str(place)))),
+    ]
+
+
+def zipped(pickled: bytes, compression: int = zipfile.ZIP_STORED, name: str = "archive/data.pkl") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        archive.writestr(name, pickled)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_exploits_are_refused_and_do_not_run(number: int, tmp_path: Path) -> None:
+    hostile = exploits(tmp_path / "ran")[number]
+    for data in (pickle.dumps({"t": hostile}, 2), pickle.dumps({"t": hostile})):
+        (tmp_path / "a.pt").write_bytes(zipped(data))
+        with pytest.raises(BadData, match="not a readable pickle"):
+            read(tmp_path / "a.pt")
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(data)
+    assert number in (4, 5) or (tmp_path / "ran").is_dir(), "the exploit works where it is not stopped"
+
+
+def test_functions_of_torch_become_inert(tmp_path: Path) -> None:
+    """A class or function of torch is only a name with its arguments, whatever it would do."""
+    torch.save(1, tmp_path / "inner.pt")
+    (tmp_path / "a.pt").write_bytes(zipped(pickle.dumps(Exploit(torch.save, 2, str(tmp_path / "inner.pt")))))
+    record, _ = read(tmp_path / "a.pt")
+    assert (record.name, record.arguments[0]) == ("torch.serialization.save", 2)
+    assert torch.load(tmp_path / "inner.pt") == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "damaged"),
+        (b"junk" * 100, "damaged"),
+        (zipped(pickle.dumps(1), name="archive/other"), "has no data.pkl"),
+        (zipped(b"0" * 100_000_000, zipfile.ZIP_DEFLATED), "is compressed"),
+        (zipped(pickle.dumps(1))[:-30], "damaged"),
+        (zipped(b"\x80\x02]"), "not a readable pickle"),
+    ],
+)
+def test_what_is_no_archive(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(data)
+    with pytest.raises(BadData, match=message):
+        read(tmp_path / "a.pt")
+
+
+def test_places_outside_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(zipped(pickle.dumps(1)))
+    for offset, length in ((0, 10_000), (-1, 10), (1 << 62, 10), (0, -1)):
+        with pytest.raises(BadData, match="lies beyond the end of the file"):
+            read(tmp_path / "a.pt", offset, length)
+
+
+def edited(path: Path, change: Any) -> None:
+    """Save a tensor and write its archive anew with another pickle."""
+    buffer = io.BytesIO()
+    torch.save(torch.arange(6.0).reshape(2, 3), buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        pickled = change(archive.read("archive/data.pkl"))
+        members = {name: archive.read(name) for name in archive.namelist() if name != "archive/data.pkl"}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"FloatStorage", b"DoubleStorage", "cut off"),
+        (b"FloatStorage", b"ComplexFloatStorage", "holds no plain tensor"),
+        (b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x009", "holds no plain tensor"),
+        (b"K\x02K\x03\x86", b"K\x02K\x09\x86", "cut off"),
+        (b"K\x02K\x03\x86", b"J\xff\xff\xff\x7fK\x03\x86", "cut off"),
+        (b"K\x02K\x03\x86", b"K\x02J\xff\xff\xff\xff\x86", "natural numbers"),
+        (b"K\x03K\x01\x86", b"K\x63K\x01\x86", "cut off"),
+    ],
+)
+def test_tensors_that_lie_about_themselves(old: bytes, new: bytes, message: str, tmp_path: Path) -> None:
+    def change(pickled: bytes) -> bytes:
+        assert old in pickled
+        return pickled.replace(old, new)
+
+    edited(tmp_path / "a.pt", lambda pickled: pickled)
+    record, locate = read(tmp_path / "a.pt")
+    assert values(locate(record)).view(numpy.float32).tolist() == [[0, 1, 2], [3, 4, 5]]
+    edited(tmp_path / "a.pt", change)
+    with pytest.raises(BadData, match=message):
+        record, locate = read(tmp_path / "a.pt")
+        locate(record)

@@ -1,0 +1,108 @@
+"""Which checkpoint is meant, and in which format it is."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
+from lt_convert.formats import location
+from lt_convert.tensors.source_files import Files
+from lt_shared import checkpoint_layout
+from lt_shared.console import BadData, NoInput
+
+
+def locate(argument: object) -> tuple[str, str]:
+    with Files() as files:
+        return location.locate(str(argument), files)
+
+
+@pytest.fixture
+def hf(models: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(models["scaled"], tmp_path / "model"))
+
+
+@pytest.fixture
+def run(hf: Path, tmp_path: Path) -> Path:
+    """A run with the checkpoints 10 and 20."""
+    conversion.convert(Request(str(hf), "megatron-dist", str(tmp_path / "made")))
+    for iteration in (10, 20):
+        shutil.copytree(tmp_path / "made" / "release", tmp_path / "run" / f"iter_{iteration:07d}")
+    checkpoint_layout.write_tracker(tmp_path / "run", 10)
+    return tmp_path / "run"
+
+
+def test_run_directory_means_its_tracked_checkpoint(run: Path, tmp_path: Path) -> None:
+    assert locate(run) == (str(run / "iter_0000010"), "megatron-dist")
+    assert locate(f"{run}/") == (str(run / "iter_0000010"), "megatron-dist")
+    assert locate(run / "iter_0000020") == (str(run / "iter_0000020"), "megatron-dist")
+    assert locate(tmp_path / "made") == (str(tmp_path / "made" / "release"), "megatron-dist")
+    made = conversion.convert(Request(str(run), "hf", str(tmp_path / "hf")))
+    assert (made.iteration, made.format) == (10, "hf")
+
+
+@pytest.mark.parametrize("content", ["", "-1", "../../etc", "1e3", "٣", "\0", "iter_0000010", "1" * 5000])
+def test_tracker_that_names_no_iteration(run: Path, content: str) -> None:
+    (run / checkpoint_layout.TRACKER).write_text(content)
+    with pytest.raises((BadData, NoInput)) as caught:
+        locate(run)
+    assert len(str(caught.value)) < 400
+
+
+def test_newest_complete_step_of_torchtitan(hf: Path, tmp_path: Path) -> None:
+    for step in (5, 10):
+        conversion.convert(Request(str(hf), "torchtitan", str(tmp_path / "titan" / f"step-{step}")))
+    (tmp_path / "titan" / "step-20").mkdir()
+    (tmp_path / "titan" / "step-20" / "__0_0.distcp").write_bytes(b"")
+    assert locate(tmp_path / "titan") == (str(tmp_path / "titan" / "step-10"), "torchtitan")
+    shutil.rmtree(tmp_path / "titan" / "step-10")
+    shutil.rmtree(tmp_path / "titan" / "step-5")
+    with pytest.raises(BadData, match="none of its 1 checkpoints is complete"):
+        locate(tmp_path / "titan")
+
+
+LINES = [
+    '{"v":1,"kind":"checkpoint","path":"gone","format":"megatron-dist"}',
+    '{"v":1,"kind":"checkpoint","path":"MODEL","format":"hf"}',
+    '{"v":1,"kind":"end","count":2}',
+]
+
+
+def test_last_checkpoint_of_a_manifest(hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(LINES).replace("MODEL", str(hf)) + "\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert locate("-") == (str(hf), "hf")
+    (tmp_path / "manifest").write_text(text)
+    assert locate(f"@{tmp_path / 'manifest'}") == (str(hf), "hf")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"gone\n{hf}\n"))
+    assert locate("-") == (str(hf), "hf")
+
+
+@pytest.mark.parametrize(
+    "text", ["", LINES[1], '{"v":1,"kind":"dataset","prefix":"d","tokens":1}\n{"v":1,"kind":"end","count":1}']
+)
+def test_manifest_without_a_checkpoint(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    with pytest.raises(NoInput):
+        locate("-")
+
+
+def test_what_is_no_checkpoint(hf: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoInput, match="no such directory"):
+        locate(tmp_path / "gone")
+    with pytest.raises(NoInput, match="not a directory"):
+        locate(hf / "config.json")
+    (hf / "model.safetensors").unlink()
+    with pytest.raises(NoInput, match="no checkpoint that is known here"):
+        locate(hf)
+    (hf / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(BadData, match=r"\.metadata: missing"):
+        locate(hf)
+
+
+def test_tensors_are_bytes_of_json_in_a_run_record(run: Path) -> None:
+    record = json.loads((run / "iter_0000010" / "run.json").read_text())
+    assert set(record["files"]) == {path.name for path in (run / "iter_0000010").iterdir()} - {"run.json"}

@@ -1,0 +1,194 @@
+"""Every family, through every format that has it, computes the same in transformers, megatron-core and TorchTitan.
+
+Twice, in each direction: a model of transformers is converted and loaded by the others, and a checkpoint that megatron-core made
+itself is converted and loaded by transformers. Logits are compared in float32, over positions beyond the sliding window.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lt_convert.commands.conversion import Request, convert
+from lt_convert.formats import MODULES
+from lt_convert.weights.families import FAMILIES, family_of, qwen2
+from lt_convert.weights.mapping import TORCHTITAN
+from lt_shared import huggingface
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadData, UsageError
+
+LLAMA = Architecture("family", "llama", 3, 32, 88, 4, 2, 250, 64, rotary_base=20000.0)
+GPT = dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, rotary_base=10000.0)
+ARCHITECTURES = {
+    "llama": LLAMA,
+    "mistral": dataclasses.replace(LLAMA, sliding_window=24),
+    "qwen2": dataclasses.replace(LLAMA, add_qkv_bias=True, tie_embeddings=True),
+    "qwen3": dataclasses.replace(LLAMA, qk_layernorm=True, kv_channels=16, tie_embeddings=True),
+    "mixtral": dataclasses.replace(LLAMA, num_experts=4, ffn_hidden_size=40),
+    "gpt2": dataclasses.replace(GPT, tie_embeddings=True),
+    "gpt3": GPT,
+}
+IN_TORCHTITAN = ("llama", "qwen3")
+PADDED = 256
+TOKENS = [[(7 * position * position + 3) % 250 for position in range(60)]]
+CLOSE = 1e-5
+
+
+def logits_of(directory: Path) -> numpy.ndarray:
+    """Of the model that transformers loads from `directory`, float32 [1, position, vocabulary]."""
+    model, found = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(found.values()), found
+    with torch.no_grad():
+        return model.eval()(torch.tensor(TOKENS)).logits.numpy()
+
+
+def make_model(directory: Path, architecture: Architecture) -> None:
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**huggingface.to_config(architecture, "float32")))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory)
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Where everything is: models by transformers, what they became, and logits under (family, how they were computed)."""
+
+    root: Path
+    logits: dict[tuple[str, str], numpy.ndarray]
+
+
+@pytest.fixture(scope="session")
+def results(megatron: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    root = tmp_path_factory.mktemp("families")
+    for name, architecture in ARCHITECTURES.items():
+        make_model(root / name, architecture)
+        convert(Request(str(root / name), "megatron-dist", str(root / f"{name}-megatron")))
+    for name in IN_TORCHTITAN:
+        convert(Request(str(root / name), "torchtitan", str(root / f"{name}-torchtitan")))
+
+    def job(name: str, how: str, **more: Any) -> dict[str, Any]:
+        common = {"architecture": ARCHITECTURES[name].to_record(), "padded_vocab_size": PADDED, "tokens": TOKENS}
+        return common | {"logits": str(root / f"{name}.{how}.npy")} | more
+
+    def converted(name: str, how: str, **more: Any) -> dict[str, Any]:
+        return job(name, how, load=str(root / f"{name}-megatron" / "release"), **more)
+
+    alone = [converted(name, "one rank") for name in ARCHITECTURES]
+    alone += [job(name, "made by Megatron", save=str(root / f"{name}-made")) for name in ARCHITECTURES]
+    apart = [converted(name, "tensor parallel", tensor_parallel=2) for name in ARCHITECTURES]
+    apart += [converted(name, "pipeline parallel", pipeline_parallel=2) for name in ARCHITECTURES]
+    split = [job(name, f"split {name}", save=str(root / f"{name}-split"), tensor_parallel=2) for name in ("mixtral", "gpt2")]
+    titans = [job(name, "TorchTitan", load=str(root / f"{name}-torchtitan"), hf=str(root / name)) for name in IN_TORCHTITAN]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for done in (
+            pool.submit(megatron, alone),
+            pool.submit(megatron, apart + split, world_size=2),
+            pool.submit(torchtitan, root, titans),
+        ):
+            done.result()
+    logits = {
+        (path.name.split(".")[0], path.name.split(".")[1]): numpy.load(path)[..., : LLAMA.vocab_size]
+        for path in root.glob("*.*.npy")
+    }
+    return Results(root, logits | {(name, "transformers"): logits_of(root / name) for name in ARCHITECTURES})
+
+
+def torchtitan(root: Path, jobs: list[dict[str, Any]]) -> None:
+    """Run jobs for torchtitan_families.py."""
+    (root / "torchtitan.json").write_text(json.dumps(jobs))
+    script = Path(__file__).parents[2] / "torchtitan_families.py"
+    done = subprocess.run([sys.executable, "-W", "ignore", script, root / "torchtitan.json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["one rank", "tensor parallel", "pipeline parallel"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_megatron_computes_what_transformers_does(results: Results, name: str, how: str) -> None:
+    expected = results.logits[name, "transformers"]
+    assert numpy.abs(expected).max() > 1
+    assert numpy.abs(results.logits[name, how] - expected).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", IN_TORCHTITAN)
+def test_torchtitan_computes_what_transformers_does(results: Results, name: str) -> None:
+    assert numpy.abs(results.logits[name, "TorchTitan"] - results.logits[name, "transformers"]).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_transformers_computes_what_megatron_does(results: Results, name: str, tmp_path: Path) -> None:
+    """From a checkpoint that megatron-core made of local layers, with its own names for all that it stores."""
+    convert(Request(str(results.root / f"{name}-made"), "hf", str(tmp_path / "hf")))
+    assert numpy.abs(logits_of(tmp_path / "hf") - results.logits[name, "made by Megatron"]).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt2"])
+def test_what_two_ranks_saved_is_what_one_did(results: Results, name: str, tmp_path: Path) -> None:
+    for kind in ("made", "split"):
+        convert(Request(str(results.root / f"{name}-{kind}"), "hf", str(tmp_path / kind)))
+    stored = [(tmp_path / kind / "model.safetensors").read_bytes() for kind in ("made", "split")]
+    assert stored[0] == stored[1]
+
+
+@pytest.mark.parametrize(("name", "through"), [(name, to) for name in ARCHITECTURES for to in MODULES if to != "hf"])
+def test_there_and_back_is_the_same_model(
+    results: Results, stored_tensors: Callable[[Path], dict[str, Any]], name: str, through: str, tmp_path: Path
+) -> None:
+    """Names, dtypes, shapes and bits of every tensor, and what config.json means. TorchTitan lacks some models."""
+    if through == "torchtitan" and name not in IN_TORCHTITAN:
+        with pytest.raises(UsageError, match=r"torchtitan has no models of the .* family|no sliding window"):
+            convert(Request(str(results.root / name), through, str(tmp_path / "there")))
+        assert list(tmp_path.iterdir()) == []
+        return
+    convert(Request(str(results.root / name), through, str(tmp_path / "there")))
+    convert(Request(str(tmp_path / "there"), "hf", str(tmp_path / "back")))
+    assert stored_tensors(tmp_path / "back") == stored_tensors(results.root / name)
+    again = AutoConfig.from_pretrained(tmp_path / "back")
+    assert huggingface.from_config(again.to_dict(), "family") == ARCHITECTURES[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+def test_a_gpt2_of_2019_is_read(results: Results, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Its names lack the prefix, and its file carries the causal mask of every layer."""
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in load_file(results.root / "gpt2" / "model.safetensors").items()
+    }
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64, dtype=dtype) for layer in range(GPT.num_layers)}
+    (tmp_path / "old").mkdir()
+    save_file(tensors | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4)}, tmp_path / "old" / "model.safetensors")
+    shutil.copy(results.root / "gpt2" / "config.json", tmp_path / "old")
+    convert(Request(str(tmp_path / "old"), "megatron-dist", str(tmp_path / "run")))
+    stored = [(run / "release" / "__0_0.distcp").read_bytes() for run in (tmp_path / "run", results.root / "gpt2-megatron")]
+    assert stored[0] == stored[1]
+
+
+def test_every_model_type_has_a_family() -> None:
+    assert set(FAMILIES) == set(huggingface.MODEL_TYPES)
+
+
+def test_features_that_no_family_has_together() -> None:
+    with pytest.raises(BadData, match="family: no family that is known here has this combination"):
+        family_of(dataclasses.replace(LLAMA, add_qkv_bias=True, qk_layernorm=True))
+
+
+def test_the_manual_shows_a_family_as_it_is() -> None:
+    manual = (Path(__file__).parents[4] / "tools" / "convert" / "README.md").read_text()
+    (shown,) = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    assert shown.strip() in Path(str(qwen2.__file__)).read_text()
+    for name, family in FAMILIES.items():
+        row = next(line for line in manual.splitlines() if line.startswith(f"| {family.name} |"))
+        assert row.endswith("| all |") == (TORCHTITAN in family.tables), name

@@ -1,0 +1,239 @@
+"""Plan a conversion, then carry it out: every tensor is located and checked before the first byte is written."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lt_convert import formats
+from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.commands.writer import execute
+from lt_convert.formats import location, megatron_args
+from lt_convert.formats.checkpoint import ALONE, Layout, Result, Source
+from lt_convert.tensors.blocks import Blocks, flat, row_blocks
+from lt_convert.tensors.checksums import Checksums
+from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import Tensor
+from lt_convert.weights import families
+from lt_shared import checkpoint_layout, storage
+from lt_shared.console import BadData, CannotCreate, UsageError, note, warn
+from lt_shared.manifest import Checkpoint, absolute
+
+MEGATRON = ("megatron-dist", "megatron-legacy")
+WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asks for. `dtype` None keeps every tensor's own; `layout` is for the legacy format.
+
+    `optimizer` says whether its state goes along, where both formats have one.
+    """
+
+    source: str
+    to: str
+    destination: str
+    dtype: str | None = None
+    force: bool = False
+    layout: Layout = ALONE
+    optimizer: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The files of the destination in the order of publication, and where the values of their tensors come from."""
+
+    source: Source
+    request: Request
+    files: tuple[OutputFile, ...]
+    operations: Mapping[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def to_record(self) -> dict[str, Any]:
+        source = self.source
+        return {
+            "source": absolute(source.directory),
+            "from": source.format,
+            "to": self.request.to,
+            "destination": absolute(self.request.destination),
+            "architecture": source.model.architecture.to_record(),
+            "padded_vocab_size": source.model.padded_vocab_size,
+            "tokenizer": str(source.tokenizer.directory) if source.tokenizer else None,
+            "left_out": list(source.left_out),
+            "bytes": self.size_bytes,
+            "files": [{"name": file.name, "bytes": file.size_bytes} for file in self.files],
+            "tensors": [
+                {
+                    "name": segment.name,
+                    "dtype": segment.tensor.dtype,
+                    "shape": list(segment.tensor.shape),
+                    "bytes": segment.size_bytes,
+                    "file": file.name,
+                    "offset": offset,
+                    "operation": self._operation(segment),
+                    "from": segment.tensor.name.split(", "),
+                }
+                for file in self.files
+                for offset, segment in file.placed()
+                if isinstance(segment, Payload)
+            ],
+        }
+
+    def _operation(self, payload: Payload) -> str:
+        found = self.operations.get(payload.name, "copy")
+        tensor = payload.tensor
+        return found if tensor.dtype == tensor.stored else f"{found}, cast from {tensor.stored}"
+
+
+def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
+    """Where each source goes: to `output`, or of several each to a directory of its own name in it.
+
+    The name of a `release` directory is that of its run. Raises UsageError when two have the same name.
+    """
+    output = location.normal(output)
+    if len(sources) == 1:
+        return [(sources[0], output)]
+    names = [_name(source) for source in sources]
+    repeated = sorted({name for name in names if names.count(name) > 1 or name.startswith(("-", "@"))})
+    if repeated:
+        raise UsageError(f"several checkpoints would go to {output}/{repeated[0]}", "convert them one by one")
+    return [(source, f"{output.rstrip('/')}/{name}") for source, name in zip(sources, names, strict=True)]
+
+
+def _name(source: str) -> str:
+    if source == "-" or source.startswith("@"):
+        return source
+    parts = location.normal(source).split("/")
+    return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
+
+
+def plan(request: Request, files: Files) -> Plan:
+    """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when nothing would change."""
+    directory, source_format = location.locate(request.source, files)
+    if source_format == request.to and request.to != "megatron-legacy" and not request.dtype:
+        raise UsageError(f"{directory}: is in the format {source_format} already")
+    source: Source = formats.module(source_format).open_source(directory, files)
+    if request.to in MEGATRON:
+        megatron_args.check_computable(source.model.architecture, directory)
+    if not request.optimizer or request.to not in WITH_OPTIMIZER:
+        source = dataclasses.replace(source, optimizer=None)
+    check_copies(source, files)
+    tensors = {name: _cast(tensor, request.dtype) for name, tensor in source.tensors.items()}
+    target = formats.module(request.to)
+    outputs = target.outputs(Result(source, tensors, request.destination, request.layout))
+    family = families.family_of(source.model.architecture)
+    return Plan(source, request, tuple(outputs), family.operations(source.table, target.TABLE, source.model))
+
+
+def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
+    return tensor if dtype is None else tensor.cast(dtype)
+
+
+def check_copies(source: Source, files: Files) -> None:
+    """Raises BadData when a tensor that should repeat another one differs from it: leaving it out would lose it."""
+    for name, copy, original in source.copies:
+        if copy.parts == original.parts:
+            continue
+        one, other = Blocks(files), Blocks(files)
+        for start, stop in row_blocks(flat(copy)):
+            if one.rows(flat(copy), start, stop).tobytes() != other.rows(flat(original), start, stop).tobytes():
+                raise BadData(
+                    f"{source.directory}: {name} differs from {original.name}, but the configuration ties them",
+                    "set tie_word_embeddings to false in its configuration if they are meant to differ",
+                )
+
+
+def convert(request: Request) -> Checkpoint:
+    """Convert, or find that it has been done. Returns the checkpoint that is now at the destination."""
+    request = dataclasses.replace(request, destination=location.normal(request.destination))
+    destination = request.destination
+    with Files() as files:
+        directory, source_format = location.locate(request.source, files)
+        options = {
+            "from": absolute(directory),
+            "to": request.to,
+            "dtype": request.dtype,
+            "layout": dataclasses.astuple(request.layout),
+            "optimizer": request.optimizer,
+        }
+        fingerprint = _fingerprint(directory, source_format, destination)
+        made = ConversionRecord.read(destination)
+        if made and not request.force and made.made_of(options, fingerprint, destination):
+            note(f"{destination}: up to date")
+            return _result(request.to, destination, list(made.files.sizes), made.iteration, made.loss)
+        check_place(destination, directory)
+        _check_free(destination, request.force)
+        todo = plan(dataclasses.replace(request, source=directory), files)
+    source = todo.source
+    content = json.dumps([importlib.metadata.version("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
+    record = ConversionRecord(
+        options=options,
+        source=fingerprint,
+        files=Checksums({}, {}),
+        tokenizer_file=source.tokenizer.files[0].name if source.tokenizer else None,
+        iteration=source.iteration,
+        loss=source.loss,
+    )
+
+    def finish(checksums: Checksums) -> bytes:
+        return dataclasses.replace(record, files=checksums).to_bytes()
+
+    execute(todo.files, destination, hashlib.sha256(content.encode()).hexdigest(), request.force, finish)
+    if source.left_out and not source.optimizer:
+        note(f"{directory}: left out the training state ({len(source.left_out)} keys)")
+    if source.tokenizer is None:
+        warn(f"{directory}: no tokenizer beside it: the result has none")
+    return _result(request.to, destination, [file.name for file in todo.files], source.iteration, source.loss)
+
+
+def check_place(destination: str, source: str) -> None:
+    """Refuse a destination that holds the source or the working directory: they would be deleted with what is there.
+
+    Raises UsageError.
+    """
+    if f"{source}/".startswith(f"{destination}/"):
+        raise UsageError(f"{destination}: holds the source {source}", "choose another output")
+    if not storage.is_remote(destination) and f"{os.getcwd()}/".startswith(f"{destination.rstrip('/')}/"):
+        raise UsageError(f"{destination}: holds the working directory", "choose another output, or start elsewhere")
+
+
+def _check_free(destination: str, force: bool) -> None:
+    """Refuse an occupied destination before the source is read."""
+    if storage.is_remote(destination):
+        return
+    path = Path(destination)
+    if path.exists() and not path.is_dir():
+        raise CannotCreate(f"{destination}: exists and is not a directory")
+    if not force and path.is_dir() and any(path.iterdir()):
+        raise CannotCreate(f"{destination}: exists and is not empty", "choose another output or pass --force")
+
+
+def _fingerprint(directory: str, source_format: str, destination: str) -> list[dict[str, str | int]]:
+    """What tells that a file of the source was replaced or changed. A destination inside of it is none of its files."""
+    if storage.is_remote(directory):
+        return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
+    own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
+    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
+    if source_format in MEGATRON:
+        beside = checkpoint_layout.tokenizer_directory(Path(directory).parent)
+        paths += [path for path in beside.rglob("*") if path.is_file()]
+    if source_format == "torchtitan":
+        places = formats.module(source_format).configuration_places(directory)
+        paths += [path for place in places[1:] if (path := Path(place) / "config.json").is_file()]
+    return [storage.fingerprint(path) for path in sorted(paths)]
+
+
+def _result(to: str, destination: str, names: Sequence[str], iteration: int | None, loss: float | None) -> Checkpoint:
+    if to in MEGATRON:
+        if any(name.startswith(f"{checkpoint_layout.RELEASE}/") for name in names):
+            return Checkpoint(absolute(f"{destination}/{checkpoint_layout.RELEASE}"), to)
+        return Checkpoint(absolute(f"{destination}/iter_{iteration or 0:07d}"), to, iteration, loss)
+    return Checkpoint(absolute(destination), to, iteration, loss)

@@ -1,0 +1,53 @@
+"""Do two checkpoints compute the same? Their fp32 logits, at short and at long positions.
+
+A wrong RoPE shows late: with a scaling factor of 8 instead of 32, 64 tokens of Llama 3.2 differ by 5e-5 and every argmax agrees.
+So the sequence is as long as the model allows, up to `POSITIONS`, and every position counts. transformers computes both, from a
+temporary conversion to its format where a checkpoint has another.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lt_convert.commands.conversion import Request, convert
+from lt_convert.formats import location
+from lt_convert.tensors.source_files import Files
+from lt_shared.console import BadConfig
+
+POSITIONS = 8192
+# Of the largest logit: the rounding of fp32 sums in another order.
+TOLERANCE = 1e-4
+
+
+def compare(one: str, other: str) -> dict[str, Any]:
+    """`largest` is the largest difference of two logits, `scale` the largest logit. Raises BadConfig without transformers."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise BadConfig("--logits needs torch and transformers", "pip install torch transformers") from None
+
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with tempfile.TemporaryDirectory() as place:
+        first, second = (_load(argument, Path(place) / str(number)) for number, argument in enumerate((one, other)))
+        positions = min(POSITIONS, first.config.max_position_embeddings, second.config.max_position_embeddings)
+        vocabulary = min(first.config.vocab_size, second.config.vocab_size)
+        tokens = torch.randint(vocabulary, (1, positions), generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            left, right = (model(tokens).logits[..., :vocabulary] for model in (first, second))
+    largest, scale = float((left - right).abs().max()), float(left.abs().max())
+    return {"positions": positions, "largest": largest, "scale": scale, "same": largest <= TOLERANCE * scale}
+
+
+def _load(argument: str, place: Path) -> Any:
+    """The model in fp32, converted to Hugging Face's format where it has another."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with Files() as files:
+        directory, name = location.locate(argument, files)
+    if name != "hf":
+        directory = convert(Request(directory, "hf", str(place))).path
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+    return model.eval()

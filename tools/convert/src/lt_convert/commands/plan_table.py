@@ -1,0 +1,62 @@
+"""The plan of a conversion as a table for people."""
+
+import io
+import re
+import shutil
+from collections.abc import Iterator
+from typing import IO, Any
+
+from lt_convert.weights.mapping import listed
+from lt_shared.architecture import Architecture
+
+# The width where nobody looks at a terminal.
+COLUMNS = 160
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def write(record: dict[str, Any], output: IO[str]) -> None:
+    """Write what `Plan.to_record` gives: a line per tensor, layers that differ in their number alone as one, then the files."""
+    from rich.table import Table
+    from rich.text import Text
+
+    architecture = Architecture.from_record(record["architecture"])
+    table = Table(box=None, pad_edge=False)
+    for title in ("tensor", "dtype", "shape", "bytes", "operation", "from"):
+        justify: Any = "right" if title == "bytes" else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=title in ("dtype", "bytes"))
+    for row in _rows(record["tensors"]):
+        table.add_row(*map(Text, row))
+    files = Table(box=None, pad_edge=False)
+    files.add_column("file", overflow="fold")
+    files.add_column("bytes", justify="right")
+    for file in record["files"]:
+        files.add_row(Text(file["name"]), f"{file['bytes']:,}")
+    output.write(f"{record['source']} ({record['from']}) -> {record['destination']} ({record['to']})\n")
+    output.write(f"{architecture.parameters():,} parameters, {record['bytes'] / 1e9:,.3f} GB on disk\n")
+    print_to(output, table)
+    print_to(output, files)
+    if record["left_out"]:
+        output.write(f"left out: {len(record['left_out'])} keys of the training state\n")
+
+
+def print_to(output: IO[str], table: Any) -> None:
+    """Write a table of rich as plain text. Its own console would end the program where nobody reads any more."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size().columns if output.isatty() else COLUMNS
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None).print(table)
+    output.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+
+
+def _rows(tensors: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for tensor in tensors:
+        names = tuple(_LAYER.sub("{}", name, count=1) for name in (tensor["name"], *tensor["from"]))
+        alike.setdefault((names, tensor["dtype"], tuple(tensor["shape"]), tensor["operation"]), []).append(tensor)
+    for (_, dtype, shape, operation), found in alike.items():
+        size_bytes = sum(tensor["bytes"] for tensor in found)
+        parts = [listed(names) for names in zip(*(tensor["from"] for tensor in found), strict=True)]
+        name = listed(dict.fromkeys(tensor["name"] for tensor in found))
+        yield name, dtype, " x ".join(map(str, shape)), f"{size_bytes:,}", operation, ", ".join(parts)

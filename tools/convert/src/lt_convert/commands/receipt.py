@@ -1,0 +1,68 @@
+"""`lt-convert.json` beside a converted checkpoint: what it was made of and what is in it, byte range by byte range.
+
+So running the same command again is quick, and `lt-convert verify` finds what changed since. A source is recognised by the path,
+size and modification time of its files, as make does, not by their content: hashing would read the whole checkpoint again.
+"""
+
+import dataclasses
+import json
+from typing import Any, Self
+
+from lt_convert.tensors.checksums import Checksums
+from lt_shared import storage
+from lt_shared.console import BadData, NoInput
+
+VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversionRecord:
+    """`source` has the fingerprint of each source file, `files` the checksums of what was written.
+
+    `tokenizer_file` is the first of the tokenizer's original files, beside which others may have been made.
+    """
+
+    options: dict[str, Any]
+    source: list[dict[str, str | int]]
+    files: Checksums
+    tokenizer_file: str | None = None
+    iteration: int | None = None
+    loss: float | None = None
+
+    def to_bytes(self) -> bytes:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return (json.dumps({"v": VERSION, **fields, "files": self.files.to_record()}) + "\n").encode()
+
+    def made_of(self, options: dict[str, Any], source: list[dict[str, str | int]], directory: str) -> bool:
+        """Whether `directory` still has the files that these options make of this source, by name and size."""
+        same = json.loads(json.dumps(options)) == self.options and source == self.source
+        return same and self.files.sizes == _sizes(directory, self.files.sizes)
+
+    @classmethod
+    def read(cls, directory: str) -> Self | None:
+        """The record in `directory`, None when there is none. Raises BadData when it is malformed."""
+        path = f"{directory}/{Checksums.RECORD}"
+        try:
+            content = storage.read_bytes(path)
+        except NoInput:
+            return None
+        try:
+            record = dict(json.loads(content))
+            if record.pop("v") != VERSION:
+                return None
+            return cls(**{**record, "files": Checksums.from_record(record["files"])})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadData(f"{path}: malformed: {error}", "delete the file") from None
+
+
+def _sizes(directory: str, names: Any) -> dict[str, int]:
+    if storage.is_remote(directory):
+        found = storage.sizes_below(directory)
+        return {name: found[name] for name in names if name in found}
+    sizes = {}
+    for name in names:
+        try:
+            sizes[name] = storage.size_bytes(f"{directory}/{name}")
+        except NoInput:
+            continue
+    return sizes

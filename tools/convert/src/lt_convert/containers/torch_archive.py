@@ -1,0 +1,247 @@
+"""Files of `torch.save`, written and read without torch: uncompressed zip archives with each tensor's values in one member.
+
+Everything but the values is known from dtype and shape, so a writer gets the bytes before, between and after them and the values
+are streamed. The checksum of a member comes before its values in the file; torch does not look at it, and it stays 0 here.
+Members are aligned to 64 bytes within the archive, as torch aligns them. Archives over 4 GiB get the 64-bit fields of zip.
+"""
+
+import dataclasses
+import io
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from lt_convert.containers import pickle_writer
+from lt_convert.containers.pickle_writer import Call, Global, Persistent
+from lt_convert.tensors.output_files import Payload
+from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.tensor import ITEM_BYTES, View, row_major
+from lt_shared import pickles
+from lt_shared.console import BadData
+
+ALIGNMENT = 64
+# The pickle of one tensor takes less than 1 kB, the archive's directory less than 2.
+END_BYTES = 4096
+STORAGES = {
+    "float64": "DoubleStorage",
+    "float32": "FloatStorage",
+    "bfloat16": "BFloat16Storage",
+    "float16": "HalfStorage",
+    "int64": "LongStorage",
+    "int32": "IntStorage",
+    "uint8": "ByteStorage",
+}
+_DTYPES = {name: dtype for dtype, name in STORAGES.items()}
+_LARGE = 0xFFFFFFFF
+# Bit 11 of the flags: names are UTF-8.
+_UTF8 = 0x0800
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """A float32 tensor without dimensions, such as an optimizer's count of steps."""
+
+    value: float
+
+    @property
+    def data(self) -> bytes:
+        return struct.pack("<f", self.value)
+
+
+def archive(value: Any) -> tuple[bytes | Payload, ...]:
+    """The content of a file of `torch.save(value)`; tensors in it are `Payload`s or `Scalar`s, all else as in `pickle_writer`.
+
+    Raises BadData for a tensor of a dtype that is not in `STORAGES`.
+    """
+    tensors: list[Payload | Scalar] = []
+    pickle = pickle_writer.dumps(_with_references(value, tensors))
+    members: list[tuple[str, bytes | Payload]] = [("data.pkl", pickle), ("byteorder", b"little")]
+    for number, tensor in enumerate(tensors):
+        members.append((f"data/{number}", tensor.data if isinstance(tensor, Scalar) else tensor))
+    members.append(("version", b"3\n"))
+    segments: list[bytes | Payload] = []
+    directory = []
+    position = 0
+    for name, content in members:
+        size = content.size_bytes if isinstance(content, Payload) else len(content)
+        checksum = 0 if isinstance(content, Payload) else zlib.crc32(content)
+        encoded = f"archive/{name}".encode()
+        header = _local_header(encoded, size, checksum, position)
+        directory.append(_directory_entry(encoded, size, checksum, position))
+        segments += [header, content]
+        position += len(header) + size
+    entries = b"".join(directory)
+    segments.append(entries + _end(len(directory), len(entries), position))
+    return _joined(segments)
+
+
+def _with_references(value: Any, tensors: list[Payload | Scalar]) -> Any:
+    """`value` with every tensor replaced by what its pickle has of it; they are collected in `tensors`."""
+    if isinstance(value, Payload | Scalar):
+        if isinstance(value, Payload) and value.tensor.dtype not in STORAGES:
+            raise BadData(
+                f"{value.tensor.name}: is stored as {value.tensor.dtype}, which is not written in a file of torch.save here",
+                "of such tensors only Hugging Face files are made",
+            )
+        tensors.append(value)
+        dtype, shape = ("float32", ()) if isinstance(value, Scalar) else (value.tensor.dtype, value.tensor.shape)
+        return _reference(dtype, shape, len(tensors) - 1)
+    if isinstance(value, dict):
+        return {key: _with_references(entry, tensors) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_references(entry, tensors) for entry in value)
+    if isinstance(value, pickle_writer.Instance):
+        return dataclasses.replace(value, state=_with_references(value.state, tensors))
+    return value
+
+
+def _reference(dtype: str, shape: tuple[int, ...], number: int) -> Call:
+    storage = Global("torch", STORAGES[dtype])
+    values = Persistent(("storage", storage, str(number), "cpu", math.prod(shape)))
+    hooks = Call(Global("collections", "OrderedDict"), ())
+    arguments = (values, 0, shape, row_major(shape, 1), False, hooks)
+    return Call(Global("torch._utils", "_rebuild_tensor_v2"), arguments)
+
+
+def _local_header(name: bytes, size: int, checksum: int, position: int) -> bytes:
+    extra = struct.pack("<HHQQ", 1, 16, size, size) if size >= _LARGE else b""
+    shown = min(size, _LARGE)
+    unpadded = position + 30 + len(name) + len(extra) + 4
+    padding = -unpadded % ALIGNMENT
+    extra += b"FB" + struct.pack("<H", padding) + b"Z" * padding
+    fields = (b"PK\x03\x04", 45 if size >= _LARGE else 20, _UTF8, 0, 0, 0, checksum, shown, shown, len(name), len(extra))
+    return struct.pack("<4s5H3I2H", *fields) + name + extra
+
+
+def _directory_entry(name: bytes, size: int, checksum: int, position: int) -> bytes:
+    large = b""
+    if size >= _LARGE:
+        large += struct.pack("<QQ", size, size)
+    if position >= _LARGE:
+        large += struct.pack("<Q", position)
+    extra = struct.pack("<HH", 1, len(large)) + large if large else b""
+    version = 45 if large else 20
+    shown = min(size, _LARGE)
+    sizes = (checksum, shown, shown, len(name), len(extra), 0, 0, 0, 0, min(position, _LARGE))
+    return struct.pack("<4s6H3I5H2I", b"PK\x01\x02", version, version, _UTF8, 0, 0, 0, *sizes) + name + extra
+
+
+def _end(entries: int, size: int, position: int) -> bytes:
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, min(entries, 0xFFFF), min(entries, 0xFFFF), size, min(position, _LARGE), 0)
+    if position < _LARGE and entries < 0xFFFF:
+        return end
+    record = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, entries, entries, size, position)
+    return record + struct.pack("<4sIQI", b"PK\x06\x07", 0, position + size, 1) + end
+
+
+def _joined(segments: list[bytes | Payload]) -> tuple[bytes | Payload, ...]:
+    joined: list[bytes | Payload] = []
+    for segment in segments:
+        if joined and isinstance(segment, bytes) and isinstance(joined[-1], bytes):
+            joined[-1] += segment
+        else:
+            joined.append(segment)
+    return tuple(joined)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredValues:
+    """A tensor in an archive: its dtype and where its values lie."""
+
+    dtype: str
+    view: View
+
+
+def ends(path: str, offset: int, length: int) -> list[tuple[str, int, int]]:
+    """The ranges (path, offset, length) of an archive with one tensor that `read` looks at; its values lie between them."""
+    end = min(length, END_BYTES)
+    return [(path, offset, end), (path, offset + length - end, end)]
+
+
+def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[Any, Callable[[Any], StoredValues]]:
+    """The object in the archive at `offset` of a file, inert (`pickles.Record`), and what finds the values of its tensors.
+
+    Raises BadData, naming `name`, for an archive that is damaged, compressed or holds anything unexpected; nothing is executed.
+    """
+    origin = f"{path}: {name}"
+    if offset < 0 or length < 0 or offset + length > files.size_bytes(path):
+        raise BadData(f"{origin}: lies beyond the end of the file", "the checkpoint is incomplete: copy it again")
+    try:
+        with zipfile.ZipFile(_Window(files, path, offset, length)) as archive:
+            pickled = pickles.pickle_member(archive, origin)
+            content = pickles.loads(_stored_bytes(archive, pickled, origin), origin)
+            members = {member.filename: member for member in archive.infolist()}
+            files.prefetch((path, offset + member.header_offset, 30) for member in members.values())
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
+        raise BadData(f"{origin}: damaged at byte {offset}: {error}") from None
+    root = pickled.removesuffix("data.pkl")
+
+    def locate(record: Any) -> StoredValues:
+        return _locate(record, root, members, path, offset, length, files, origin)
+
+    return content, locate
+
+
+def _stored_bytes(archive: zipfile.ZipFile, member: str, origin: str) -> bytes:
+    """A member's content; a compressed one could be any size, and torch compresses nothing."""
+    if archive.getinfo(member).compress_type != zipfile.ZIP_STORED:
+        raise BadData(f"{origin}: is compressed, which torch.save never does")
+    return archive.read(member)
+
+
+def _locate(
+    record: Any, root: str, members: dict[str, zipfile.ZipInfo], path: str, offset: int, length: int, files: Files, origin: str
+) -> StoredValues:
+    try:
+        storage, first, shape, strides = record.arguments[:4]
+        dtype = _DTYPES[storage[1].name.removeprefix("torch.")]
+        member = members[f"{root}data/{storage[2]}"]
+        sizes = (first, storage[4], *shape, *strides)
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError("its sizes are no natural numbers")
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise BadData(f"{origin}: holds no plain tensor: {error}") from None
+    item_bytes = ITEM_BYTES[dtype]
+    last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else first - 1
+    if member.compress_type != zipfile.ZIP_STORED or (last + 1) * item_bytes > member.file_size:
+        raise BadData(f"{origin}: its values are compressed or cut off")
+    header = files.read(path, offset + member.header_offset, 30)
+    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    begin = member.header_offset + 30 + names
+    if begin + member.file_size > length:
+        raise BadData(f"{origin}: its values are cut off")
+    byte_strides = tuple(stride * item_bytes for stride in strides)
+    return StoredValues(dtype, View(path, offset + begin + first * item_bytes, tuple(shape), byte_strides))
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file of its own, for zipfile."""
+
+    def __init__(self, files: Files, path: str, offset: int, length: int):
+        self.files, self.path, self.offset, self.length = files, path, offset, length
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
+        if self.position < 0:
+            raise ValueError("before the beginning")
+        return self.position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self.length - self.position)
+        size = left if size < 0 else min(size, left)
+        data = self.files.read(self.path, self.offset + self.position, size)
+        self.position += size
+        return data

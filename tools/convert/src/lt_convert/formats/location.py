@@ -1,0 +1,108 @@
+"""Which checkpoint SRC means: a directory, the newest checkpoint of a run, or the last one of a manifest; local or remote."""
+
+import os
+import re
+
+from lt_convert import formats
+from lt_convert.formats.checkpoint import Source
+from lt_convert.tensors.source_files import INCOMPLETE, Files
+from lt_shared import checkpoint_layout, manifest, storage
+from lt_shared.console import BadData, NoInput, UsageError
+from lt_shared.manifest import Checkpoint, Dataset
+
+TORCHTITAN_STEP = re.compile(r"step-(\d+)")
+
+
+def open_source(argument: str, files: Files) -> Source:
+    """The checkpoint that SRC means, described. Raises as `locate` and as the format's own `open_source`."""
+    directory, name = locate(argument, files)
+    source: Source = formats.module(name).open_source(directory, files)
+    return source
+
+
+def locate(argument: str, files: Files) -> tuple[str, str]:
+    """The checkpoint directory and its format.
+
+    Raises: NoInput when there is no checkpoint, BadData for one that is incomplete or a tracker that names none.
+    """
+    path = normal(_last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument)
+    names = listing(path)
+    if checkpoint_layout.TRACKER in names:
+        path = f"{path}/{_tracked(path, files)}"
+        names = listing(path)
+    steps = [(int(match[1]), name) for name in names if (match := TORCHTITAN_STEP.fullmatch(name))]
+    if steps:
+        path = _newest_step(path, steps)
+        names = listing(path)
+    found = formats.recognise(names)
+    if found is None and any(name.endswith(".distcp") for name in names):
+        raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
+    if found is None:
+        raise NoInput(
+            f"{path}: no checkpoint that is known here",
+            "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
+            f"{checkpoint_layout.TRACKER}",
+        )
+    return path, found
+
+
+def normal(path: str) -> str:
+    """A path as it is compared and recorded: absolute and without links; a URL without a slash at its end.
+
+    Raises UsageError for an empty one, which an unset variable leaves: it must not stand for another directory.
+    """
+    if not path:
+        raise UsageError("an empty path", "is a variable not set?")
+    path = path.removeprefix("file://")
+    if storage.is_remote(path):
+        return path.rstrip("/")
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:
+        raise NoInput("the working directory does not exist any more", "cd to one that does") from None
+
+
+def listing(directory: str) -> list[str]:
+    """The names of the files and directories in a directory. Raises NoInput when it does not exist."""
+    if storage.is_remote(directory):
+        names = sorted({name.split("/")[0] for name in storage.sizes_below(directory)})
+        if not names:
+            raise NoInput(f"{directory}: no such directory")
+        return names
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        raise NoInput(f"{directory}: no such directory") from None
+    except NotADirectoryError:
+        raise NoInput(f"{directory}: not a directory") from None
+    except PermissionError:
+        raise NoInput(f"{directory}: permission denied") from None
+
+
+def _last_of_manifest(argument: str) -> str:
+    entries = manifest.read([argument])
+    last = entries[-1]
+    if isinstance(last, Dataset) and last == Dataset(last.prefix):
+        return last.prefix
+    found: list[Checkpoint] = manifest.checkpoints(entries, "standard input" if argument == "-" else argument[1:])
+    return found[-1].path
+
+
+def _tracked(run: str, files: Files) -> str:
+    """The name of the directory that a run's tracker file means."""
+    path = f"{run}/{checkpoint_layout.TRACKER}"
+    content = files.read(path, 0, min(files.size_bytes(path), 100)).decode(errors="replace").strip()
+    if content == checkpoint_layout.RELEASE:
+        return content
+    if not (content.isascii() and content.isdigit()):
+        raise BadData(f"{path}: holds {content[:40]!r}, expected an iteration or {checkpoint_layout.RELEASE!r}")
+    return f"iter_{int(content):07d}"
+
+
+def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
+    """The last of TorchTitan's checkpoints that was written to its end."""
+    for _, name in sorted(steps, reverse=True):
+        directory = f"{path}/{name}"
+        if formats.recognise(listing(directory)):
+            return directory
+    raise BadData(f"{path}: none of its {len(steps)} checkpoints is complete", INCOMPLETE)

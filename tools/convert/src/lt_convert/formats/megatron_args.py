@@ -1,0 +1,72 @@
+"""A model as Megatron describes it: the arguments in its checkpoints."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from lt_convert.containers.pickle_writer import Global, Instance
+from lt_convert.weights.mapping import Model
+from lt_shared import megatron_arguments
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadConfig, BadData, warn
+
+# Megatron's settings that change results and have no place in an architecture here.
+REQUIRED_ARGUMENTS = {
+    "rotary_interleaved": False,
+    "rotary_seq_len_interpolation_factor": None,
+    "apply_layernorm_1p": False,
+}
+
+
+def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Architecture:
+    """The architecture that stored arguments describe. Raises BadData, naming `origin`, when it is none that is known here."""
+    for setting, value in REQUIRED_ARGUMENTS.items():
+        if arguments.get(setting, value) != value:
+            raise BadData(f"{origin}: {setting} is {arguments[setting]!r}, which no other format here can say")
+    given = dict(arguments)
+    if given.get("vocab_size") is None and given.get("padded_vocab_size"):
+        warn(f"{origin}: the vocabulary size is not stored; all {given['padded_vocab_size']} rows are kept, padding included")
+        given["vocab_size"] = given["padded_vocab_size"]
+    try:
+        return dataclasses.replace(megatron_arguments.from_arguments(given, origin), name=name)
+    except BadConfig as error:
+        raise BadData(str(error), error.hint) from None
+    except TypeError as error:
+        raise BadData(f"{origin}: malformed Megatron arguments: {error}") from None
+
+
+def check_computable(architecture: Architecture, origin: str) -> None:
+    """Raises BadData for a RoPE that Megatron would compute otherwise: of its scaling only the factor is a setting there."""
+    scaling = architecture.rope_scaling
+    if scaling and scaling != RopeScaling(scaling.factor):
+        raise BadData(f"{origin}: Megatron fixes every number of RoPE scaling but the factor, and this model has {scaling}")
+    if architecture.rotary_base != int(architecture.rotary_base):
+        raise BadData(f"{origin}: Megatron's rotary base is a whole number, and this model has {architecture.rotary_base}")
+
+
+def common_state(model: Model, dtype: str, **sizes: Any) -> dict[str, Any]:
+    """What Megatron keeps beside the tensors of a checkpoint without a training state. `sizes` are arguments of their own."""
+    arguments = megatron_arguments.to_arguments(model.architecture) | {
+        "padded_vocab_size": model.padded_vocab_size,
+        "make_vocab_size_divisible_by": 128,
+        "add_position_embedding": True,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "world_size": 1,
+        "ckpt_format": "torch_dist",
+        "no_save_optim": True,
+        "no_save_rng": True,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+        "params_dtype": Global("torch", dtype),
+        "bf16": dtype == "bfloat16",
+        "fp16": dtype == "float16",
+        **sizes,
+    }
+    return {
+        "args": Instance(Global("argparse", "Namespace"), arguments),
+        "checkpoint_version": 3.0,
+        "iteration": 0,
+        "num_floating_point_operations_so_far": 0,
+    }

@@ -1,0 +1,50 @@
+"""Megatron's stacked layers: a torch_dist checkpoint keeps a weight of all layers under one key, layers first, a chunk a layer.
+
+`decoder.layers.mlp.linear_fc2.weight` of shape (layers, rows, columns) is `decoder.layers.3.mlp.linear_fc2.weight` and its like
+everywhere else here. The optimizer's moments are stacked as the weights are.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from lt_convert.containers.dcp import Entry
+from lt_convert.tensors.tensor import Tensor
+from lt_shared.console import BadData
+
+EMBEDDING = "embedding.word_embeddings.weight"
+
+_STACKED = re.compile(r"(?P<stem>.*\bdecoder\.layers)\.(?P<rest>[^0-9].*)")
+_LAYER = re.compile(r"(.*\bdecoder\.layers)\.(\d+)\.(.*)")
+
+
+def prefix_of(names: Iterable[str]) -> str:
+    """What some trainers put before every name of the model."""
+    return next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), "")
+
+
+def unstacked(stacked: Tensor) -> dict[str, Tensor]:
+    """The tensors of the layers in a stacked one; any other tensor as it is."""
+    match = _STACKED.fullmatch(stacked.name)
+    if not match:
+        return {stacked.name: stacked}
+    if not all(stacked.shape):
+        raise BadData(f"{stacked.name} is {list(stacked.shape)}: it has layers, but no values")
+    names = [f"{match['stem']}.{layer}.{match['rest']}" for layer in range(stacked.shape[0])]
+    return {name: stacked.at(layer).named(name) for layer, name in enumerate(names)}
+
+
+def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
+    """The layers of a tensor under one key, a chunk a layer; other tensors whole."""
+    stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
+    found: list[Entry] = []
+    for name, tensor in tensors.items():
+        match = _LAYER.fullmatch(name)
+        if match:
+            stacks.setdefault(f"{match[1]}.{match[3]}", []).append((int(match[2]), name, tensor))
+        else:
+            found.append(Entry.whole(name, tensor))
+    for key, stack in stacks.items():
+        first = stack[0][2]
+        chunks = tuple(((layer,) + (0,) * len(tensor.shape), name, tensor.expanded(1)) for layer, name, tensor in stack)
+        found.append(Entry(key, first.dtype, (count, *first.shape), chunks))
+    return found

@@ -1,0 +1,1 @@
+"""The tokenizer beside a checkpoint: found, and written as Hugging Face's files."""

@@ -1,0 +1,87 @@
+"""The tokenizer that belongs to a checkpoint; from a remote store its few files are fetched first."""
+
+import atexit
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from lt_convert.tensors.checksums import Checksums
+from lt_convert.tensors.output_files import OutputFile
+from lt_convert.tensors.source_files import Files
+from lt_shared import checkpoint_layout, storage, tokenizer_files
+from lt_shared.console import BadData, NoInput
+from lt_shared.manifest import Tokenizer, absolute
+from lt_shared.tokenizer_files import TokenizerFiles
+
+# Vocabularies of 256,000 tokens take 35 MB as tokenizer.json.
+MAXIMUM_BYTES = 200_000_000
+SUFFIXES = (".json", ".model", ".txt", ".tiktoken", ".bpe", ".py")
+
+
+def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
+    """The tokenizer in a model's own directory. After a conversion it is the original one, not what was made of it."""
+    place = _local(directory)
+    record = place / Checksums.RECORD
+    original = ""
+    if record.is_file():
+        try:
+            original = json.loads(record.read_bytes()).get("tokenizer_file") or ""
+            if original == ".." or Path(original).name != original:
+                raise ValueError("tokenizer_file is no name of a file beside it")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise BadData(f"{directory}/{Checksums.RECORD}: malformed: {error}", "delete the file") from None
+    return _find(place / original)
+
+
+def of_run(run: str, saved: Tokenizer | None) -> TokenizerFiles | None:
+    """The tokenizer of a training run: in its directory, or where the checkpoint says.
+
+    Raises BadData when it is not the one that the checkpoint was trained with.
+    """
+    found = _find(_local(f"{run}/tokenizer"))
+    if saved and found is None and saved.path:
+        found = _find(_local(saved.path))
+    if saved and found and found.sha256() != saved.sha256:
+        raise BadData(
+            f"{found.directory}: not the tokenizer {saved.name} that the checkpoint was trained with",
+            "put the tokenizer's own files there",
+        )
+    return found
+
+
+def outputs(tokenizer: TokenizerFiles | None) -> list[OutputFile]:
+    """The files of a tokenizer unchanged, in the directory that a run has for them."""
+    files = {path.name: path.read_bytes() for path in (*tokenizer.companions, *tokenizer.files)} if tokenizer else {}
+    return [OutputFile(f"{checkpoint_layout.TOKENIZER_DIRECTORY}/{name}", (content,)) for name, content in files.items()]
+
+
+def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | None:
+    """What a checkpoint at `destination` says about the tokenizer whose `outputs` lie beside it."""
+    if tokenizer is None:
+        return None
+    place = absolute(f"{destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}")
+    return Tokenizer(tokenizer.name, tokenizer.sha256(), place)
+
+
+def _find(place: Path) -> TokenizerFiles | None:
+    if not place.exists():
+        return None
+    try:
+        return tokenizer_files.find(place)
+    except NoInput:
+        return None
+
+
+def _local(directory: str) -> Path:
+    """The directory, or a copy of what may be a tokenizer in a remote one."""
+    if not storage.is_remote(directory):
+        return Path(directory)
+    copy = Path(tempfile.mkdtemp(prefix="lt-convert-"))
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    place = copy / directory.rstrip("/").rsplit("/", 1)[-1]
+    place.mkdir()
+    for name, size in storage.sizes_below(directory).items():
+        if "/" not in name and name.endswith(SUFFIXES) and size <= MAXIMUM_BYTES and not name.endswith(".index.json"):
+            (place / name).write_bytes(storage.read_bytes(f"{directory}/{name}"))
+    return place

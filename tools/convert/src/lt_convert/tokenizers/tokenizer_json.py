@@ -1,0 +1,199 @@
+"""Give a Hugging Face directory the tokenizer that `AutoTokenizer.from_pretrained` loads.
+
+The original files are copied unchanged, so that the way back finds the tokenizer with the same hash. transformers reads only
+`tokenizer.json` without further packages: for GPT-2, Llama 3's tiktoken file and Tekken it is made here.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lt_shared import llama3, storage, tekken
+from lt_shared.console import BadData, warn
+from lt_shared.tokenizer_files import TokenizerFiles
+
+TOKENIZER = "tokenizer.json"
+CONFIGURATION = "tokenizer_config.json"
+GENERATION = "generation_config.json"
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>")
+BEGIN_OF_TEXT = ("<|begin_of_text|>", "<s>", "<|endoftext|>")
+LLAMA3_RANKS = 128_000
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
+    """Copy the files, add what transformers needs, and return the ids of the special tokens that the files name.
+
+    `bos_token_id` and `eos_token_id` are there always, None where unknown. Warns of tokens that a model with `vocab_size` tokens
+    does not have.
+    """
+    files.copy_to(directory)
+    if files.kind == "gpt2":
+        _gpt2(files).save(str(directory / TOKENIZER))
+    elif files.kind == "tiktoken":
+        _llama3(files.files[0]).save(str(directory / TOKENIZER))
+    elif files.kind == "tekken":
+        _tekken(files.files[0]).save(str(directory / TOKENIZER))
+    elif files.kind == "sentencepiece":
+        from lt_convert.tokenizers import sentencepiece_model
+
+        sentencepiece_model.read(files.files[0]).save(str(directory / TOKENIZER))
+    elif files.files[0].name != TOKENIZER:
+        storage.write_bytes(directory / TOKENIZER, files.files[0].read_bytes())
+    return _describe(directory, maximum_length, vocab_size)
+
+
+def check_ids(ids: Mapping[str, Any], vocab_size: int, origin: str) -> dict[str, Any]:
+    """`ids`, None instead of those that no token of the vocabulary has; `origin` says where they were, for the warning."""
+    checked = dict(ids)
+    for name, value in ids.items():
+        values = value if isinstance(value, list) and value else [value]
+        if value is not None and not all(type(one) is int and 0 <= one < vocab_size for one in values):
+            warn(f"{origin}: {name} is {value!r:.60}, the vocabulary has {vocab_size:,} tokens: left out")
+            checked[name] = None
+    return checked
+
+
+def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
+    """Write the configuration files that are not there, from the special tokens that are."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+    path = directory / CONFIGURATION
+    configuration: dict[str, Any] = _read_json(path) if path.is_file() else {}
+    special = {}
+    for role, candidates in (("bos", BEGIN_OF_TEXT), ("eos", END_OF_TEXT)):
+        found = next((token for token in candidates if tokenizer.token_to_id(token) is not None), None)
+        special[role] = _content(configuration[f"{role}_token"]) if f"{role}_token" in configuration else found
+    if configuration.get("pad_token"):
+        special["pad"] = _content(configuration["pad_token"])
+    if not configuration:
+        known = {f"{role}_token": name for role, name in special.items() if name}
+        configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": maximum_length} | known
+        storage.write_bytes(path, (json.dumps(configuration, indent=2) + "\n").encode())
+    ids = {f"{role}_token_id": tokenizer.token_to_id(name) if name else None for role, name in special.items()}
+    if ids["eos_token_id"] is None:
+        warn(f"the tokenizer has none of {', '.join(END_OF_TEXT)}: the model has no end-of-text token")
+    last = max(tokenizer.get_vocab().values(), default=-1)
+    if last >= vocab_size:
+        warn(f"the tokenizer has ids up to {last:,}, the model's vocabulary only {vocab_size:,} tokens")
+    return ids
+
+
+def _content(token: Any) -> str | None:
+    """The text of a special token in a tokenizer's configuration."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise BadData(f"{path}: not a JSON object: {error}") from None
+
+
+def _gpt2(files: TokenizerFiles) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+    from tokenizers.models import BPE
+
+    vocabulary, merges = files.files
+    try:
+        tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise BadData(f"{vocabulary}: not a GPT-2 vocabulary: {error}") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    for token in END_OF_TEXT:
+        if tokenizer.token_to_id(token) is not None:
+            tokenizer.add_special_tokens([AddedToken(token, normalized=False)])
+    return tokenizer
+
+
+def _llama3(path: Path) -> Any:
+    """Llama 3's tokenizer: any two neighbours whose bytes together are a token may merge, the lowest rank first."""
+    from tokenizers import AddedToken, processors
+
+    ranks = _read_ranks(path)
+    if len(ranks) != LLAMA3_RANKS:
+        raise BadData(f"{path}: {len(ranks):,} tokens, only Llama 3's tiktoken file (128,000) is known", "use its tokenizer.json")
+    tokenizer = _from_ranks(ranks, LLAMA3_PATTERN, {})
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in llama3.special_tokens()])
+    begin = "<|begin_of_text|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+    return tokenizer
+
+
+def _tekken(path: Path) -> Any:
+    """Mistral's tokenizer; transformers is to put the begin of text before it, as for its own conversions."""
+    from tokenizers import AddedToken, processors
+
+    found = tekken.read(path)
+    special = {name: number for number, name in enumerate(found.special_tokens)}
+    tokenizer = _from_ranks(found.ids, found.pattern, special)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    begin = tekken.BEGIN_OF_DOCUMENT
+    if begin in special:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, special[begin])]
+        )
+    return tokenizer
+
+
+def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) -> Any:
+    """A tokenizer of ranks that are ids; `special` tokens have ids among them."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    merges: list[tuple[int, int, int, bytes, bytes]] = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ranks and right in ranks:
+                merges.append((rank, ranks[left], ranks[right], left, right))
+    symbols = _byte_symbols()
+
+    def text(token: bytes) -> str:
+        return "".join(symbols[byte] for byte in token)
+
+    model = BPE(
+        vocab={text(token): rank for token, rank in ranks.items()} | special,
+        merges=[(text(left), text(right)) for _, _, _, left, right in sorted(merges)],
+        ignore_merges=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError:
+            raise BadData(f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank") from None
+    return ranks
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

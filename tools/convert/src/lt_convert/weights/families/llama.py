@@ -1,0 +1,122 @@
+"""The Llama family: Llama 2, 3, 3.1 and 3.2, and Mistral, which differs in its attention's window alone.
+
+Megatron rotates the halves of a head as Hugging Face does; TorchTitan's Llama rotates neighbouring channels, so its queries and
+keys are permuted within each head. Megatron's TransformerEngine layers keep the norms with the products that follow them, and
+torch_dist uses those names for both kinds of layers; the older format of one file a rank has the names of the layers in use.
+"""
+
+from collections.abc import Mapping
+
+from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, TORCHTITAN, TORCHTITAN_2025, Family, Shape, Table
+from lt_convert.weights.weight_ops import OUTPUT, Again, Output, PaddedRows, QueryGroups, RotaryPairs, Rows
+from lt_shared.architecture import Architecture
+
+EMBEDDING, FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
+LAYER = "model.layers.{layer}."
+QUERY, KEY, VALUE = (f"{LAYER}self_attn.{part}_proj.weight" for part in "qkv")
+GATE, UP, DOWN = (f"{LAYER}mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
+PROJECTION = f"{LAYER}self_attn.o_proj.weight"
+ATTENTION_NORM, MLP_NORM = f"{LAYER}input_layernorm.weight", f"{LAYER}post_attention_layernorm.weight"
+
+MEGATRON_LAYER = "decoder.layers.{layer}."
+TORCHTITAN_LAYER = "layers.{layer}."
+# Parts of names that are others in Megatron's local layers, and in TorchTitan up to 0.2.
+LOCAL_NAMES = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+NAMES_OF_2025 = {"attention.qkv_linear.": "attention.", "lm_head.": "output."}
+
+
+def decoder(architecture: Architecture, layer: Mapping[str, Shape]) -> dict[str, Shape]:
+    """All canonical tensors of a decoder whose layers have those of `layer`."""
+    vocabulary = (architecture.vocab_size, architecture.hidden_size)
+    output = {} if architecture.tie_embeddings else {OUTPUT: vocabulary}
+    return {EMBEDDING: vocabulary, **layer, FINAL_NORM: (architecture.hidden_size,), **output}
+
+
+def attention(architecture: Architecture) -> dict[str, Shape]:
+    hidden, queries, keys = architecture.hidden_size, architecture.query_size, architecture.kv_size
+    return {
+        ATTENTION_NORM: (hidden,),
+        QUERY: (queries, hidden),
+        KEY: (keys, hidden),
+        VALUE: (keys, hidden),
+        PROJECTION: (hidden, queries),
+        MLP_NORM: (hidden,),
+    }
+
+
+def feed_forward(architecture: Architecture) -> dict[str, Shape]:
+    hidden, ffn = architecture.hidden_size, architecture.ffn_hidden_size
+    return {GATE: (ffn, hidden), UP: (ffn, hidden), DOWN: (hidden, ffn)}
+
+
+def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+    return decoder(architecture, attention(architecture) | feed_forward(architecture))
+
+
+MEGATRON_TABLE: Table = {
+    "embedding.word_embeddings.weight": PaddedRows(EMBEDDING),
+    f"{MEGATRON_LAYER}self_attention.linear_qkv.layer_norm_weight": Rows(ATTENTION_NORM),
+    f"{MEGATRON_LAYER}self_attention.linear_qkv.weight": QueryGroups(QUERY, KEY, VALUE),
+    f"{MEGATRON_LAYER}self_attention.linear_proj.weight": Rows(PROJECTION),
+    f"{MEGATRON_LAYER}mlp.linear_fc1.layer_norm_weight": Rows(MLP_NORM),
+    f"{MEGATRON_LAYER}mlp.linear_fc1.weight": Rows(GATE, UP),
+    f"{MEGATRON_LAYER}mlp.linear_fc2.weight": Rows(DOWN),
+    "decoder.final_layernorm.weight": Rows(FINAL_NORM),
+    "output_layer.weight": Output(PaddedRows(OUTPUT), PaddedRows(EMBEDDING)),
+}
+
+TORCHTITAN_TABLE: Table = {
+    "tok_embeddings.weight": Rows(EMBEDDING),
+    f"{TORCHTITAN_LAYER}attention_norm.weight": Rows(ATTENTION_NORM),
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wq.weight": RotaryPairs(QUERY),
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wk.weight": RotaryPairs(KEY),
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wv.weight": Rows(VALUE),
+    f"{TORCHTITAN_LAYER}attention.wo.weight": Rows(PROJECTION),
+    f"{TORCHTITAN_LAYER}ffn_norm.weight": Rows(MLP_NORM),
+    f"{TORCHTITAN_LAYER}feed_forward.w1.weight": Rows(GATE),
+    f"{TORCHTITAN_LAYER}feed_forward.w2.weight": Rows(DOWN),
+    f"{TORCHTITAN_LAYER}feed_forward.w3.weight": Rows(UP),
+    "norm.weight": Rows(FINAL_NORM),
+    "lm_head.weight": Output(Rows(OUTPUT), Rows(EMBEDDING), written=True),
+}
+
+STATEFUL = (
+    f"{MEGATRON_LAYER}self_attention.linear_qkv",
+    f"{MEGATRON_LAYER}self_attention.linear_proj",
+    f"{MEGATRON_LAYER}self_attention.core_attention",
+    f"{MEGATRON_LAYER}mlp.linear_fc1",
+    f"{MEGATRON_LAYER}mlp.linear_fc2",
+    "decoder.final_layernorm",
+)
+
+
+def renamed(table: Table, parts: Mapping[str, str]) -> Table:
+    """The same ops under other names: every part of a name that is a key of `parts` is replaced."""
+    result = {}
+    for pattern, op in table.items():
+        for old, new in parts.items():
+            pattern = pattern.replace(old, new)
+        result[pattern] = op
+    return result
+
+
+def megatron_tables(table: Table) -> dict[str, Table]:
+    """Megatron's tables of a dense model, from that of TransformerEngine's layers."""
+    return {MEGATRON: table, MEGATRON_TE: table, MEGATRON_LOCAL: renamed(table, LOCAL_NAMES)}
+
+
+def torchtitan_tables(table: Table) -> dict[str, Table]:
+    """TorchTitan's tables, from that of version 0.3. Between the two, in 2026, only the output had its old name."""
+    between = {"output.weight": Again(table["lm_head.weight"])}
+    return {TORCHTITAN: {**table, **between}, TORCHTITAN_2025: renamed(table, NAMES_OF_2025)}
+
+
+LLAMA = Family(
+    name="llama",
+    shapes=shapes,
+    tables=megatron_tables(MEGATRON_TABLE) | torchtitan_tables(TORCHTITAN_TABLE),
+    stateful=STATEFUL,
+)

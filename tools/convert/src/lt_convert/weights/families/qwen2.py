@@ -1,0 +1,33 @@
+"""The Qwen2 family, Qwen2.5 with it: Llama with biases of queries, keys and values. TorchTitan has no such models."""
+
+from collections.abc import Mapping
+
+from lt_convert.weights.families import llama
+from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER
+from lt_convert.weights.mapping import Family, Shape, Table
+from lt_convert.weights.weight_ops import QueryGroups
+from lt_shared.architecture import Architecture
+
+QUERY_BIAS, KEY_BIAS, VALUE_BIAS = (f"{LAYER}self_attn.{part}_proj.bias" for part in "qkv")
+
+
+def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+    biases: dict[str, Shape] = {
+        QUERY_BIAS: (architecture.query_size,),
+        KEY_BIAS: (architecture.kv_size,),
+        VALUE_BIAS: (architecture.kv_size,),
+    }
+    return llama.decoder(architecture, llama.attention(architecture) | biases | llama.feed_forward(architecture))
+
+
+MEGATRON_TABLE: Table = {
+    **llama.MEGATRON_TABLE,
+    f"{MEGATRON_LAYER}self_attention.linear_qkv.bias": QueryGroups(QUERY_BIAS, KEY_BIAS, VALUE_BIAS),
+}
+
+QWEN2 = Family(
+    name="qwen2",
+    shapes=shapes,
+    tables=llama.megatron_tables(MEGATRON_TABLE),
+    stateful=llama.STATEFUL,
+)

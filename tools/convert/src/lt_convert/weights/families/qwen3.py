@@ -1,0 +1,45 @@
+"""The Qwen3 family: Llama with norms of every head's queries and keys.
+
+TorchTitan's Qwen3 rotates the halves of a head, as all others do and its Llama does not: nothing is permuted.
+"""
+
+from collections.abc import Mapping
+
+from lt_convert.weights.families import llama
+from lt_convert.weights.families.llama import KEY, LAYER, MEGATRON_LAYER, QUERY, TORCHTITAN_LAYER
+from lt_convert.weights.mapping import Family, Shape, Table
+from lt_convert.weights.weight_ops import Rows
+from lt_shared.architecture import Architecture
+
+QUERY_NORM, KEY_NORM = (f"{LAYER}self_attn.{part}_norm.weight" for part in "qk")
+
+
+def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+    norms: dict[str, Shape] = {QUERY_NORM: (architecture.kv_channels,), KEY_NORM: (architecture.kv_channels,)}
+    return llama.decoder(architecture, llama.attention(architecture) | norms | llama.feed_forward(architecture))
+
+
+MEGATRON_TABLE: Table = {
+    **llama.MEGATRON_TABLE,
+    f"{MEGATRON_LAYER}self_attention.q_layernorm.weight": Rows(QUERY_NORM),
+    f"{MEGATRON_LAYER}self_attention.k_layernorm.weight": Rows(KEY_NORM),
+}
+
+TORCHTITAN_TABLE: Table = {
+    **llama.TORCHTITAN_TABLE,
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wq.weight": Rows(QUERY),
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wk.weight": Rows(KEY),
+    f"{TORCHTITAN_LAYER}attention.q_norm.weight": Rows(QUERY_NORM),
+    f"{TORCHTITAN_LAYER}attention.k_norm.weight": Rows(KEY_NORM),
+}
+
+QWEN3 = Family(
+    name="qwen3",
+    shapes=shapes,
+    tables=llama.megatron_tables(MEGATRON_TABLE) | llama.torchtitan_tables(TORCHTITAN_TABLE),
+    stateful=(
+        *llama.STATEFUL,
+        f"{MEGATRON_LAYER}self_attention.q_layernorm",
+        f"{MEGATRON_LAYER}self_attention.k_layernorm",
+    ),
+)
