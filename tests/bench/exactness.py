@@ -40,11 +40,11 @@ def compare(model: models.Model, texts: Path, threads: int) -> Comparison:
     """Encode all documents of a texts file with lt-preprocess and with the reference."""
     import numpy as np
 
-    from lt_preprocess import tokenizer
-    from lt_preprocess.tokenizer import Texts
+    from lt_preprocess.tokenizers import loading
+    from lt_preprocess.tokenizers.base import Texts
     from lt_shared import tokenizer_files
 
-    encoder = tokenizer.load(tokenizer_files.find(model.native)).new_encoder()
+    encoder = loading.load(tokenizer_files.find(model.native)).new_encoder()
     reference = _reference(model, threads)
     documents = text_bytes = 0
     different = []

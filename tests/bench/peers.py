@@ -76,15 +76,15 @@ class LtPreprocess(Peer):
     """One encoder a thread; the threads take batches of 1 MiB, as in the tool."""
 
     def __init__(self, model: models.Model, threads: int) -> None:
-        from lt_preprocess import tokenizer
+        from lt_preprocess.tokenizers import loading
         from lt_shared import tokenizer_files
 
         super().__init__(model, threads)
-        loaded = tokenizer.load(tokenizer_files.find(model.native))
+        loaded = loading.load(tokenizer_files.find(model.native))
         self.encoders = [loaded.new_encoder() for _ in range(threads)]
 
     def texts(self, documents: list[bytes]) -> Any:
-        from lt_preprocess.tokenizer import Texts
+        from lt_preprocess.tokenizers.base import Texts
 
         return Texts.of(documents)
 

@@ -32,17 +32,19 @@ class Clock:
 def lt_preprocess(model: models.Model, file: Path, directory: Path) -> dict[str, float]:
     import numpy as np
 
-    from lt_preprocess import assembly, documents, inputs, tokenizer
-    from lt_preprocess.chunks import Chunk, Position
-    from lt_preprocess.slices import Slice
+    from lt_preprocess.pipeline import assembly
+    from lt_preprocess.readers import inputs
+    from lt_preprocess.readers.chunks import Chunk, Position
+    from lt_preprocess.readers.slices import Slice
+    from lt_preprocess.tokenizers import loading
     from lt_shared import indexed_dataset, tokenizer_files
 
-    loaded = tokenizer.load(tokenizer_files.find(model.native))
+    loaded = loading.load(tokenizer_files.find(model.native))
     encoder = loaded.new_encoder()
     dtype = np.dtype(indexed_dataset.dtype_for(loaded.vocab_size))
 
     def work(chunk: Chunk, clock: Clock) -> assembly.Documents:
-        columns = clock.timed("parse", lambda: documents.batch(chunk, ("text",))).columns
+        columns = clock.timed("parse", lambda: chunk.batch(("text",))).columns
         ids, lengths = clock.timed("encode", lambda: encoder.encode(columns[0].texts))
         return clock.timed("assemble", lambda: assembly.assemble(ids, lengths, columns[0].texts_per_document, None, dtype))
 

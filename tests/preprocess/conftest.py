@@ -12,10 +12,10 @@ import pytest
 import tiktoken
 import zstandard
 
-from lt_preprocess import run as runs
-from lt_preprocess import tokenizer as tokenizers
-from lt_preprocess.plan import Options, Plan, plan
-from lt_preprocess.tokenizer import Encoder, Tokenizer
+from lt_preprocess.pipeline import run as runs
+from lt_preprocess.pipeline.plan import Options, Plan, plan
+from lt_preprocess.tokenizers import loading as tokenizers
+from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_shared import manifest, tokenizer_files
 
 DEMO = Path(__file__).parents[1] / "demo"

@@ -1,4 +1,4 @@
-"""Write src/lt_preprocess/unicode_ranges.py from the regular expression engine inside tiktoken.
+"""Write src/lt_preprocess/tokenizers/bpe/unicode_ranges.py from the regular expression engine inside tiktoken.
 
 An encoding whose vocabulary is the 256 bytes and whose pattern is one character class returns exactly the characters of that
 class and drops the rest. Needs tiktoken; takes a second.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tiktoken
 
-TARGET = Path(__file__).parent / "src/lt_preprocess/unicode_ranges.py"
+TARGET = Path(__file__).parent / "src/lt_preprocess/tokenizers/bpe/unicode_ranges.py"
 CLASSES = {
     "LETTERS": r"\p{L}",
     "UPPER_CASE": r"[\p{Lu}\p{Lt}]",

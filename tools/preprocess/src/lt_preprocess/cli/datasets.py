@@ -81,12 +81,12 @@ def _print_manifest(made: list[Any], plain: bool) -> None:
 
 def _make(plan: Any, build: Callable[[Any], Any], force: bool, plain: bool, dry_run: bool) -> None:
     """Make the one dataset that a plan describes, unless it is up to date, and print its manifest."""
-    from lt_preprocess import derivation
+    from lt_preprocess.datasets import provenance
 
     if dry_run:
         console.print_json(plan.to_record())
         return
-    made = None if force else derivation.finished(plan.result.prefix, plan.derivation)
+    made = None if force else provenance.finished(plan.result.prefix, plan.derivation)
     if made is None:
         made = build(plan)
     else:
@@ -107,7 +107,7 @@ def merge(parts: tuple[str, ...], directory: str | None, output_prefix: str, for
     PART is the prefix of a dataset, a glob pattern of prefixes, a directory, @FILE with prefixes or a manifest, or - for a
     manifest on standard input.
     """
-    from lt_preprocess import merge
+    from lt_preprocess.datasets import merge
 
     sources = [*parts, *([directory] if directory else [])]
     if not sources:
@@ -128,7 +128,7 @@ def shuffle(source: str, output_prefix: str, seed: int, force: bool, plain: bool
 
     PREFIX is a dataset, or - or @FILE for a manifest of one.
     """
-    from lt_preprocess import shuffle
+    from lt_preprocess.datasets import shuffle
 
     plan = shuffle.plan(source, output_prefix, seed)
     _make(plan, shuffle.build, force, plain, dry_run)
@@ -150,7 +150,7 @@ def split(
 
     PREFIX is a dataset, or - or @FILE for a manifest of one. Documents that are equal land in the same part.
     """
-    from lt_preprocess import split
+    from lt_preprocess.datasets import split
 
     plan = split.plan(source, output_prefix, ratios, names, seed)
     if dry_run:
@@ -174,9 +174,9 @@ def info(sources: tuple[str, ...], tokenizer: Path | None, documents: int, as_js
 
     PREFIX is a dataset, or - or @FILE for a manifest.
     """
-    from lt_preprocess import parts, statistics
+    from lt_preprocess.datasets import source_datasets, statistics
 
-    for dataset in parts.listed(sources):
+    for dataset in source_datasets.listed(sources):
         found = statistics.read(dataset, tokenizer, documents)
         if as_json:
             console.print_json(found.to_record())
@@ -196,10 +196,10 @@ def verify(sources: tuple[str, ...], deep: int, tokenizer: Path | None, as_json:
 
     PREFIX is a dataset, or - or @FILE for a manifest.
     """
-    from lt_preprocess import parts, verification
+    from lt_preprocess.datasets import source_datasets, verification
 
     count = 0
-    for dataset in parts.listed(sources, lenient=True):
+    for dataset in source_datasets.listed(sources, lenient=True):
         result = verification.verify(dataset, tokenizer, deep)
         count += len(result.findings)
         if as_json:
@@ -220,7 +220,7 @@ def cat(source: str, documents: str | None, tokenizer: Path | None) -> None:
 
     PREFIX is a dataset, or - or @FILE for a manifest of one.
     """
-    from lt_preprocess import decoding
+    from lt_preprocess.datasets import decoding
 
     for record in decoding.records(source, tokenizer, documents):
         sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -125,7 +125,7 @@ def command(
         input = ()
     if not files and not input:
         raise click.UsageError("Missing argument 'FILE...'.")
-    from lt_preprocess import plan, run, sidecar
+    from lt_preprocess.pipeline import plan, run, sidecar
     from lt_shared import manifest
 
     workers = workers or len(os.sched_getaffinity(0))
@@ -152,6 +152,6 @@ def command(
 def _slice(shard: str | None) -> Any:
     if shard is None:
         return None
-    from lt_preprocess import shards
+    from lt_preprocess.readers import sharding
 
-    return shards.resolve(shard)
+    return sharding.resolve(shard)

@@ -1,0 +1,92 @@
+"""Compiling is announced, done once, and possible where nothing can be written."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+INVALID = """
+from lt_preprocess.readers import utf8
+from lt_preprocess.tokenizers.base import Texts
+print(list(map(int, utf8.invalid(Texts.of([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
+"""
+DOCUMENT = '{"text": "a b c"}\n'
+
+
+def test_compiled_once_and_announced(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    arguments = ["-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    first = run(*arguments, env=environment, input=DOCUMENT)
+    assert first.returncode == 0
+    assert first.stderr.count("compiling the encoder, once") == 1
+    assert str(tmp_path / "cache") in first.stderr
+    second = run(*arguments, env=environment, input=DOCUMENT)
+    assert second.returncode == 0
+    assert "compiling" not in second.stderr
+
+
+def test_without_a_writable_directory(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """A file where the directory should be stands in for a read-only one: root may write anywhere."""
+    obstacle = tmp_path / "obstacle"
+    obstacle.touch()
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(obstacle), "XDG_CACHE_HOME": str(obstacle), "HOME": str(obstacle)}
+    result = run("-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", env=environment, input=DOCUMENT)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("set NUMBA_CACHE_DIR") == 1
+
+
+@pytest.mark.parametrize("name", ["kernels/jit", "kernels/intrinsics", "kernels/simd", "tokenizers/bpe/encoder", "cli/datasets"])
+def test_a_change_of_any_source_changes_the_digest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lt_preprocess.kernels import jit
+
+    current = jit.source_digest()
+    source = Path(jit.__file__).parents[1] / f"{name}.py"
+    changed = source.read_bytes() + b"\n"
+    original = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: changed if path == source else original(path))
+    assert jit.source_digest() != current
+
+
+def test_the_machine_code_of_a_changed_intrinsic_is_not_used(tmp_path: Path) -> None:
+    """The function that calls it lies in another file, which is all that numba looks at."""
+    import lt_preprocess
+
+    package = tmp_path / "source" / "lt_preprocess"
+    shutil.copytree(Path(lt_preprocess.__file__).parent, package)
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def invalid_texts() -> str:
+        return subprocess.run([sys.executable, "-c", INVALID], env=environment, check=True, capture_output=True, text=True).stdout
+
+    simd = package / "kernels" / "simd.py"
+    sound = simd.read_text()
+    broken = sound.replace("return _mask(builder, errors)", "return ir.Constant(ir.IntType(64), 0)")
+    assert broken != sound
+    simd.write_text(broken)
+    assert invalid_texts() == "[]\n"
+    simd.write_text(sound)
+    assert invalid_texts() == "[1]\n"
+
+
+def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lt_preprocess.kernels import jit
+
+    class Cache:
+        def save_overload(self, signature: object, data: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Dispatcher:
+        _cache = Cache()
+
+    dispatcher = Dispatcher()
+    jit._continue_when_not_kept(dispatcher, tmp_path)
+    dispatcher._cache.save_overload("signature", "data")
+    dispatcher._cache.save_overload("signature", "data")
+    assert capsys.readouterr().err.count(f"{tmp_path}: no space left on device: the compiled encoder is used but not kept") == 1

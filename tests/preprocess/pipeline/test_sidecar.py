@@ -1,0 +1,199 @@
+"""A repeated command knows what an earlier one has made, and the origin of a dataset is written beside it."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lt_preprocess.pipeline import run as runs
+from lt_preprocess.pipeline import sidecar
+from lt_preprocess.pipeline.plan import Plan
+from lt_preprocess.readers.slices import Slice
+from lt_shared import manifest
+
+WriteLines = Callable[[Path, list[Any]], Path]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Planned = Callable[..., Plan]
+Build = Callable[..., manifest.Dataset]
+
+
+@pytest.fixture
+def done(
+    tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, planned: Planned
+) -> Callable[..., list[manifest.Dataset] | None]:
+    """A finished dataset; returns `finished` for the same command with some changes."""
+    write_lines(tmp_path / "a.jsonl", [{"text": "a", "other": "b"}])
+    shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
+
+    def finished(**options: Any) -> list[manifest.Dataset] | None:
+        return sidecar.up_to_date(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out", **options))
+
+    assert finished() is None
+    made = runs.build(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out"), 1)
+    assert finished() == made
+    return finished
+
+
+def test_changed_options_are_not_up_to_date(done: Callable[..., Any]) -> None:
+    assert done(append_eod=True) is None
+    assert done(json_keys=("other",)) is None
+    assert done(json_keys=("text", "other")) is None
+    assert done(max_shard_bytes=100) is None
+    assert done(shard=Slice(0, 1)) is None
+
+
+def test_how_bad_lines_are_treated_matters_only_where_there_were_some(
+    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
+) -> None:
+    assert done(on_error="skip") is not None
+    (tmp_path / "b.jsonl").write_bytes(b'bad\n{"text": "a"}\n')
+
+    def wanted(on_error: str) -> Plan:
+        return planned([tmp_path / "b.jsonl"], demo_tokenizer, tmp_path / "b", on_error=on_error)
+
+    runs.build(wanted("skip"), 1)
+    assert sidecar.up_to_date(wanted("skip")) is not None
+    assert sidecar.up_to_date(wanted("fail")) is None
+    assert sidecar.up_to_date(wanted("quarantine")) is None
+
+
+def test_a_changed_input_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
+    os.utime(tmp_path / "a.jsonl", ns=(1, 1))
+    assert done() is None
+
+
+def test_another_tokenizer_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer/merges.txt").write_text("#version: 0.2\n")
+    assert done() is None
+
+
+def test_a_moved_tokenizer_is_up_to_date_and_named_where_it_is(
+    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
+) -> None:
+    found = sidecar.up_to_date(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
+    assert found is not None
+    assert found[0].tokenizer is not None
+    assert found[0].tokenizer.path == str(demo_tokenizer)
+
+
+@pytest.mark.parametrize(
+    "damage", ["no idx", "no bin", "short bin", "no sidecar", "bad sidecar", "empty sidecar", "older sidecar"]
+)
+def test_a_damaged_dataset_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path, damage: str) -> None:
+    prefix = tmp_path / "out_text_document"
+    damages: dict[str, Callable[[], object]] = {
+        "no idx": lambda: Path(f"{prefix}.idx").unlink(),
+        "no bin": lambda: Path(f"{prefix}.bin").unlink(),
+        "short bin": lambda: os.truncate(f"{prefix}.bin", 1),
+        "no sidecar": lambda: Path(f"{prefix}.json").unlink(),
+        "bad sidecar": lambda: Path(f"{prefix}.json").write_text("["),
+        "empty sidecar": lambda: Path(f"{prefix}.json").write_text("{}"),
+        "older sidecar": lambda: Path(f"{prefix}.json").write_text('{"v": 1, "dataset": {}, "inputs": [], "options": {}}'),
+    }
+    damages[damage]()
+    assert done() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset": None},
+        {"dataset": {"prefix": "a", "tokenizer": 5}},
+        {"dataset": {"prefix": "a", "tokens": 1, "dtype": "x"}},
+        {"part": {}},
+        {"part": 5},
+        {"options": 5},
+        {"counts": None},
+    ],
+)
+def test_a_malformed_sidecar_is_made_anew(
+    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "out_text_document.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    assert done() is None
+    sidecar.check_tokenizer(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
+
+
+def test_the_origin_is_written_beside_the_dataset(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\nbad\n{"text": ["b", "c"]}\n{"text": ""}\n')
+    made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", append_eod=True, on_error="skip")
+    record = json.loads(Path(f"{made.prefix}.json").read_bytes())
+    [source] = record["sources"]
+    assert source == {
+        "path": str(tmp_path / "a.jsonl"),
+        "size_bytes": (tmp_path / "a.jsonl").stat().st_size,
+        "mtime_ns": (tmp_path / "a.jsonl").stat().st_mtime_ns,
+        "head_sha256": hashlib.sha256((tmp_path / "a.jsonl").read_bytes()).hexdigest(),
+    }
+    assert record["counts"] == {"documents": 3, "sequences": 3, "tokens": 5, "bad_lines": 1}
+    assert record["options"]["json_key"] == "text"
+    assert record["options"]["append_eod"] is True
+    assert record["made_by"]["lt-preprocess"] == "0.1.0"
+    assert manifest.describe(made.prefix) == made
+
+
+def test_each_part_names_the_inputs_that_it_was_made_from(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    for name in "abc":
+        write_lines(tmp_path / name, [{"text": name * 40}])
+    files = [tmp_path / name for name in "abc"]
+    made = runs.build(planned(files, demo_tokenizer, tmp_path / "out", max_shard_bytes=1), 1)
+    records = [json.loads(Path(f"{one.prefix}.json").read_bytes()) for one in made]
+    assert [Path(record["sources"][-1]["path"]).name for record in records] == ["a", "b", "c"]
+    assert all(len(record["sources"]) <= 2 for record in records)
+    assert [record["part"]["is_last"] for record in records] == [False, False, True]
+
+
+def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only those of lt-preprocess, and only those of this output."""
+    file = tmp_path / "a.jsonl"
+    (tmp_path / "out").mkdir()
+
+    def make(documents: int, name: str = "web") -> None:
+        write_lines(file, [{"text": f"text {number}"} for number in range(documents)])
+        wanted = planned([file], demo_tokenizer, tmp_path / "out" / name, max_shard_bytes=1)
+        runs.build(wanted, 1)
+        assert sidecar.up_to_date(wanted) is not None
+
+    make(6)
+    make(6, "web-part00000_text_document")
+    for number in (5, 7):
+        Path(tmp_path / f"out/web-part0000{number}_text_document.json").unlink(missing_ok=True)
+        Path(tmp_path / f"out/web-part0000{number}_text_document.idx").touch()
+    Path(tmp_path / "out/web-part00004_quarantine.jsonl").touch()
+    Path(tmp_path / "out/web-part00004_title_document.idx").touch()
+    before = {path.name for path in (tmp_path / "out").iterdir()}
+    capsys.readouterr()
+    make(3)
+    gone = {f"web-part0000{number}_text_document{end}" for number in (3, 4) for end in (".bin", ".idx", ".json")}
+    assert before - {path.name for path in (tmp_path / "out").iterdir()} == gone | {"web-part00004_quarantine.jsonl"}
+    said = capsys.readouterr().err
+    assert "web-part00003_text_document and 1 more: deleted" in said
+    for number in (5, 7):
+        assert f"web-part0000{number}_text_document: looks like a part of this run" in said
+
+
+def test_a_dataset_of_another_tokenizer_is_not_replaced_unasked(
+    build: Build, run: Run, tmp_path: Path, demo_tokenizer: Path, gpt2_vocabulary: Path, write_lines: WriteLines
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "a word"}])
+    made = build([file], demo_tokenizer, tmp_path / "out")
+    before = Path(f"{made.prefix}.bin").read_bytes()
+    arguments = [file, "--tokenizer", gpt2_vocabulary, "-o", tmp_path / "out"]
+    refused = run(*arguments)
+    assert refused.returncode == 73
+    assert "was made with another tokenizer, tokenizer (" in refused.stderr
+    assert "--force" in refused.stderr
+    assert Path(f"{made.prefix}.bin").read_bytes() == before
+    assert run(*arguments, "--force").returncode == 0
+    assert Path(f"{made.prefix}.bin").read_bytes() != before

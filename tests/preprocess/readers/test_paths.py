@@ -1,0 +1,104 @@
+"""Inputs are found in the order given, and none is left out without a word."""
+
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from lt_preprocess.readers import paths
+from lt_shared.console import BadData, NoInput
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    files = [
+        "corpus/b.jsonl.zst",
+        "corpus/a.jsonl",
+        "corpus/deep/er/c.txt.bz2",
+        "corpus/deep/d.parquet",
+        "corpus/c4.json.gz",
+        "corpus/README.md",
+        "corpus/.hidden.jsonl",
+        "corpus/.git/a.json",
+        "other/e.ndjson",
+        "other/notes",
+    ]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+BELOW = [f"corpus/{name}" for name in ("a.jsonl", "b.jsonl.zst", "c4.json.gz", "deep/d.parquet", "deep/er/c.txt.bz2")]
+
+
+def test_files_globs_and_standard_input(corpus: Path) -> None:
+    assert paths.resolve(["other/notes", "-", "corpus/*.jsonl*"]) == ["other/notes", "-", "corpus/a.jsonl", "corpus/b.jsonl.zst"]
+
+
+def test_directories(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paths.resolve(["other", "corpus/"]) == ["other/e.ndjson", *BELOW]
+    reported = capsys.readouterr().err
+    assert "other: not read, for their names: 1 files, such as other/notes" in reported
+    assert "corpus/: not read, for their names: 1 files, such as corpus/README.md" in reported
+    assert paths.resolve(["*"]) == [*BELOW, "other/e.ndjson"]
+
+
+def test_links_are_followed_once(corpus: Path) -> None:
+    (corpus / "corpus/deep/loop").symlink_to(corpus / "corpus")
+    (corpus / "corpus/linked").symlink_to(corpus / "other")
+    (corpus / "other/f.jsonl").symlink_to(corpus / "corpus/a.jsonl")
+    found = paths.resolve(["corpus"])
+    assert {os.path.basename(path) for path in found} == {os.path.basename(path) for path in [*BELOW, "e.ndjson", "f.jsonl"]}
+    assert len(found) == len(BELOW) + 2
+
+
+def test_lists(corpus: Path) -> None:
+    Path("list").write_text("other\n\n@inner\r\n-\n")
+    Path("inner").write_text("corpus/*.jsonl\ncorpus/deep")
+    assert paths.resolve(["@list"]) == ["other/e.ndjson", "corpus/a.jsonl", *BELOW[3:], "-"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("nothing*", r"nothing\*: no file matches"),
+        ("empty", "empty: no file below ends in"),
+        ("@missing", "missing: no such file"),
+        ("@blank", "blank: the list names no input"),
+    ],
+)
+def test_nothing_found(corpus: Path, pattern: str, message: str) -> None:
+    Path("empty").mkdir()
+    Path("blank").write_text("\n \n")
+    with pytest.raises(NoInput, match=message):
+        paths.resolve([pattern])
+
+
+def test_remote_directories() -> None:
+    for name in ("b.jsonl", "deep/a.jsonl.gz", "deep/x.bin", ".hidden/c.jsonl"):
+        with fsspec.open(f"memory://directories/{name}", "wb") as file:
+            file.write(b"")
+    found = paths.resolve(["memory://directories/"])
+    assert [path.split("directories/")[1] for path in found] == ["b.jsonl", "deep/a.jsonl.gz"]
+    assert all(path.startswith("memory://") for path in found)
+
+
+def test_kinds_by_name() -> None:
+    assert all(map(paths.is_text, ["a.txt", "s3://b/a.txt.gz", "a.txt.zst"]))
+    assert not any(map(paths.is_text, ["a.jsonl", "txt", "a.txt.jsonl", "-", "a.txt.tar"]))
+
+
+def test_a_list_that_names_itself(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"@{tmp_path}/other\n")
+    (tmp_path / "other").write_text(f"@{tmp_path}/list\n")
+    with pytest.raises(BadData, match="names itself"):
+        paths.resolve([f"@{tmp_path}/list"])
+
+
+def test_names_in_capitals(tmp_path: Path) -> None:
+    for name in ("A.JSONL", "B.Txt", "C.JSONL.GZ"):
+        (tmp_path / name).touch()
+    assert [Path(path).name for path in paths.resolve([str(tmp_path)])] == ["A.JSONL", "B.Txt", "C.JSONL.GZ"]

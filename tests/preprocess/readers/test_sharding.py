@@ -1,0 +1,86 @@
+"""A task takes its own part, and none when what Slurm says leaves room for doubt."""
+
+import pytest
+
+from lt_preprocess.readers import sharding
+from lt_preprocess.readers.slices import Slice
+from lt_shared.console import BadConfig, UsageError
+
+
+def array(task: int, first: int, last: int, count: int, step: int | None = None) -> dict[str, str]:
+    numbers = {"ID": task, "MIN": first, "MAX": last, "COUNT": count} | ({} if step is None else {"STEP": step})
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
+
+
+def tasks(task: int, count: int) -> dict[str, str]:
+    return {"SLURM_PROCID": str(task), "SLURM_NTASKS": str(count), "SLURM_STEP_NUM_TASKS": str(count)}
+
+
+@pytest.mark.parametrize(("text", "part"), [("0/1", Slice(0, 1)), ("3/16", Slice(3, 16)), ("15/16", Slice(15, 16))])
+def test_given(text: str, part: Slice) -> None:
+    assert sharding.resolve(text, {}) == part
+
+
+def test_a_task_that_is_submitted_again_alone() -> None:
+    assert sharding.resolve("auto/16", array(3, 3, 3, 1)) == Slice(3, 16)
+    assert sharding.resolve("auto/16", array(9, 8, 15, 8)) == Slice(9, 16)
+    with pytest.raises(UsageError, match="16 is too much"):
+        sharding.resolve("auto/16", array(16, 1, 16, 16))
+    with pytest.raises(BadConfig, match="SLURM_ARRAY_TASK_ID is not set"):
+        sharding.resolve("auto/16", tasks(1, 2))
+
+
+@pytest.mark.parametrize("text", ["\u0663/\u0664", "auto/", "auto/x", "16/16", "0/0", "1", "a/b", "-1/2", "1/2/3", "", "Auto"])
+def test_given_wrongly(text: str) -> None:
+    with pytest.raises(UsageError, match="--shard"):
+        sharding.resolve(text, {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        (array(0, 0, 15, 16), Slice(0, 16)),
+        (array(16, 1, 16, 16), Slice(15, 16)),
+        (array(9, 1, 13, 4, 4), Slice(2, 4)),
+        (tasks(3, 8), Slice(3, 8)),
+        (array(2, 0, 3, 4) | tasks(0, 1), Slice(2, 4)),
+        (array(2, 0, 3, 4) | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Slice(2, 4)),
+        (array(2, 0, 3, 4) | tasks(2, 4), Slice(2, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, Slice(0, 1)),
+        (array(2, 0, 3, 4) | {"SLURM_PROCID": "0", "SLURM_NNODES": "1"}, Slice(2, 4)),
+        (tasks(1, 2) | {"SLURM_NTASKS": "4"}, Slice(1, 2)),
+    ],
+)
+def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
+    assert sharding.resolve("auto", environment) == part
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "neither SLURM_ARRAY_TASK_ID nor SLURM_PROCID"),
+        (array(1, 0, 15, 15), "gaps"),
+        (array(2, 0, 15, 4), "gaps"),
+        (array(3, 1, 13, 4, 4), "gaps"),
+        (array(20, 0, 15, 16), "gaps"),
+        ({"SLURM_ARRAY_TASK_ID": "1"}, "not all of"),
+        (array(1, 0, 3, 4) | {"SLURM_ARRAY_TASK_ID": "x"}, "no number"),
+        (array(1, 0, 3, 4) | tasks(2, 4), "the array says 1 of 4, the tasks of the step 2 of 4"),
+        (array(1, 0, 3, 4) | tasks(1, 2), "the array says 1 of 4"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "not started by srun"),
+        (array(3, 3, 3, 1), "part of a larger one"),
+        (array(0, 0, 0, 1), "part of a larger one"),
+        (array(9, 8, 15, 8), "part of a larger one"),
+        (tasks(8, 8), "SLURM_PROCID is 8 of 8"),
+    ],
+)
+def test_in_doubt(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        sharding.resolve("auto", environment)
+
+
+def test_the_environment_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in tasks(1, 2).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+    assert sharding.resolve("auto") == Slice(1, 2)

@@ -1,0 +1,119 @@
+"""Words start where the regular expressions say, wherever in the blocks of 64 bytes a text has its boundaries."""
+
+import random
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lt_preprocess.kernels.intrinsics import BLOCK_BYTES, address, store64
+from lt_preprocess.kernels.jit import kernel
+from lt_preprocess.tokenizers import pattern_codes, split_patterns
+from lt_preprocess.tokenizers.base import Texts
+from lt_preprocess.tokenizers.bpe import character_classes, pretokenizer
+
+PATTERNS = {
+    pattern_codes.GPT2: regex.compile(split_patterns.GPT2),
+    pattern_codes.LLAMA3: regex.compile(split_patterns.LLAMA3),
+    pattern_codes.QWEN2: regex.compile(split_patterns.QWEN2),
+    pattern_codes.TEKKEN: regex.compile(split_patterns.TEKKEN),
+    pattern_codes.O200K: regex.compile(split_patterns.O200K),
+}
+
+CLASSES = character_classes.table()
+
+RUNS = [
+    *("word", "a", "B", "\xe9t\xe9", "\u4e2d\u6587", "\u0939\u093f\u0928", "e\u0301", "\U0001d41a"),
+    *("1", "22", "333", "4444", "55555555555", "\u0661\u0662", "\xb2\xb3\xb9\xbc", "\U0001d7d8"),
+    *(
+        " ",
+        "  ",
+        "        ",
+        "\n",
+        "\r\n",
+        "\n\n",
+        "\n    ",
+        " \n \n",
+        "\t",
+        "\x0b",
+        "\xa0",
+        "\u3000",
+        "\u2028",
+        "\x85",
+        "\n\u3000 ",
+    ),
+    *(
+        "'",
+        "''",
+        "'s",
+        "'S",
+        "'ll",
+        "'LL",
+        "'ve",
+        "'re",
+        "'t",
+        "'\u017f",
+        "'x",
+        "'l",
+        " 's",
+        "!",
+        "!?",
+        "...\n",
+        "(",
+        " (",
+        "\u201c",
+    ),
+    *("camelCase", "HTML", "Ab", "\u4e2dA", "\u4e2dAb", "A\u0301", "\u0301A", "\u01c5", "\u02b0", "it's", "IT'S", "/", "/\n/"),
+    *("\U0001f468\u200d\U0001f4bb", "_", "\0", "\x1c", "\u0301", "<|endoftext|>"),
+]
+
+
+@kernel
+def mark_starts(pattern: int, data: int, size: int, classes: int, state: int, starts: int) -> None:
+    for at in range(0, size, BLOCK_BYTES):
+        store64(starts + at // 8, pretokenizer.word_starts(pattern, data + at, data + size, classes, state))
+
+
+def words_of(text: str, pattern: int) -> list[str]:
+    """The words that the compiled code finds."""
+    content = text.encode()
+    texts = Texts.of([content])
+    state, starts = np.zeros(pretokenizer.STATE_SIZE, np.uint64), np.zeros(len(content) // BLOCK_BYTES + 1, np.uint64)
+    mark_starts(pattern, address(texts.data), len(content), address(CLASSES), address(state), address(starts))
+    places = np.flatnonzero(np.unpackbits(starts.view(np.uint8), bitorder="little")).tolist()
+    return [content[start:end].decode() for start, end in zip(places, [*places[1:], len(content)], strict=True)]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_run_around_the_end_of_a_block(pattern: int) -> None:
+    for run in RUNS:
+        for before in ("x", " ", "!", "\n"):
+            for after in ("y", "\n", ""):
+                for size in range(56, 66):
+                    text = before * size + run + after
+                    assert words_of(text, pattern) == PATTERNS[pattern].findall(text), (before, size, run, after)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_many_random_texts(pattern: int) -> None:
+    draw = random.Random(pattern)
+    for _ in range(1500):
+        text = "".join(draw.choices(RUNS, k=draw.randrange(1, 120)))
+        assert words_of(text, pattern) == PATTERNS[pattern].findall(text), text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(PATTERNS)), st.lists(st.sampled_from(RUNS), min_size=1, max_size=60).map("".join))
+def test_any_runs(pattern: int, text: str) -> None:
+    assert words_of(text, pattern) == PATTERNS[pattern].findall(text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_long_runs_of_one_character(pattern: int) -> None:
+    for character in ("a", "1", " ", "\n", "!", "'", "\u4e2d", "\u0661", "\u3000", "\xa0", "\u0301"):
+        for size in (63, 64, 65, 127, 128, 129, 200):
+            for ending in ("", "x", " ", "\n", "1", "!"):
+                text = character * size + ending
+                assert words_of(text, pattern) == PATTERNS[pattern].findall(text), (character, size, ending)

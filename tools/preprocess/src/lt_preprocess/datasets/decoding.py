@@ -1,0 +1,113 @@
+"""The text of a dataset: its tokenizer, found again by what the sidecar says, and its documents as JSON lines.
+
+A document of several sequences becomes a list of texts, and the end of document that `--append-eod` added is left out, so that
+tokenizing the lines again gives the same dataset. Bytes that are no UTF-8, which only a dataset of other origin has, come as
+U+FFFD.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.datasets import provenance, source_datasets
+from lt_preprocess.datasets.block_reader import BlockReader, Documents, bounds_of
+from lt_preprocess.tokenizers import loading as tokenizers
+from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
+from lt_shared import indexed_dataset, tokenizer_files
+from lt_shared.console import BadData, NoInput, UsageError
+from lt_shared.manifest import Dataset
+
+TOKENS_AT_ONCE = 1 << 20
+
+
+def load_tokenizer(dataset: Dataset, given: Path | None, special_tokens: SpecialTokens = "text") -> Tokenizer:
+    """The tokenizer that made the dataset: where the user says, else where its manifest says it was.
+
+    Raises: NoInput when it is not known or gone, BadData when it is another one.
+    """
+    known = dataset.tokenizer
+    place = given or (Path(known.path) if known and known.path else None)
+    if place is None:
+        raise NoInput(f"{dataset.prefix}: nothing says which tokenizer made it", "pass --tokenizer PATH")
+    try:
+        files = tokenizer_files.find(place)
+    except NoInput as error:
+        raise NoInput(str(error), error.hint if given else "pass --tokenizer PATH: it is not where it was") from None
+    if known is not None and files.sha256() != known.sha256:
+        raise BadData(f"{place}: not the tokenizer that made {dataset.prefix} ({known.name}, sha256 {known.sha256[:12]}...)")
+    loaded = tokenizers.load(files, special_tokens)
+    expected = indexed_dataset.dtype_for(loaded.vocab_size).name
+    if known is None and dataset.dtype not in (None, expected):
+        raise BadData(
+            f"{place}: this tokenizer of {loaded.vocab_size:,} entries gives {expected}, {dataset.prefix} holds {dataset.dtype}"
+        )
+    return loaded
+
+
+Text = str | list[str]
+
+
+def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last: int | None = None) -> Iterator[Text]:
+    """The text, or texts, of each document from number `first` up to `last`.
+
+    Raises: BadData for a dataset or a token that is malformed, and as `load_tokenizer`.
+    """
+    loaded = load_tokenizer(dataset, tokenizer)
+    eod = loaded.eod if provenance.tokenizing_options(dataset.prefix).get("append_eod", True) else None
+    with BlockReader(dataset.prefix) as reader:
+        for block in reader.blocks(TOKENS_AT_ONCE, first, last):
+            documents = reader.read_documents(block)
+            _check_ids(documents.tokens, loaded.vocab_size, f"{dataset.prefix}, documents from {block.first_document}")
+            for sequences in _sequences(documents):
+                yield text_of(sequences, loaded, eod)
+
+
+def records(source: str, tokenizer: Path | None, documents: str | None) -> Iterator[dict[str, Text]]:
+    """The JSON line of each document; `documents` is a number or a range START:END, from 0, either end left out.
+
+    Raises: UsageError for a range that is none or leads beyond the end, and as `parts.single` and `texts`.
+    """
+    dataset, shape = source_datasets.single(source)
+    first, last = _parse_range(documents, shape.documents)
+    key = str(provenance.tokenizing_options(dataset.prefix).get("json_key", "text"))
+    for text in texts(dataset, tokenizer, first, last):
+        yield {key: text}
+
+
+def _parse_range(text: str | None, count: int) -> tuple[int, int]:
+    if text is None:
+        return 0, count
+    if (match := re.fullmatch(r"(\d*)(:?)(\d*)", text)) is None or not text:
+        raise UsageError(f"--documents {text}: not a number or a range START:END", "for example --documents 0:10")
+    start, colon, end = match.groups()
+    first = int(start or 0)
+    last = int(end or count) if colon else first + 1
+    if not first <= last <= count:
+        raise UsageError(f"--documents {text}: there are {count:,} documents", "they are numbered from 0")
+    return first, last
+
+
+def _sequences(documents: Documents) -> Iterator[list[npt.NDArray[np.generic]]]:
+    """The sequences of each document."""
+    bounds = bounds_of(documents.sequence_lengths).tolist()
+    all_sequences = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
+    for count in documents.sequences_per_document.tolist():
+        yield list(itertools.islice(all_sequences, count))
+
+
+def _check_ids(tokens: npt.NDArray[np.generic], vocab_size: int, place: str) -> None:
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+        raise BadData(f"{place}: token {wrong} is not one of the tokenizer's {vocab_size:,}", "is it this tokenizer's dataset?")
+
+
+def text_of(sequences: list[npt.NDArray[np.generic]], tokenizer: Tokenizer, eod: int | None) -> Text:
+    """The text of a document, without the end of document `eod`; a list when it has several sequences."""
+    if sequences and len(sequences[-1]) and sequences[-1][-1] == eod:
+        sequences = [*sequences[:-1], sequences[-1][:-1]]
+    found = [tokenizer.decode(sequence.tolist()).decode("utf-8", "replace") for sequence in sequences]
+    return found if len(found) > 1 else "".join(found)

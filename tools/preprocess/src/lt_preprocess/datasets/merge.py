@@ -1,0 +1,179 @@
+"""Merge datasets: the tokens are copied as whole files, the indexes block by block.
+
+Nothing is held in memory but one block of an index per moment (`block_reader`), where other mergers need 20 bytes a document and
+more. The tokens never enter the process: `copy_file_range` has the kernel copy them, or share them on filesystems that can
+(XFS, Btrfs), and several ranges at once, because one stream is slower than a parallel filesystem. The result is byte for byte
+what one run over all the inputs writes, and what Megatron's merge_datasets.py writes.
+"""
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, NamedTuple
+
+from lt_preprocess.datasets import provenance, source_datasets
+from lt_preprocess.datasets.block_reader import BlockReader, Shape
+from lt_preprocess.datasets.provenance import Derivation
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import IoFailure, Progress
+from lt_shared.manifest import Dataset
+
+PIECE_BYTES = 64 << 20
+STREAMS = 4
+BUFFER_BYTES = 8 << 20
+
+_KERNEL_CANNOT = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A merge that has been checked: every part is there, whole in size, and fits the others."""
+
+    parts: list[Dataset]
+    shapes: list[Shape]
+    result: Dataset
+    options: dict[str, Any]
+    files: list[dict[str, Any]] | None
+    derivation: Derivation
+
+    def to_record(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it."""
+        return {
+            "v": provenance.SIDECAR_VERSION,
+            "kind": "plan",
+            "command": "merge",
+            "result": manifest.record_of(self.result),
+            "parts": [source["prefix"] for source in self.derivation.sources],
+            "up_to_date": provenance.finished(self.result.prefix, self.derivation) is not None,
+        }
+
+
+def plan(sources: Sequence[str], output_prefix: str) -> Plan:
+    """Find and compare the parts. Raises as `parts.resolve` and `parts.check_alike`."""
+    prefix = manifest.absolute(output_prefix)
+    found = source_datasets.resolve(sources, prefix)
+    shapes: list[Shape] = []
+    for part in found:
+        with BlockReader(part.prefix) as reader:
+            shapes.append(reader.shape)
+    result = dataclasses.replace(
+        source_datasets.check_alike(found, shapes),
+        prefix=prefix,
+        documents=sum(shape.documents for shape in shapes),
+        tokens=sum(shape.tokens for shape in shapes),
+    )
+    options = provenance.shared_options(found)
+    options.pop("shard", None)
+    return Plan(found, shapes, result, options, provenance.shared_sources(found), Derivation.of("merge", {}, found))
+
+
+def build(wanted: Plan) -> Dataset:
+    """Copy everything and publish the merged dataset.
+
+    Raises: BadData for a part whose index is malformed, CannotCreate and IoFailure when the output cannot be written. Nothing is
+    visible then.
+    """
+    sizes = [shape.size_bytes for shape in wanted.shapes]
+    with indexed_dataset.Writer(wanted.result.prefix, wanted.shapes[0].dtype) as writer:
+        for part in wanted.parts:
+            with BlockReader(part.prefix) as reader:
+                for block in reader.blocks():
+                    writer.append_index(block.sequence_lengths, block.sequences_per_document)
+        with Progress("merging", sum(sizes), "B") as progress:
+            paths = [indexed_dataset.bin_path(part.prefix) for part in wanted.parts]
+            concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
+        writer.publish(provenance.sidecar(wanted.result, wanted.derivation, wanted.options, wanted.files))
+    return wanted.result
+
+
+class _Piece(NamedTuple):
+    path: str
+    source_offset: int
+    target_offset: int
+    size: int
+
+
+def _pieces(files: Sequence[tuple[str, int]]) -> Iterator[_Piece]:
+    end = 0
+    for path, size in files:
+        for start in range(0, size, PIECE_BYTES):
+            yield _Piece(path, start, end + start, min(PIECE_BYTES, size - start))
+        end += size
+
+
+def concatenate(files: Sequence[tuple[str, int]], target: IO[bytes], advance: Callable[[float], None]) -> None:
+    """Write the first `size` bytes of each (path, size) to `target`, an empty file.
+
+    Raises IoFailure when a file became shorter.
+    """
+    if any(storage.is_remote(path) for path, _ in files) or not _is_plain_file(target):
+        for path, size in files:
+            _stream(path, size, target, advance)
+        return
+    target.flush()
+    descriptor = target.fileno()
+    with ThreadPoolExecutor(STREAMS, thread_name_prefix="merge") as pool:
+        try:
+            for copied in pool.map(lambda piece: _copy(piece, descriptor), _pieces(files)):
+                advance(copied)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _is_plain_file(file: IO[bytes]) -> bool:
+    try:
+        file.fileno()
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _stream(path: str, size: int, target: IO[bytes], advance: Callable[[float], None]) -> None:
+    with storage.open_read(path) as file:
+        left = size
+        while left:
+            data = file.read(min(left, BUFFER_BYTES))
+            if not data:
+                raise _shrunk(path)
+            target.write(data)
+            left -= len(data)
+            advance(len(data))
+
+
+def _copy(piece: _Piece, target: int) -> int:
+    """Copy one range in the kernel, or through a buffer where the kernel cannot; returns its size."""
+    with storage.open_read(piece.path) as file:
+        source = file.fileno()
+        done = 0
+        while done < piece.size:
+            try:
+                copied = os.copy_file_range(
+                    source, target, piece.size - done, piece.source_offset + done, piece.target_offset + done
+                )
+            except OSError as error:
+                if error.errno not in _KERNEL_CANNOT:
+                    raise
+                copied = 0
+            if copied == 0:
+                # Some network filesystems answer 0 where they mean that they cannot.
+                copied = _copy_through_buffer(piece, done, source, target)
+            done += copied
+    return piece.size
+
+
+def _copy_through_buffer(piece: _Piece, done: int, source: int, target: int) -> int:
+    buffer = memoryview(bytearray(min(BUFFER_BYTES, piece.size - done)))
+    read = os.preadv(source, [buffer], piece.source_offset + done)
+    if read == 0:
+        raise _shrunk(piece.path)
+    written = 0
+    while written < read:
+        written += os.pwrite(target, buffer[written:read], piece.target_offset + done + written)
+    return read
+
+
+def _shrunk(path: str) -> IoFailure:
+    return IoFailure(f"{path}: became shorter while it was copied")

@@ -1,0 +1,179 @@
+"""What a dataset that was made from finished datasets remembers of its origin.
+
+Its sidecar has the manifest line, as that of a tokenized one, the tokenizing options that its sources share, and a `derivation`:
+the command, the sources (sizes and modification times, so that a changed one is noticed) and the command's options. A later
+run of the same command on the same sources has nothing to do.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from lt_preprocess import __version__
+from lt_preprocess.datasets.block_reader import BlockReader
+from lt_shared import manifest, storage
+from lt_shared.console import BadData, NoInput, warn
+from lt_shared.indexed_dataset import bin_path, idx_path
+from lt_shared.manifest import Dataset
+
+SIDECAR_VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Derivation:
+    """`options` are those that change the result; `sources` are fingerprints."""
+
+    command: str
+    options: dict[str, Any]
+    sources: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, command: str, options: dict[str, Any], sources: Sequence[Dataset]) -> "Derivation":
+        """Raises NoInput when a file of a source is missing."""
+        return cls(command, options, [fingerprint(source.prefix) for source in sources])
+
+
+def fingerprint(prefix: str) -> dict[str, Any]:
+    """What tells that a dataset was replaced or changed."""
+    pair = {name: storage.fingerprint(path) for name, path in (("bin", bin_path(prefix)), ("idx", idx_path(prefix)))}
+    return {"prefix": manifest.absolute(prefix), **pair}
+
+
+def read_sidecar(prefix: str) -> dict[str, Any] | None:
+    """The sidecar, or None when there is none. Raises BadData for one that is not JSON or of another shape."""
+    path = manifest.sidecar_path(prefix)
+    if not storage.exists(path):
+        return None
+    try:
+        record = json.loads(storage.read_bytes(path))
+    except ValueError as error:
+        raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the dataset without it") from None
+    if not isinstance(record, dict):
+        raise BadData(f"{path}: not a dataset description", "delete it to use the dataset without it")
+    if wrong := [name for name, is_sound in _SHAPES.items() if record.get(name) is not None and not is_sound(record[name])]:
+        raise BadData(f"{path}: not a dataset description: {wrong[0]} is malformed", "delete it to use the dataset without it")
+    return record
+
+
+def _has(record: object, **types: type) -> bool:
+    """Whether it is an object of which the fields that are there are of these types, or null."""
+    return isinstance(record, dict) and all(
+        record.get(name) is None or (isinstance(record[name], kind) and isinstance(record[name], bool) == (kind is bool))
+        for name, kind in types.items()
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_options(record: Any) -> bool:
+    if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, shard=dict):
+        return False
+    keys, shard = record.get("json_keys"), record.get("shard")
+    is_key_known = keys is None or (keys != [] and record.get("json_key", keys[0]) in keys and all(map(_is_text, keys)))
+    return is_key_known and (shard is None or (_has(shard, index=int, count=int) and None not in map(shard.get, _SLICE)))
+
+
+_SLICE = ("index", "count")
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "options": _are_options,
+    "sources": lambda files: isinstance(files, list) and all(_has(file, path=str) and file.get("path") for file in files),
+    "part": lambda part: _has(part, index=int, is_last=bool) and part.get("is_last") is not None,
+    "counts": lambda counts: _has(counts, documents=int, sequences=int, tokens=int, bad_lines=int),
+    "run": _is_text,
+}
+"""What must hold for the fields that other modules read."""
+
+
+def tokenizing_options(prefix: str) -> dict[str, Any]:
+    """The options that the sources were tokenized with, as far as the sidecar knows."""
+    return (read_sidecar(prefix) or {}).get("options") or {}
+
+
+def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
+    """The tokenizing options that all sources have in common. Warns where some end their documents and others do not."""
+    found = [tokenizing_options(source.prefix) for source in sources]
+    endings = {options["append_eod"] for options in found if "append_eod" in options}
+    if len(endings) > 1:
+        warn("some of the datasets were made with --append-eod and some without")
+    return {key: value for key, value in found[0].items() if all(key in one and one[key] == value for one in found[1:])}
+
+
+def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
+    """The files that the sources were tokenized from, in order, None when that is not known of all of them.
+
+    The shards and parts of one run have files in common, which count once; so all of them have to be there, in order.
+    """
+    files: list[dict[str, Any]] = []
+    of_run: dict[str, dict[str, Any]] = {}
+    expected = _FIRST
+    for source in sources:
+        record = read_sidecar(source.prefix) or {}
+        place = _place_of(record)
+        if place is None or (place.shard, place.part) != (expected.shard, expected.part):
+            return None
+        of_run |= {file["path"]: file for file in record["sources"]}
+        expected = place.next()
+        if expected == _FIRST:
+            files += of_run.values()
+            of_run = {}
+    return files if expected == _FIRST else None
+
+
+class _Place(NamedTuple):
+    """Where a dataset stands among those of its run."""
+
+    shard: int
+    part: int
+    is_last_part: bool
+    shards: int
+
+    def next(self) -> "_Place":
+        """Where the dataset after it stands; what follows the last is the first of another run."""
+        if not self.is_last_part:
+            return _FIRST._replace(shard=self.shard, part=self.part + 1)
+        return _FIRST if self.shard + 1 == self.shards else _FIRST._replace(shard=self.shard + 1)
+
+
+_FIRST = _Place(0, 0, True, 1)
+
+
+def _place_of(record: dict[str, Any]) -> _Place | None:
+    sources, part, options = record.get("sources"), record.get("part"), record.get("options")
+    if not isinstance(sources, list) or not isinstance(part, dict) or not isinstance(options, dict):
+        return None
+    if part.get("index") is None or len({file["path"] for file in sources}) < len(sources):
+        return None
+    shard = options.get("shard") or {"index": 0, "count": 1}
+    return _Place(shard["index"], part["index"], part["is_last"], shard["count"])
+
+
+def sidecar(
+    dataset: Dataset, derivation: Derivation, options: dict[str, Any], files: list[dict[str, Any]] | None = None
+) -> tuple[str, bytes]:
+    """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order."""
+    record = {
+        "v": SIDECAR_VERSION,
+        "dataset": manifest.record_of(dataset),
+        "sources": files,
+        "options": options,
+        "derivation": dataclasses.asdict(derivation),
+        "made_by": {"lt-preprocess": __version__},
+    }
+    return manifest.sidecar_path(dataset.prefix), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def finished(prefix: str, derivation: Derivation) -> Dataset | None:
+    """The dataset that an earlier run of the same command on the same sources left whole, or None."""
+    try:
+        record = read_sidecar(prefix)
+        if record is None or record.get("derivation") != dataclasses.asdict(derivation):
+            return None
+        found = manifest.describe(prefix)
+        with BlockReader(prefix) as reader:
+            same = (reader.documents, reader.tokens, reader.dtype.name) == (found.documents, found.tokens, found.dtype)
+    except (BadData, NoInput):
+        return None
+    return found if same else None

@@ -1,0 +1,179 @@
+"""Shuffle the documents of a dataset that does not fit in memory.
+
+Every document gets a random 64-bit key, and the result is the documents sorted by it. The keys come from NumPy's PCG64 with the
+given seed, one a document in order, so the result depends on nothing else: neither on the machine nor on its memory. Sorting
+takes two passes: documents go to bucket files by the first bits of their keys, and each bucket, small enough for memory, is
+sorted and appended. Both passes read and write in sequence; a bucket that is too large goes through another such pass. The
+buckets lie beside the output and need as much space.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.datasets import provenance, source_datasets
+from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape
+from lt_preprocess.datasets.provenance import Derivation
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import Progress
+from lt_shared.manifest import Dataset
+
+BUCKET_BYTES = 64 << 20
+TOKENS_AT_ONCE = 16 << 20
+DOCUMENTS_AT_ONCE = 1 << 16
+MOST_BUCKET_BITS = 9
+KEY_BITS = 64
+
+_RECORD = struct.Struct("<QQQ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A shuffle that has been checked."""
+
+    source: Dataset
+    shape: Shape
+    result: Dataset
+    seed: int
+    options: dict[str, Any]
+    derivation: Derivation
+
+    def to_record(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it."""
+        return {
+            "v": provenance.SIDECAR_VERSION,
+            "kind": "plan",
+            "command": "shuffle",
+            "source": manifest.record_of(self.source),
+            "result": manifest.record_of(self.result),
+            "seed": self.seed,
+            "up_to_date": provenance.finished(self.result.prefix, self.derivation) is not None,
+        }
+
+
+def plan(source: str, output_prefix: str, seed: int) -> Plan:
+    """Raises as `parts.single`, BadConfig for a remote output: the buckets need a local or mounted filesystem."""
+    found, shape = source_datasets.single(source)
+    prefix = manifest.absolute(output_prefix)
+    storage.require_local(prefix, "shuffling")
+    source_datasets.check_not_the_source(found.prefix, prefix)
+    result = dataclasses.replace(found, prefix=prefix, weight=1.0)
+    return Plan(found, shape, result, seed, provenance.shared_options([found]), Derivation.of("shuffle", {"seed": seed}, [found]))
+
+
+def build(wanted: Plan) -> Dataset:
+    """Shuffle and publish. Raises CannotCreate and IoFailure when the output cannot be written; nothing is visible then."""
+    with indexed_dataset.Writer(wanted.result.prefix, wanted.shape.dtype) as writer:
+        with (
+            buckets_directory(wanted.result.prefix) as directory,
+            BlockReader(wanted.source.prefix) as reader,
+            Progress("shuffling", 2 * wanted.shape.size_bytes, "B") as progress,
+        ):
+            with_keys = _with_keys(reader, wanted.seed)
+            size_bytes = wanted.shape.size_bytes + 16 * wanted.shape.documents + 4 * wanted.shape.sequences
+            for some in sorted_by_key(with_keys, wanted.shape.dtype, size_bytes, directory, progress.advance):
+                writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
+                progress.advance(some.tokens.nbytes)
+        writer.publish(provenance.sidecar(wanted.result, wanted.derivation, wanted.options))
+    return wanted.result
+
+
+@contextlib.contextmanager
+def buckets_directory(prefix: str) -> Iterator[Path]:
+    """An empty directory beside the output, deleted afterwards. What a killed process left there is deleted first."""
+    directory = Path(prefix).with_name(f".{Path(prefix).name}.buckets")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Keyed(NamedTuple):
+    """Documents with a key each, uint64 [documents]."""
+
+    keys: npt.NDArray[np.uint64]
+    documents: Documents
+
+
+def _with_keys(reader: BlockReader, seed: int) -> Iterator[Keyed]:
+    generator = np.random.PCG64(seed)
+    for block in reader.blocks(TOKENS_AT_ONCE):
+        keys = np.asarray(generator.random_raw(block.documents), np.uint64)
+        yield Keyed(keys, reader.read_documents(block))
+
+
+def sorted_by_key(
+    documents: Iterable[Keyed],
+    dtype: np.dtype[Any],
+    size_bytes: int,
+    directory: Path,
+    advance: Callable[[float], None],
+    known_bits: int = 0,
+) -> Iterator[Documents]:
+    """Sort through files in `directory`, documents of equal keys in their order. The first `known_bits` of all keys are equal."""
+    bits = min(max(size_bytes // BUCKET_BYTES, 1).bit_length(), MOST_BUCKET_BITS, KEY_BITS - known_bits)
+    paths = [directory / f"{known_bits}-{number}" for number in range(1 << bits)]
+    counts = _distribute(documents, paths, KEY_BITS - known_bits - bits, advance if known_bits == 0 else lambda amount: None)
+    for path, count in zip(paths, counts.tolist(), strict=True):
+        bucket_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            stored = _read(file, dtype)
+            if bucket_bytes > 2 * BUCKET_BYTES and count > 1 and known_bits + bits < KEY_BITS:
+                yield from sorted_by_key(stored, dtype, bucket_bytes, directory, advance, known_bits + bits)
+            elif count:
+                yield from _sorted_in_memory(stored)
+        path.unlink()
+
+
+def _distribute(
+    documents: Iterable[Keyed], paths: list[Path], shift: int, advance: Callable[[float], None]
+) -> npt.NDArray[np.int64]:
+    """Write every document to the file that its key, shifted right, has at its end; returns the documents of each file."""
+    counts = np.zeros(len(paths), np.int64)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in paths]
+        for some in documents:
+            buckets = ((some.keys >> np.uint64(shift)) & np.uint64(len(paths) - 1)).astype(np.int64)
+            of_each = np.bincount(buckets, minlength=len(paths))
+            order = np.argsort(buckets, kind="stable")
+            for number, numbers in enumerate(np.split(order, np.cumsum(of_each)[:-1])):
+                if len(numbers):
+                    _write(files[number], Keyed(some.keys[numbers], some.documents.taken(numbers)))
+            counts += of_each
+            advance(some.documents.tokens.nbytes)
+    return counts
+
+
+def _sorted_in_memory(stored: Iterable[Keyed]) -> Iterator[Documents]:
+    pieces = list(stored)
+    keys = np.concatenate([piece.keys for piece in pieces])
+    documents = Documents.joined([piece.documents for piece in pieces])
+    del pieces
+    order = np.argsort(keys, kind="stable")
+    for first in range(0, len(order), DOCUMENTS_AT_ONCE):
+        yield documents.taken(order[first : first + DOCUMENTS_AT_ONCE])
+
+
+def _write(file: IO[bytes], some: Keyed) -> None:
+    documents = some.documents
+    file.write(_RECORD.pack(len(some.keys), len(documents.sequence_lengths), len(documents.tokens)))
+    for column in (some.keys, documents.sequences_per_document, documents.sequence_lengths, documents.tokens):
+        file.write(np.ascontiguousarray(column).data)
+
+
+def _read(file: IO[bytes], dtype: np.dtype[Any]) -> Iterator[Keyed]:
+    while header := file.read(_RECORD.size):
+        documents, sequences, tokens = _RECORD.unpack(header)
+        keys = np.frombuffer(file.read(8 * documents), np.uint64)
+        counts = np.frombuffer(file.read(8 * documents), np.int64)
+        lengths = np.frombuffer(file.read(4 * sequences), np.int32)
+        yield Keyed(keys, Documents(counts, lengths, np.frombuffer(file.read(dtype.itemsize * tokens), dtype)))

@@ -1,0 +1,269 @@
+"""Which datasets a merge is made of, in which order, and whether they fit together.
+
+Parts come as prefixes, file names, glob patterns, directories, `@LIST` or a manifest on standard input. What a pattern or a
+directory holds is sorted with numbers by their value: `web_2_...` comes before `web_10_...`, as the parts of Megatron's
+`--partitions` and of NeMo follow each other; for the zero-padded names of lt-preprocess and datatrove that is the plain order.
+"""
+
+import dataclasses
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from lt_preprocess.datasets import provenance
+from lt_preprocess.datasets.block_reader import BlockReader, Shape
+from lt_shared import manifest, storage
+from lt_shared.console import BadData, NoInput, UsageError, warn
+from lt_shared.indexed_dataset import bin_path
+from lt_shared.manifest import Dataset
+
+EXTENSIONS = (".bin", ".idx", ".json")
+SHARD_NAME = re.compile(r"^(?P<head>.*)-(?P<number>\d+)-of-(?P<count>\d+)(?P<tail>.*)$")
+PART_NAME = re.compile(r"^(?P<head>.*)-part(?P<number>\d{5,})(?P<tail>_.*)$")
+
+
+def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
+    """The parts, in the order given.
+
+    Raises: NoInput for a source that holds no dataset and for parts that are missing; UsageError for a part that is given twice
+    or is the output; BadData for parts of several datasets.
+    """
+    parts: dict[str, Dataset] = {}
+    by_file_name: set[str] = set()
+    for source in sources:
+        if source == "-" or source.startswith("@"):
+            found = manifest.datasets(manifest.read([source]), "standard input" if source == "-" else source[1:])
+        else:
+            found = [_described(prefix) for prefix in _prefixes(source, output_prefix)]
+        is_file_name = len(found) == 1 and found[0].prefix != source
+        for part in found:
+            place = _place(part.prefix)
+            # The shell expands web* to the files of one dataset; the dataset itself given twice is a mistake.
+            if place in parts and not (is_file_name and place in by_file_name):
+                raise UsageError(f"{_also_named(part.prefix, parts[place].prefix)}: given twice")
+            parts.setdefault(place, part)
+            if is_file_name:
+                by_file_name.add(place)
+    for part in parts.values():
+        check_not_the_source(part.prefix, output_prefix)
+    if any(part.weight != 1.0 for part in parts.values()):
+        warn("the weights of the parts are left out: each is merged once")
+    check_complete([manifest.absolute(part.prefix) for part in parts.values()])
+    return list(parts.values())
+
+
+def check_not_the_source(prefix: str, output_prefix: str) -> None:
+    """Raise UsageError for an output that would replace what it is made of."""
+    if _place(prefix) == _place(output_prefix):
+        raise UsageError(f"{_also_named(output_prefix, prefix)}: is both read and written", "give the output another name")
+
+
+def _place(prefix: str) -> str:
+    """Where its tokens are: the same for two names that links or `..` lead to one file."""
+    return prefix if storage.is_remote(prefix) else os.path.realpath(bin_path(prefix))
+
+
+def _also_named(prefix: str, other: str) -> str:
+    return prefix if manifest.absolute(prefix) == manifest.absolute(other) else f"{prefix} (which is {other})"
+
+
+def listed(sources: Sequence[str], lenient: bool = False) -> list[Dataset]:
+    """The datasets that arguments, `@FILE` and `-` name. With `lenient`, a prefix whose sidecar is malformed is not looked up."""
+    found: list[Dataset] = []
+    for source in sources:
+        if source == "-" or source.startswith("@"):
+            found.extend(manifest.datasets(manifest.read([source]), source))
+        else:
+            prefix = _without_extension(source)
+            found.append(Dataset(prefix) if lenient else _described(prefix))
+    return found
+
+
+def _described(prefix: str) -> Dataset:
+    """Raises BadData for a sidecar of which any field is malformed."""
+    provenance.read_sidecar(prefix)
+    return manifest.describe(prefix)
+
+
+def single(source: str) -> tuple[Dataset, Shape]:
+    """The one dataset that a command works on, given as a prefix, `@FILE` or `-`.
+
+    Raises: UsageError for a manifest of several, BadData for a dataset that is malformed or not as its sidecar says.
+    """
+    found = listed([source])
+    if len(found) > 1:
+        raise UsageError(f"{source}: {len(found)} datasets, this command works on one", "name its prefix, or merge them first")
+    return measured(found[0])
+
+
+def measured(dataset: Dataset) -> tuple[Dataset, Shape]:
+    """The dataset with its true counts. Raises BadData for one that is malformed or not as its manifest or sidecar says."""
+    with BlockReader(dataset.prefix) as reader:
+        shape = reader.shape
+    check_alike([dataset], [shape])
+    return dataclasses.replace(dataset, documents=shape.documents, tokens=shape.tokens, dtype=shape.dtype.name), shape
+
+
+def _prefixes(source: str, output_prefix: str) -> list[str]:
+    if not storage.is_remote(source) and os.path.isdir(source):
+        return _in_directory(source, output_prefix)
+    if not glob.has_magic(source):
+        return [_without_extension(source)]
+    try:
+        names = storage.expand([f"{source}.idx"])
+    except NoInput:
+        names = [name for name in storage.expand([source]) if name.endswith((".bin", ".idx"))]
+    if not names:
+        raise NoInput(f"{source}: no dataset matches", "a dataset is PREFIX.bin and PREFIX.idx")
+    return sorted({_without_extension(name) for name in names}, key=natural_order)
+
+
+def _in_directory(directory: str, output_prefix: str) -> list[str]:
+    names = os.listdir(directory)
+    output = _place(output_prefix)
+    prefixes = {os.path.join(directory, name[:-4]) for name in names if name.endswith((".bin", ".idx")) and name[0] != "."}
+    prefixes |= {
+        os.path.join(directory, name[1 : -len(".bin.partial")])
+        for name in names
+        if name.startswith(".") and name.endswith(".bin.partial")
+    }
+    prefixes = {prefix for prefix in prefixes if _place(prefix) != output}
+    if not prefixes:
+        raise NoInput(f"{directory}: no dataset in this directory", "a dataset is PREFIX.bin and PREFIX.idx")
+    for prefix in sorted(prefixes, key=natural_order):
+        for extension in (".bin", ".idx"):
+            if not os.path.exists(prefix + extension):
+                raise NoInput(
+                    f"{prefix}{extension}: missing, this part is not finished", "finish it, or delete what is left of it"
+                )
+    return sorted(prefixes, key=natural_order)
+
+
+def _without_extension(name: str) -> str:
+    stem, extension = os.path.splitext(name)
+    return stem if extension in EXTENSIONS else name
+
+
+def natural_order(prefix: str) -> list[tuple[int, int, str]]:
+    """A sort key that takes numbers by their value."""
+    return [(0, int(word), word) if word.isdigit() else (1, 0, word) for word in re.findall(r"[0-9]+|[^0-9]+", prefix)]
+
+
+def check_complete(prefixes: Sequence[str]) -> None:
+    """Raise NoInput when shards (`-I-of-N`) or parts (`-partK`) are not all there, BadData when they are of several runs."""
+    shards = _complete_parts(prefixes)
+    sets: dict[tuple[str, str, str], dict[int, list[str]]] = {}
+    for name, of_shard in shards.items():
+        if match := SHARD_NAME.match(name):
+            sets.setdefault((match["head"], match["count"], match["tail"]), {})[int(match["number"])] = of_shard
+    _check_one_set(sets)
+    for (head, count, tail), numbers in sets.items():
+        first = 0 if 0 in numbers else 1
+        missing = sorted(set(range(first, first + int(count))) - numbers.keys())
+        _refuse_missing([f"{head}-{number:0{len(count)}d}-of-{count}{tail}" for number in missing])
+        _check_one_run([prefix for number in sorted(numbers) for prefix in numbers[number]])
+
+
+def _check_one_set(sets: Iterable[tuple[str, str, str]]) -> None:
+    of_heads: dict[str, list[tuple[str, str]]] = {}
+    for head, count, tail in sets:
+        of_heads.setdefault(head, []).append((count, tail))
+    for head, found in of_heads.items():
+        if len({tail for _, tail in found}) > 1:
+            named = ", ".join(sorted({f"{head}-*{tail}" for _, tail in found}))
+            raise BadData(f"these are parts of several datasets: {named}", "merge each by itself")
+        if len(found) > 1:
+            named = ", ".join(sorted(f"{head}-*-of-{count}{tail}" for count, tail in found))
+            raise BadData(f"these are shards of several runs: {named}", "merge each by itself, or delete those of an earlier run")
+
+
+def _complete_parts(prefixes: Sequence[str]) -> dict[str, list[str]]:
+    """The names without the numbers of --max-shard-size, each with its parts in order; raises when these do not fit together."""
+    whole: dict[str, list[str]] = {prefix: [prefix] for prefix in prefixes if not PART_NAME.match(prefix)}
+    sets: dict[tuple[str, str], dict[int, str]] = {}
+    for prefix in prefixes:
+        if match := PART_NAME.match(prefix):
+            sets.setdefault((match["head"], match["tail"]), {})[int(match["number"])] = prefix
+    for (head, tail), parts in sets.items():
+        last = max(parts)
+        _refuse_missing([f"{head}-part{number:05d}{tail}" for number in range(last) if number not in parts])
+        in_order = [parts[number] for number in sorted(parts)]
+        _check_one_run(in_order)
+        for prefix in in_order[:-1]:
+            if _is_last(prefix):
+                raise BadData(
+                    f"{in_order[-1]}: is of another run: {prefix} was the last part of its own",
+                    "delete the parts behind it, which an earlier run left",
+                )
+        if _is_last(parts[last]) is False:
+            _refuse_missing([f"{head}-part{last + 1:05d}{tail}"])
+        whole.setdefault(head + tail, []).extend(in_order)
+    return whole
+
+
+def _is_last(prefix: str) -> bool | None:
+    """Whether its sidecar says so, None when it says nothing."""
+    part = (provenance.read_sidecar(prefix) or {}).get("part") or {}
+    is_last: bool | None = part.get("is_last")
+    return is_last
+
+
+def _check_one_run(prefixes: Sequence[str]) -> None:
+    """Raise BadData for parts of which two sidecars say that inputs, tokenizer or options were not the same."""
+    found = [(prefix, (provenance.read_sidecar(prefix) or {}).get("run")) for prefix in prefixes]
+    known = [(prefix, run) for prefix, run in found if run is not None]
+    for prefix, run in known[1:]:
+        if run != known[0][1]:
+            raise BadData(
+                f"{prefix}: was not made from the same inputs, tokenizer and options as {known[0][0]}",
+                "make all shards and parts with one command",
+            )
+
+
+def _refuse_missing(names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise NoInput(f"parts are missing: {', '.join(names[:3])}{more}", "run the jobs that make them first")
+
+
+def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
+    """What all parts have in common, as a Dataset without counts.
+
+    Raises BadData for parts of different dtypes, tokenizers, vocabulary sizes or ends of document, and for a part that is not as
+    its manifest says.
+    """
+    for part, shape in zip(parts, shapes, strict=True):
+        for field, said, there in (
+            ("documents", part.documents, shape.documents),
+            ("tokens", part.tokens, shape.tokens),
+            ("dtype", part.dtype, shape.dtype.name),
+        ):
+            if said is not None and said != there:
+                raise BadData(f"{part.prefix}: {there} {field}, its manifest or sidecar says {said}", "it was made anew since")
+        if shape.dtype != shapes[0].dtype:
+            raise BadData(
+                f"{part.prefix}: tokens are {shape.dtype}, those of {parts[0].prefix} are {shapes[0].dtype}",
+                "only datasets of one tokenizer can be merged",
+            )
+    known = [part for part in parts if part.tokenizer is not None]
+    for part in known[1:]:
+        for field in ("tokenizer.sha256", "vocab_size", "eod"):
+            one, other = _value(known[0], field), _value(part, field)
+            if one != other:
+                raise BadData(
+                    f"{part.prefix}: {field} {other}, that of {known[0].prefix} is {one}",
+                    "only datasets of one tokenizer can be merged",
+                )
+    if known and len(known) < len(parts):
+        unknown = next(part.prefix for part in parts if part.tokenizer is None)
+        warn(f"{unknown}: its tokenizer is not known, so that of the merged dataset is not either")
+        known = []
+    of_all = known[0] if known else Dataset("")
+    return Dataset("", None, None, shapes[0].dtype.name, of_all.vocab_size, of_all.eod, of_all.tokenizer)
+
+
+def _value(part: Dataset, field: str) -> object:
+    if field == "tokenizer.sha256":
+        return part.tokenizer.sha256 if part.tokenizer else None
+    return getattr(part, field)

@@ -1,0 +1,141 @@
+"""Split a dataset by documents, for training, validation and testing.
+
+The part of a document follows from a hash (BLAKE2b, 64 bits) of its tokens alone: documents that are equal land in the same
+part, so that no validation document is also trained on, and a document stays in its part when others are added or the order
+changes. The sizes of the parts are therefore those of the ratios only on average.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.datasets import provenance, source_datasets
+from lt_preprocess.datasets.block_reader import BlockReader, Shape
+from lt_preprocess.datasets.provenance import Derivation
+from lt_shared import indexed_dataset, manifest
+from lt_shared.console import BadData, Progress, UsageError
+from lt_shared.manifest import Dataset
+
+NAMES = ("train", "valid", "test")
+TOKENS_AT_ONCE = 16 << 20
+HASH_BYTES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A split that has been checked. `results` have no counts: they are known when the documents have been hashed."""
+
+    source: Dataset
+    shape: Shape
+    ratios: list[Fraction]
+    seed: int
+    results: list[Dataset]
+    options: dict[str, Any]
+    derivations: list[Derivation]
+
+    def finished(self) -> list[Dataset] | None:
+        """The parts that an earlier run of the same command left whole, or None when one is not there."""
+        pairs = zip(self.results, self.derivations, strict=True)
+        found = [made for result, origin in pairs if (made := provenance.finished(result.prefix, origin))]
+        return found if len(found) == len(self.results) else None
+
+    def to_record(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it."""
+        return {
+            "v": provenance.SIDECAR_VERSION,
+            "kind": "plan",
+            "command": "split",
+            "source": manifest.record_of(self.source),
+            "results": [manifest.record_of(result) for result in self.results],
+            "ratios": [float(ratio) for ratio in self.ratios],
+            "seed": self.seed,
+            "up_to_date": self.finished() is not None,
+        }
+
+
+def plan(source: str, output_prefix: str, ratios: str, names: str | None, seed: int) -> Plan:
+    """Raises: UsageError for ratios or names that make no sense, otherwise as `parts.single`."""
+    shares = _parse_ratios(ratios)
+    words = _parse_names(names, len(shares))
+    found, shape = source_datasets.single(source)
+    prefix = manifest.absolute(output_prefix)
+    results = [dataclasses.replace(found, prefix=f"{prefix}_{word}", documents=None, tokens=None, weight=1.0) for word in words]
+    for result in results:
+        source_datasets.check_not_the_source(found.prefix, result.prefix)
+    derivations = [
+        Derivation.of("split", {"ratios": [str(share) for share in shares], "seed": seed, "part": number}, [found])
+        for number in range(len(shares))
+    ]
+    return Plan(found, shape, shares, seed, results, provenance.shared_options([found]), derivations)
+
+
+def _parse_ratios(text: str) -> list[Fraction]:
+    """The shares of the whole, which add up to 1."""
+    try:
+        numbers = [Fraction(word.strip()) for word in text.split(",")]
+    except (ValueError, ZeroDivisionError):
+        raise UsageError(f"--ratios {text}: not numbers separated by commas", "for example --ratios 98,1,1") from None
+    if len(numbers) < 2 or min(numbers) <= 0:
+        raise UsageError(f"--ratios {text}: expected two or more numbers above 0", "for example --ratios 98,1,1")
+    return [number / sum(numbers) for number in numbers]
+
+
+def _parse_names(text: str | None, count: int) -> list[str]:
+    if text is None and count > len(NAMES):
+        raise UsageError(f"{count} parts need --names", "for example --names train,valid,test,rest")
+    words = list(NAMES[:count]) if text is None else [word.strip() for word in text.split(",")]
+    if len(words) != count or len(set(words)) != count or not all(words):
+        raise UsageError(f"--names {text}: expected {count} different names, one for each ratio")
+    return words
+
+
+def part_of(tokens: npt.NDArray[np.generic], thresholds: Sequence[int], seed: int) -> int:
+    """The number of the part that a document of these tokens belongs to."""
+    digest = hashlib.blake2b(tokens.data, digest_size=HASH_BYTES, key=seed.to_bytes(8, "big") if seed else b"").digest()
+    value = int.from_bytes(digest, "big")
+    return next(number for number, threshold in enumerate(thresholds) if value < threshold)
+
+
+def thresholds_of(ratios: Sequence[Fraction]) -> list[int]:
+    """Where the hashes of each part end."""
+    return [int(sum(ratios[: number + 1], Fraction(0)) * (1 << 8 * HASH_BYTES)) for number in range(len(ratios))]
+
+
+def build(wanted: Plan) -> list[Dataset]:
+    """Write and publish all parts.
+
+    Raises: BadData when a part would be without tokens, CannotCreate and IoFailure when the output cannot be written. No part is
+    visible then.
+    """
+    thresholds = thresholds_of(wanted.ratios)
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(BlockReader(wanted.source.prefix))
+        writers = [stack.enter_context(indexed_dataset.Writer(part.prefix, wanted.shape.dtype)) for part in wanted.results]
+        with Progress("splitting", wanted.shape.size_bytes, "B") as progress:
+            for block in reader.blocks(TOKENS_AT_ONCE):
+                documents = reader.read_documents(block)
+                bounds = documents.bounds.tolist()
+                each = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
+                numbers = np.array([part_of(tokens, thresholds, wanted.seed) for tokens in each])
+                for number, writer in enumerate(writers):
+                    some = documents.taken(np.flatnonzero(numbers == number))
+                    writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
+                progress.advance(documents.tokens.nbytes)
+        for part, writer in zip(wanted.results, writers, strict=True):
+            if writer.tokens == 0:
+                raise BadData(
+                    f"{part.prefix}: no text would be left for this part of {wanted.shape.documents:,} documents",
+                    "give it a larger ratio, or another --seed",
+                )
+        made = []
+        for part, writer, origin in zip(wanted.results, writers, wanted.derivations, strict=True):
+            made.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
+            writer.publish(provenance.sidecar(made[-1], origin, wanted.options))
+    return made

@@ -1,0 +1,123 @@
+"""What a finished dataset holds: counts, how long its documents are, its tokenizer and how it begins.
+
+One pass over the index, none over the tokens: a dataset of a terabyte takes as long as its index.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lt_preprocess.datasets import decoding, source_datasets
+from lt_preprocess.datasets.block_reader import BlockReader, Shape
+from lt_preprocess.datasets.decoding import Text
+from lt_shared import manifest
+from lt_shared.console import BadData, NoInput
+from lt_shared.manifest import Dataset
+
+BINS = 64
+SHOWN_CHARACTERS = 200
+BAR_CHARACTERS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Bin:
+    """Documents of `shortest` to `longest` tokens."""
+
+    shortest: int
+    longest: int
+    documents: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Lengths are in tokens. `first_texts` is None when the tokenizer is not known; `undecoded` then says why."""
+
+    dataset: Dataset
+    shape: Shape
+    shortest: int
+    longest: int
+    histogram: list[Bin]
+    first_texts: list[Text] | None
+    undecoded: str | None
+
+    def to_record(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        record = manifest.record_of(self.dataset)
+        return record | {
+            "kind": "statistics",
+            "sequences": self.shape.sequences,
+            "size_bytes": self.shape.size_bytes,
+            "document_tokens": {
+                "shortest": self.shortest,
+                "mean": self.shape.tokens / max(self.shape.documents, 1),
+                "longest": self.longest,
+                "histogram": [dataclasses.asdict(bin) for bin in self.histogram],
+            },
+            "first_texts": self.first_texts,
+        }
+
+    def lines(self) -> list[str]:
+        """What people read."""
+        dataset, shape = self.dataset, self.shape
+        identity = dataset.tokenizer
+        known = f"{identity.name}, sha256 {identity.sha256[:12]}..., {identity.path}" if identity else "not known"
+        vocabulary = f"{dataset.vocab_size:,} entries, end of document {dataset.eod}" if dataset.vocab_size else "not known"
+        found = [
+            dataset.prefix,
+            f"  documents   {shape.documents:,}",
+            f"  sequences   {shape.sequences:,}",
+            f"  tokens      {shape.tokens:,} ({shape.dtype}, {shape.size_bytes / 1e6:,.1f} MB)",
+            f"  tokenizer   {known}",
+            f"  vocabulary  {vocabulary}",
+            f"  length      {self.shortest:,} to {self.longest:,} tokens a document, "
+            f"mean {shape.tokens / max(shape.documents, 1):,.1f}",
+            "",
+            "  tokens a document          documents        tokens",
+        ]
+        most = max((bin.documents for bin in self.histogram), default=1)
+        for bin in self.histogram:
+            bar = "#" * round(BAR_CHARACTERS * bin.documents / most)
+            span = f"{bin.shortest:,}" if bin.longest == bin.shortest else f"{bin.shortest:,} to {bin.longest:,}"
+            found.append(f"  {span:<24} {bin.documents:>11,} {bin.tokens:>13,}  {bar}".rstrip())
+        found.append("")
+        if self.undecoded:
+            found.append(f"  no text: {self.undecoded}")
+        for number, text in enumerate(self.first_texts or []):
+            shown = " ".join((text if isinstance(text, str) else " ".join(text)).split())
+            ending = "..." if len(shown) > SHOWN_CHARACTERS else ""
+            found.append(f"  document {number}: {shown[:SHOWN_CHARACTERS]}{ending}")
+        return found
+
+
+def read(given: Dataset, tokenizer: Path | None, first_documents: int) -> Statistics:
+    """Raises as `parts.measured`; a tokenizer that is given and does not fit is an error, one that is gone is not."""
+    dataset, shape = source_datasets.measured(given)
+    documents, tokens = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
+    shortest, longest = np.iinfo(np.int64).max, 0
+    with BlockReader(dataset.prefix) as reader:
+        for block in reader.blocks():
+            lengths = np.diff(block.bounds)
+            # frexp gives the exact number of binary digits up to 2^53.
+            bins = np.frexp(lengths.astype(np.float64))[1]
+            documents += np.bincount(bins, minlength=BINS)
+            tokens += np.bincount(bins, weights=lengths, minlength=BINS).astype(np.int64)
+            shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+    histogram = [
+        Bin(1 << (number - 1) if number else 0, (1 << number) - 1, int(documents[number]), int(tokens[number]))
+        for number in range(BINS)
+        if documents[number]
+    ]
+    first_texts, undecoded = _first_texts(dataset, tokenizer, min(first_documents, shape.documents))
+    return Statistics(dataset, shape, min(shortest, longest), longest, histogram, first_texts, undecoded)
+
+
+def _first_texts(dataset: Dataset, tokenizer: Path | None, count: int) -> tuple[list[Text] | None, str | None]:
+    try:
+        return list(decoding.texts(dataset, tokenizer, 0, count)), None
+    except (NoInput, BadData) as error:
+        if tokenizer is not None:
+            raise
+        return None, str(error)

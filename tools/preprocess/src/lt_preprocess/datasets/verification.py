@@ -1,0 +1,337 @@
+"""Everything that can be wrong with a dataset, found without trusting any of it.
+
+The readers refuse a damaged dataset at the first defect. Here every column is read as far as it goes, and all findings are
+listed: what the readers would refuse, and what they cannot see, such as token ids beyond the vocabulary, documents without their
+end of document, a sidecar that tells of another dataset, and what an unfinished run left. The columns are read in blocks, so
+memory is bounded; the tokens are read once.
+"""
+
+import dataclasses
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.datasets import provenance
+from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import BadData, NoInput, Progress
+from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from lt_shared.manifest import Dataset
+
+ENTRIES_AT_ONCE = 1 << 20
+TOKENS_AT_ONCE = 8 << 20
+
+
+class Finding(NamedTuple):
+    """Something that is wrong: in which file, and what."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclasses.dataclass
+class Verification:
+    """The result for one dataset; `documents`, `tokens` and `sequences` are None where they cannot be told."""
+
+    prefix: str
+    documents: int | None = None
+    tokens: int | None = None
+    sequences: int | None = None
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+
+    def find(self, path: str, message: str) -> None:
+        self.findings.append(Finding(path, message))
+
+    def summary(self) -> str:
+        if self.findings:
+            return f"{len(self.findings)} findings" if len(self.findings) > 1 else "1 finding"
+        return f"{self.documents:,} documents, {self.tokens:,} tokens, nothing wrong"
+
+    def to_record(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "v": 1,
+            "kind": "verification",
+            "prefix": self.prefix,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "findings": [finding._asdict() for finding in self.findings],
+        }
+
+
+def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> Verification:
+    """Check a dataset; with `sample`, also tokenize that many documents of its source again.
+
+    What a manifest says of it has to hold too; of a bare prefix the sidecar is asked. Raises: NoInput when neither file is there,
+    BadData for a multimodal dataset.
+    """
+    prefix = dataset.prefix
+    result = Verification(manifest.absolute(prefix))
+    paths = [idx_path(prefix), bin_path(prefix)]
+    there = [storage.exists(path) for path in paths]
+    if not any(there):
+        raise NoInput(f"{idx_path(prefix)}: no such file", indexed_dataset.hint_for_missing(prefix))
+    for path, is_there in zip(paths, there, strict=True):
+        if not is_there:
+            result.find(path, "missing: the dataset is not finished, or the file was lost")
+    record = _sidecar(prefix, result)
+    described = _described(prefix, result)
+    if dataset.tokens is not None:
+        described = dataset
+    dtype = _check_index(prefix, result) if there[0] else None
+    if all(there) and dtype is not None:
+        _check_counts(prefix, described, record, dtype, result)
+        _check_tokens(prefix, described, dtype, result)
+    _check_leftovers(prefix, result)
+    if sample and not result.findings:
+        from lt_preprocess.datasets import retokenization
+
+        result.findings.extend(Finding(prefix, message) for message in retokenization.differences(described, tokenizer, sample))
+    return result
+
+
+def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
+    """What the sidecar says besides the description of the dataset."""
+    place = manifest.sidecar_path(prefix)
+    try:
+        record = provenance.read_sidecar(prefix) or {}
+    except BadData as error:
+        result.find(place, str(error).removeprefix(f"{place}: "))
+        return {}
+    if "v" in record and record["v"] != provenance.SIDECAR_VERSION:
+        result.find(place, f"version {record['v']}, known is {provenance.SIDECAR_VERSION}")
+    return record
+
+
+def _described(prefix: str, result: Verification) -> Dataset:
+    place = manifest.sidecar_path(prefix)
+    try:
+        return manifest.describe(prefix)
+    except BadData as error:
+        if not any(finding.path == place for finding in result.findings):
+            result.find(place, str(error).removeprefix(f"{place}: "))
+        return Dataset(prefix)
+
+
+def _check_index(prefix: str, result: Verification) -> np.dtype[Any] | None:
+    """Check the index and the size of the tokens; returns the dtype of the tokens, None when that is not known."""
+    path = idx_path(prefix)
+    with storage.open_read(path) as file:
+        header = read_header(file)
+        if header is None:
+            result.find(path, f"{storage.size_bytes(path)} bytes, too short for a header of {HEADER.size}")
+            return None
+        if header.magic != MAGIC:
+            result.find(path, f"begins with {header.magic!r}, not with {MAGIC!r}: not an index of a Megatron dataset")
+            return None
+        if header.version != VERSION:
+            result.find(path, f"version {header.version}, known is {VERSION}")
+        dtype = np.dtype(DTYPE_CODES[header.dtype_code]) if header.dtype_code in DTYPE_CODES else None
+        if dtype is None:
+            result.find(path, f"dtype code {header.dtype_code} is not known")
+        elif dtype.kind != "i" and dtype.kind != "u":
+            result.find(path, f"tokens are {dtype}, expected whole numbers")
+        if _check_index_size(path, header, result):
+            result.documents = header.document_entries - 1
+            result.sequences = header.sequences
+            sizes = _check_sequences(path, file, header, dtype, result)
+            _check_documents(path, file, header, result)
+            result.tokens = sizes
+    if dtype is not None and result.tokens is not None and storage.exists(bin_path(prefix)):
+        _check_bin_size(prefix, result.tokens * dtype.itemsize, result)
+    return dtype
+
+
+def _check_index_size(path: str, header: Header, result: Verification) -> bool:
+    """Whether the columns are where the header says; False when they end too early to be looked at."""
+    size = storage.size_bytes(path)
+    if size == header.end + header.sequences and header.sequences:
+        raise BadData(f"{path}: a multimodal dataset (its sequences have modes)", "only datasets of text are worked on here")
+    if size < header.end:
+        result.find(
+            path,
+            f"{size} bytes, its header says {header.end} ({header.sequences} sequences, {header.document_entries} document "
+            "entries): it is truncated",
+        )
+        return False
+    if size > header.end:
+        result.find(path, f"{size - header.end} bytes are left over after the document index")
+    return True
+
+
+def _blocks(file: IO[bytes], column: Column) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    for first in range(0, column.length, ENTRIES_AT_ONCE):
+        yield first, read_column(file, column, first, min(first + ENTRIES_AT_ONCE, column.length))
+
+
+class _Count:
+    """Counts defects of one kind and remembers the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = ""
+
+    def add(self, wrong: npt.NDArray[np.bool_], describe: Any) -> None:
+        """`describe` says what is wrong at an index of `wrong`."""
+        found = int(np.count_nonzero(wrong))
+        if found and not self.count:
+            self.first = describe(int(np.argmax(wrong)))
+        self.count += found
+
+    def report(self, path: str, what: str, result: Verification) -> None:
+        if self.count:
+            more = f", the first of {self.count:,}" if self.count > 1 else ""
+            result.find(path, f"{what}: {self.first}{more}")
+
+
+def _check_sequences(path: str, file: IO[bytes], header: Header, dtype: np.dtype[Any] | None, result: Verification) -> int | None:
+    """Check lengths and offsets; returns the number of all tokens, None when lengths are negative."""
+    negative, misplaced = _Count(), _Count()
+    tokens, end = 0, 0
+    for first, lengths in _blocks(file, header.lengths):
+        negative.add(lengths < 0, lambda i, first=first, lengths=lengths: f"{lengths[i]} of sequence {first + i}")
+        tokens += int(lengths.sum(dtype=np.int64))
+        if dtype is None:
+            continue
+        offsets = read_column(file, header.offsets, first, first + len(lengths))
+        ends = offsets + lengths.astype(np.int64) * dtype.itemsize
+        expected = np.concatenate([np.array([end], np.int64), ends[:-1]])
+        misplaced.add(
+            offsets != expected,
+            lambda i, first=first, offsets=offsets, expected=expected: (
+                f"{offsets[i]} of sequence {first + i}, the one before ends at {expected[i]}"
+            ),
+        )
+        end = int(ends[-1])
+    negative.report(path, "negative length", result)
+    misplaced.report(path, "wrong offset", result)
+    return None if negative.count else tokens
+
+
+def _check_documents(path: str, file: IO[bytes], header: Header, result: Verification) -> None:
+    if not header.document_entries:
+        result.find(path, "the document index is empty; it begins with 0 even without documents")
+        return
+    descending, outside = _Count(), _Count()
+    before = 0
+    for first, entries in _blocks(file, header.entries):
+        if first == 0 and entries[0] != 0:
+            result.find(path, f"the document index begins with {entries[0]}, not with 0")
+        previous = np.concatenate([np.array([before if first else entries[0]], np.int64), entries[:-1]])
+        descending.add(
+            entries < previous,
+            lambda i, first=first, entries=entries, previous=previous: (
+                f"document {first + i} begins at sequence {entries[i]}, the one before at {previous[i]}"
+            ),
+        )
+        outside.add(
+            (entries < 0) | (entries > header.sequences),
+            lambda i, first=first, entries=entries: f"{entries[i]} for document {first + i} of {header.sequences} sequences",
+        )
+        before = int(entries[-1])
+    descending.report(path, "the document index descends", result)
+    outside.report(path, "an entry of the document index is out of range", result)
+    if before != header.sequences:
+        result.find(path, f"the document index ends at sequence {before}, there are {header.sequences}")
+
+
+def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
+    size = storage.size_bytes(bin_path(prefix))
+    if size < expected:
+        result.find(bin_path(prefix), f"{size} bytes, its index says {expected}: it is truncated")
+    elif size > expected:
+        result.find(bin_path(prefix), f"{size} bytes, its index says {expected}: {size - expected} bytes are left over")
+
+
+def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
+    """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
+    place = manifest.sidecar_path(prefix)
+    for name, said, there in (
+        ("documents", described.documents, result.documents),
+        ("tokens", described.tokens, result.tokens),
+        ("dtype", described.dtype, dtype.name),
+    ):
+        if said is not None and there is not None and said != there:
+            result.find(place, f"{name} {said}, the dataset has {there}")
+    counts = record.get("counts") or {}
+    for name, there in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
+        said = counts.get(name)
+        if said is not None and there is not None and said != there:
+            result.find(place, f"counts: {name} {said}, the dataset has {there}")
+    if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
+        result.find(place, "made with --append-eod, but no token that ends documents is named")
+    if described.vocab_size is not None:
+        expected = indexed_dataset.dtype_for(described.vocab_size)
+        if dtype != expected:
+            result.find(place, f"a vocabulary of {described.vocab_size} entries takes {expected}, the tokens are {dtype}")
+        if described.eod is not None and described.eod >= described.vocab_size:
+            result.find(place, f"end of document {described.eod} is beyond the vocabulary of {described.vocab_size} entries")
+
+
+def _check_tokens(prefix: str, described: Dataset, dtype: np.dtype[Any], result: Verification) -> None:
+    """Look for ids beyond the vocabulary and for documents that do not end as the sidecar says.
+
+    Documents can be looked at when the index is sound; ids also when it is not.
+    """
+    options = {}
+    if not any(finding.path == manifest.sidecar_path(prefix) for finding in result.findings):
+        options = provenance.tokenizing_options(prefix)
+    eod = described.eod if options.get("append_eod") is True else None
+    if (described.vocab_size is None and eod is None) or dtype.kind not in "iu":
+        return
+    unknown, endless = _Count(), _Count()
+    size = storage.size_bytes(bin_path(prefix))
+    with Progress("verifying", size, "B") as progress:
+        for first, tokens, bounds, first_document in _tokens(prefix, dtype, result):
+            if described.vocab_size is not None:
+                limit = described.vocab_size
+                unknown.add(
+                    (tokens < 0) | (tokens >= limit),
+                    lambda i, first=first, tokens=tokens, limit=limit: f"{tokens[i]} at token {first + i}, there are {limit}",
+                )
+            if bounds is not None and eod is not None:
+                ends = bounds[1:]
+                has_text = ends > bounds[:-1]
+                last = np.full(len(ends), eod, np.int64)
+                last[has_text] = tokens[ends[has_text] - 1]
+                endless.add(
+                    last != eod,
+                    lambda i, first=first_document, last=last, eod=eod: (
+                        f"document {first + i} ends with {last[i]}, not with {eod}"
+                    ),
+                )
+            progress.advance(tokens.nbytes)
+    unknown.report(bin_path(prefix), "token beyond the vocabulary", result)
+    endless.report(bin_path(prefix), "no end of document", result)
+
+
+def _tokens(
+    prefix: str, dtype: np.dtype[Any], result: Verification
+) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[np.int64] | None, int]]:
+    """The tokens in blocks: number of the first, tokens, and, when the index is sound, bounds and number of the documents."""
+    if all(finding.path == manifest.sidecar_path(prefix) for finding in result.findings):
+        with BlockReader(prefix) as reader:
+            for block in reader.blocks(TOKENS_AT_ONCE):
+                yield block.first_token, reader.read(block), block.bounds, block.first_document
+        return
+    column = Column(0, dtype, storage.size_bytes(bin_path(prefix)) // dtype.itemsize)
+    with storage.open_read(bin_path(prefix)) as file:
+        for first in range(0, column.length, TOKENS_AT_ONCE):
+            yield first, read_column(file, column, first, min(first + TOKENS_AT_ONCE, column.length)), None, 0
+
+
+def _check_leftovers(prefix: str, result: Verification) -> None:
+    """Hidden files beside the dataset are those of a run that is at work or was killed."""
+    if storage.is_remote(prefix):
+        return
+    directory, name = os.path.split(prefix)
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), f".{glob.escape(name)}.*"))):
+        result.find(path, "left by a run that is still at work, or was killed: run its command again, or delete it")

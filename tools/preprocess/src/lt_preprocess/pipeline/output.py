@@ -1,0 +1,154 @@
+"""What one part of a run writes: a dataset for each key, and the lines that hold no document.
+
+All datasets of a part have the same documents, so that the second key's document 7 belongs to the first key's. The files appear
+together at the end: the quarantined lines first, then each dataset. Before the last part is published, those that an earlier,
+longer run left behind it are deleted: nobody could tell later that they do not belong to this run.
+"""
+
+import base64
+import contextlib
+import glob
+import json
+import re
+from types import TracebackType
+from typing import IO, Any, Self
+
+from lt_preprocess.pipeline import sidecar
+from lt_preprocess.pipeline.assembly import Documents
+from lt_preprocess.pipeline.journal import State
+from lt_preprocess.pipeline.plan import Plan
+from lt_preprocess.readers.batch import BadLine
+from lt_shared import indexed_dataset, manifest, resumable_files, storage
+from lt_shared.console import note, warn
+from lt_shared.indexed_dataset import Extent
+
+
+class Part:
+    """A context manager. With `is_resumable`, it goes on from what `state` says, and an exception leaves the partial files."""
+
+    def __init__(self, plan: Plan, state: State, is_resumable: bool):
+        self._plan = plan
+        self._is_resumable = is_resumable
+        self._quarantine_path = plan.quarantine_path(state.part)
+        self._quarantine: IO[bytes] | None = None
+        self.quarantine_bytes = state.quarantine_bytes
+        self._writers = {
+            prefix: indexed_dataset.Writer(prefix, plan.dtype, extent if is_resumable else None)
+            for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True)
+        }
+        self._published: dict[str, manifest.Dataset] = {}
+        if state.is_closed and is_resumable:
+            self._leave_out_what_was_published()
+
+    def _leave_out_what_was_published(self) -> None:
+        for prefix in list(self._writers):
+            if not indexed_dataset.is_partial(prefix):
+                del self._writers[prefix]
+                self._published[prefix] = manifest.describe(prefix)
+        if self.quarantine_bytes and not resumable_files.exists(self._quarantine_path):
+            resumable_files.withdraw(self._quarantine_path)
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._quarantine_stack = stack.enter_context(contextlib.ExitStack())
+            for writer in self._writers.values():
+                stack.enter_context(writer)
+            self._stack = stack.pop_all()
+        return self
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return tuple(writer.extent for writer in self._writers.values())
+
+    def fitting(self, columns: list[Documents]) -> int:
+        """How many of the documents fit into this part; a part takes at least one."""
+        limit = self._plan.options.max_shard_bytes
+        if limit is None:
+            return len(columns[0].sequences_per_document)
+        room = [limit // writer.dtype.itemsize - writer.tokens for writer in self._writers.values()]
+        fitting = min(column.fitting(tokens) for column, tokens in zip(columns, room, strict=True))
+        is_empty = all(extent.documents == 0 for extent in self.extents)
+        return max(fitting, 1) if is_empty and len(columns[0].sequences_per_document) else fitting
+
+    def append(self, columns: list[Documents]) -> None:
+        for writer, column in zip(self._writers.values(), columns, strict=True):
+            writer.append(*column)
+
+    def quarantine(self, lines: list[BadLine]) -> None:
+        for line in lines:
+            record = {"source": line.source, "line": line.line, "offset": line.offset, "reason": line.reason} | _raw(line.raw)
+            content = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
+            self._opened_quarantine().write(content)
+            self.quarantine_bytes += len(content)
+
+    def _opened_quarantine(self) -> IO[bytes]:
+        if self._quarantine is None:
+            path = self._quarantine_path
+            publishing = resumable_files.resumable(path, self.quarantine_bytes) if self._is_resumable else storage.publish(path)
+            self._quarantine = self._quarantine_stack.enter_context(publishing)
+        return self._quarantine
+
+    def sync(self) -> None:
+        """Make what was appended durable in the partial files."""
+        for writer in self._writers.values():
+            writer.sync()
+        if self._quarantine is not None:
+            resumable_files.sync(self._quarantine)
+
+    def publish(self, state: State) -> list[manifest.Dataset]:
+        """Make all visible, for good."""
+        if state.is_last:
+            _delete_parts_behind(self._plan, state.part)
+        if self.quarantine_bytes:
+            self._opened_quarantine()
+            self._quarantine_stack.close()
+        else:
+            storage.remove(self._quarantine_path)
+        for prefix, writer in self._writers.items():
+            dataset = manifest.Dataset(
+                prefix,
+                writer.documents,
+                writer.tokens,
+                self._plan.dtype,
+                self._plan.tokenizer.vocab_size,
+                self._plan.tokenizer.eod,
+                self._plan.identity,
+            )
+            writer.publish((manifest.sidecar_path(prefix), sidecar.content(self._plan, dataset, writer.extent, state)))
+            self._published[prefix] = dataset
+        return [self._published[prefix] for prefix in self._plan.dataset_prefixes(state.part)]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+def _delete_parts_behind(plan: Plan, last: int) -> None:
+    """Delete what a run with more parts left behind the last one, and name what others left there. On local filesystems only."""
+    if plan.options.max_shard_bytes is None or storage.is_remote(plan.prefix):
+        return
+    deleted: list[str] = []
+    for key in plan.options.json_keys:
+        name = re.compile(re.escape(f"{plan.prefix}-part") + r"(\d{5,})" + re.escape(f"_{key}_document") + r"\.(bin|idx|json)")
+        places = glob.iglob(f"{glob.escape(f'{plan.prefix}-part')}*{glob.escape(f'_{key}_document')}.*")
+        numbers = {int(match[1]) for place in places if (match := name.fullmatch(place))}
+        for number in sorted(number for number in numbers if number > last):
+            prefix = f"{plan.part_prefix(number)}_{key}_document"
+            if not sidecar.is_of_part(prefix, number):
+                warn(f"{prefix}: looks like a part of this run, but is not of lt-preprocess; it is left there")
+                continue
+            # The sidecar goes last: as long as it is there, a later run knows whose files these are.
+            storage.remove(plan.quarantine_path(number))
+            for path in (indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix), manifest.sidecar_path(prefix)):
+                storage.remove(path)
+            deleted.append(prefix)
+    if deleted:
+        more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""
+        note(f"{deleted[0]}{more}: deleted, an earlier run had more parts")
+
+
+def _raw(line: bytes) -> dict[str, Any]:
+    """The line as text, or, when it is no UTF-8, as base64."""
+    try:
+        return {"raw": line.decode()}
+    except UnicodeDecodeError:
+        return {"raw_base64": base64.b64encode(line).decode()}

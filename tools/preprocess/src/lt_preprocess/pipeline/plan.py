@@ -1,0 +1,168 @@
+"""What a command is about to do, checked before any work: the inputs exist, the tokenizer is loaded, the outputs have names.
+
+The fingerprint of a plan covers all that can change a byte of the result: every input (size and modification time, or the
+object's version on a remote store), the tokenizer and the options. A dataset with the same fingerprint is up to date, and an
+interrupted run with the same one goes on. The number of workers is not part of it, nor is `--on-error`, which matters only where
+a line is bad.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from lt_preprocess.readers import inputs
+from lt_preprocess.readers.slices import Slice
+from lt_preprocess.tokenizers import loading as tokenizers
+from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import BadConfig, CannotCreate, UsageError, warn
+from lt_shared.tokenizer_files import TokenizerFiles
+
+RESULT_VERSION = 2
+"""Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""
+
+REQUESTS_AT_ONCE = 32
+
+OnError = Literal["fail", "skip", "quarantine"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What changes the result, besides the inputs and the tokenizer. `max_shard_bytes` is the most that a .bin may have."""
+
+    json_keys: tuple[str, ...] = ("text",)
+    append_eod: bool = False
+    on_error: OnError = "fail"
+    special_tokens: SpecialTokens = "text"
+    shard: Slice | None = None
+    max_shard_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A command that has been checked.
+
+    `sources` are fingerprints of `paths`, None with standard input or a pipe among them; `prefix` is the start of all output
+    names, with the shard's number.
+    """
+
+    prefix: str
+    paths: list[str]
+    sources: list[dict[str, Any]] | None
+    tokenizer: Tokenizer
+    identity: manifest.Tokenizer
+    options: Options
+
+    @property
+    def dtype(self) -> str:
+        return indexed_dataset.dtype_for(self.tokenizer.vocab_size).name
+
+    @property
+    def eod(self) -> int | None:
+        """The token that ends each document, if the options ask for one."""
+        return self.tokenizer.eod if self.options.append_eod else None
+
+    @property
+    def fingerprint(self) -> str | None:
+        """None with standard input or a pipe: nobody can tell whether it is the same again."""
+        if self.sources is None:
+            return None
+        options = dataclasses.asdict(self.options)
+        del options["on_error"]
+        record = {
+            "v": RESULT_VERSION,
+            "sources": self.sources,
+            "tokenizer": [self.identity.sha256, self.tokenizer.vocab_size, self.tokenizer.eod],
+            "options": options,
+        }
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+    def part_prefix(self, part: int) -> str:
+        """The start of the names of one part's outputs; without a limit to their size there is one part, without a number."""
+        return self.prefix if self.options.max_shard_bytes is None else f"{self.prefix}-part{part:05d}"
+
+    def dataset_prefixes(self, part: int) -> list[str]:
+        """One dataset for each key."""
+        return [f"{self.part_prefix(part)}_{key}_document" for key in self.options.json_keys]
+
+    def quarantine_path(self, part: int) -> str:
+        return f"{self.part_prefix(part)}_quarantine.jsonl"
+
+    def to_record(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it."""
+        prefixes = self.dataset_prefixes(0)
+        return {
+            "v": RESULT_VERSION,
+            "kind": "plan",
+            "prefix": prefixes[0],
+            "outputs": [f"{prefix}{extension}" for prefix in prefixes for extension in (".bin", ".idx", ".json")],
+            "inputs": self.sources or [{"path": path} for path in self.paths],
+            "tokenizer": dataclasses.asdict(self.identity),
+            "vocab_size": self.tokenizer.vocab_size,
+            "eod": self.tokenizer.eod,
+            "dtype": self.dtype,
+            "options": dataclasses.asdict(self.options),
+        }
+
+
+def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, output_prefix: str, options: Options) -> Plan:
+    """Check everything that can be checked before work begins. `files` is the tokenizer that the user called `given`.
+
+    Raises: NoInput for a missing input, BadData for a tokenizer that cannot be read, BadConfig when `append_eod` asks for a token
+    that the tokenizer does not have, UsageError for options that contradict each other, CannotCreate for a directory that is not
+    there.
+    """
+    if len(set(options.json_keys)) < len(options.json_keys):
+        raise UsageError("a key is given twice in --json-keys")
+    for key in options.json_keys:
+        if "/" in key or not key:
+            raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")
+    paths = inputs.resolve(patterns)
+    if paths.count(inputs.STDIN) > 1:
+        raise UsageError("- (standard input) is given twice; it can be read once")
+    if inputs.STDIN in paths and options.shard is not None:
+        raise UsageError("- (standard input) cannot be read in shards", "write it to a file first")
+    if len(set(paths)) < len(paths):
+        warn("some inputs are given more than once, and are read as often")
+    sources = _fingerprints(paths) if all(map(_can_be_read_again, paths)) else None
+    loaded = tokenizers.load(files, options.special_tokens)
+    if options.append_eod and loaded.eod is None:
+        raise BadConfig(
+            f"{given}: this tokenizer has no end-of-document token for --append-eod",
+            "name its eos_token in a tokenizer_config.json beside it, or leave --append-eod out",
+        )
+    prefix = _checked_prefix(output_prefix)
+    if options.shard is not None:
+        prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
+    return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, given), options)
+
+
+def _checked_prefix(prefix: str) -> str:
+    """The prefix as an absolute path. Raises UsageError when it names no file, CannotCreate when nothing can be created there."""
+    if os.path.basename(prefix) in ("", ".", ".."):
+        raise UsageError(
+            f"-o {prefix or repr(prefix)}: the outputs have no name", f"for example -o {os.path.join(prefix, 'web')}"
+        )
+    if not storage.is_remote(prefix):
+        directory = os.path.dirname(prefix) or "."
+        if not os.path.isdir(directory):
+            raise CannotCreate(f"{directory}: no such directory", f"mkdir -p {directory}")
+        if not os.access(directory, os.W_OK):
+            raise CannotCreate(f"{directory}: not writable")
+    return manifest.absolute(prefix)
+
+
+def _can_be_read_again(path: str) -> bool:
+    """Standard input and pipes cannot."""
+    return path != inputs.STDIN and (storage.is_remote(path) or not os.path.exists(path) or os.path.isfile(path))
+
+
+def _fingerprints(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """A remote store takes some 30 ms to answer, a file system with many metadata requests a few: so several at once."""
+    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(paths))) as pool:
+        return list(pool.map(storage.fingerprint, paths))

@@ -1,0 +1,206 @@
+"""One run: from a plan to published datasets, so that a later run can go on when this one is killed.
+
+Every few seconds the outputs are synced and the journal says how far they are good; syncing takes at most a tenth of the time. A
+part that is full is closed in the journal before it is published, so that a run that was killed in between publishes the rest.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+import numpy as np
+
+from lt_preprocess.kernels.jit import AnnounceCompilation
+from lt_preprocess.pipeline import assembly, encoding, journal
+from lt_preprocess.pipeline.encoding import Encoded
+from lt_preprocess.pipeline.journal import Journal, State
+from lt_preprocess.pipeline.output import Part
+from lt_preprocess.pipeline.plan import Plan
+from lt_preprocess.readers import inputs, json_batch
+from lt_preprocess.readers.batch import BadLine
+from lt_preprocess.readers.slices import Slice
+from lt_preprocess.tokenizers.base import Encoder
+from lt_shared import manifest
+from lt_shared.console import BadData, NoInput, Progress, note, warn
+from lt_shared.indexed_dataset import Extent
+
+JOURNAL_INTERVAL_SECONDS = 5.0
+LONGEST_SHARE_OF_SYNCING = 0.1
+REPORTED_LINES = 5
+
+
+def build(plan: Plan, workers: int, anew: bool = False) -> list[manifest.Dataset]:
+    """Tokenize everything, or what an interrupted run has left of it unless `anew`, and publish the datasets, part by part.
+
+    Raises: BadData for a line without a document unless the options say otherwise, NoInput when no document is left,
+    CannotCreate, TryAgain and IoFailure when the output cannot be written. Nothing new is visible then but finished parts.
+    """
+    with journal.opened(plan, anew) as log:
+        try:
+            with _Run(plan, log) as run:
+                made = run.finish(workers)
+        except BaseException:
+            if log.state is not None and log.state.is_worth_keeping:
+                note("the same command goes on from what is done" + ("" if log.is_resumable else ": the finished parts"))
+            else:
+                log.delete()
+            raise
+        log.delete()
+    return made
+
+
+class _Run:
+    """The parts of a run, one open at a time. A context manager."""
+
+    def __init__(self, plan: Plan, log: Journal):
+        self._plan = plan
+        self._log = log
+        self._stack = contextlib.ExitStack()
+        self._next_sync_seconds = time.monotonic() + JOURNAL_INTERVAL_SECONDS
+
+    def __enter__(self) -> Self:
+        if self._log.state is None:
+            self._state = State(extents=tuple(Extent() for _ in self._plan.options.json_keys))
+            self._log.write(self._state)
+        else:
+            self._state = self._log.state
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+    def finish(self, workers: int) -> list[manifest.Dataset]:
+        """Do all that is left to do; returns all datasets, those of earlier runs included."""
+        done_parts = [self._plan.dataset_prefixes(part) for part in range(self._state.part)]
+        self._made = [manifest.describe(prefix) for prefixes in done_parts for prefix in prefixes]
+        self._tell_where_it_goes_on()
+        self._open_part()
+        if self._state.is_closed:
+            self._publish_part()
+        if not self._state.is_last:
+            self._tokenize(workers)
+            self._report_bad_lines()
+            self._check_that_there_is_text()
+            self._close_part(is_last=True)
+        documents_made = sum(made.documents or 0 for made in self._made) // len(self._plan.options.json_keys)
+        tokens_made = sum(made.tokens or 0 for made in self._made)
+        note(f"{documents_made:,} documents, {tokens_made:,} tokens, {self._state.text_bytes / 1e6:,.1f} MB of text")
+        return self._made
+
+    def _tell_where_it_goes_on(self) -> None:
+        position = self._state.position
+        if self._plan.fingerprint is None:
+            note("standard input and pipes cannot be read again: a run that is interrupted starts anew")
+        elif self._state.is_worth_keeping:
+            name = inputs.display_name(self._plan.paths[min(position.input, len(self._plan.paths) - 1)])
+            documents_done = self._state.extents[0].documents
+            note(f"resuming at byte {position.offset:,} of {name}, part {self._state.part} has {documents_done:,} documents")
+
+    def _tokenize(self, workers: int) -> None:
+        plan = self._plan
+        dtype = np.dtype(plan.dtype)
+        encoders = _prepared_encoders(plan, workers)
+        part = plan.options.shard or Slice()
+        with Progress("tokenizing", inputs.total_bytes(plan.paths, part), "B") as progress:
+            chunks = inputs.chunks(plan.paths, part, self._state.position, progress.advance, plan.options.json_keys)
+            results = encoding.encode(chunks, encoders, plan.options.json_keys, plan.eod, dtype)
+            with contextlib.closing(results):
+                for encoded in results:
+                    self._take(encoded)
+
+    def _take(self, encoded: Encoded) -> None:
+        """Write the documents of one chunk but those that were written already, into as many parts as they need."""
+        if encoded.bad_lines and self._plan.options.on_error == "fail":
+            raise BadData(str(encoded.bad_lines[0]), "--on-error skip or quarantine leaves such lines out and reports them")
+        taken = min(self._state.taken, encoded.documents)
+        left_to_skip = self._state.taken - taken
+        columns = [column.since(taken) for column in encoded.columns] if taken else encoded.columns
+        while (fitting := self._part.fitting(columns)) < encoded.documents - taken:
+            self._part.append([column.before(fitting) for column in columns])
+            columns = [column.since(fitting) for column in columns]
+            taken += fitting
+            if fitting:
+                self._state = dataclasses.replace(self._state.with_input(encoded.end.input), taken=taken)
+            self._close_part(is_last=False)
+        self._part.append(columns)
+        if self._plan.options.on_error == "quarantine":
+            self._part.quarantine(encoded.bad_lines)
+        self._state = dataclasses.replace(
+            self._state.with_input(encoded.end.input),
+            position=encoded.end,
+            taken=left_to_skip,
+            text_bytes=self._state.text_bytes + encoded.text_bytes,
+            bad_lines=self._state.bad_lines + len(encoded.bad_lines),
+            reported=(*self._state.reported, *_named(encoded.bad_lines))[:REPORTED_LINES],
+        )
+        if self._log.is_resumable and time.monotonic() >= self._next_sync_seconds:
+            self._sync()
+
+    def _sync(self) -> None:
+        start_seconds = time.monotonic()
+        self._part.sync()
+        self._state = dataclasses.replace(self._state, extents=self._part.extents, quarantine_bytes=self._part.quarantine_bytes)
+        self._log.write(self._state)
+        now = time.monotonic()
+        pause_seconds = max(JOURNAL_INTERVAL_SECONDS, (now - start_seconds) / LONGEST_SHARE_OF_SYNCING)
+        self._next_sync_seconds = now + pause_seconds
+
+    def _open_part(self) -> None:
+        self._part = self._stack.enter_context(Part(self._plan, self._state, self._log.is_resumable))
+
+    def _close_part(self, is_last: bool) -> None:
+        self._state = dataclasses.replace(self._state, is_closed=True, is_last=is_last)
+        if self._log.is_resumable:
+            self._sync()
+        else:
+            self._state = dataclasses.replace(self._state, extents=self._part.extents)
+        self._publish_part()
+
+    def _publish_part(self) -> None:
+        """Publish what is closed, and begin the next part unless it was the last."""
+        self._made += self._part.publish(self._state)
+        self._stack.close()
+        if not self._state.is_last:
+            self._state = self._state.next_part()
+            self._log.write(self._state)
+            self._open_part()
+
+    def _report_bad_lines(self) -> None:
+        """Tell the user which lines were left out."""
+        if self._state.bad_lines:
+            for line in self._state.reported:
+                note(f"left out: {line}")
+            count = self._state.bad_lines
+            warn(f"{count:,} line{'s' if count > 1 else ''} left out; {len(self._state.reported)} named above")
+
+    def _check_that_there_is_text(self) -> None:
+        """A shard may be empty: what counts there is that all shards are complete."""
+        if self._state.part == 0 and self._plan.options.shard is None and not any(made.tokens for made in self._part.extents):
+            count = self._part.extents[0].documents
+            found = f"{count:,} documents, all without text" if count else "no documents"
+            raise NoInput(f"{_names(self._plan.paths)}: {found}", "did the command that made the input fail?")
+
+
+def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
+    """Compile, in a thread of its own: LLVM calls back into Python, and a signal's exception would be lost there."""
+
+    def prepare() -> list[Encoder]:
+        with AnnounceCompilation():
+            json_batch.prepare()
+            assembly.prepare(plan.dtype)
+            return [plan.tokenizer.new_encoder() for _ in range(workers)]
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(prepare).result()
+
+
+def _named(lines: list[BadLine]) -> Iterator[str]:
+    return map(str, lines[:REPORTED_LINES])
+
+
+def _names(paths: list[str]) -> str:
+    names = [inputs.display_name(path) for path in paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

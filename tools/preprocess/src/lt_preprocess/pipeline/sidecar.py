@@ -1,0 +1,159 @@
+"""The file beside a dataset that says where it came from: `PREFIX.json`.
+
+`dataset` is its manifest line, which other tools read. `sources` are the inputs that were read, each with size, modification time
+and the hash of its first 64 KiB (remote ones with the store's version), `options` what changed the result, `counts` what is in it
+and what was left out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same
+one has nothing to do. `run` is the same for all shards of one run, so that those of different runs are not joined.
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from lt_preprocess import __version__
+from lt_preprocess.datasets import provenance
+from lt_preprocess.pipeline.journal import State
+from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
+from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.console import BadData, CannotCreate
+from lt_shared.indexed_dataset import Extent
+
+VERSION = 2
+HEAD_BYTES = 1 << 16
+PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
+
+
+def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State) -> bytes:
+    """The sidecar of one dataset of a part that is closed."""
+    [json_key] = [
+        key
+        for key, prefix in zip(plan.options.json_keys, plan.dataset_prefixes(state.part), strict=True)
+        if prefix == dataset.prefix
+    ]
+    options = {"json_key": json_key} | dataclasses.asdict(plan.options)
+    record = {
+        "v": VERSION,
+        "dataset": manifest.record_of(dataset),
+        "plan": plan.fingerprint,
+        "run": _fingerprint_of_all_shards(plan),
+        "part": {"index": state.part, "is_last": state.is_last},
+        "sources": _sources(plan, state),
+        "options": options,
+        "counts": dataclasses.asdict(extent) | {"bad_lines": state.bad_lines - state.bad_lines_before},
+        "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
+    }
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _fingerprint_of_all_shards(plan: Plan) -> str | None:
+    return dataclasses.replace(plan, options=dataclasses.replace(plan.options, shard=None)).fingerprint
+
+
+def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
+    """The inputs from which this part was made, also a part of a shard."""
+    if plan.sources is None:
+        return None
+    if state.first_input is None or state.last_input is None:
+        return []
+    read = plan.sources[state.first_input : state.last_input + 1]
+    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(read))) as pool:
+        return list(pool.map(_with_hash, read))
+
+
+def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
+    if storage.is_remote(source["path"]):
+        return source
+    with storage.open_read(source["path"]) as file:
+        return source | {"head_sha256": hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def read(prefix: str) -> dict[str, Any] | None:
+    """What the sidecar of a dataset says, or None when there is none that this version understands."""
+    try:
+        return provenance.read_sidecar(prefix)
+    except BadData:
+        return None
+
+
+def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
+    """All datasets of a plan, if an earlier run has left them whole, else None."""
+    made: list[manifest.Dataset] = []
+    part = 0
+    while plan.fingerprint is not None:
+        for prefix in plan.dataset_prefixes(part):
+            record = read(prefix)
+            if record is None or not _is_of(record, plan):
+                return None
+            found = _whole(prefix, plan.dtype)
+            if found is None:
+                return None
+            made.append(dataclasses.replace(found, tokenizer=plan.identity))
+            is_last = record["part"]["is_last"]
+        if is_last:
+            return made
+        part += 1
+    return None
+
+
+def check_tokenizer(plan: Plan) -> None:
+    """Raise CannotCreate when a dataset of another tokenizer is where the output goes: hours of work, or a wrong name."""
+    for prefix in plan.dataset_prefixes(0):
+        try:
+            tokenizer = manifest.describe(prefix).tokenizer
+        except BadData:
+            continue
+        if tokenizer is None or not storage.exists(indexed_dataset.idx_path(prefix)):
+            continue
+        if tokenizer.sha256 != plan.identity.sha256:
+            raise CannotCreate(
+                f"{prefix}: was made with another tokenizer, {tokenizer.name} ({tokenizer.sha256[:12]}), "
+                f"not {plan.identity.name} ({plan.identity.sha256[:12]})",
+                "choose another output, or pass --force to replace it",
+            )
+
+
+def is_of_part(prefix: str, part: int) -> bool:
+    """Whether the sidecar says that a run with --max-shard-size made the dataset as its part of this number."""
+    record = read(prefix) or {}
+    place, options = record.get("part"), record.get("options")
+    if not isinstance(place, dict) or not isinstance(options, dict):
+        return False
+    return place.get("index") == part and options.get("max_shard_bytes") is not None
+
+
+def _is_of(record: dict[str, Any], plan: Plan) -> bool:
+    """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some."""
+    try:
+        same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
+        has_place = isinstance(record["part"]["is_last"], bool)
+        return bool(record["v"] == VERSION and record["plan"] == plan.fingerprint and same_losses and has_place)
+    except (KeyError, TypeError):
+        return False
+
+
+def _whole(prefix: str, dtype: str) -> manifest.Dataset | None:
+    """The dataset if both files are there; the index is published last, so only the size of the tokens is worth comparing."""
+    try:
+        dataset = manifest.describe(prefix)
+    except BadData:
+        return None
+    index, tokens = indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix)
+    if dataset.dtype != dtype or dataset.tokens is None or not (storage.exists(index) and storage.exists(tokens)):
+        return None
+    return dataset if storage.size_bytes(tokens) == dataset.tokens * np.dtype(dtype).itemsize else None

@@ -1,0 +1,83 @@
+"""Documents that spell out a special token, where `--special-tokens reject` makes such a line a bad one.
+
+Few documents do, so their lines are looked for only when there are any: document i of a chunk is its i-th line, or row, that is
+neither blank nor bad already.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.chunks import Chunk
+from lt_preprocess.readers.jsonl import LinesChunk
+from lt_preprocess.readers.plain_text import TextChunk
+from lt_preprocess.tokenizers.base import Encoder
+
+
+def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], encoder: Encoder) -> Batch:
+    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad ones."""
+    reasons: dict[int, str] = {}
+    for texts, texts_per_document in batch.columns:
+        places = encoder.forbidden(texts)
+        if places:
+            document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
+            for place in places:
+                reasons.setdefault(int(document_of_text[place.text]), str(place))
+    if not reasons:
+        return batch
+    bad_lines = [*batch.bad_lines, *_bad_lines(chunk, batch, json_keys, reasons)]
+    return Batch([_without(column, reasons) for column in batch.columns], sorted(bad_lines, key=lambda line: line.offset))
+
+
+def _without(column: Column, documents: dict[int, str]) -> Column:
+    left_out = np.isin(np.arange(len(column.texts_per_document)), list(documents))
+    texts_left_out = np.flatnonzero(np.repeat(left_out, column.texts_per_document))
+    return Column(column.texts.without(texts_left_out.tolist()), column.texts_per_document[~left_out])
+
+
+def _bad_lines(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+    if isinstance(chunk, LinesChunk):
+        yield from _lines(chunk, batch, reasons)
+    elif isinstance(chunk, TextChunk):
+        yield BadLine(chunk.source, 0, reasons[0], chunk.read(), lambda: 1)
+    else:
+        yield from _rows(chunk, batch, json_keys, reasons)
+
+
+def _rows(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], reasons: dict[int, str]) -> Iterator[BadLine]:
+    """Rows have no bytes of their own: what is kept of one is a line of JSON with its texts."""
+    from lt_preprocess.readers.parquet import RowsChunk
+
+    assert isinstance(chunk, RowsChunk)
+    bad_before = {row.offset for row in batch.bad_lines}
+    rows = [row for row in range(chunk.first_row, chunk.end.offset) if row not in bad_before]
+    texts = [column.texts.to_list() for column in batch.columns]
+    for document, reason in reasons.items():
+        of_keys = {}
+        for key, column, of_key in zip(json_keys, batch.columns, texts, strict=True):
+            first = int(column.texts_per_document[:document].sum())
+            of_keys[key] = [text.decode() for text in of_key[first : first + int(column.texts_per_document[document])]]
+        raw = json.dumps(of_keys, ensure_ascii=False).encode()
+        yield BadLine(chunk.source, rows[document], reason, raw, lambda row=rows[document]: row + 1, is_row=True)  # type: ignore[misc]
+
+
+def _lines(chunk: LinesChunk, batch: Batch, reasons: dict[int, str]) -> Iterator[BadLine]:
+    lines = chunk.read()
+    bad_before = {line.offset for line in batch.bad_lines}
+    document, offset = 0, lines.offset
+    for index, line in enumerate(lines.data[lines.start : lines.end].tobytes().split(b"\n")):
+        if line and not line.isspace() and offset not in bad_before:
+            if document in reasons:
+                yield BadLine(chunk.source, offset, reasons[document], line, _number(lines.first_line, index))
+            document += 1
+        offset += len(line) + 1
+
+
+def _number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
+    def line_number() -> int | None:
+        first = first_line()
+        return None if first is None else first + lines_before
+
+    return line_number

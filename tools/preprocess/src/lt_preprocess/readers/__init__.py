@@ -1,0 +1,4 @@
+"""Paths in, chunks of documents out, from JSON lines, Parquet or plain text, compressed, remote or from a pipe.
+
+`inputs` finds and opens them; a chunk's `batch` parses it in the thread that encodes it.
+"""

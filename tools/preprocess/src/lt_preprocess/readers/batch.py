@@ -1,0 +1,57 @@
+"""What a chunk of input holds: its documents, a column for each key, and the lines that have none.
+
+A document is a string, or a list of strings whose items become sequences of their own. A line that has no document for one key
+has none for any: the datasets of several keys keep the same documents.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lt_preprocess.tokenizers.base import Lengths, Texts
+
+
+class Column(NamedTuple):
+    """What one key holds. `texts` leaves empty ones out; `texts_per_document` is int64 [documents]."""
+
+    texts: Texts
+    texts_per_document: Lengths
+
+
+class BadLine(NamedTuple):
+    """A line that holds no document for some key.
+
+    `source` as messages name the input; `offset` in bytes of the decompressed content, the number of the row from 0 for Parquet;
+    `raw` the line without its line break.
+    """
+
+    source: str
+    offset: int
+    reason: str
+    raw: bytes
+    line_number: Callable[[], int | None]
+    is_row: bool = False
+
+    @property
+    def line(self) -> int | None:
+        """The number of the line from 1, None where it is not known (a remote file).
+
+        Takes a moment in a plain file: the lines before it are counted.
+        """
+        return self.line_number()
+
+    def __str__(self) -> str:
+        if self.is_row:
+            return f"{self.source}, row {self.line}: {self.reason}"
+        return f"{place_of(self.source, self.line, self.offset)}: {self.reason}"
+
+
+class Batch(NamedTuple):
+    """The documents of one chunk, in order: one column per key, all of the same number of documents."""
+
+    columns: list[Column]
+    bad_lines: list[BadLine]
+
+
+def place_of(source: str, line: int | None, offset: int) -> str:
+    """A line as messages name it: where it is, by its number (where known) and the offset of its first byte."""
+    return f"{source}{'' if line is None else f', line {line}'}, byte {offset}"

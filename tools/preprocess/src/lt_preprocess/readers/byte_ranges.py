@@ -1,0 +1,187 @@
+"""Files of plain JSON lines that are read at offsets, by the workers themselves.
+
+A chunk owns the lines whose first byte lies between its two offsets, so the thread that makes chunks only adds numbers; the
+worker finds the line starts. A local file is checked after each read and a remote object after its last: one that
+changed since it was opened would be read half old and half new.
+"""
+
+import abc
+import bisect
+import dataclasses
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from lt_preprocess.readers import chunks
+from lt_preprocess.readers.chunks import MARGIN_BYTES, Lines, Position
+from lt_preprocess.readers.jsonl import LinesChunk
+from lt_preprocess.tokenizers.base import PADDING_BYTES
+from lt_shared import storage
+from lt_shared.console import BadData, IoFailure
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+REMOTE_CHUNK_BYTES = 1 << 22
+"""A request to a remote store takes some 30 ms, however little is asked for."""
+
+_TAIL_BYTES = 1 << 16
+"""Read behind a chunk at first, to find the end of its last line."""
+
+
+def _changed(path: str) -> BadData:
+    return BadData(f"{path}: changed while it was read", "start again when nothing writes to it any more")
+
+
+class RangeFile(abc.ABC):
+    """A file of `size_bytes` that several threads read at offsets."""
+
+    chunk_bytes: int
+
+    def __init__(self, path: str, size_bytes: int):
+        self.path = path
+        self.size_bytes = size_bytes
+
+    @abc.abstractmethod
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer`, which does not reach beyond the end of the file. Raises BadData for a file that has changed."""
+
+    @abc.abstractmethod
+    def line_at(self, offset: int) -> int | None:
+        """The number of the line that begins at `offset`, or None where it would cost too much to know."""
+
+    @abc.abstractmethod
+    def check_unchanged(self) -> None:
+        """Raises BadData for a file that has changed since it was opened."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """At most `size` bytes: fewer at the end of the file."""
+        buffer = bytearray(max(0, min(size, self.size_bytes - offset)))
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+
+class LocalFile(RangeFile):
+    """A regular file, closed when its last chunk is gone."""
+
+    chunk_bytes = chunks.CHUNK_BYTES
+
+    def __init__(self, path: str):
+        with storage.open_read(path) as file:
+            self._descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._descriptor)
+        status = os.fstat(self._descriptor)
+        super().__init__(path, status.st_size)
+        self._modified_ns = status.st_mtime_ns
+        self._lock = threading.Lock()
+        self._known_lines = [(0, 1)]
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer) and (size := os.preadv(self._descriptor, [buffer[done:]], offset + done)):
+            done += size
+        self.check_unchanged()
+        if done < len(buffer):
+            raise _changed(self.path)
+
+    def check_unchanged(self) -> None:
+        now = os.fstat(self._descriptor)
+        if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self._modified_ns):
+            raise _changed(self.path)
+
+    def line_at(self, offset: int) -> int:
+        """Counts the line breaks from the nearest place before that was counted."""
+        with self._lock:
+            known, line = self._known_lines[bisect.bisect_right(self._known_lines, (offset, self.size_bytes + 2)) - 1]
+            while known < offset:
+                part = self.read(known, min(self.chunk_bytes, offset - known))
+                line += part.count(b"\n")
+                known += len(part)
+            bisect.insort(self._known_lines, (offset, line))
+            return line
+
+
+class RemoteFile(RangeFile):
+    """An object of a store that gives ranges of it. Lines are not numbered: that would fetch all before them again."""
+
+    chunk_bytes = REMOTE_CHUNK_BYTES
+
+    def __init__(self, path: str):
+        super().__init__(path, storage.size_bytes(path))
+        self._fingerprint = storage.fingerprint(path)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        content = storage.read_range(self.path, offset, offset + len(buffer)) if len(buffer) else b""
+        if len(content) > len(buffer):
+            raise IoFailure(f"{self.path}: the server gives no parts of it", "curl URL | lt-preprocess - ...")
+        if len(content) < len(buffer):
+            raise _changed(self.path)
+        buffer[:] = content
+
+    def line_at(self, offset: int) -> int | None:
+        return None
+
+    def check_unchanged(self) -> None:
+        if storage.fingerprint(self.path, refresh=True) != self._fingerprint:
+            raise _changed(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeChunk(LinesChunk):
+    """The lines whose first byte is at `begin` or behind it, and before `end.offset`."""
+
+    file: RangeFile
+    begin: int
+
+    def read(self) -> Lines:
+        first = max(self.begin - 1, 0)
+        size = min(self.end.offset + _TAIL_BYTES, self.file.size_bytes) - first
+        buffer = bytearray(MARGIN_BYTES + size)
+        self._fill(buffer, MARGIN_BYTES, first)
+        stop = MARGIN_BYTES + self.end.offset - first
+        if self.begin == 0:
+            start = MARGIN_BYTES + (len(BYTE_ORDER_MARK) if buffer.startswith(BYTE_ORDER_MARK, MARGIN_BYTES) else 0)
+        else:
+            start = buffer.find(b"\n", MARGIN_BYTES, stop - 1) + 1
+        end = start and self._line_end(buffer, max(start, stop - 1), first)
+        if self.end.offset == self.file.size_bytes:
+            self.file.check_unchanged()
+        buffer.extend(bytes(PADDING_BYTES))
+        offset = first + start - MARGIN_BYTES
+        return Lines(np.frombuffer(buffer, np.uint8), start, end, offset, lambda: self.file.line_at(offset))
+
+    def _fill(self, buffer: bytearray, place: int, offset: int) -> None:
+        with memoryview(buffer) as view:
+            self.file.read_into(view[place:], offset)
+
+    def _line_end(self, buffer: bytearray, place: int, first: int) -> int:
+        """The place behind the line break at or after `place`; reads on until there is one or the file ends.
+
+        The first byte in `buffer` behind the margin is at `first` of the file.
+        """
+        line_start = max(buffer.rfind(b"\n", 0, place) + 1, MARGIN_BYTES)
+        while (end := buffer.find(b"\n", place) + 1) == 0:
+            place = len(buffer)
+            offset = first + place - MARGIN_BYTES
+            room = line_start + chunks.LONGEST_LINE_BYTES + 1 - place
+            size = min(place, room, self.file.size_bytes - offset)
+            if room <= 0:
+                start = first + line_start - MARGIN_BYTES
+                raise chunks.line_too_long(self.source, self.file.line_at(start), start)
+            if size == 0:
+                return place
+            buffer.extend(bytes(size))
+            self._fill(buffer, place, offset)
+        return end
+
+
+def range_chunks(
+    file: RangeFile, input_number: int, begin: int, stop: int, advance: Callable[[int], None]
+) -> Iterator[RangeChunk]:
+    """The chunks that own the lines from `begin` to `stop`."""
+    while begin < stop:
+        end = min(begin + file.chunk_bytes, stop)
+        yield RangeChunk(file.path, Position(input_number, end, 0), file, begin)
+        advance(end - begin)
+        begin = end

@@ -1,0 +1,75 @@
+"""The pieces in which input passes from the thread that reads to the threads that encode.
+
+A chunk is about 1 MiB of whole lines, or rows of a Parquet file, or one plain text. A plain local file is cut
+by arithmetic alone: a chunk owns the lines whose first byte lies between its two offsets, and the worker reads them, so that no
+single thread has to touch all bytes. Everything else (compressed, remote, a pipe) is read by the thread that makes the chunks.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.readers.batch import Batch, place_of
+from lt_preprocess.tokenizers.base import PADDING_BYTES
+from lt_shared.console import BadData
+
+Bytes = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 1 << 20
+LONGEST_LINE_BYTES = 1 << 30
+MARGIN_BYTES = 64
+"""Bytes before the first line that compiled code may read."""
+
+
+class Position(NamedTuple):
+    """Where reading goes on.
+
+    `input`: index into the list of inputs; `offset`: bytes of the decompressed content, rows of a Parquet file; `line`: the
+    number of the next line from 1, or 0 where lines before were not counted (a file that is read at offsets).
+    """
+
+    input: int = 0
+    offset: int = 0
+    line: int = 1
+
+
+BEGINNING = Position()
+
+
+class Lines(NamedTuple):
+    """Whole lines in memory: data[start:end], of which the first byte is at `offset` of the content.
+
+    `data` is uint8 with MARGIN_BYTES before `start` and PADDING_BYTES after `end` that may be read. `first_line` gives the number
+    of the first line, which may take a while, or None where it is not known.
+    """
+
+    data: Bytes
+    start: int
+    end: int
+    offset: int
+    first_line: Callable[[], int | None]
+
+    @classmethod
+    def of(cls, content: bytes, offset: int = 0, line: int = 1) -> Self:
+        data = np.frombuffer(bytearray().join((bytes(MARGIN_BYTES), content, bytes(PADDING_BYTES))), np.uint8)
+        return cls(data, MARGIN_BYTES, MARGIN_BYTES + len(content), offset, lambda: line or None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk(abc.ABC):
+    """`source` is the input as messages name it; reading goes on at `end` after this chunk."""
+
+    source: str
+    end: Position
+
+    @abc.abstractmethod
+    def batch(self, json_keys: tuple[str, ...]) -> Batch:
+        """The documents in it, found by the worker that calls."""
+
+
+def line_too_long(source: str, line: int | None, offset: int) -> BadData:
+    return BadData(f"{place_of(source, line, offset)}: a line of more than {LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?")

@@ -1,0 +1,186 @@
+"""Which inputs there are, and their content in chunks.
+
+How a file is read is decided by its first bytes (compressed, Parquet), by its name (`.txt` is one plain text) and by what it is:
+plain files and remote objects are read at offsets by the workers, the rest by the thread that asks for chunks.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
+
+from lt_preprocess.readers import chunks as pieces_of_input
+from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
+from lt_preprocess.readers.chunks import Chunk, Position
+from lt_preprocess.readers.decompression import RECOGNISED_BYTES, decompressed, decompressor_for
+from lt_preprocess.readers.line_streams import line_chunks, skipped
+from lt_preprocess.readers.parquet import MAGIC, row_chunks
+from lt_preprocess.readers.paths import STDIN as STDIN
+from lt_preprocess.readers.paths import display_name as display_name
+from lt_preprocess.readers.paths import is_never_empty, is_text
+from lt_preprocess.readers.paths import resolve as resolve
+from lt_preprocess.readers.plain_text import TextChunk
+from lt_preprocess.readers.slices import WHOLE, Piece, Slice, pieces
+from lt_shared import storage
+from lt_shared.console import BadData, NoInput, UsageError, note
+
+_READ_BYTES = 1 << 18
+_COMPRESSED_READ_BYTES = 1 << 16
+
+Advance = Callable[[int], None]
+
+
+def total_bytes(paths: Sequence[str], part: Slice = WHOLE) -> int | None:
+    """Stored bytes to read, or None when they are not known: standard input, a pipe.
+
+    Raises NoInput when a file is missing.
+    """
+    if any(not _is_seekable(path) for path in paths):
+        return None
+    return sum(piece.stop - piece.begin for piece in _pieces(paths, part))
+
+
+def chunks(paths: Sequence[str], part: Slice, start: Position, advance: Advance, json_keys: tuple[str, ...]) -> Iterator[Chunk]:
+    """The chunks of one part of the input from `start` on; `advance` counts the stored bytes that were read or passed over.
+
+    Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data, for a file that changes
+    while it is read, and for a line of more than LONGEST_LINE_BYTES.
+    """
+    for piece in _pieces(paths, part):
+        if piece.input < start.input:
+            advance(piece.stop - piece.begin)
+        else:
+            begin = start if piece.input == start.input else Position(piece.input)
+            yield from _chunks_of(paths[piece.input], piece, begin, advance, json_keys)
+
+
+def _pieces(paths: Sequence[str], part: Slice) -> Iterator[Piece]:
+    if part.count == 1:
+        for number, path in enumerate(paths):
+            size = storage.size_bytes(path) if _is_seekable(path) else 0
+            yield Piece(number, 0, size)
+        return
+    for path in paths:
+        if not _is_seekable(path):
+            raise UsageError(f"{display_name(path)}: cannot be read in parts", "name files")
+    sizes = [storage.size_bytes(path) for path in paths]
+    yield from pieces(sizes, lambda number: _can_be_cut(paths[number]), part)
+
+
+def _is_seekable(path: str) -> bool:
+    """Whether a path is a file or an object of known size; standard input, pipes and devices are not."""
+    if path == STDIN:
+        return False
+    if storage.is_remote(path):
+        return True
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        raise NoInput(f"{path}: no such file") from None
+    except OSError as error:
+        raise NoInput(f"{path}: {error.strerror}") from None
+
+
+def _can_be_cut(path: str) -> bool:
+    start = _range_file(path).read(0, RECOGNISED_BYTES)
+    return not (is_text(path) or start.startswith(MAGIC) or decompressor_for(start))
+
+
+def _range_file(path: str) -> RangeFile:
+    return RemoteFile(path) if storage.is_remote(path) else LocalFile(path)
+
+
+def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_keys: tuple[str, ...]) -> Iterator[Chunk]:
+    if is_text(path) and len(json_keys) > 1:
+        raise UsageError(f"{path}: a plain text has no keys", "give one --json-keys with plain text")
+    if not _is_seekable(path):
+        with _open(path) as stream:
+            yield from _stream_chunks(path, stream, start, advance)
+        return
+    file = _range_file(path)
+    first_bytes = file.read(0, RECOGNISED_BYTES)
+    if not first_bytes and is_never_empty(path):
+        raise BadData(f"{path}: the file is empty", "it was not copied: copy it again")
+    if decompressor_for(first_bytes):
+        with storage.open_read(path) as stream:
+            yield from _stream_chunks(path, stream, start, advance)
+        file.check_unchanged()
+    elif first_bytes.startswith(MAGIC):
+        with storage.open_read(path) as stream:
+            rows = stream if storage.is_remote(path) else path
+            yield from row_chunks(path, rows, json_keys, start, file.size_bytes, advance)
+        file.check_unchanged()
+    elif is_text(path):
+        if file.size_bytes > pieces_of_input.LONGEST_LINE_BYTES:
+            raise _text_too_long(path)
+        if start.offset == 0:
+            yield TextChunk(path, _behind_text(start, file.size_bytes), lambda: _without_mark(file.read(0, file.size_bytes)))
+        advance(file.size_bytes)
+    else:
+        begin = max(piece.begin, start.offset)
+        advance(begin - piece.begin)
+        yield from range_chunks(file, piece.input, begin, piece.stop, advance)
+
+
+def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advance) -> Iterator[Chunk]:
+    """The chunks of an input that is read from its beginning."""
+    name = display_name(path)
+    parts = _content(name, stream, advance)
+    if not is_text(path):
+        yield from line_chunks(name, skipped(parts, start.offset), start)
+    elif start.offset == 0:
+        content = _all_of(name, parts)
+        yield TextChunk(name, _behind_text(start, len(content)), lambda: _without_mark(content))
+
+
+def _content(name: str, stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
+    """The decompressed content in parts."""
+
+    def read(size: int) -> bytes:
+        # A slow producer at the other end of a pipe is not waited for.
+        data = stream.read1(size) if hasattr(stream, "read1") else stream.read(size)
+        advance(len(data))
+        return data
+
+    start = b""
+    while len(start) < RECOGNISED_BYTES and (more := read(_COMPRESSED_READ_BYTES)):
+        start += more
+    if start.startswith(MAGIC):
+        raise BadData(f"{name}: Parquet cannot be read from a pipe", "name the file")
+    if decompressor_for(start):
+        yield from decompressed(name, start, lambda: read(_COMPRESSED_READ_BYTES))
+        return
+    while start:
+        yield start
+        start = read(_READ_BYTES)
+
+
+def _all_of(name: str, parts: Iterator[bytes]) -> bytes:
+    content = bytearray()
+    for part in parts:
+        content += part
+        if len(content) > pieces_of_input.LONGEST_LINE_BYTES:
+            raise _text_too_long(name)
+    return bytes(content)
+
+
+def _text_too_long(name: str) -> BadData:
+    return BadData(f"{name}: a text of more than {pieces_of_input.LONGEST_LINE_BYTES >> 30} GiB", "split it")
+
+
+def _behind_text(start: Position, size: int) -> Position:
+    """Never the beginning: an empty text is a document too."""
+    return Position(start.input, max(size, 1))
+
+
+def _without_mark(content: bytes) -> bytes:
+    return content.removeprefix(BYTE_ORDER_MARK)
+
+
+def _open(path: str) -> IO[bytes]:
+    if path != STDIN:
+        return storage.open_read(path)
+    if sys.stdin.isatty():
+        note("waiting for documents on standard input")
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb")

@@ -1,0 +1,108 @@
+"""The documents of JSON lines: a compiled scan reads them without the GIL.
+
+Lines that it does not understand go to a JSON parser one by one, and those that no parser takes are reported.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lt_preprocess.readers import json_line, json_scan, utf8
+from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.chunks import Lines
+from lt_preprocess.readers.json_scan import Found, Keys
+from lt_preprocess.tokenizers.base import PADDING_BYTES, Texts
+
+_BYTES_PER_DOCUMENT = 64
+"""Room is made for so many documents and texts at first, and doubled when a chunk has more."""
+
+
+def prepare() -> None:
+    """Compile what a batch needs, or load what an earlier run compiled: threads would wait for each other."""
+    json_lines(Lines.of(b'{"text": "a"}\n'), "", ("text",))
+    utf8.invalid(Texts.of([b"a"]))
+
+
+def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
+    """Blank lines are no documents and no errors."""
+    keys = _packed(json_keys)
+    found = _room(len(json_keys), lines.end - lines.start)
+    bad_lines: list[BadLine] = []
+    at = lines.start
+    while True:
+        at, outcome = json_scan.scan(lines.data, at, lines.end, keys, found)
+        if outcome == json_scan.FINISHED:
+            return Batch(_columns(found), bad_lines)
+        if outcome == json_scan.FULL:
+            found = _doubled(found)
+            continue
+        line_end = json_scan.line_end(lines.data, at, lines.end)
+        line = lines.data[at:line_end].tobytes()
+        if line and not line.isspace():
+            try:
+                found = _with_document(found, json_line.texts_of(line, json_keys))
+            except json_line.Unusable as reason:
+                number = _line_number(lines.first_line, int(found.counts[1]))
+                bad_lines.append(BadLine(source, lines.offset + at - lines.start, str(reason), line, number))
+        found.counts[1] += 1
+        at = line_end + 1
+
+
+def _line_number(first_line: Callable[[], int | None], lines_before: int) -> Callable[[], int | None]:
+    def line_number() -> int | None:
+        first = first_line()
+        return None if first is None else first + lines_before
+
+    return line_number
+
+
+def _packed(json_keys: tuple[str, ...]) -> Keys:
+    encoded = [key.encode() for key in json_keys]
+    return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
+
+
+def _room(keys: int, size_bytes: int) -> Found:
+    documents = 16 + size_bytes // _BYTES_PER_DOCUMENT
+    return Found(
+        texts=np.empty((keys, size_bytes + PADDING_BYTES), np.uint8),
+        offsets=np.zeros((keys, documents + 1), np.int64),
+        text_counts=np.zeros(keys, np.int64),
+        texts_per_document=np.empty((keys, documents), np.int64),
+        counts=np.zeros(2, np.int64),
+    )
+
+
+def _doubled(found: Found) -> Found:
+    """The same with room for twice as many documents and texts."""
+    offsets, texts_per_document = (
+        np.concatenate([array, np.empty_like(array)], axis=1) for array in (found.offsets, found.texts_per_document)
+    )
+    return found._replace(offsets=offsets, texts_per_document=texts_per_document)
+
+
+def _with_document(found: Found, texts: list[list[bytes]]) -> Found:
+    """Append a document, given its texts for each key."""
+    document = int(found.counts[0])
+    while document == found.texts_per_document.shape[1] or any(
+        int(count) + len(of_key) >= found.offsets.shape[1] for count, of_key in zip(found.text_counts, texts, strict=True)
+    ):
+        found = _doubled(found)
+    for key, of_key in enumerate(texts):
+        text = int(found.text_counts[key])
+        for content in of_key:
+            start = int(found.offsets[key, text])
+            found.texts[key, start : start + len(content)] = np.frombuffer(content, np.uint8)
+            text += 1
+            found.offsets[key, text] = start + len(content)
+        found.text_counts[key] = text
+        found.texts_per_document[key, document] = len(of_key)
+    found.counts[0] += 1
+    return found
+
+
+def _columns(found: Found) -> list[Column]:
+    documents = int(found.counts[0])
+    return [
+        Column(Texts(found.texts[key], found.offsets[key, : count + 1]), found.texts_per_document[key, :documents])
+        for key, count in enumerate(found.text_counts.tolist())
+    ]

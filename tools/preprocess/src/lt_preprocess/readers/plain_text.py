@@ -1,0 +1,27 @@
+"""A plain text file: one document as it is."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from lt_preprocess.readers.batch import BadLine, Batch, Column
+from lt_preprocess.readers.chunks import Chunk
+from lt_preprocess.tokenizers.base import Texts
+
+
+@dataclasses.dataclass(frozen=True)
+class TextChunk(Chunk):
+    """The text is a document whatever the keys are; `read` is called by a worker."""
+
+    read: Callable[[], bytes]
+
+    def batch(self, json_keys: tuple[str, ...]) -> Batch:
+        from lt_preprocess.readers import json_line, utf8
+
+        content = self.read()
+        texts = Texts.of([content] if content else [])
+        if utf8.invalid(texts):
+            bad = BadLine(self.source, 0, json_line.invalid_utf8(content, "text"), content, lambda: 1)
+            return Batch([Column(Texts.of([]), np.zeros(0, np.int64))], [bad])
+        return Batch([Column(texts, np.array([len(content) > 0], np.int64))], [])

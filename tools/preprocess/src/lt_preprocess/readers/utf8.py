@@ -1,0 +1,54 @@
+"""Find texts that are not valid UTF-8, compiled."""
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.kernels.jit import kernel
+from lt_preprocess.kernels.simd import BLOCK_BYTES, utf8_errors
+from lt_preprocess.tokenizers.base import Texts
+
+_MARGIN = np.zeros(3, np.uint8)
+
+
+def invalid(texts: Texts) -> list[int]:
+    """The numbers of the texts that are not valid UTF-8.
+
+    The scan may also name a text because of the end of the one before: those that it names are decoded again.
+    """
+    data = np.concatenate([_MARGIN, texts.data])
+    suspects = np.zeros(len(texts.offsets) - 1, np.bool_)
+    if not _suspect(data, texts.offsets + len(_MARGIN), suspects):
+        return []
+    return [number for number in np.flatnonzero(suspects).tolist() if not _is_valid(texts, number)]
+
+
+def _is_valid(texts: Texts, number: int) -> bool:
+    try:
+        texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@kernel
+def _suspect(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], suspects: npt.NDArray[np.bool_]) -> int:
+    """Mark the texts in which bytes are wrong, and those with a character that is cut off; returns their number."""
+    count = 0
+    for text in range(len(suspects)):
+        at, end = offsets[text], offsets[text + 1]
+        wrong = end > at and data[at] & 0xC0 == 0x80
+        while at < end and not wrong:
+            errors = utf8_errors(data, at)
+            left = end - at
+            if left < BLOCK_BYTES:
+                errors &= (np.uint64(1) << np.uint64(left)) - np.uint64(1)
+            wrong = errors != 0
+            at += BLOCK_BYTES
+        size = end - offsets[text]
+        wrong |= size >= 1 and data[end - 1] >= 0xC0
+        wrong |= size >= 2 and data[end - 2] >= 0xE0
+        wrong |= size >= 3 and data[end - 3] >= 0xF0
+        if wrong:
+            suspects[text] = True
+            count += 1
+    return count

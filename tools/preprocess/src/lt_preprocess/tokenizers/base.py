@@ -1,0 +1,101 @@
+"""One interface to all kinds of tokenizer: texts in, ids out, an encoder for each thread."""
+
+import abc
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int32]
+Lengths = npt.NDArray[np.int64]
+
+SpecialTokens = Literal["text", "parse", "reject"]
+
+PADDING_BYTES = 64
+"""Bytes after the last text that compiled code may read; they are never part of a result."""
+
+
+class Texts(NamedTuple):
+    """UTF-8 texts back to back, as compiled code reads them.
+
+    Text i is data[offsets[i]:offsets[i + 1]]; `data` uint8 [at least offsets[-1] + PADDING_BYTES], `offsets` int64 [texts + 1].
+    """
+
+    data: Bytes
+    offsets: Lengths
+
+    @classmethod
+    def of(cls, texts: list[bytes]) -> Self:
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        data = np.zeros(int(offsets[-1]) + PADDING_BYTES, np.uint8)
+        data[: offsets[-1]] = np.frombuffer(b"".join(texts), np.uint8)
+        return cls(data, offsets)
+
+    def to_list(self) -> list[bytes]:
+        joined = self.data.tobytes()
+        return [joined[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)]
+
+    def without(self, indices: Collection[int]) -> Self:
+        """The texts but those of the given numbers."""
+        left_out = frozenset(indices)
+        return self.of([text for number, text in enumerate(self.to_list()) if number not in left_out])
+
+
+class ForbiddenToken(NamedTuple):
+    """A special token written out in text number `text`, at `offset` bytes of it; `str()` says so without the number."""
+
+    text: int
+    offset: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"special token {self.token} at byte {self.offset} of the text"
+
+
+class Encoder(abc.ABC):
+    """Encodes for one thread."""
+
+    @abc.abstractmethod
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        """The ids of all texts (valid UTF-8) back to back, and the number of ids of each text."""
+
+    def forbidden(self, texts: Texts) -> list[ForbiddenToken]:
+        """The first special token that each text spells out, in order; only of a tokenizer loaded with "reject"."""
+        return []
+
+
+class Tokenizer(abc.ABC):
+    """A loaded tokenizer.
+
+    `vocab_size` is the whole id space; `eod` the id that ends a document, None when it has none; `special_tokens` those that a
+    document could spell out, with their ids.
+    """
+
+    vocab_size: int
+    eod: int | None
+    special_tokens: Mapping[str, int] = {}
+
+    @abc.abstractmethod
+    def new_encoder(self) -> Encoder:
+        """An encoder for a thread of its own. The first call may compile for ten seconds."""
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        """The UTF-8 text of the ids; bytes, because ids may begin or end in the middle of a character. Compiles nothing.
+
+        Raises BadData for an id that the tokenizer does not have.
+        """
+        raise NotImplementedError
+
+
+class Wrapper(Tokenizer):
+    """A tokenizer that changes how another one encodes, and nothing else about it."""
+
+    def __init__(self, wrapped: Tokenizer):
+        self.vocab_size, self.eod, self.special_tokens = wrapped.vocab_size, wrapped.eod, wrapped.special_tokens
+        self._wrapped = wrapped
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        return self._wrapped.decode(ids)

@@ -1,0 +1,141 @@
+"""Hugging Face's `tokenizer.json`, as far as its model is byte-level BPE that the compiled encoder covers.
+
+What must hold: a BPE model with a token for each byte and without drop-out, prefixes and suffixes; no normalizer or NFC; GPT-2's
+pre-tokenizer or one regular expression that is known; added tokens that are matched as they are written. Everything else in the
+file (post-processor, decoder, truncation, padding) does not change ids here. A file that differs is not wrong: its own library
+encodes it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.tokenizers import split_patterns
+from lt_preprocess.tokenizers.files import gpt2_files, json_files
+from lt_preprocess.tokenizers.vocabulary import (
+    END_OF_DOCUMENT_NAMES,
+    AddedToken,
+    Unrecognised,
+    Vocabulary,
+    bytes_of_symbols,
+    token_bytes,
+)
+from lt_shared.console import BadData
+from lt_shared.tokenizer_files import TokenizerFiles
+
+
+def read(files: TokenizerFiles) -> Vocabulary:
+    """Raises Unrecognised for what only the library covers, BadData for a file that is malformed."""
+    path = files.files[0]
+    content = json_files.read_object(path)
+    try:
+        return _read(path, content, files.companions)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise Unrecognised(f"{type(error).__name__} {error}") from None
+
+
+def _read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Vocabulary:
+    model = content["model"]
+    _check_model(model)
+    regex = _regex(content["pre_tokenizer"])
+    code = split_patterns.code(regex)
+    if code == split_patterns.NOT_COMPILED:
+        raise Unrecognised("it cuts text by a pattern that is not compiled")
+    ids = json_files.check_ids(path, model["vocab"])
+    missing = [symbol for symbol in bytes_of_symbols() if symbol not in ids]
+    if missing:
+        raise Unrecognised(f"{len(missing)} bytes have no token")
+    tokens = token_bytes(ids)
+    added = _added_tokens(content.get("added_tokens") or [], ids)
+    numbers = ids | {token.content: token.id for token in added}
+    added_ids = {token.id for token in added}
+    return Vocabulary(
+        code,
+        gpt2_files.byte_ids(ids),
+        _merges(path, model["merges"], ids),
+        whole_pieces={tokens[number]: number for number in ids.values() if len(tokens[number]) > 1} if _whole(model) else {},
+        vocab_size=max(numbers.values()) + 1,
+        eod=end_of_document(path, numbers, companions),
+        regex=regex,
+        tokens={number: token for number, token in tokens.items() if number not in added_ids},
+        added_tokens=tuple(added),
+        is_nfc=_is_nfc(content.get("normalizer")),
+    )
+
+
+def _whole(model: dict[str, Any]) -> bool:
+    return bool(model.get("ignore_merges"))
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
+        raise Unrecognised(f"its model is {model.get('type', 'not named')}")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            raise Unrecognised(f"its model has {key}")
+
+
+def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
+    if normalizer is None:
+        return False
+    steps = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
+    kinds = [step["type"] for step in steps]
+    if any(kind != "NFC" for kind in kinds):
+        raise Unrecognised(f"it normalizes text by {', '.join(kinds)}")
+    return bool(kinds)
+
+
+def _regex(pre_tokenizer: dict[str, Any] | None) -> str:
+    """The pattern of GPT-2's pre-tokenizer, or of one Split before a ByteLevel that only spells bytes as symbols."""
+    if pre_tokenizer is None:
+        raise Unrecognised("it does not cut text into words")
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    *before, last = steps
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        raise Unrecognised("it is not byte-level, or adds a space before text")
+    if not before and last.get("use_regex", True):
+        return split_patterns.GPT2
+    if len(before) == 1 and before[0]["type"] == "Split" and not last.get("use_regex", True):
+        split = before[0]
+        # Whatever a pattern here leaves out would be a piece, or dropped; the known patterns leave nothing out.
+        if (split["behavior"], split["invert"]) in (("Isolated", False), ("Removed", True)) and "Regex" in split["pattern"]:
+            return str(split["pattern"]["Regex"])
+    raise Unrecognised(f"it cuts text by {', '.join(step['type'] for step in steps)}")
+
+
+def _merges(path: Path, merges: list[Any], ids: dict[str, int]) -> npt.NDArray[np.int64]:
+    """The library writes a merge as a pair, and wrote it as "left right" before."""
+    pairs = [merge.split(" ") for merge in merges] if merges and isinstance(merges[0], str) else merges
+    try:
+        return gpt2_files.merge_table(pairs, range(len(pairs)), ids)
+    except KeyError as token:
+        raise BadData(f"{path}: the model merges {token}, which is not in its vocabulary") from None
+
+
+def _added_tokens(listed: list[dict[str, Any]], ids: dict[str, int]) -> list[AddedToken]:
+    """Added tokens with the ids that the library gives them, whatever the file says."""
+    added: list[AddedToken] = []
+    following = len(ids)
+    for token in listed:
+        content, number = token["content"], token["id"]
+        if not content or not isinstance(content, str) or content in {other.content for other in added}:
+            raise Unrecognised("an added token is no text, empty or listed twice")
+        if number != ids.get(content, following):
+            raise Unrecognised(f"its added token {content} has an id that the library would not give it")
+        following = max(following, number + 1)
+        minds_surroundings = token["lstrip"] or token["rstrip"] or token["single_word"]
+        added.append(AddedToken(content, number, token["special"], token["normalized"], minds_surroundings))
+    return added
+
+
+def end_of_document(path: Path, ids: dict[str, int], companions: Sequence[Path]) -> int | None:
+    """The `eos_token` of the configuration beside the file, else the first usual name that there is."""
+    name = json_files.eos_token(companions)
+    if name is None:
+        return next((ids[name] for name in END_OF_DOCUMENT_NAMES if name in ids), None)
+    if name not in ids:
+        raise BadData(f"{path.parent / 'tokenizer_config.json'}: eos_token {name} is not in the vocabulary")
+    return ids[name]

@@ -1,0 +1,60 @@
+"""Load a tokenizer of any kind from its files.
+
+Byte-level BPE runs in the compiled encoder when its way to cut text is known, whichever files it comes from; everything else runs
+in the library that defines it, at a few MB a second and thread, and a line on standard error says so.
+
+What a document says cannot end it: by default the text of a special token stays text. `load(files, special_tokens=...)` takes
+
+    text    `<|endoftext|>` in a document is encoded as those 13 characters
+    parse   it becomes the token, as Hugging Face's tokenizers and most of Megatron's do
+    reject  as text, but `Encoder.forbidden(texts)` names the first such place of every text that has one. The caller asks it for
+            every column before `encode`, turns each text it names into a bad line (`str(forbidden)` is the reason) and leaves
+            the whole document out; `Texts.without(indices)` takes texts out. In the other modes the answer is [] at no cost.
+"""
+
+import os
+from pathlib import Path
+
+from lt_preprocess.tokenizers.base import SpecialTokens, Tokenizer
+from lt_shared.manifest import Tokenizer as Identity
+from lt_shared.manifest import absolute
+from lt_shared.tokenizer_files import TokenizerFiles
+
+
+def identity(files: TokenizerFiles, given: str | Path) -> Identity:
+    """How manifests name the tokenizer that the user gave as `given`, a path or a name."""
+    return Identity(files.name, files.sha256(), absolute(given if os.path.exists(given) else files.files[0]))
+
+
+def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Tokenizer:
+    """Raises BadData for files that are malformed or not supported."""
+    parse = special_tokens == "parse"
+    if files.kind == "sentencepiece":
+        loaded = _sentencepiece(files, parse)
+    else:
+        from lt_preprocess.tokenizers import byte_level
+
+        loaded = byte_level.load(files, parse)
+    if special_tokens == "reject" and loaded.special_tokens:
+        from lt_preprocess.tokenizers.special_tokens import Rejecting
+
+        return Rejecting(loaded)
+    return loaded
+
+
+def _sentencepiece(files: TokenizerFiles, parse: bool) -> Tokenizer:
+    from lt_preprocess.tokenizers import reference_libraries, self_check
+    from lt_preprocess.tokenizers.sentencepiece import piece_tokenizer
+    from lt_preprocess.tokenizers.vocabulary import Unrecognised
+
+    loaded: Tokenizer
+    try:
+        compiled = piece_tokenizer.recognise(files.files[0])
+        loaded = self_check.Checked(compiled, lambda: reference_libraries.SentencePiece(files), files)
+    except Unrecognised as reason:
+        loaded = reference_libraries.SentencePiece(files, str(reason))
+    if parse and loaded.special_tokens:
+        from lt_preprocess.tokenizers.special_tokens import Splitting
+
+        return Splitting(loaded, loaded.special_tokens)
+    return loaded

@@ -1,0 +1,73 @@
+"""Byte-level BPE without compiled code: any split pattern that Hugging Face's regular expressions know, 1 or 2 MB a second.
+
+It encodes when a pattern is not compiled, and it is what the compiled encoder is checked against when no library reads the files.
+The merges are those of the definition: the lowest rank first, of equal ranks the leftmost.
+"""
+
+import heapq
+
+import numpy as np
+
+from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts
+from lt_preprocess.tokenizers.vocabulary import Vocabulary
+
+_CACHED_PIECES = 1 << 20
+
+
+class UncompiledEncoder(Encoder):
+    def __init__(self, vocabulary: Vocabulary):
+        from tokenizers import Regex, pre_tokenizers
+
+        self._splitter = pre_tokenizers.Split(Regex(vocabulary.regex), behavior="isolated")
+        self._byte_ids = vocabulary.byte_ids.tolist()
+        self._whole_pieces = vocabulary.whole_pieces
+        rows = vocabulary.merges.tolist()
+        self._merges = {(left, right): (rank, merged) for left, right, rank, merged in rows}
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        ids: list[int] = []
+        lengths = []
+        for text in texts.to_list():
+            before = len(ids)
+            for piece, _ in self._splitter.pre_tokenize_str(text.decode()):
+                found = self._known.get(piece)
+                if found is None:
+                    found = self._piece_ids(piece.encode())
+                    if len(self._known) < _CACHED_PIECES:
+                        self._known[piece] = found
+                ids.extend(found)
+            lengths.append(len(ids) - before)
+        return np.array(ids, np.int32), np.array(lengths, np.int64)
+
+    def _piece_ids(self, piece: bytes) -> list[int]:
+        whole = self._whole_pieces.get(piece)
+        return self._merged([self._byte_ids[byte] for byte in piece]) if whole is None else [whole]
+
+    def _merged(self, ids: list[int]) -> list[int]:
+        """Merge in place; `after` and `before` link what is left, and a waiting merge is stale when its ids have changed."""
+        size = len(ids)
+        after, before = list(range(1, size + 1)), list(range(-1, size - 1))
+        waiting: list[tuple[int, int, int, int, int]] = []
+
+        def wait(place: int) -> None:
+            if place >= 0 and after[place] < size:
+                pair = ids[place], ids[after[place]]
+                merge = self._merges.get(pair)
+                if merge is not None:
+                    heapq.heappush(waiting, (merge[0], place, *pair, merge[1]))
+
+        for place in range(size - 1):
+            wait(place)
+        while waiting:
+            _, place, left, right, merged = heapq.heappop(waiting)
+            following = after[place]
+            if ids[place] != left or following >= size or ids[following] != right:
+                continue
+            ids[place], ids[following] = merged, -1
+            after[place] = after[following]
+            if after[place] < size:
+                before[after[place]] = place
+            wait(before[place])
+            wait(place)
+        return [number for number in ids if number >= 0]

@@ -1,0 +1,97 @@
+"""Compare an encoder with the library that defines the tokenizer, before any document depends on it.
+
+A tokenizer that is read wrongly gives ids that look right. So the first encoder encodes a sample of what is hard (scripts, white
+space, digits, contractions, combining marks, control characters, added tokens) both ways; when they differ, the library encodes,
+and a line on standard error says so. That costs up to a second, mostly for the library to read its file; a check that was passed
+is remembered beside the compiled code, until this package, the library or the tokenizer changes.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer, Wrapper
+from lt_shared.console import warn
+from lt_shared.tokenizer_files import TokenizerFiles
+
+_SAMPLE = (
+    "The quick brown fox doesn't jump over 12345 lazy dogs; it's HE'LL, we've, I'd 'twas 'S.",
+    "  two  leading\n\n\n and\ttabs \r\n\r\n  trailing   ",
+    " \n \n  x\n  \t\n",
+    "def f(x):\n    return {'a': [x**2 for _ in range(1000)], \"b\": 0x1F} != None  # ...\n\n\n",
+    "https://example.com/a/b?c=d&e=f#g user@example.org 3.14159 1,000,000 2026-01-02T03:04:05Z",
+    "Stra\xdfe na\xefve caf\xe9 \u0130stanbul \u017fo '\u017f it'\u017f",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!",
+    "\u0393\u03b5\u03b9\u03ac \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "\u4eca\u65e5\u306f\u4e16\u754c\u3002\u3000\uff11\uff12\uff13",
+    "\uc548\ub155\ud558\uc138\uc694 \u4f60\u597d\uff0c\u4e16\u754c\uff01",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0ba4\u0bae\u0bbf\u0bb4\u0bcd",
+    "\u09ac\u09be\u0982\u09b2\u09be \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "e\u0301 e\u0323\u0302 a\u0300\u0323 \u1112\u1161\u11ab \u212b \ufb01 \u0958 \u09c7\u09be",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd \U0001f1f0\U0001f1f7 \U0001d54f\U00020000",
+    "\0 \x01\x1c\x1f\x7f\x85\xa0\u200b\u2028\ufeff\ufffd\U0010ffff",
+    "\u0663\u0664\u0665 \xb2\xbd\u2167 1a2b3c 007 1234567890123",
+    "====----____++++ !!! ... ??? \u2014\u2014 \u201cquoted\u201d /* // */ <br/> </s> [INST] <|endoftext|>",
+    "supercalifragilisticexpialidocious" * 4 + " " + "ab" * 100 + " " * 40 + "camelCaseHTTPServer XML\xc9tat",
+)
+
+
+class Checked(Wrapper):
+    """A tokenizer that is used when it agrees with the `library`'s, which is made only when needed."""
+
+    def __init__(self, fast: Tokenizer, library: Callable[[], Tokenizer], files: TokenizerFiles, options: str = ""):
+        super().__init__(fast)
+        self._library = library
+        self._files = files
+        self._options = options
+        self._chosen: Tokenizer | None = None
+
+    def new_encoder(self) -> Encoder:
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen.new_encoder()
+
+    def _choose(self) -> Tokenizer:
+        mark = self._mark()
+        if mark is not None and mark.exists():
+            return self._wrapped
+        library = self._library()
+        if not _agree(self._wrapped.new_encoder(), library.new_encoder(), self._sample()):
+            warn(
+                f"{self._files.files[0]}: the compiled encoder and the reference give different ids for a sample; "
+                "the reference encodes, at a few MB a second"
+            )
+            return library
+        if mark is not None:
+            mark.touch()
+        return self._wrapped
+
+    def _sample(self) -> Texts:
+        spelled_out = [f"a {content}b{content}{content} c" for content in [*self.special_tokens][:20]]
+        return Texts.of([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out)])
+
+    def _mark(self) -> Path | None:
+        """The empty file that says that this check was passed; None where there is no place for it."""
+        from lt_preprocess.kernels import jit
+
+        directory = jit.cache_directory()
+        if directory is None:
+            return None
+        state = f"{self._files.sha256()} {self._options} {_versions()}"
+        return directory / f"agrees-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+
+
+@functools.cache
+def _versions() -> str:
+    """The libraries that the outcome depends on; the directory is that of this package's source."""
+    return " ".join(metadata.version(name) for name in ("tokenizers", "sentencepiece"))
+
+
+def _agree(fast: Encoder, library: Encoder, texts: Texts) -> bool:
+    ids, lengths = fast.encode(texts)
+    expected_ids, expected_lengths = library.encode(texts)
+    return bool(np.array_equal(lengths, expected_lengths) and np.array_equal(ids, expected_ids))

@@ -1,0 +1,185 @@
+"""Merge the symbols of one segment as SentencePiece does: the best score first, of equals the leftmost.
+
+Up to 64 characters the ranks are scanned for the smallest; more go through a heap over a linked list, so that a segment of n
+characters costs n log n and 32 bytes of memory for each.
+"""
+
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from lt_preprocess.kernels.jit import bare_inner as inner
+from lt_preprocess.tokenizers.sentencepiece.piece_tables import ASCII_CODES, NO_MERGE, Bytes, Ids, Integers, Tables, find_merge
+from lt_preprocess.tokenizers.sentencepiece.segments import code_point, width
+
+SCANNED_CHARACTERS = 64
+NO_ROOM = -1
+
+_BLANK = ord(" ")
+_NOTHING = 0x7FFFFFFFFFFFFFFF
+_PLACE_BITS = 40
+_PLACE = (1 << _PLACE_BITS) - 1
+
+
+class Scratch(NamedTuple):
+    """Room to merge `len(symbols)` characters; `merges` int64 for the scan, the others for the heap."""
+
+    symbols: Ids
+    ranked: Integers
+    merges: Ids
+    before: Ids
+    after: Ids
+    heap: Integers
+
+    @classmethod
+    def of(cls, characters: int) -> Self:
+        four = (np.empty(characters, np.int32) for _ in range(4))
+        symbols, merges, before, after = four
+        return cls(symbols, np.empty(SCANNED_CHARACTERS, np.int64), merges, before, after, np.empty(2 * characters, np.int64))
+
+
+@inner
+def emit(tables: Tables, symbol: int, output: Ids, count: int) -> int:
+    """Append a symbol's id; for a character that is no piece its bytes' ids, or the unknown id. Returns the new count."""
+    if symbol < len(tables.ids):
+        output[count] = tables.ids[symbol]
+        return count + 1
+    if len(tables.byte_ids) == 0:
+        output[count] = tables.unknown
+        return count + 1
+    code = symbol - len(tables.ids)
+    if code < 0x80:
+        output[count] = tables.byte_ids[code]
+        return count + 1
+    size = 2 if code < 0x800 else 3 if code < 0x10000 else 4
+    lead = 0xC0 if size == 2 else 0xE0 if size == 3 else 0xF0
+    output[count] = tables.byte_ids[lead | code >> 6 * (size - 1)]
+    for index in range(1, size):
+        output[count + index] = tables.byte_ids[0x80 | (code >> 6 * (size - 1 - index) & 0x3F)]
+    return count + size
+
+
+@inner
+def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, count: int) -> int:
+    """Merge scratch.symbols[:size]. `scratch.ranked` holds rank << 32 | resulting symbol for each symbol and its neighbour."""
+    symbols, merges = scratch.symbols, scratch.ranked
+    while size > 1:
+        best, at = _NOTHING, 0
+        for index in range(size - 1):
+            if merges[index] >> 32 < best >> 32:
+                best, at = merges[index], index
+        if best == _NOTHING:
+            break
+        symbols[at] = best & 0xFFFFFFFF
+        size -= 1
+        for index in range(at + 1, size):
+            symbols[index] = symbols[index + 1]
+            merges[index - 1] = merges[index]
+        if at + 1 < size:
+            merges[at] = _ranked(tables, find_merge(tables, symbols[at], symbols[at + 1]))
+        if at > 0:
+            merges[at - 1] = _ranked(tables, find_merge(tables, symbols[at - 1], symbols[at]))
+    for index in range(size):
+        count = emit(tables, symbols[index], output, count)
+    return count
+
+
+@inner
+def _ranked(tables: Tables, symbol: int) -> int:
+    return _NOTHING if symbol == NO_MERGE else int(tables.ranks[symbol]) << 32 | symbol
+
+
+@inner
+def _push(heap: Integers, size: int, entry: int) -> None:
+    at = size
+    while at > 0:
+        parent = (at - 1) >> 1
+        if heap[parent] <= entry:
+            break
+        heap[at] = heap[parent]
+        at = parent
+    heap[at] = entry
+
+
+@inner
+def _pop(heap: Integers, size: int) -> None:
+    """Remove the first of `size` entries."""
+    entry = heap[size - 1]
+    at, child = 0, 1
+    while child < size - 1:
+        if child + 2 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if entry <= heap[child]:
+            break
+        heap[at] = heap[child]
+        at, child = child, 2 * child + 1
+    heap[at] = entry
+
+
+@inner
+def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, count: int) -> int:
+    """Nodes are characters. A heap entry is rank << 40 | node, stale when the node merges into something else by now.
+
+    Each merge takes one entry and adds at most two, and there are at most size - 1 merges: 2 * size entries are enough.
+    """
+    symbols, merges, heap = scratch.symbols, scratch.merges, scratch.heap
+    before, after = scratch.before, scratch.after
+    waiting = 0
+    for index in range(size):
+        before[index], after[index] = index - 1, index + 1
+    for index in range(size):
+        merges[index] = find_merge(tables, symbols[index], symbols[index + 1]) if index + 1 < size else NO_MERGE
+        if merges[index] != NO_MERGE:
+            _push(heap, waiting, int(tables.ranks[merges[index]]) << _PLACE_BITS | index)
+            waiting += 1
+    while waiting > 0:
+        rank, place = heap[0] >> _PLACE_BITS, heap[0] & _PLACE
+        _pop(heap, waiting)
+        waiting -= 1
+        if merges[place] == NO_MERGE or tables.ranks[merges[place]] != rank:
+            continue
+        absorbed, symbols[place] = after[place], merges[place]
+        merges[absorbed] = merges[place] = NO_MERGE
+        after[place] = after[absorbed]
+        previous, following = before[place], after[place]
+        if following < size:
+            before[following] = place
+            merges[place] = find_merge(tables, symbols[place], symbols[following])
+            if merges[place] != NO_MERGE:
+                _push(heap, waiting, int(tables.ranks[merges[place]]) << _PLACE_BITS | place)
+                waiting += 1
+        if previous >= 0:
+            merges[previous] = find_merge(tables, symbols[previous], symbols[place])
+            if merges[previous] != NO_MERGE:
+                _push(heap, waiting, int(tables.ranks[merges[previous]]) << _PLACE_BITS | previous)
+                waiting += 1
+    place = 0
+    while place < size:
+        count = emit(tables, symbols[place], output, count)
+        place = after[place]
+    return count
+
+
+@inner
+def merge(tables: Tables, scratch: Scratch, data: Bytes, start: int, end: int, prefixed: bool, output: Ids, count: int) -> int:
+    """Append the ids of the segment data[start:end], `prefixed` with a space or not; NO_ROOM when `scratch` is too small."""
+    size = int(prefixed)
+    scratch.symbols[0] = tables.symbols[_BLANK]
+    left = _BLANK
+    while start < end:
+        if size == len(scratch.symbols):
+            return NO_ROOM
+        right = code_point(data, start)
+        scratch.symbols[size] = tables.symbols[right]
+        if 0 < size < SCANNED_CHARACTERS:
+            if left < ASCII_CODES and right < ASCII_CODES:
+                symbol = int(tables.ascii_pairs[left * ASCII_CODES + right])
+            else:
+                symbol = find_merge(tables, scratch.symbols[size - 1], scratch.symbols[size])
+            scratch.ranked[size - 1] = _ranked(tables, symbol)
+        start += width(data[start])
+        left = right
+        size += 1
+    if size <= SCANNED_CHARACTERS:
+        return _merge_scanning(tables, scratch, size, output, count)
+    return _merge_with_heap(tables, scratch, size, output, count)

@@ -1,0 +1,222 @@
+"""Encode texts with the tables of a SentencePiece BPE model, in one compiled function without the GIL.
+
+User-defined pieces are found first: what is merged lies between them, since sentencepiece never merges them with anything. The
+rest is cut where no piece can span the cut (`sentencepiece_segments`), so that a segment is mostly a word with the space before
+it; a segment is one character, or is answered from the thread's cache, or is merged.
+"""
+
+import numpy as np
+
+from lt_preprocess.kernels.jit import AnnounceCompilation
+from lt_preprocess.kernels.jit import bare_inner as inner
+from lt_preprocess.kernels.jit import bare_kernel as kernel
+from lt_preprocess.tokenizers.base import Encoder, Texts
+from lt_preprocess.tokenizers.files.sentencepiece_model import SPACE
+from lt_preprocess.tokenizers.sentencepiece.merging import NO_ROOM, Scratch, emit, merge
+from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Integers, Tables
+from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
+    LONG_BYTES,
+    LONG_IDS,
+    SHORT_BYTES,
+    SHORT_IDS,
+    Caches,
+    find_long,
+    find_short,
+    keep_long,
+    keep_short,
+    long_place,
+    long_tag,
+    new_caches,
+    short_key,
+    short_place,
+)
+from lt_preprocess.tokenizers.sentencepiece.segments import are_neighbours, code_point, segment_end, width
+
+_BLANK = ord(" ")
+_SPACE_MARK = ord(SPACE)
+_SPACE_BYTES = (0xE2, 0x96, 0x81)
+_SLACK_IDS = 32
+_SEGMENT_CHARACTERS = 1 << 12
+
+
+@inner
+def _encode_segment(
+    tables: Tables, caches: Caches, scratch: Scratch, data: Bytes, start: int, end: int, output: Ids, count: int
+) -> int:
+    size, before = end - start, count
+    if size == width(data[start]):
+        return emit(tables, tables.symbols[code_point(data, start)], output, count)
+    low = high = np.uint64(0)
+    place = 0
+    if size <= SHORT_BYTES:
+        low, high = short_key(data, start, end)
+        place = short_place(low, high)
+        count = find_short(caches.short, place, low, high, output, count)
+    elif size <= LONG_BYTES:
+        low = long_tag(data, start, end)
+        place = long_place(low)
+        count = find_long(caches.long, place, low, data, start, end, output, count)
+    if count > before:
+        return count
+    count = merge(tables, scratch, data, start, end, False, output, count)
+    if size <= SHORT_BYTES:
+        if count - before <= SHORT_IDS:
+            keep_short(caches.short, place, low, high, output, before, count)
+    elif size <= LONG_BYTES and count - before <= LONG_IDS:
+        keep_long(caches.long, place, low, data, start, end, output, before, count)
+    return count
+
+
+@inner
+def _encode_span(
+    tables: Tables, caches: Caches, scratch: Scratch, data: Bytes, start: int, end: int, prefixed: bool, output: Ids, count: int
+) -> int:
+    """Encode text without user-defined pieces, `prefixed` as if a space stood before it. NO_ROOM when `scratch` is too small."""
+    if prefixed:
+        blank = int(tables.classes[_BLANK])
+        if start < end and are_neighbours(tables, blank, int(tables.classes[code_point(data, start)])):
+            stop = segment_end(tables, data, start, end)
+            count = merge(tables, scratch, data, start, stop, True, output, count)
+            start = stop
+        else:
+            count = emit(tables, tables.symbols[_BLANK], output, count)
+    while start < end and count != NO_ROOM:
+        stop = segment_end(tables, data, start, end)
+        count = _encode_segment(tables, caches, scratch, data, start, stop, output, count)
+        start = stop
+    return count
+
+
+@inner
+def _user_defined(tables: Tables, data: Bytes, start: int, end: int) -> tuple[int, int, int]:
+    """Where the next user-defined piece starts and ends, the longest of those that start there, and its id; -1 when none does."""
+    if len(tables.trie) > 1:
+        for at in range(start, end):
+            if tables.trie_starts[data[at]]:
+                stop, number = _longest_user_defined(tables, data, at, end)
+                if number >= 0:
+                    return at, stop, number
+    return end, end, -1
+
+
+@inner
+def _longest_user_defined(tables: Tables, data: Bytes, at: int, end: int) -> tuple[int, int]:
+    node, stop, number = 0, at, -1
+    while at < end:
+        if data[at] == _BLANK:
+            for byte in _SPACE_BYTES:
+                node = tables.trie[node, byte] if node >= 0 else -1
+        else:
+            node = tables.trie[node, data[at]]
+        if node < 0:
+            break
+        at += 1
+        if tables.trie_ids[node] >= 0:
+            stop, number = at, tables.trie_ids[node]
+    return stop, number
+
+
+@kernel
+def _encode(
+    tables: Tables,
+    caches: Caches,
+    scratch: Scratch,
+    data: Bytes,
+    offsets: Integers,
+    text: int,
+    output: Ids,
+    count: int,
+    lengths: Integers,
+) -> tuple[int, int]:
+    """Encode the texts from number `text` on; returns the number of the text for which `scratch` is too small, and the count."""
+    while text < len(offsets) - 1:
+        start, end, before = offsets[text], offsets[text + 1], count
+        prefixed = tables.dummy_prefix
+        while start < end:
+            at, stop, number = _user_defined(tables, data, start, end)
+            count = _encode_span(tables, caches, scratch, data, start, at, prefixed, output, count)
+            if count == NO_ROOM:
+                return text, before
+            if number >= 0:
+                output[count] = number
+                count += 1
+            start, prefixed = stop, False
+        lengths[text] = count - before
+        text += 1
+    return text, count
+
+
+@kernel
+def _squeeze(data: Bytes, offsets: Integers, squeezed: Bytes, squeezed_offsets: Integers) -> None:
+    """Texts without the spaces at their start, after another space, and (also as U+2581) at their end."""
+    size = 0
+    for text in range(len(offsets) - 1):
+        first = size
+        squeezed_offsets[text] = first
+        is_after_space = True
+        for at in range(offsets[text], offsets[text + 1]):
+            is_space = data[at] == _BLANK
+            if not (is_space and is_after_space):
+                squeezed[size] = data[at]
+                size += 1
+            is_after_space = is_space
+        while size > first:
+            if squeezed[size - 1] == _BLANK:
+                size -= 1
+            elif size - first >= 3 and code_point(squeezed, size - 3) == _SPACE_MARK and squeezed[size - 3] == _SPACE_BYTES[0]:
+                size -= 3
+            else:
+                break
+    squeezed_offsets[len(offsets) - 1] = size
+
+
+@kernel
+def _fuse_unknown(ids: Ids, lengths: Integers, unknown: int) -> int:
+    """Leave one id of each run of unknown characters in a text; returns how many ids remain."""
+    at = count = 0
+    for text in range(len(lengths)):
+        end, before = at + lengths[text], count
+        while at < end:
+            if ids[at] != unknown or count == before or ids[count - 1] != unknown:
+                ids[count] = ids[at]
+                count += 1
+            at += 1
+        lengths[text] = count - before
+    return count
+
+
+class SentencePieceBpeEncoder(Encoder):
+    """Encodes texts for one thread; the tables are shared, the caches are its own."""
+
+    def __init__(self, tables: Tables, removes_extra_whitespaces: bool):
+        self._tables = tables
+        self._removes_extra_whitespaces = removes_extra_whitespaces
+        self._caches = new_caches()
+        self._scratch = Scratch.of(_SEGMENT_CHARACTERS)
+        self._output = np.empty(0, np.int32)
+
+    def encode(self, texts: Texts) -> tuple[Ids, Integers]:
+        data, offsets = self._squeezed(texts) if self._removes_extra_whitespaces else texts
+        most = int(offsets[-1]) + len(offsets) + _SLACK_IDS
+        if len(self._output) < most:
+            self._output = np.empty(most, np.int32)
+        lengths = np.empty(len(offsets) - 1, np.int64)
+        text, count, scratch = 0, 0, self._scratch
+        while text < len(lengths):
+            text, count = _encode(self._tables, self._caches, scratch, data, offsets, text, self._output, count, lengths)
+            if text < len(lengths):
+                scratch = Scratch.of(int(offsets[text + 1] - offsets[text]) + 1)
+        if len(self._tables.byte_ids) == 0:
+            count = _fuse_unknown(self._output[:count], lengths, self._tables.unknown)
+        return self._output[:count].copy(), lengths
+
+    def _squeezed(self, texts: Texts) -> Texts:
+        squeezed = Texts(np.empty_like(texts.data), np.empty_like(texts.offsets))
+        _squeeze(*texts, *squeezed)
+        return squeezed
+
+
+def compile_for(tables: Tables, removes_extra_whitespaces: bool) -> None:
+    """Compile, or load what was compiled before, and tell the user when it takes time."""
+    with AnnounceCompilation():
+        SentencePieceBpeEncoder(tables, removes_extra_whitespaces).encode(Texts.of([b"a"]))

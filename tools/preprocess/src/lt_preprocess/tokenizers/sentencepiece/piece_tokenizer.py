@@ -1,0 +1,127 @@
+"""SentencePiece BPE: the same ids as sentencepiece's `EncodeAsIds`, from compiled code.
+
+Control symbols do not exist for the encoder: `</s>` in a text is four ordinary characters. U+2581 in a text is a space, as in
+sentencepiece. Left to the library, by `recognise`: models that are not BPE, that normalize characters (nmt_nfkc and its like), do
+not write spaces as U+2581, put white space at the end of words, or hold unused pieces (sentencepiece takes those apart again by
+what it saw last in the whole sentence, so no part of a text could be encoded alone), and models in which a text means two pieces.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
+from lt_preprocess.tokenizers.files import sentencepiece_model
+from lt_preprocess.tokenizers.files.sentencepiece_model import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Model,
+)
+from lt_preprocess.tokenizers.vocabulary import Unrecognised
+from lt_shared.console import BadData
+
+if TYPE_CHECKING:
+    from lt_preprocess.tokenizers.sentencepiece.piece_tables import Tables
+
+MAX_PIECES = 1 << 20
+
+
+class SentencePieceBpe(Tokenizer):
+    """A tokenizer over a model to which there is no obstacle."""
+
+    def __init__(self, model: Model):
+        self.vocab_size = len(model.pieces)
+        self.eod = model.eos
+        self.special_tokens = {piece.text: number for number, piece in enumerate(model.pieces) if piece.kind == CONTROL}
+        self._model = model
+        self._surfaces = [_surface(model, number) for number in range(len(model.pieces))]
+        self._tables: Tables | None = None
+
+    def new_encoder(self) -> Encoder:
+        """Call from one thread: the first call builds the tables and compiles, and tells the user when that takes time."""
+        from lt_preprocess.tokenizers.sentencepiece import piece_encoder, piece_tables
+
+        removes = self._model.removes_extra_whitespaces
+        if self._tables is None:
+            self._tables = piece_tables.build(self._model)
+            piece_encoder.compile_for(self._tables, removes)
+        return piece_encoder.SentencePieceBpeEncoder(self._tables, removes)
+
+    def decode(self, ids: Sequence[int] | Ids) -> bytes:
+        """As sentencepiece, but bytes that are no UTF-8 stay what they are."""
+        numbers = np.asarray(ids, np.int64).tolist()
+        if numbers and not 0 <= min(numbers) <= max(numbers) < self.vocab_size:
+            number = next(number for number in numbers if not 0 <= number < self.vocab_size)
+            raise BadData(f"token id {number} is not in the vocabulary of {self.vocab_size:,}")
+        parts = [self._surfaces[number] for number in numbers]
+        if self._model.dummy_prefix or self._model.removes_extra_whitespaces:
+            self._strip_prefix(numbers, parts)
+        return b"".join(parts)
+
+    def _strip_prefix(self, numbers: list[int], parts: list[bytes]) -> None:
+        """Take the space of the dummy prefix from the first part that has text."""
+        for index, number in enumerate(numbers):
+            piece = self._model.pieces[number]
+            if piece.kind in (NORMAL, USER_DEFINED) and piece.text.startswith(SPACE):
+                parts[index] = parts[index][1:]
+                if not self._model.removes_extra_whitespaces:
+                    return
+            if parts[index]:
+                return
+
+
+def _surface(model: Model, number: int) -> bytes:
+    """What a piece stands for in text."""
+    piece = model.pieces[number]
+    if piece.kind == CONTROL:
+        return b""
+    if piece.kind == UNKNOWN:
+        return model.unknown_surface
+    if piece.kind == BYTE:
+        return bytes([model.byte_ids.index(number)])
+    return piece.text.replace(SPACE, " ").encode()
+
+
+def recognise(path: Path) -> SentencePieceBpe:
+    """The tokenizer of a model file. Raises Unrecognised with the reason to leave it to the library, BadData for no model."""
+    model = sentencepiece_model.read(path)
+    for reason, applies in _obstacles(model).items():
+        if applies:
+            raise Unrecognised(reason)
+    return SentencePieceBpe(model)
+
+
+def _obstacles(model: Model) -> dict[str, bool]:
+    """Reasons, and whether they apply."""
+    kinds = [piece.kind for piece in model.pieces]
+    texts = [piece.text for piece in model.pieces]
+    reserved = {piece.text for piece in model.pieces if piece.kind in (UNKNOWN, CONTROL, BYTE)}
+    user_defined = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
+    return {
+        "its model is not BPE": model.kind != BPE,
+        "it normalizes characters": model.normalizes or model.denormalizes,
+        "it keeps spaces as they are": not model.escapes_whitespaces,
+        "it puts white space at the end of words": model.whitespace_as_suffix,
+        "it has unused pieces": UNUSED in kinds,
+        "it has pieces of an unknown type": not {*kinds} <= {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE},
+        "it has not one unknown piece": kinds.count(UNKNOWN) != 1,
+        "it has no piece for a space": not any(p.text == SPACE and p.kind in (NORMAL, USER_DEFINED) for p in model.pieces),
+        "several of its pieces have the same text": len({*texts}) < len(texts),
+        "a special token of it is one character": any(len(text) < 2 for text in reserved),
+        "it has no piece for some byte": model.byte_fallback and -1 in model.byte_ids,
+        "it has bytes among its pieces, but does not use them": not model.byte_fallback and BYTE in kinds,
+        "a user-defined piece has a space or NUL in it": any(" " in text or "\0" in text for text in user_defined),
+        "a user-defined piece begins with the space that it puts before texts": model.dummy_prefix
+        and any(text.startswith(SPACE) for text in user_defined),
+        "it has scores that are no numbers": any(math.isnan(piece.score) for piece in model.pieces),
+        "it has more than a million pieces": len(texts) > MAX_PIECES,
+    }

@@ -1,0 +1,192 @@
+"""Tokens that are looked for in the text itself, before it is cut into pieces: added tokens, and special tokens on request.
+
+The search is a compiled walk over a tree of all the tokens; where several match, the leftmost and then the longest counts, as in
+Hugging Face's tokenizers. It looks at one byte after the other only where one of the tokens' first bytes is near, at several
+GB/s; a tokenizer without tokens to look for is not wrapped at all. A text with a match is encoded in parts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lt_preprocess.kernels.jit import AnnounceCompilation, inner, kernel
+from lt_preprocess.tokenizers.base import Bytes, Encoder, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
+
+SKIPPED = -1
+_BLOCK_BYTES = 64
+_FIRST_ROOM = 1024
+
+
+@inner
+def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> bool:
+    """Whether the block at `at` has a byte in the range; without a branch, so that it compiles to vector instructions."""
+    found = False
+    for index in range(_BLOCK_BYTES):
+        byte = data[at + index]
+        found |= (byte >= least) & (byte <= most)
+    return found
+
+
+@inner
+def _longest(data: Bytes, start: int, end: int, byte_classes: Bytes, children: Ids, numbers: Ids) -> tuple[int, int]:
+    """The number of the longest token at `start` and where it ends; -1 when there is none."""
+    node, at, number, stop = 0, start, -1, start
+    while at < end:
+        node = children[node, byte_classes[data[at]]]
+        if node == 0:
+            break
+        at += 1
+        if numbers[node] >= 0:
+            number, stop = numbers[node], at
+    return number, stop
+
+
+@kernel
+def _find(
+    data: Bytes, offsets: Lengths, is_first: Bytes, byte_classes: Bytes, children: Ids, numbers: Ids, matches: Lengths
+) -> int:
+    """Write text, start, end and token number of each match to `matches` [room, 4]; returns the number of all matches."""
+    least, most = np.uint8(255), np.uint8(0)
+    for byte in range(256):
+        if is_first[byte]:
+            least, most = min(least, np.uint8(byte)), max(most, np.uint8(byte))
+    count = 0
+    for text in range(len(offsets) - 1):
+        at, end = offsets[text], offsets[text + 1]
+        while at < end:
+            if at + _BLOCK_BYTES <= end and not _has_byte_between(data, at, least, most):
+                at += _BLOCK_BYTES
+                continue
+            block_end = min(at + _BLOCK_BYTES, end)
+            while at < block_end:
+                if not is_first[data[at]]:
+                    at += 1
+                    continue
+                number, stop = _longest(data, at, end, byte_classes, children, numbers)
+                if number < 0:
+                    at += 1
+                    continue
+                if count < len(matches):
+                    matches[count, 0], matches[count, 1], matches[count, 2], matches[count, 3] = text, at, stop, number
+                count += 1
+                at = stop
+    return count
+
+
+class Search:
+    """Finds any of some tokens in texts. `contents` are not empty and differ."""
+
+    def __init__(self, contents: Sequence[str]):
+        self.contents = contents
+        tokens = [content.encode() for content in contents]
+        used = sorted({byte for token in tokens for byte in token})
+        self._byte_classes = np.zeros(256, np.uint8)
+        self._byte_classes[used] = np.arange(1, len(used) + 1)
+        self._is_first = np.zeros(256, np.uint8)
+        self._is_first[[token[0] for token in tokens]] = 1
+        nodes: list[dict[int, int]] = [{}]
+        ends: dict[int, int] = {}
+        for number, token in enumerate(tokens):
+            node = 0
+            for byte in token:
+                if byte not in nodes[node]:
+                    nodes[node][byte] = len(nodes)
+                    nodes.append({})
+                node = nodes[node][byte]
+            ends[node] = number
+        self._children = np.zeros((len(nodes), len(used) + 1), np.int32)
+        for node, following in enumerate(nodes):
+            for byte, child in following.items():
+                self._children[node, self._byte_classes[byte]] = child
+        self._numbers = np.full(len(nodes), -1, np.int32)
+        self._numbers[list(ends)] = list(ends.values())
+
+    def find(self, texts: Texts) -> Lengths:
+        """The matches in order, int64 [matches, 4]: number of the text, start and end in `texts.data`, number of the token."""
+        room = _FIRST_ROOM
+        while True:
+            matches = np.empty((room, 4), np.int64)
+            tables = (self._is_first, self._byte_classes, self._children, self._numbers)
+            count = _find(texts.data, texts.offsets, *tables, matches)
+            if count <= room:
+                return matches[:count]
+            room = count
+
+    def compile(self) -> None:
+        with AnnounceCompilation():
+            self.find(Texts.of([b"a"]))
+
+
+class SplittingEncoder(Encoder):
+    """Encodes the tokens it finds as their ids, and what is between them by another encoder."""
+
+    def __init__(self, search: Search, ids: Ids, between: Encoder):
+        self._search = search
+        self._ids = ids
+        self._between = between
+
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        matches = self._search.find(texts)
+        matches = matches[self._ids[matches[:, 3]] != SKIPPED]
+        if not len(matches):
+            return self._between.encode(texts)
+        starts, ends = matches[:, 1], matches[:, 2]
+        bounds = np.sort(np.concatenate([texts.offsets, starts, ends]))
+        ids, lengths = self._between.encode(Texts(texts.data, bounds))
+        # Of the parts that begin where a match begins, the last is the match; the others are empty.
+        matched = np.searchsorted(bounds, starts, side="right") - 1
+        is_kept = np.ones(len(lengths), np.bool_)
+        is_kept[matched] = False
+        part_lengths = lengths.copy()
+        part_lengths[matched] = 1
+        positions = np.concatenate([[0], np.cumsum(part_lengths)])
+        output = np.empty(positions[-1], np.int32)
+        is_between = np.ones(len(output), np.bool_)
+        is_between[positions[matched]] = False
+        output[is_between] = ids[np.repeat(is_kept, lengths)]
+        output[positions[matched]] = self._ids[matches[:, 3]]
+        return output, np.diff(positions[np.searchsorted(bounds, texts.offsets, side="left")])
+
+
+class Splitting(Wrapper):
+    """A tokenizer whose texts are searched for tokens first. `ids` of the tokens; SKIPPED ones only hide what they overlap."""
+
+    def __init__(self, between: Tokenizer, ids: Mapping[str, int]):
+        super().__init__(between)
+        self._search = Search(list(ids))
+        self._ids = np.array(list(ids.values()), np.int32)
+
+    def new_encoder(self) -> SplittingEncoder:
+        self._search.compile()
+        return SplittingEncoder(self._search, self._ids, self._wrapped.new_encoder())
+
+
+class RejectingEncoder(Encoder):
+    """Names the tokens that stand in texts, and encodes them as text."""
+
+    def __init__(self, search: Search, encoder: Encoder):
+        self._search = search
+        self._encoder = encoder
+
+    def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        return self._encoder.encode(texts)
+
+    def forbidden(self, texts: Texts) -> list[ForbiddenToken]:
+        matches = self._search.find(texts)
+        first = matches[np.unique(matches[:, 0], return_index=True)[1]]
+        return [
+            ForbiddenToken(text, start - int(texts.offsets[text]), self._search.contents[number])
+            for text, start, _, number in first.tolist()
+        ]
+
+
+class Rejecting(Wrapper):
+    """A tokenizer that names its special tokens in texts, for the caller to refuse them."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer)
+        self._search = Search(list(tokenizer.special_tokens))
+
+    def new_encoder(self) -> RejectingEncoder:
+        self._search.compile()
+        return RejectingEncoder(self._search, self._wrapped.new_encoder())
