@@ -4,6 +4,7 @@ Every session makes its own environment on the first run and reuses it later (`-
 are those of constraints.txt.
 """
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -25,6 +26,9 @@ CONSTRAINTS = Path("constraints.txt")
 # Debian packages that the tests need, and the commands that do instead. The shell is Chromium without a window: 96 MB to fetch.
 PROGRAMS = {"chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome")}
 CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}
+
+# With pip in it, whatever backend is preferred: pip tells how large a torch is, and the tests compare what it resolves.
+task = functools.partial(nox.session, venv_backend="virtualenv")
 
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests"]
@@ -59,7 +63,7 @@ def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]])
     session.run(*command, external=True, env=environment, silent=True, success_codes=[0, 100])
 
 
-@nox.session
+@task
 def tests(session: nox.Session) -> None:
     """Run all tests, or those that the arguments choose (as for pytest), a file at a time in one process more than cores.
 
@@ -75,7 +79,7 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", "-n", str(workers), "--dist", "loadfile", "--durations", "30", *session.posargs, env=environment)
 
 
-@nox.session
+@task
 def cluster(session: nox.Session) -> None:
     """Run only the tests that need a real Slurm of two nodes or a real cron on this machine, as root: three minutes."""
     install_programs(session, CLUSTER_PROGRAMS)
@@ -83,14 +87,14 @@ def cluster(session: nox.Session) -> None:
     session.run("pytest", "tests/cluster", *session.posargs)
 
 
-@nox.session
+@task
 def demo(session: nox.Session) -> None:
     """Tokenize real text, pretrain a small Llama on two ranks, convert it, continue a prompt, draw the loss."""
     install(session, "transformers")
     session.run("python", "tests/demo/demo.py", *session.posargs)
 
 
-@nox.session
+@task
 def lint(session: nox.Session) -> None:
     """Check style, formatting, that no tool imports another, and that devices are named in one file."""
     session.install("-c", str(CONSTRAINTS), "-r", "tests/lint/requirements.txt")
@@ -100,14 +104,14 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tests/lint/device_names.py")
 
 
-@nox.session
+@task
 def types(session: nox.Session) -> None:
     """Check the types of all five distributions with mypy --strict."""
     install(session, "-r", "tests/lint/requirements.txt")
     session.run("mypy", "--strict", *SOURCES)
 
 
-@nox.session
+@task
 def bench(session: nox.Session) -> None:
     """Measure: `-- help` times --help and --version of every tool, `-- preprocess` lt-preprocess and what it competes with.
 
@@ -122,11 +126,11 @@ def bench(session: nox.Session) -> None:
     session.run("python", BENCHMARKS[session.posargs[0]], *session.posargs[1:])
 
 
-@nox.session
+@task
 def lock(session: nox.Session) -> None:
     """Write constraints.txt anew for Python 3.11, 3.12 and 3.13, with the versions that it has where they still fit together.
 
     `-- --upgrade` takes the newest of all, `-- --upgrade-package NAME` of one; review and test the difference before a commit.
     """
-    session.install("uv")
+    session.install("-c", str(CONSTRAINTS), "uv")
     session.run("python", "tests/install/lock.py", *session.posargs)

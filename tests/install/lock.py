@@ -6,6 +6,7 @@ lets go. Without these options torch stays: it decides which triton and which CU
 Whatever moves is to be tested before it is committed.
 """
 
+import argparse
 import re
 import sys
 import tempfile
@@ -15,10 +16,20 @@ from pathlib import Path
 import resolution
 
 
-def main(options: list[str]) -> None:
+def main(words: list[str]) -> None:
+    options = parsed(words)
     header, _, present = resolution.CONSTRAINTS.read_text().partition("\n\n")
     pins = {python: pinned(present, python, options) for python in resolution.PYTHONS}
     resolution.CONSTRAINTS.write_text("\n".join([header, "", *lines(pins)]) + "\n")
+
+
+def parsed(words: list[str]) -> list[str]:
+    """`words` of the command line as options of uv."""
+    parser = argparse.ArgumentParser(prog="nox -s lock --", allow_abbrev=False)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest version of every package")
+    parser.add_argument("--upgrade-package", action="append", default=[], metavar="NAME", help="of one package")
+    given = parser.parse_args(words)
+    return [*(["--upgrade"] if given.upgrade else []), *(f"--upgrade-package={name}" for name in given.upgrade_package)]
 
 
 def pinned(present: str, python: str, options: list[str]) -> dict[str, str]:

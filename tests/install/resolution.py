@@ -27,11 +27,12 @@ TEST_REQUIREMENTS = (*DISTRIBUTIONS, "tests/requirements.txt")
 ALONE_REQUIREMENTS = ("tests/requirements-no-deps.txt",)
 DEVELOPER_REQUIREMENTS = ("tests/bench/requirements.txt", "tests/lint/requirements.txt")
 PLATFORM = "x86_64-manylinux_2_28"
-LOCAL_SOURCES = ("UV_FIND_LINKS", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_NO_INDEX")
+# Of uv's settings, those that say how the index is reached, and not what is chosen from it.
+CONNECTION = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CACHE_DIR", "UV_HTTP_TIMEOUT", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")
 
 
 class Unresolvable(Exception):
-    """No set of versions satisfies all requirements; the message is uv's explanation."""
+    """No set of versions with wheels satisfies all requirements; the message is uv's explanation."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,13 @@ def resolve(requirements: Iterable[str], python: str, *options: str, constraints
 
 
 def download_bytes(package: dict[str, Any]) -> int:
-    """The size of the file that pip takes: of several wheels for this Python the compiled one, which is the largest."""
-    return max(file["size"] for file in package.get("wheels") or [package["sdist"]])
+    """The size of the file that pip takes: of several wheels for this Python the compiled one, which is the largest.
+
+    Raises Unresolvable for a package without a wheel, which a newcomer would have to compile.
+    """
+    if not package.get("wheels"):
+        raise Unresolvable(f"{package['name']} {package['version']}: no wheel")
+    return max(file["size"] for file in package["wheels"])
 
 
 def compile_requirements(requirements: Iterable[str], python: str, output: Path, *options: str) -> None:
@@ -85,7 +91,7 @@ def compile_requirements(requirements: Iterable[str], python: str, output: Path,
         *(["-"] if projects else []),
         *files,
     ]
-    environment = {name: value for name, value in os.environ.items() if name not in LOCAL_SOURCES}
+    environment = {name: value for name, value in os.environ.items() if name in CONNECTION or not name.startswith("UV_")}
     paths = "\n".join(f"./{project}" for project in projects)
     done = subprocess.run(command, cwd=ROOT, env=environment, input=paths, capture_output=True, text=True)
     if done.returncode:

@@ -45,6 +45,27 @@ def test_what_a_newcomer_downloads(python: str, record_property: Callable[[str, 
     readme = (resolution.ROOT / "README.md").read_text()
     assert f"with CUDA, which is {cuda / 1e3:.1f} GB" in readme
     assert f"Everything else is {(total - cuda) / 1e3:.1f} GB" in readme
+    (triton,) = (package.size_bytes for package in packages if package.name == "triton")
+    assert f"the tests take Triton, {triton / 1e9:.1f} GB more" in readme
+
+
+def test_what_uv_is_set_up_with_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, override = tmp_path / "uv.toml", tmp_path / "override.txt"
+    settings.write_text('[pip]\nindex-url = "http://127.0.0.1:9/simple"\n')
+    override.write_text("rich==14.0.0\n")
+    expected = resolution.resolve(["shared"], "3.12")
+    for name, value in {"CONFIG_FILE": settings, "OVERRIDE": override, "FIND_LINKS": tmp_path, "NO_INDEX": "1"}.items():
+        monkeypatch.setenv(f"UV_{name}", str(value))
+    monkeypatch.setenv("UV_EXCLUDE_NEWER", "2020-01-01")
+    assert resolution.resolve(["shared"], "3.12") == expected
+
+
+def test_a_package_that_must_be_compiled_is_found(tmp_path: Path) -> None:
+    """numpy 1.26.0 has no wheel for Python 3.13."""
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("numpy==1.26.0\n")
+    with pytest.raises(resolution.Unresolvable, match=r"numpy 1\.26\.0: no wheel"):
+        resolution.resolve(["shared"], "3.13", constraints=constraints)
 
 
 def test_a_pin_that_contradicts_torch_is_found(tmp_path: Path) -> None:

@@ -29,7 +29,12 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with PyPI's torch below /pypi and PyTorch's CPU build of it below /cpu."""
     directory = tmp_path_factory.mktemp("indexes")
-    add_wheel(directory / "cpu", "torch", f"{TORCH}+cpu", 1_000_000)
+    add_wheel(directory / "cpu", "torch", f"{TORCH}+cpu", 1_000_000, "Requires-Dist: jinja2\n")
+    add_wheel(directory / "cpu", "torch", "99.0.0+cpu", 1_000_000)
+    add_wheel(directory / "cpu", "jinja2", "1.0", 1000)
+    add_wheel(directory / "broken", "torch", f"{TORCH}+cpu", 1_000_000)
+    index = directory / "broken" / "torch" / "index.html"
+    index.write_text(index.read_text().replace('whl"', f'whl#sha256={"0" * 64}"'))
     add_wheel(directory / "pypi", "torch", TORCH, 3_000_000, f"Requires-Dist: nvidia-cublas=={CUBLAS}\n")
     add_wheel(directory / "pypi", "nvidia-cublas", CUBLAS, 20_000_000)
     handler = functools.partial(QuietHandler, directory=str(directory))
@@ -43,7 +48,7 @@ def add_wheel(index: Path, name: str, version: str, size_bytes: int, metadata: s
     """Add a package of one incompressible file to a directory that is served as a package index."""
     module = name.replace("-", "_")
     folder = index / name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{module}-{version}-py3-none-any.whl"
     described = f"{module}-{version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -52,7 +57,8 @@ def add_wheel(index: Path, name: str, version: str, size_bytes: int, metadata: s
         archive.writestr(f"{described}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}")
         archive.writestr(f"{described}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{described}/RECORD", "")
-    (folder / "index.html").write_text(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>')
+    with open(folder / "index.html", "a") as page:
+        page.write(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>\n')
 
 
 @pytest.fixture
@@ -62,9 +68,9 @@ def environment(tmp_path: Path) -> Path:
     return tmp_path / "environment"
 
 
-def install_torch(environment: Path, pypi: str, cpu_builds: str) -> subprocess.CompletedProcess[str]:
+def install_torch(environment: Path, pypi: str, cpu_builds: str, **more: str) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
-    variables |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": pypi, "PATH": str(environment / "bin")}
+    variables |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": pypi, "PATH": str(environment / "bin"), **more}
     command = [environment / "bin/python", ROOT / "tests/install/torch_build.py", cpu_builds]
     return subprocess.run(command, env=variables, capture_output=True, text=True)
 
@@ -82,15 +88,41 @@ def test_a_machine_without_a_gpu_takes_the_cpu_build_and_nothing_else_of_that_in
     assert install_torch(environment, f"{indexes}/nothing", f"{indexes}/nothing").stdout == ""
 
 
-@pytest.mark.parametrize("builds", ["nothing", "unreachable"])
+def test_another_version_is_replaced_by_a_cpu_build(environment: Path, indexes: str) -> None:
+    pip = [environment / "bin/python", "-m", "pip", "install", "--no-deps", "--index-url", f"{indexes}/cpu", "torch"]
+    subprocess.run(pip, check=True, capture_output=True)
+    assert installed(environment) == {"torch-99.0.0+cpu"}
+    assert install_torch(environment, f"{indexes}/pypi", f"{indexes}/cpu").returncode == 0
+    assert installed(environment) == {f"torch-{TORCH}+cpu"}
+
+
+@pytest.mark.parametrize("settings", [{"PIP_EXTRA_INDEX_URL": "pypi"}, {"PIP_VERBOSE": "1"}])
+def test_a_build_of_another_index_is_not_taken_for_one(environment: Path, indexes: str, settings: dict[str, str]) -> None:
+    more = {name: value.replace("pypi", f"{indexes}/pypi") for name, value in settings.items()}
+    done = install_torch(environment, f"{indexes}/pypi", f"{indexes}/nothing", **more)
+    assert done.returncode == 0, done.stderr
+    assert "for a machine without a GPU" not in done.stdout
+    assert installed(environment) == {f"torch-{TORCH}", f"nvidia_cublas-{CUBLAS}"}
+
+
+@pytest.mark.parametrize("builds", ["nothing", "broken", "unreachable"])
 def test_without_cpu_builds_pypi_serves_and_its_size_is_said(environment: Path, indexes: str, builds: str) -> None:
     # Port 9, discard: nothing listens there.
-    cpu_builds = f"{indexes}/nothing" if builds == "nothing" else "http://127.0.0.1:9/cpu"
+    cpu_builds = "http://127.0.0.1:9/cpu" if builds == "unreachable" else f"{indexes}/{builds}"
     done = install_torch(environment, f"{indexes}/pypi", cpu_builds)
     assert done.returncode == 0, done.stderr
     assert f"no CPU build to be had from {cpu_builds}\n" in done.stdout
     assert f"torch: torch-{TORCH}-py3-none-any.whl from 127.0.0.1, 23 MB in 2 files\n" in done.stdout
     assert installed(environment) == {f"torch-{TORCH}", f"nvidia_cublas-{CUBLAS}"}
+
+
+@pytest.mark.parametrize(("said", "code"), [("No devices were found", 0), ("GPU 0: lost", 15), ("\\377", 0)])
+def test_a_driver_without_a_gpu_is_none(environment: Path, indexes: str, said: str, code: int) -> None:
+    driver = environment / "bin/nvidia-smi"
+    driver.write_text(f"#!/bin/sh\nprintf '{said}\\n'\nexit {code}\n")
+    driver.chmod(0o755)
+    install_torch(environment, f"{indexes}/pypi", f"{indexes}/cpu")
+    assert installed(environment) == {f"torch-{TORCH}+cpu"}
 
 
 def test_a_machine_with_a_gpu_takes_pypis_torch(environment: Path, indexes: str) -> None:

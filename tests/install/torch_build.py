@@ -1,4 +1,4 @@
-"""Install torch into this environment, saying first from where it comes and how large it is; nothing where it is installed.
+"""Install the torch of constraints.txt into this environment, saying first from where it comes and how large it is.
 
 PyPI's torch brings CUDA along: 2.7 GB to download, which a machine without a GPU has no use for. There PyTorch's own index of CPU
 builds is asked first, 0.2 GB, and PyPI, or whatever pip is set up to use, where that index has none for this machine or is out of
@@ -7,10 +7,12 @@ reach. That index is asked for torch alone: its copies of other packages are not
     python tests/install/torch_build.py [INDEX]    INDEX: a mirror of PyTorch's CPU builds
 """
 
-import importlib.util
+import importlib.metadata
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,44 +21,63 @@ from urllib.request import Request, urlopen
 
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
+CPU_BUILD = "+cpu"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-c", str(CONSTRAINTS), "torch"]
 TIMEOUT_SECONDS = 10
+# An index that answers at all tells within this time what it has.
+DEADLINE_SECONDS = 120
 
 
 def main(cpu_builds: str = CPU_BUILDS) -> int:
-    if importlib.util.find_spec("torch"):
+    if is_installed():
         return 0
     if not has_gpu():
+        print(f"torch: no GPU here, asking {cpu_builds} for a CPU build", flush=True)
         options = ["--no-deps", "--index-url", cpu_builds, "--timeout", str(TIMEOUT_SECONDS), "--retries", "1"]
         files = chosen_files(*options)
-        if files:
+        # Further indexes and links that pip is set up with are asked as well; they may have the build with CUDA alone.
+        if files and CPU_BUILD in unquote(files[0]):
             print(f"torch, for a machine without a GPU: {described(files)}", flush=True)
             if subprocess.run([*PIP, *options]).returncode == 0:
                 return 0
-        print(f"torch: no GPU here, and no CPU build to be had from {cpu_builds}", flush=True)
+        print(f"torch: no CPU build to be had from {cpu_builds}", flush=True)
     files = chosen_files()
     if files:
         print(f"torch: {described(files)}", flush=True)
     return subprocess.run(PIP).returncode
 
 
+def is_installed() -> bool:
+    """Whether the environment has the version of constraints.txt, as any build."""
+    pinned = re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    try:
+        return pinned is not None and importlib.metadata.version("torch").partition("+")[0] == pinned[1]
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def has_gpu() -> bool:
     """Whether NVIDIA's driver names a GPU."""
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0 and "GPU" in done.stdout
+    return done.returncode == 0 and done.stdout.startswith(b"GPU ")
 
 
 def chosen_files(*options: str) -> list[str]:
     """The addresses of torch's wheel and of what it requires, as pip chooses them with `options`; none where it cannot."""
     # Reads the metadata inside remote wheels, where an index does not serve it by itself, without downloading them.
-    report = ["--dry-run", "--ignore-installed", "--quiet", "--use-feature=fast-deps", "--report", "-"]
-    done = subprocess.run([*PIP, *report, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    if done.returncode:
-        return []
-    packages: list[dict[str, Any]] = json.loads(done.stdout)["install"]
+    dry_run = ["--dry-run", "--ignore-installed", "--use-feature=fast-deps", "--report"]
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.json"
+        try:
+            done = subprocess.run([*PIP, *dry_run, str(report), *options], capture_output=True, timeout=DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return []
+        if done.returncode:
+            return []
+        packages: list[dict[str, Any]] = json.loads(report.read_bytes())["install"]
     return sorted((package["download_info"]["url"] for package in packages), key=lambda url: "/torch-" not in url)
 
 

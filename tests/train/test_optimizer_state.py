@@ -34,19 +34,25 @@ def test_the_distributed_optimizers_groups_keep_theirs() -> None:
 def test_saved_groups_take_the_schedule_of_the_present_ones_that_they_are() -> None:
     """Those that do not decay are told apart, under NeMo's names too; a group that this run does not have stays as it is."""
     decays = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "max_lr": 5.0, "min_lr": 4.0}
+    decays |= {"params": [0], "step": 9}
     present = [decays, decays | {"wd_mult": 0.0, "max_lr": 3.0}]
     structure = {"is_expert_parallel": False, "is_decoupled_lr": False}
     groups = [
         {"pre_wd_mult": 0.0, "pre_lr_mult": 1.0, **structure, "max_lr": 9.0, "min_lr": 8.0, "start_wd": 7.0},
-        {"wd_mult": 1.0, "lr_mult": 1.0, **structure},
+        {"wd_mult": 1.0, "lr_mult": 1.0, **structure, "params": [7], "step": 3},
         {"wd_mult": 1.0, "lr_mult": 0.5, **structure, "max_lr": 9.0},
+        {"wd_mult": 1.0, "lr_mult": 1.0, **structure, "is_expert_parallel": True},
+        {"wd_mult": 1.0, "lr_mult": 1.0, **structure, "is_decoupled_lr": True},
     ]
     optimizer_state.take_schedule({"0": {"optimizer": {"param_groups": groups}}}, present)
     assert [{key: group.get(key) for key in optimizer_state.SCHEDULE} for group in groups] == [
         {"max_lr": 3.0, "min_lr": 4.0, "start_wd": None, "end_wd": None},
         {"max_lr": 5.0, "min_lr": 4.0, "start_wd": None, "end_wd": None},
         {"max_lr": 9.0, "min_lr": None, "start_wd": None, "end_wd": None},
+        {"max_lr": None, "min_lr": None, "start_wd": None, "end_wd": None},
+        {"max_lr": None, "min_lr": None, "start_wd": None, "end_wd": None},
     ]
+    assert (groups[1]["params"], groups[1]["step"]) == ([7], 3)
 
 
 def test_a_run_has_torchs_adam_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
