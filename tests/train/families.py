@@ -14,8 +14,9 @@ from layouts import plan_of
 
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
-from lt_train import device, processes
+from lt_train import device
 from lt_train.place import Place
+from lt_train.ports import free_port
 
 SEQUENCE = 64
 
@@ -101,7 +102,7 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
 
 
 def main() -> None:
-    place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
+    place = Place(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
     os.environ.update(place.environment())
     where = device.prepare("cpu", place)
     from megatron.core import parallel_state

@@ -23,10 +23,13 @@ from typing import Any
 import nursery
 from running import environment, losses
 
-from lt_train import cli, launch, processes
+from lt_train import cli, launch, process_lifetime
+from lt_train.checks import problems, problems_here
 from lt_train.device import CPU, CUDA
+from lt_train.draft import assemble
 from lt_train.place import Place
-from lt_train.plan import Plan, assemble, problems, problems_here
+from lt_train.ports import free_port
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import training_datasets
 
 LONGEST_SECONDS = 900
@@ -47,7 +50,7 @@ class Outcome:
     error: str | None
 
 
-def plan_of(arguments: Iterable[str]) -> Plan:
+def plan_of(arguments: Iterable[str]) -> RunConfig:
     """The plan of a command line of lt-train."""
     plan = assembled(arguments)
     for problem in (*problems(plan), *problems_here(vars(plan))):
@@ -55,7 +58,7 @@ def plan_of(arguments: Iterable[str]) -> Plan:
     return plan
 
 
-def assembled(arguments: Iterable[str]) -> Plan:
+def assembled(arguments: Iterable[str]) -> RunConfig:
     """The same, not checked."""
     context = cli.command.make_context("lt-train", list(arguments))
     data = context.params.pop("data")
@@ -78,7 +81,7 @@ def train_all(
     for name, arguments in commands.items():
         (place / name).mkdir(parents=True)
         plan = plan_of([*arguments, "--save", str(place / name)])
-        work.append({"name": name, "port": processes.free_port(), "plan": plan.to_json()})
+        work.append({"name": name, "port": free_port(), "plan": plan.to_json()})
     failed: dict[str, str] = {}
     hung: set[str] = set()
     while left := [entry for entry in work if entry["name"] not in failed and not _done(place, entry["name"], 0)]:
@@ -96,7 +99,7 @@ def train_all(
             print(f"{name} hung: {result.stderr[-6000:]}")
             shutil.rmtree(place / name)
             (place / name).mkdir()
-            next(entry for entry in left if entry["name"] == name)["port"] = processes.free_port()
+            next(entry for entry in left if entry["name"] == name)["port"] = free_port()
     return {name: _outcome(place / name, failed.get(name)) for name in commands}
 
 
@@ -126,7 +129,7 @@ def _outcome(directory: Path, error: str | None) -> Outcome:
 def main(work_file: str) -> int:
     """Start the ranks: on a CPU copies of this process, which the nursery has prepared; a copy could not use a GPU."""
     work = json.loads(Path(work_file).read_text())
-    on = Plan.from_json(work["work"][0]["plan"]).parallelism.device
+    on = RunConfig.from_json(work["work"][0]["plan"]).parallelism.device
     context = multiprocessing.get_context("fork" if on == CPU else "spawn")
     started = [context.Process(target=serve, args=(work_file, rank)) for rank in range(work["ranks"])]
     for process in started:
@@ -161,12 +164,12 @@ def prepare(on: str, rank: int, ranks: int) -> Any:
 
 def serve(work_file: str, rank: int) -> None:
     """One rank: train every layout that has so many ranks."""
-    processes.die_with(os.getppid())
+    process_lifetime.die_with(os.getppid())
     faulthandler.register(STACKS)
     import torch
 
     work = json.loads(Path(work_file).read_text())
-    plans = [(entry["name"], entry["port"], Plan.from_json(entry["plan"])) for entry in work["work"]]
+    plans = [(entry["name"], entry["port"], RunConfig.from_json(entry["plan"])) for entry in work["work"]]
     on = plans[0][2].parallelism.device
     where = torch.device(CPU) if on == CPU else prepare(on, rank, work["ranks"])
     from megatron.core import parallel_state

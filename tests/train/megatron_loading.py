@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lt_train import device, processes
+from lt_train import device
 from lt_train.place import Place
+from lt_train.ports import free_port
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "make_vocab_size_divisible_by")
 READ = (
@@ -23,7 +24,7 @@ READ = (
 
 
 def main(runs: list[str]) -> None:
-    place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
+    place = Place(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
     os.environ.update(place.environment())
     device.prepare(device.CPU, place)
     import torch

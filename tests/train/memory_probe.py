@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_train.place import Place
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 
 def main(work_file: str, rank: int) -> None:
@@ -26,7 +26,7 @@ def main(work_file: str, rank: int) -> None:
     from lt_train import training
 
     for number, (name, text) in enumerate(work["plans"].items()):
-        plan = Plan.from_json(text)
+        plan = RunConfig.from_json(text)
         ranks = plan.parallelism.world_size
         if rank >= ranks:
             continue

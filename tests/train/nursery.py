@@ -72,10 +72,10 @@ def serve(listener: str) -> NoReturn:
     """Import everything, then make a copy for each request."""
     from layouts import prepare
 
-    from lt_train import cpu_backend, processes
+    from lt_train import cpu_backend, process_lifetime
     from lt_train.device import CPU
 
-    processes.die_with(os.getppid())
+    process_lifetime.die_with(os.getppid())
     # Python 3.12 warns of the threads of numpy's OpenBLAS, which see to forks themselves.
     warnings.filterwarnings("ignore", message=".* is multi-threaded, use of fork")
     prepare(CPU, 0, 1)
@@ -83,7 +83,7 @@ def serve(listener: str) -> NoReturn:
     import torch._dynamo
 
     # Both are done, for the copies too. One thread each: other tests run beside them.
-    cpu_backend.install = lambda: None
+    cpu_backend.install = lambda accelerator: None
     torch.set_num_threads(1)
     torch.set_num_threads = lambda threads: None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -112,9 +112,9 @@ def attend(connection: socket.socket) -> None:
 
 def become(request: dict[str, Any], files: list[int]) -> None:
     """The process that was asked for, in its directory and with its streams."""
-    from lt_train import processes, stopping
+    from lt_train import process_lifetime, processes, stopping
 
-    processes.die_with(os.getppid())
+    process_lifetime.die_with(os.getppid())
     for file, stream in zip(files, STREAMS, strict=True):
         os.dup2(file, stream)
         os.close(file)

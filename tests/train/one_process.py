@@ -16,8 +16,9 @@ import nursery
 from layouts import assembled
 from running import environment
 
-from lt_train import device, launch, processes
+from lt_train import device, launch
 from lt_train.place import Place
+from lt_train.ports import free_port
 
 
 def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any:
@@ -32,7 +33,7 @@ def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any
 
 def prepare() -> tuple[Place, Any]:
     """Make this process a run's one rank: its place and its device."""
-    place = Place(0, 0, 1, 1, "127.0.0.1", processes.free_port(), "test")
+    place = Place(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
     os.environ.update(place.environment())
     return place, device.prepare("cpu", place)
 
@@ -53,7 +54,7 @@ def train_each(
     for name, (way, *options) in runs.items():
         before(name, way)
         plan = assembled([*common, *options, "--save", str(folder / name)])
-        place = dataclasses.replace(place, master_port=processes.free_port())
+        place = dataclasses.replace(place, master_port=free_port())
         os.environ.update(place.environment())
         training.train(launch.prepare(plan), place, where)
         parallel_state.destroy_model_parallel()

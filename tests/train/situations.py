@@ -6,7 +6,7 @@ from pathlib import Path
 from layouts import assembled
 
 from lt_train.cluster import GPUS, Cluster
-from lt_train.plan import Draft
+from lt_train.draft import Draft
 from lt_train.preflight.findings import Finding, NotChecked, Situation
 
 MODEL = ("--model", "tiny", "--mock-data", "--device", "cpu", "--eval-iters", "0")

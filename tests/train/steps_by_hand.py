@@ -19,9 +19,9 @@ import torch
 from layouts import plan_of
 from running import environment
 
-from lt_train import processes
 from lt_train.place import Place
-from lt_train.plan import Plan
+from lt_train.ports import free_port
+from lt_train.run_config import RunConfig
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -35,7 +35,7 @@ SIZES = (
 
 def results(place: Path, prefix: str) -> dict[str, Any]:
     """Run all scenarios; `prefix` is any dataset: nothing is read of it but its vocabulary."""
-    port = processes.free_port()
+    port = free_port()
     ranks = [
         subprocess.Popen([nursery.python(), __file__, str(place), prefix, str(rank), str(port)], env=environment())
         for rank in range(RANKS)
@@ -56,7 +56,7 @@ class Run:
         from lt_train.checkpoint import TrainingState
         from lt_train.step import Stepper
 
-        self.plan: Plan = plan_of([*SIZES, *options, prefix])
+        self.plan: RunConfig = plan_of([*SIZES, *options, prefix])
         parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.plan.parallelism.tensor)
         model_parallel_cuda_manual_seed(self.plan.seed)

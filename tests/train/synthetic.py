@@ -9,7 +9,8 @@ import numpy as np
 
 from lt_shared import indexed_dataset
 from lt_shared.manifest import Dataset
-from lt_train.plan import Plan, resolve
+from lt_train.resolve import resolve
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import training_datasets
 
 VOCABULARY = 100
@@ -25,7 +26,7 @@ def write(prefix: Path, lengths: Sequence[int], dtype: Any = np.uint16) -> Datas
     return Dataset(str(prefix), len(lengths), sum(lengths), np.dtype(dtype).name, VOCABULARY, EOD)
 
 
-def plan(*arguments: str, datasets: tuple[Dataset, ...] | None = None) -> Plan:
+def plan(*arguments: str, datasets: tuple[Dataset, ...] | None = None) -> RunConfig:
     """What `lt-train ARGUMENTS` would run on a CPU, with the tiny model and a vocabulary of VOCABULARY tokens."""
     from lt_train.cli import command
 
@@ -35,5 +36,5 @@ def plan(*arguments: str, datasets: tuple[Dataset, ...] | None = None) -> Plan:
     return resolve(options, training_datasets(context.params["data"], options) if datasets is None else datasets)
 
 
-def with_blend(plan: Plan, **lists: tuple[Dataset, ...]) -> Plan:
+def with_blend(plan: RunConfig, **lists: tuple[Dataset, ...]) -> RunConfig:
     return dataclasses.replace(plan, data=dataclasses.replace(plan.data, **lists))

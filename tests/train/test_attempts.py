@@ -10,19 +10,19 @@ from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
 from lt_train import attempts
 from lt_train.attempts import Attempt
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> RunConfig:
     return synthetic.plan("--mock-data", "--save", str(tmp_path))
 
 
-def fail(plan: Plan, start: int, reached: int) -> None:
+def fail(plan: RunConfig, start: int, reached: int) -> None:
     Attempt(Path(str(plan.checkpointing.save)), plan, start).reached(reached)
 
 
-def test_three_failures_at_one_step_are_enough(plan: Plan) -> None:
+def test_three_failures_at_one_step_are_enough(plan: RunConfig) -> None:
     for _ in range(attempts.LIMIT):
         attempts.check(plan)
         fail(plan, 4, 7)
@@ -32,13 +32,13 @@ def test_three_failures_at_one_step_are_enough(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("ends", [[(4, 7), (4, 7), (4, 8)], [(0, 7), (4, 7), (4, 7)], [(4, 8), (4, 7), (4, 7)]])
-def test_failures_elsewhere_may_be_the_machine(plan: Plan, ends: list[tuple[int, int]]) -> None:
+def test_failures_elsewhere_may_be_the_machine(plan: RunConfig, ends: list[tuple[int, int]]) -> None:
     for start, reached in ends:
         fail(plan, start, reached)
     attempts.check(plan)
 
 
-def test_an_attempt_that_ended_in_order_counts_for_nothing(plan: Plan) -> None:
+def test_an_attempt_that_ended_in_order_counts_for_nothing(plan: RunConfig) -> None:
     fail(plan, 4, 7)
     fail(plan, 4, 7)
     Attempt(Path(str(plan.checkpointing.save)), plan, 4).end(7)

@@ -14,20 +14,20 @@ from lt_shared.run_log import GIB, Step
 from lt_train import bench
 from lt_train.bench import Measured
 from lt_train.clock import Lap
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 TINY = ("--model", "tiny", "--layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "64")
 
 
-def plan_of(*options: str) -> Plan:
+def plan_of(*options: str) -> RunConfig:
     printed = run("bench", *TINY, "--device", "cpu", "--dry-run", *options)
     assert printed.code == 0, printed.err
     fields = json.loads(printed.out)
-    return Plan.from_json(json.dumps({name: fields[name] for name in Plan.__dataclass_fields__}))
+    return RunConfig.from_json(json.dumps({name: fields[name] for name in RunConfig.__dataclass_fields__}))
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> RunConfig:
     return plan_of("--warmup-steps", "2", "--steps", "3", "--bf16")
 
 
@@ -36,13 +36,13 @@ def measured(step: int, seconds: float) -> Measured:
     return Measured(line, Lap(1, seconds, seconds * 0.01, seconds * 0.002))
 
 
-def test_a_measurement_is_a_run_on_made_up_tokens_that_saves_nothing(plan: Plan) -> None:
+def test_a_measurement_is_a_run_on_made_up_tokens_that_saves_nothing(plan: RunConfig) -> None:
     assert (plan.batches.train_iters, plan.reporting.log_interval) == (5, 1)
     assert (plan.data.mock, plan.data.eval_iters, plan.checkpointing.save) == (True, 0, None)
     assert plan.architecture.num_layers == 2
 
 
-def test_medians_leave_out_the_warm_up(plan: Plan) -> None:
+def test_medians_leave_out_the_warm_up(plan: RunConfig) -> None:
     steps = [measured(number, seconds) for number, seconds in enumerate((90.0, 80.0, 1.0, 4.0, 2.0), 1)]
     result = bench.summary(plan, "NVIDIA H100 80GB HBM3", steps)
     assert (result["step_seconds"], result["fastest_step_seconds"], result["slowest_step_seconds"]) == (2.0, 1.0, 4.0)
@@ -69,7 +69,7 @@ def test_rates_are_those_of_the_median_time() -> None:
     assert (result["step_seconds"], result["tokens_per_second_per_gpu"]) == (3.0, 64 / 3)
 
 
-def test_no_mfu_without_a_known_peak(plan: Plan) -> None:
+def test_no_mfu_without_a_known_peak(plan: RunConfig) -> None:
     result = bench.summary(plan, "cpu", [measured(number, 1.0) for number in range(1, 6)])
     assert result["mfu"] is None
     assert "N/A" in bench.table(result)

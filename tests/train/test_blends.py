@@ -18,14 +18,14 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_train import blends
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.samples import Samples
 from lt_train.settings.benchmark import Benchmark
 
 SIZES = ("--seq-length", "16", "--global-batch-size", "4", "--eval-iters", "2", "--seed", "7")
 
 
-def megatrons(plan: Plan, **blend: Any) -> list[Any]:
+def megatrons(plan: RunConfig, **blend: Any) -> list[Any]:
     """Megatron-LM's datasets of this plan; without a cache, which its blends share among ranks only."""
     config = GPTDatasetConfig(
         random_seed=plan.seed,

@@ -97,9 +97,9 @@ def losses(run: Path) -> list[float]:
     return [loss for (kind, _), loss in sorted(losses(run).items()) if kind == "step"]
 
 
-def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, whole; the fp32 weights under one name for every kind of optimizer."""
-    found = stored.tensors(checkpoint)
+    found = stored.tensors(directory)
     parameters = [key for key in found if not key.startswith("optimizer.")]
     names = {"optimizer.state.param.": "master.", "optimizer.state.fp32_param.": "master."}
     renamed = {}
@@ -142,12 +142,12 @@ def test_steps_of_adam_are_kept(runs: Path) -> None:
     assert common["distributed-to-plain"]["optimizer"]["state"]["common_step"] == 2
 
 
-def common_state(checkpoint: Path) -> dict[str, object]:
+def common_state(directory: Path) -> dict[str, object]:
     from megatron.core import dist_checkpointing
     from megatron.core.safe_globals import register_safe_globals
 
     register_safe_globals()
-    return dist_checkpointing.load_common_state_dict(str(checkpoint))
+    return dist_checkpointing.load_common_state_dict(str(directory))
 
 
 @pytest.mark.parametrize("kind", ["plain", "distributed", "bf16"])
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_a_later_megatron_core(
     saved = runs / "plain" / ORIGIN
     record = RunRecord.read(saved)
     versions = record.versions | {"megatron-core": version}
-    monkeypatch.setattr(resume, "record", lambda checkpoint: dataclasses.replace(record, versions=versions, files={file: 1}))
+    monkeypatch.setattr(resume, "record", lambda directory: dataclasses.replace(record, versions=versions, files={file: 1}))
     plan = plan_of([*MODEL, "--load", str(saved), dataset.prefix])
     with contextlib.nullcontext() if is_read else pytest.raises(BadConfig, match=r"megatron-core 9\.0\.0"):
         resume.check_compatible(plan, str(saved))

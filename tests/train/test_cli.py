@@ -51,7 +51,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     with (demo / "corpus.jsonl.zst").open("rb") as compressed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
     (place / "corpus.jsonl").write_text("".join(lines[:100]))
-    shutil.copy(Path(__file__).parent / "foreign/llama3_70b.toml", place / "llama3_70b.toml")
+    shutil.copy(Path(__file__).parent / "importers/samples/llama3_70b.toml", place / "llama3_70b.toml")
     (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')
     return place
 

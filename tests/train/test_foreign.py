@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from layouts import assembled
 
 from lt_shared.console import BadData, NoInput
+from lt_train.checks import problems
 from lt_train.commands.importing import command
 from lt_train.foreign import hyperpod, megatron_lm, nemo, source, torchtitan
 from lt_train.foreign.ledger import IS_OFF, LARGEST, NOT_SET, Translation, accepted, expected, flatten, options
-from lt_train.plan import Plan, problems
+from lt_train.run_config import RunConfig
 
-PLACE = Path(__file__).parent / "foreign"
+PLACE = Path(__file__).parent / "importers" / "samples"
 FILES = ("guide.toml", "llama3_70b.toml", "recipe.yaml", "nemo.yaml", "pretrain_gpt.sbatch")
 
 
@@ -29,7 +30,7 @@ def dropped(name: str) -> dict[str, str]:
     return {entry.key: entry.reason for entry in translation(name).dropped}
 
 
-def plan(name: str, tmp_path: Path, *more: str, without: tuple[str, ...] = ()) -> Plan:
+def plan(name: str, tmp_path: Path, *more: str, without: tuple[str, ...] = ()) -> RunConfig:
     """The plan of a run with the written file; `without` are lines that need what this machine does not have."""
     lines = translation(name).toml().splitlines()
     file = tmp_path / "run.toml"

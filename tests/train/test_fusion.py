@@ -11,7 +11,8 @@ from running import losses, train
 
 from lt_shared.console import BadConfig
 from lt_shared.presets import preset
-from lt_train import fusion, layers, model
+from lt_train import fusion, layers
+from lt_train.model import _accumulates_in_products
 from lt_train.attention import CausalAttention
 
 STEPS = (
@@ -240,7 +241,7 @@ def test_where_products_add_their_gradients(engine: bool, half: bool, shards: bo
         precision=SimpleNamespace(half=half),
         memory=SimpleNamespace(fully_sharded=shards),
     )
-    assert model._accumulates_in_products(plan) == expected
+    assert _accumulates_in_products(plan) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from running import SMALL, command, environment, losses, run
 
 from lt_shared import checkpoint_layout
 from lt_shared.manifest import Checkpoint, Dataset
-from lt_train import launch, processes
+from lt_train import launch, process_lifetime, processes
 from lt_train.place import first_host
 
 STEPS = ("--train-iters", "3")
@@ -108,5 +108,5 @@ def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", f"1(x{nodes})")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
-    monkeypatch.setattr(processes, "run", lambda plan: processes.HUNG)
+    monkeypatch.setattr(processes, "run", lambda plan: process_lifetime.HUNG)
     assert launch.launch(synthetic.plan("--mock-data", "--ranks", str(nodes))) == code

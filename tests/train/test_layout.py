@@ -14,9 +14,10 @@ from running import run
 
 from lt_shared.console import BadConfig, UsageError
 from lt_train import cluster, layout, memory
+from lt_train.checks import problems
 from lt_train.cluster import GPUS, Cluster
 from lt_train.commands.plan import command
-from lt_train.plan import problems, resolve
+from lt_train.resolve import resolve
 
 README = Path(__file__).parents[2] / "tools/train/README.md"
 BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")

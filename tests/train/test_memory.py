@@ -11,8 +11,8 @@ from layouts import plan_of
 from running import environment
 
 from lt_shared.console import BadConfig, UsageError
-from lt_train import processes
 from lt_train.memory import estimate
+from lt_train.ports import free_port
 
 SMALL = (
     *("--model", "tiny", "--num-layers", "4", "--hidden-size", "128", "--ffn-hidden-size", "352", "--vocab-size", "2048"),
@@ -56,7 +56,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """Per layout, the bytes of each kind on rank 0."""
     work_file = tmp_path_factory.mktemp("memory") / "work.json"
     plans = {name: plan_of((*SMALL, *options)).to_json() for name, options in (LAYOUTS | RECOMPUTED | LARGE).items()}
-    work_file.write_text(json.dumps({"plans": plans, "ports": [processes.free_port() for _ in plans]}))
+    work_file.write_text(json.dumps({"plans": plans, "ports": [free_port() for _ in plans]}))
     probe = Path(__file__).parent / "memory_probe.py"
     started = [subprocess.Popen([sys.executable, probe, work_file, str(rank)], env=environment()) for rank in range(2)]
     try:

@@ -10,7 +10,7 @@ from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
 from lt_train import device
 from lt_train.commands.plan import command as plan_command
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.optimization import Optimization
 
 SIZES = (
@@ -19,7 +19,7 @@ SIZES = (
 )
 
 
-def resolved(dataset: Dataset, *options: str) -> Plan:
+def resolved(dataset: Dataset, *options: str) -> RunConfig:
     return plan_of([*SIZES, *options, dataset.prefix])
 
 

@@ -11,7 +11,9 @@ from layouts import assembled
 from running import SMALL, run, train
 
 from lt_shared.manifest import Dataset
-from lt_train.plan import Plan, problems, resolve
+from lt_train.checks import problems
+from lt_train.resolve import resolve
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import split_shares
 
 BAD_CONFIGURATIONS = {
@@ -162,7 +164,7 @@ def test_plan_travels_to_the_ranks_unchanged(dataset: Dataset) -> None:
     context = click_command.make_context("lt-train", [*SMALL, "--model", "llama3.1-8b", "--seq-length", "64", dataset.prefix])
     options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
     plan = resolve(options, (dataset,))
-    assert Plan.from_json(plan.to_json()) == plan
+    assert RunConfig.from_json(plan.to_json()) == plan
 
 
 def test_split_shares() -> None:

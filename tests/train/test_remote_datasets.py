@@ -11,7 +11,7 @@ import synthetic
 from lt_shared import indexed_dataset, storage
 from lt_shared.console import BadData, IoFailure, TryAgain
 from lt_train import remote_datasets
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def upload(store: Any, place: Path, lengths: list[int]) -> None:
         store.pipe(f"/bucket/web{suffix}", Path(prefix + suffix).read_bytes())
 
 
-def plan(cache: Path) -> Plan:
+def plan(cache: Path) -> RunConfig:
     return synthetic.plan("--seq-length", "16", "memory://bucket/web", "--object-storage-cache-path", str(cache))
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from lt_shared.console import Unavailable
-from lt_train import processes
 from lt_train.place import Place
+from lt_train.ports import free_port
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import Measurement, rounds
 
@@ -62,7 +62,7 @@ def test_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_that_nobody_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Place(0, 0, 1, 2, "127.0.0.1", processes.free_port(), "test")
+    alone = Place(0, 0, 1, 2, "127.0.0.1", free_port(), "test")
     for name, value in alone.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(bandwidth, "TIMEOUT_SECONDS", 1)

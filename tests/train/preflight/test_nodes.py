@@ -11,8 +11,8 @@ import pytest
 from running import command, environment
 from situations import MODEL
 
-from lt_train import processes
 from lt_train.place import Node, Place
+from lt_train.ports import free_port
 from lt_train.preflight import nodes
 from lt_train.preflight.findings import error, warning
 from lt_train.preflight.nodes import Meeting, Report
@@ -30,7 +30,7 @@ def reports(*ahead: float) -> list[Report]:
 
 
 def meetings(count: int) -> list[Meeting]:
-    port = processes.free_port()
+    port = free_port()
     return [Meeting(number, number, count, "127.0.0.1", port) for number in range(count)]
 
 
@@ -149,7 +149,7 @@ def test_where_processes_meet() -> None:
 def test_two_nodes_of_a_step(tmp_path: Path) -> None:
     """Both are this machine. The second has a variable that the first has not."""
     shared = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    shared |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0", "MASTER_PORT": str(processes.free_port())}
+    shared |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0", "MASTER_PORT": str(free_port())}
     arguments = command("preflight", "--json", *MODEL, "--save", str(tmp_path / "run"))
     started = []
     for index, more in enumerate(({}, {"NCCL_SOCKET_IFNAME": "none0"})):

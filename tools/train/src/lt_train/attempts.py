@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_shared.console import BadConfig
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 FILE = "attempts.jsonl"
 STEP_FILE = ".step"
@@ -23,7 +23,7 @@ LIMIT = 3
 class Attempt:
     """The present attempt, in rank 0 of a run that saves."""
 
-    def __init__(self, run: Path, plan: Plan, start: int):
+    def __init__(self, run: Path, plan: RunConfig, start: int):
         self._file = run / FILE
         record = {"v": 1, "start": start, "plan": fingerprint(plan), "before": _read_step(run)}
         self._append(record)
@@ -43,13 +43,13 @@ class Attempt:
             file.write(json.dumps(record) + "\n")
 
 
-def fingerprint(plan: Plan) -> str:
+def fingerprint(plan: RunConfig) -> str:
     """Of everything that the user chose; the checkpoint to start from changes by itself."""
     chosen = dataclasses.replace(plan, checkpointing=dataclasses.replace(plan.checkpointing, start=None, continues=False))
     return hashlib.sha256(chosen.to_json().encode()).hexdigest()
 
 
-def check(plan: Plan) -> None:
+def check(plan: RunConfig) -> None:
     """Raises BadConfig when the last `LIMIT` attempts of just this plan all failed at the same step."""
     directory = plan.checkpointing.directory
     if directory is None:

@@ -19,7 +19,7 @@ from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import GIB, Step
 from lt_train.clock import Lap
 from lt_train.log import Log
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.throughput import Speedometer
 
 
@@ -32,7 +32,7 @@ class Measured:
 class Measurement(Log):
     """A log that keeps the steps instead of printing them, and prints the result at the end."""
 
-    def __init__(self, plan: Plan, active: bool, device_name: str):
+    def __init__(self, plan: RunConfig, active: bool, device_name: str):
         super().__init__(plan, active)
         self.device_name = device_name
         self.measured: list[Measured] = []
@@ -56,7 +56,7 @@ class Measurement(Log):
             click.echo(table(result))
 
 
-def summary(plan: Plan, device_name: str, steps: list[Measured]) -> dict[str, Any]:
+def summary(plan: RunConfig, device_name: str, steps: list[Measured]) -> dict[str, Any]:
     """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps."""
     assert plan.benchmark
     measured = steps[plan.benchmark.warmup_steps :]

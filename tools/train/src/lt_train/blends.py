@@ -22,7 +22,7 @@ import torch
 
 from lt_shared.console import BadData
 from lt_train import sample_index
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.sample_index import Reading
 from lt_train.samples import (
     BlendedSamples,
@@ -40,7 +40,7 @@ from lt_train.shared_cache import make_once
 SURPLUS = 0.005
 
 
-def build(plan: Plan, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
+def build(plan: RunConfig, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
     """Training, validation and test samples; None for a part without data or evaluations. Called by all ranks together.
 
     `train_samples` are those of the plan's steps when none are given.
@@ -126,7 +126,7 @@ class Blend:
         return BlendedSamples.load([member.load(found) for member in self.members], found[self])
 
 
-def _parts(plan: Plan, train_samples: int) -> list[DatasetPart | Blend | None]:
+def _parts(plan: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
     """Training, validation and test; what is read is opened once."""
     data, batches = plan.data, plan.batches
     evaluated = data.eval_iters * batches.global_batch_size

@@ -25,7 +25,7 @@ from lt_train.data_parallel import Chunk, gather, gathered
 from lt_train.model import checkpointed
 from lt_train.optimizer import create_state, separate_steps, take_masters, whole_masters
 from lt_train.optimizer_state import Kind
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import changes_of_order
 
 CHECKPOINT_VERSION = 3.0
@@ -94,7 +94,7 @@ class TrainingState:
         return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
 
 
-def content(plan: Plan, state: TrainingState) -> dict[str, Any]:
+def content(plan: RunConfig, state: TrainingState) -> dict[str, Any]:
     """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last two."""
     settings, batches = plan.checkpointing, plan.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
@@ -115,7 +115,7 @@ def content(plan: Plan, state: TrainingState) -> dict[str, Any]:
     return model | optimizer | random | common
 
 
-def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
+def record(plan: RunConfig, state: TrainingState, loss: float | None) -> RunRecord:
     return RunRecord(
         architecture=plan.architecture,
         padded_vocab_size=plan.padded_vocab_size,
@@ -130,7 +130,7 @@ def record(plan: Plan, state: TrainingState, loss: float | None) -> RunRecord:
     )
 
 
-def load(directory: Path, plan: Plan, state: TrainingState) -> None:
+def load(directory: Path, plan: RunConfig, state: TrainingState) -> None:
     """Restore `state` in place.
 
     From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
@@ -152,7 +152,7 @@ def load(directory: Path, plan: Plan, state: TrainingState) -> None:
     _restore_progress(loaded, iteration, plan, state)
 
 
-def _load_with_optimizer(directory: Path, plan: Plan, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
+def _load_with_optimizer(directory: Path, plan: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
     if saved is None:
         _check_sharding(directory)
     model = state.sharded_model()
@@ -191,7 +191,7 @@ def _check_sharding(directory: Path) -> None:
         )
 
 
-def _random_state(plan: Plan) -> dict[str, Any]:
+def _random_state(plan: RunConfig) -> dict[str, Any]:
     """The state of dropout's generators, asked for when there is dropout and the checkpoint's ranks were laid out alike."""
     layers, settings, parallel = plan.layers, plan.checkpointing, plan.parallelism
     if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
@@ -205,7 +205,7 @@ def _random_state(plan: Plan) -> dict[str, Any]:
     return {random_state.KEY: random_state.sharded()}
 
 
-def _restore_progress(loaded: dict[str, Any], iteration: int, plan: Plan, state: TrainingState) -> None:
+def _restore_progress(loaded: dict[str, Any], iteration: int, plan: RunConfig, state: TrainingState) -> None:
     state.iteration = iteration
     there = vars(loaded.get("args", argparse.Namespace()))
     consumed = there.get("consumed_train_samples", plan.batches.samples_after(iteration))

@@ -6,14 +6,13 @@ given as `./bench`. The other commands are in `lt_train.commands`, a module each
 
 import importlib
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
 from lt_shared import console
-from lt_train import __version__, credentials, stopping
-from lt_train.plan import MEASURED_SUBJECTS, SUBJECTS
+from lt_train import __version__, stopping
+from lt_train.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
 from lt_train.settings import benchmark
 from lt_train.settings import data as data_settings
 
@@ -29,64 +28,21 @@ BENCH_EXAMPLES = """
 lt-train bench --model llama3-8b --layers 8 --seq-length 8192 --micro-batch-size 4 --bf16
 lt-train bench --model tiny --device cpu --steps 3 --warmup-steps 1 --json
 """
-Function = Callable[..., Any]
 # Commands and their modules in lt_train.commands, imported when a command is called or listed.
 MODULES = {"import": "importing", "plan": "plan", "preflight": "preflight", "render": "render"}
 
 
-def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
-    """The options of all subjects, in their order."""
-
-    def add(function: Any) -> Any:
-        for subject in reversed(subjects):
-            function = subject.OPTIONS(function)
-        function.__click_params__ = [option for option in function.__click_params__ if option.name not in without]
-        return function
-
-    return add
-
-
-class Command(console.Command):
-    """Takes Megatron's lists of datasets, which click cannot. Its help is that of the tool and lists the named commands."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, data_settings.spread(args))
-        credentials.check_options(ctx.params)
-        return rest
+class Command(RunCommand):
+    """Its help is that of the tool and lists the named commands."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
 
 
-def read_config(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
-    """Make the file's values the defaults; options and environment variables come before them."""
-    if path is None:
-        return
-    from lt_train import config_file
-
-    parameters = [parameter for parameter in context.command.params if parameter.name]
-    names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
-    lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
-    context.default_map = config_file.from_toml(path, names, lists)
-
-
-CONFIG = click.option(
-    "--config",
-    type=click.Path(dir_okay=False),
-    is_eager=True,
-    callback=read_config,
-    expose_value=False,
-    help="TOML file with any of these options, for example `seq-length = 4096`.",
-)
-
-
 @click.command(cls=Command, examples=EXAMPLES)
 @click.version_option(__version__, "--version", prog_name="lt-train", message="%(prog)s %(version)s")
-@click.argument("data", nargs=-1)
-@settings_options(*SUBJECTS)
-@CONFIG
-@click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")
+@run_options
 def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Pretrain a decoder language model on DATA with megatron-core.
 
@@ -95,7 +51,7 @@ def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
     """
     from lt_train import launch, memory, resume
-    from lt_train.plan import resolve
+    from lt_train.resolve import resolve
 
     plan = resolve(options, data_settings.training_datasets(data, options))
     if dry_run:
@@ -103,12 +59,6 @@ def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
         console.print_json(plan.as_record() | memory.record(plan) | {"up_to_date": resume.is_finished(plan)})
         return 0
     return launch.launch(plan)
-
-
-def with_training_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` of another command, and the defaults of those that it does not have."""
-    hidden = [parameter for parameter in command.params if parameter.name not in options and parameter.expose_value]
-    return click.Command("defaults", params=hidden).make_context("defaults", []).params | options
 
 
 class Commands(console.Group):
@@ -139,7 +89,7 @@ def bench(dry_run: bool, **options: Any) -> int:
     data, and what the training loop's own Python takes.
     """
     from lt_train import launch, memory
-    from lt_train.plan import resolve
+    from lt_train.resolve import resolve
 
     plan = resolve(with_training_defaults(options) | benchmark.training_options(options), ())
     if dry_run:

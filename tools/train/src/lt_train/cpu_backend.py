@@ -25,19 +25,18 @@ from typing import Any
 
 import torch
 
-from lt_train import device as devices
-
+CPU = "cpu"
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros", "empty_like", "zeros_like", "ones_like")
 
 
-def install() -> None:
-    """Redirect the CUDA calls of megatron-core to the CPU in this process. Call before megatron is imported."""
+def install(accelerator: str) -> None:
+    """Redirect what megatron-core asks of `accelerator`, torch's name for GPUs, to the CPU. Call before megatron is imported."""
     for package in ("transformer_engine", "apex"):
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
     _replace_cuda_functions()
-    _redirect_factories()
-    setattr(torch.Tensor, devices.CUDA, lambda tensor, *args, **kwargs: tensor)
-    setattr(torch.Tensor, "type", _type_under_cuda_name(torch.Tensor.type))  # noqa: B010
+    _redirect_factories(accelerator)
+    setattr(torch.Tensor, accelerator, lambda tensor, *args, **kwargs: tensor)
+    setattr(torch.Tensor, "type", _type_under_cuda_name(torch.Tensor.type, accelerator))  # noqa: B010
     setattr(torch, "compile", _uncompiled)  # noqa: B010
     _use_cpu_random_state()
     _keep_token_counts()
@@ -59,7 +58,7 @@ def _uncompiled(function: Callable[..., Any] | None = None, **options: Any) -> A
 
 
 def _replace_cuda_functions() -> None:
-    cpu = torch.device(devices.CPU)
+    cpu = torch.device(CPU)
     replacements: dict[str, Callable[..., Any]] = {
         "current_device": lambda: cpu,
         "set_device": lambda device: None,
@@ -76,30 +75,30 @@ def _replace_cuda_functions() -> None:
         setattr(torch.cuda, name, function)
 
 
-def _redirect_factories() -> None:
+def _redirect_factories(accelerator: str) -> None:
     with torch.device("meta"):
         torch.empty(0)  # torch's device context remembers at its first use which functions it is for: these, not the new ones
     for name in FACTORIES:
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
+        setattr(torch, name, _on_cpu(getattr(torch, name), accelerator))
 
 
-def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _on_cpu(factory: Callable[..., Any], accelerator: str) -> Callable[..., Any]:
     @functools.wraps(factory)
     def redirected(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is not None and str(device).startswith(devices.CUDA):
-            kwargs["device"] = devices.CPU
+        if device is not None and str(device).startswith(accelerator):
+            kwargs["device"] = CPU
         kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
     return redirected
 
 
-def _type_under_cuda_name(original: Callable[..., Any]) -> Callable[..., Any]:
+def _type_under_cuda_name(original: Callable[..., Any], accelerator: str) -> Callable[..., Any]:
     def type_of(tensor: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
         if dtype is not None:
             return original(tensor, dtype, **kwargs)
-        return original(tensor).replace("torch.", f"torch.{devices.CUDA}.", 1)
+        return original(tensor).replace("torch.", f"torch.{accelerator}.", 1)
 
     return type_of
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lt_shared import storage
 from lt_train import blends, device
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.samples import Samples
 
 Batch = dict[str, Tensor]
@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 AHEAD = 4
 
 
-def build(plan: Plan, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
+def build(plan: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
     """Training, validation and test samples, as `blends.build`, for a run at `iteration` that has consumed so many.
 
     A run that was started with another batch size may need more than its steps would have taken at the present one.
@@ -35,7 +35,7 @@ def build(plan: Plan, consumed_samples: int = 0, iteration: int = 0) -> list[Sam
     return blends.build(plan, cache_directory(plan), max(batches.train_samples, consumed_samples + left))
 
 
-def cache_directory(plan: Plan) -> str | None:
+def cache_directory(plan: RunConfig) -> str | None:
     """Where sample indices are kept: as asked, else in the run's directory if it is mounted."""
     save = plan.checkpointing.directory
     if plan.data.cache_path or save is None or storage.is_remote(save):
@@ -43,7 +43,7 @@ def cache_directory(plan: Plan) -> str | None:
     return os.path.join(save, "data-cache")
 
 
-def batches(samples: Samples, plan: Plan, where: torch.device, first_sample: int) -> Iterator[Batch]:
+def batches(samples: Samples, plan: RunConfig, where: torch.device, first_sample: int) -> Iterator[Batch]:
     """This rank's micro batches on the device `where`, from the run's `first_sample` on.
 
     int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32

@@ -15,7 +15,7 @@ from lt_train.device import CUDA
 from lt_train.fsdp import FullySharded
 from lt_train.initialization import initialize, tensors_of
 from lt_train.memory import layer_parameters
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 # megatron-core's own rule, by all data- and context-parallel ranks.
 LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000
@@ -23,12 +23,12 @@ LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000
 Chunk: TypeAlias = DistributedDataParallel | FullySharded
 
 
-def building(plan: Plan) -> contextlib.AbstractContextManager[object]:
+def building(plan: RunConfig) -> contextlib.AbstractContextManager[object]:
     """Where the model is built. With FSDP, a rank cannot hold what it would have without: there, tensors get no memory yet."""
     return torch.device("meta") if plan.memory.fully_sharded else contextlib.nullcontext()
 
 
-def wrap(plan: Plan, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
+def wrap(plan: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
     """`model`, on its device, initialised and wrapped."""
     memory = plan.memory
     if memory.fully_sharded:
@@ -56,7 +56,7 @@ def wrap(plan: Plan, config: TransformerConfig, model: GPTModel, device: torch.d
     return chunk
 
 
-def bucket_elements(plan: Plan) -> int:
+def bucket_elements(plan: RunConfig) -> int:
     """A layer at a time, without its experts, or megatron-core's size where that is more.
 
     Of Llama 3.1 8B on two H200 a step takes 759 ms so, and 770 with megatron-core's 40 million (2026-11-22).

@@ -128,7 +128,7 @@ def prepare(device: str, place: Place) -> "torch.device":
 
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, cores // place.local_ranks))
-    cpu_backend.install()
+    cpu_backend.install(CUDA)
     return torch.device(CPU)
 
 

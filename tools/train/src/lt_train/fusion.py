@@ -27,7 +27,7 @@ from lt_train.kernels.rms_norm import rms_norm
 from lt_train.kernels.rotary import split_and_rotate
 from lt_train.kernels.swiglu import swiglu as swiglu_kernel
 from lt_train.output_loss import output_losses
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings import memory, swiglu
 from lt_train.settings.layers import PRODUCTS
 from lt_train.settings.memory import SWIGLU
@@ -48,7 +48,7 @@ class Unsummed(NamedTuple):
     addend: Tensor
 
 
-def fuse(model: GPTModel, plan: Plan) -> None:
+def fuse(model: GPTModel, plan: RunConfig) -> None:
     """Let `model`'s layers use the kernels that fit them, and its loss too when no other rank has part of the logits."""
     layers = model.decoder.layers
     for number, layer in enumerate(layers, 1):
@@ -66,13 +66,13 @@ def fuse(model: GPTModel, plan: Plan) -> None:
             model.compute_language_model_loss = _output_losses
 
 
-def _keeps_layer_inputs(plan: Plan) -> bool:
+def _keeps_layer_inputs(plan: RunConfig) -> bool:
     """Whether megatron-core handles what goes from layer to layer, and needs a tensor."""
     recompute = plan.memory.recompute
     return plan.memory.offloaded_layers > 0 or (recompute is not None and recompute.granularity == "full")
 
 
-def _fuse_layer(layer: Any, plan: Plan, sums: bool) -> None:
+def _fuse_layer(layer: Any, plan: RunConfig, sums: bool) -> None:
     architecture, recomputed = plan.architecture, plan.memory.recomputed_modules
     in_parts = {"layernorm", "mlp"} & set(recomputed)
     has_own_norms = architecture.family == "llama" and not plan.layers.transformer_engine
@@ -141,7 +141,7 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
     return half.cos().contiguous(), half.sin().contiguous()
 
 
-def _loses_in_product(plan: Plan) -> bool:
+def _loses_in_product(plan: RunConfig) -> bool:
     """Whether the output layer's product, of a rank that has all of it, can end with the loss.
 
     Padding would be in its sums, and the z-loss wants logits.
@@ -155,7 +155,7 @@ def _loses_in_product(plan: Plan) -> bool:
     return asked and fits and trains and _is_hopper()
 
 
-def _gates_in_products(plan: Plan) -> bool:
+def _gates_in_products(plan: RunConfig) -> bool:
     """Raises BadConfig when the GPU cannot and a recomputation was asked for that only the products have."""
     if swiglu.obstacle(plan.layers, plan.architecture, plan.precision, plan.parallelism, plan.memory.fully_sharded):
         return False

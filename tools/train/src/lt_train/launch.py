@@ -8,17 +8,17 @@ from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
-from lt_train import attempts, memory, place, processes, rank, remote_datasets, remote_run, resume, trust
+from lt_train import attempts, memory, place, process_lifetime, processes, rank, remote_datasets, remote_run, resume, trust
 from lt_train.place import Place
-from lt_train.plan import Plan
 from lt_train.preflight import report
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import check_datasets
 
 # How ranks end that would end so again: the work is done, saved for another time, or cannot be done.
 NOT_AGAIN = (ExitCode.OK, ExitCode.TRY_AGAIN, ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.BAD_CONFIG)
 
 
-def prepare(plan: Plan, is_first: bool = True) -> Plan:
+def prepare(plan: RunConfig, is_first: bool = True) -> RunConfig:
     """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it.
 
     Of many ranks, the first looks into the checkpoint before any loads it.
@@ -35,7 +35,7 @@ def prepare(plan: Plan, is_first: bool = True) -> Plan:
     return plan
 
 
-def launch(plan: Plan) -> int:
+def launch(plan: RunConfig) -> int:
     """Run `plan` to its end, or report that it is up to date; returns the exit code."""
     here, node = place.find(), place.find_node()
     if found := here or node:
@@ -64,7 +64,7 @@ def launch(plan: Plan) -> int:
         return _run_again(plan)
 
 
-def _run_again(plan: Plan) -> int:
+def _run_again(plan: RunConfig) -> int:
     """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as the plan allows."""
     code: int = ExitCode.OK
     for left in reversed(range(plan.faults.max_restarts + 1)):
@@ -85,12 +85,12 @@ def _run_again(plan: Plan) -> int:
 def _told_to_srun(code: int) -> int:
     """The exit code. After a hang that of a run that can go on, but that srun must not wait for the other nodes."""
     node = place.find_node()
-    if code == processes.HUNG and not (node and node.found == "srun"):
+    if code == process_lifetime.HUNG and not (node and node.found == "srun"):
         return ExitCode.TRY_AGAIN
     return code
 
 
-def _fetch_start(plan: Plan) -> Plan:
+def _fetch_start(plan: RunConfig) -> RunConfig:
     """The plan with a local copy in the place of a remote checkpoint to start from."""
     settings = plan.checkpointing
     if settings.start is None or not storage.is_remote(settings.start):
@@ -100,7 +100,7 @@ def _fetch_start(plan: Plan) -> Plan:
     return plan.starting_at(str(copy), settings.continues)
 
 
-def _describe(plan: Plan) -> None:
+def _describe(plan: RunConfig) -> None:
     """Tell the user what is about to run."""
     parallel, architecture, batches = plan.parallelism, plan.architecture, plan.batches
     note(
@@ -111,11 +111,11 @@ def _describe(plan: Plan) -> None:
     note(f"memory: {memory.estimate(plan)}")
 
 
-def _described_data(plan: Plan) -> str:
+def _described_data(plan: RunConfig) -> str:
     return "mock data" if plan.data.mock else f"{len(plan.data.datasets)} dataset(s)"
 
 
-def _report_finished(plan: Plan) -> None:
+def _report_finished(plan: RunConfig) -> None:
     start = str(plan.checkpointing.start)
     record = resume.record(start)
     iteration = checkpoint_layout.iteration_of(Path(start)) or 0
@@ -126,7 +126,7 @@ def _report_finished(plan: Plan) -> None:
     reports.end()
 
 
-def _become(plan: Plan, here: Place) -> int:
+def _become(plan: RunConfig, here: Place) -> int:
     """Continue as the rank that torchrun or srun started."""
     os.environ.update(here.environment())
     if here.rank:
@@ -138,7 +138,7 @@ def _become(plan: Plan, here: Place) -> int:
 
 
 @contextlib.contextmanager
-def _run_directory(plan: Plan) -> Iterator[None]:
+def _run_directory(plan: RunConfig) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
     settings = plan.checkpointing
     if settings.save is None or settings.directory is None:
@@ -184,7 +184,7 @@ def _refused(run: Path, lock: int) -> ToolError:
     return BadConfig(f"{message}, as at the {refusals - 1} starts before", remedy)
 
 
-def _keep_tokenizer(plan: Plan, run: Path) -> None:
+def _keep_tokenizer(plan: RunConfig, run: Path) -> None:
     """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
     tokenizer = plan.data.tokenizer
     target = checkpoint_layout.tokenizer_directory(run)

@@ -14,9 +14,10 @@ from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_train import memory
+from lt_train.checks import layout_problems
 from lt_train.cluster import GIB, Cluster
 from lt_train.memory import Estimate
-from lt_train.plan import Plan, layout_problems
+from lt_train.run_config import RunConfig
 from lt_train.settings import batches, optimization, parallelism
 from lt_train.settings import memory as memory_settings
 
@@ -39,7 +40,7 @@ SIZES = (
 class Layout:
     """A plan with the options that make its layout, and what they cost. `waste` 0.1 is a tenth more time than the work takes."""
 
-    plan: Plan
+    plan: RunConfig
     options: dict[str, Any]
     estimate: Estimate
     waste: float
@@ -106,7 +107,7 @@ def given(options: dict[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in SIZES if options[name] not in (None, False, 1)]
 
 
-def choose(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Choice:
+def choose(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice:
     """The best layout for `plan`, whose own is not looked at; `options` are those it was made of.
 
     Raises UsageError for sizes beside, BadConfig when no layout divides the model and the ranks or the memory is not known, and
@@ -139,13 +140,13 @@ def choose(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Choice:
     return Choice(cluster, fitting[0], tuple(fitting[1:]), len(found))
 
 
-def of(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Layout:
+def of(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Layout:
     """The layout of `plan`, which `options` ask for."""
     estimate = memory.estimate(plan)
     return Layout(plan, options, estimate, _waste(plan), estimate.total <= usable_bytes(cluster))
 
 
-def require(choice: Choice) -> Plan:
+def require(choice: Choice) -> RunConfig:
     """The chosen plan. Raises BadConfig when not even the smallest layout fits."""
     if not choice.best.fits:
         raise BadConfig(
@@ -161,7 +162,7 @@ def _order(layout: Layout) -> tuple[float, int]:
     return round(layout.waste, 4), layout.estimate.total
 
 
-def _candidates(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Iterator[dict[str, Any]]:
+def _candidates(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Iterator[dict[str, Any]]:
     """Options of every layout that might work."""
     recomputing: list[dict[str, Any]] = [{}]
     if plan.memory.recompute is None and not plan.memory.offloaded_layers:
@@ -203,7 +204,7 @@ def _stages(layers: int, pipeline: int) -> dict[str, int] | None:
     return {"decoder_first_pipeline_num_layers": rest // 2, "decoder_last_pipeline_num_layers": rest - rest // 2}
 
 
-def _with(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Plan:
+def _with(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
     layout = parallelism.resolve(options, plan.architecture, plan.parallelism.device, cluster.ranks)
     sizes = batches.resolve(options, plan.architecture, layout)
     return dataclasses.replace(
@@ -215,7 +216,7 @@ def _with(plan: Plan, options: dict[str, Any], cluster: Cluster) -> Plan:
     )
 
 
-def _waste(plan: Plan) -> float:
+def _waste(plan: RunConfig) -> float:
     parallel, recompute = plan.parallelism, plan.memory.recompute
     bubble = (parallel.pipeline - 1) / max(1, plan.micro_batches(plan.batches.global_batch_size))
     if parallel.interleaving:
@@ -231,7 +232,7 @@ def _waste(plan: Plan) -> float:
     return work * (1 + bubble) * (1 + shared) * uneven - 1
 
 
-def _stage_flops(plan: Plan) -> list[float]:
+def _stage_flops(plan: RunConfig) -> list[float]:
     """Per token, of each pipeline rank: its layers, and on the last the logits, which in Llama 3 8B are worth two layers."""
     model, parallel = plan.architecture, plan.parallelism
     logits = 6 * model.hidden_size * model.vocab_size

@@ -20,7 +20,7 @@ from lt_shared.console import Progress
 from lt_shared.run_log import Evaluation, Step
 from lt_train import tracking
 from lt_train.clock import Lap
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.tracking import Tracker
 
 TRAIN_LOG = "train.log"
@@ -30,7 +30,7 @@ METRICS = "metrics.jsonl"
 class Log:
     """A context, opened by rank 0; on other ranks every method does nothing. Without SAVE there are no files."""
 
-    def __init__(self, plan: Plan, active: bool):
+    def __init__(self, plan: RunConfig, active: bool):
         self.active = active
         self._plan = plan
         self._resources = contextlib.ExitStack()

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from lt_shared.megatron_arguments import to_arguments
-from lt_train.plan import VOCABULARY_MULTIPLE, Plan
+from lt_train.run_config import VOCABULARY_MULTIPLE, RunConfig
 from lt_train.settings.data import blend_words
 
 
-def of(plan: Plan) -> dict[str, Any]:
+def of(plan: RunConfig) -> dict[str, Any]:
     """The run's settings under Megatron's argument names."""
     optimization, parallel, precision = plan.optimization, plan.parallelism, plan.precision
     return to_arguments(plan.architecture) | {
@@ -82,7 +82,7 @@ def of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _data_arguments(plan: Plan) -> dict[str, Any]:
+def _data_arguments(plan: RunConfig) -> dict[str, Any]:
     data = plan.data
     whole = data.split is not None
     return {

@@ -9,7 +9,7 @@ which holds the activations of the most micro batches, or its last, which has th
 import dataclasses
 import math
 
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.memory import SWIGLU
 
 GIB = 2**30
@@ -35,24 +35,24 @@ class Estimate:
         return f"about {self.total / GIB:.2f} GiB per rank ({listed})"
 
 
-def record(plan: Plan) -> dict[str, dict[str, int]]:
+def record(plan: RunConfig) -> dict[str, dict[str, int]]:
     """The estimate for --dry-run."""
     found = estimate(plan)
     return {"rank_memory_bytes": dataclasses.asdict(found) | {"total": found.total}}
 
 
-def estimate(plan: Plan) -> Estimate:
+def estimate(plan: RunConfig) -> Estimate:
     """The fullest rank: the pipeline's first, its last, or one of those between, which are alike."""
     ranks = {0, min(1, plan.parallelism.pipeline - 1), plan.parallelism.pipeline - 1}
     return max((_on_rank(plan, rank) for rank in ranks), key=lambda found: found.total)
 
 
-def of_ranks(plan: Plan) -> list[Estimate]:
+def of_ranks(plan: RunConfig) -> list[Estimate]:
     """One estimate for each pipeline rank; the other ranks of a stage are alike."""
     return [_on_rank(plan, rank) for rank in range(plan.parallelism.pipeline)]
 
 
-def _on_rank(plan: Plan, pipeline_rank: int) -> Estimate:
+def _on_rank(plan: RunConfig, pipeline_rank: int) -> Estimate:
     dense, experts = _parameters(plan, pipeline_rank)
     memory, parallel, half = plan.memory, plan.parallelism, plan.precision.half
     replicas = parallel.data * parallel.context
@@ -71,7 +71,7 @@ def _on_rank(plan: Plan, pipeline_rank: int) -> Estimate:
     )
 
 
-def layer_parameters(plan: Plan) -> tuple[int, int]:
+def layer_parameters(plan: RunConfig) -> tuple[int, int]:
     """Parameters of a layer on a tensor-parallel rank: those of all ranks alike, and those of its experts."""
     model, tensor = plan.architecture, plan.parallelism.tensor
     llama = model.family == "llama"
@@ -89,7 +89,7 @@ def layer_parameters(plan: Plan) -> tuple[int, int]:
     return attention + norms + biases + router, model.num_experts // plan.parallelism.expert * matrix
 
 
-def _parameters(plan: Plan, pipeline_rank: int) -> tuple[int, int]:
+def _parameters(plan: RunConfig, pipeline_rank: int) -> tuple[int, int]:
     """Parameters of a rank before any sharding among data-parallel ranks: dense ones, and those of experts."""
     model, parallel = plan.architecture, plan.parallelism
     dense, experts = (count * parallel.layers_of(pipeline_rank, model.num_layers) for count in layer_parameters(plan))
@@ -103,7 +103,7 @@ def _parameters(plan: Plan, pipeline_rank: int) -> tuple[int, int]:
     return dense, experts
 
 
-def _gathered(plan: Plan) -> int:
+def _gathered(plan: RunConfig) -> int:
     """With FSDP: two layers and the ends of the model in the precision of the forward pass, a layer's gradients in float32."""
     if not plan.memory.fully_sharded:
         return 0
@@ -114,7 +114,7 @@ def _gathered(plan: Plan) -> int:
     return 2 * layer * bytes_each + layer * 4 + ends
 
 
-def _activations(plan: Plan, pipeline_rank: int) -> int:
+def _activations(plan: RunConfig, pipeline_rank: int) -> int:
     """What the forward pass keeps for the backward pass, of all micro batches that are between the two at a time."""
     parallel, recompute = plan.parallelism, plan.memory.recompute
     layers = parallel.layers_of(pipeline_rank, plan.architecture.num_layers)
@@ -134,18 +134,18 @@ def _activations(plan: Plan, pipeline_rank: int) -> int:
     return int(kept * max(1, in_flight)) + max(last, again)
 
 
-def _tokens(plan: Plan) -> int:
+def _tokens(plan: RunConfig) -> int:
     """Tokens of a micro batch on this rank."""
     return plan.batches.micro_batch_size * plan.batches.seq_length // plan.parallelism.context
 
 
-def _residual_activations(plan: Plan) -> int:
+def _residual_activations(plan: RunConfig) -> int:
     """Bytes of a layer's input."""
     split = plan.parallelism.tensor if plan.parallelism.sequence else 1
     return _tokens(plan) * plan.architecture.hidden_size // split * (2 if plan.precision.half else 4)
 
 
-def _layer_activations(plan: Plan) -> int:
+def _layer_activations(plan: RunConfig) -> int:
     """Bytes that one layer keeps for a micro batch, without whole layers recomputed."""
     model, modules = plan.architecture, plan.memory.recomputed_modules
     llama, bytes_each = model.family == "llama", 2 if plan.precision.half else 4
@@ -168,7 +168,7 @@ def _layer_activations(plan: Plan) -> int:
     return split + (2 if "layernorm" in modules else 4) * _residual_activations(plan)
 
 
-def _logits(plan: Plan) -> int:
+def _logits(plan: RunConfig) -> int:
     """Logits in the precision of the forward pass; without the kernels the probabilities and their gradient in float32 too."""
     columns = plan.padded_vocab_size // plan.parallelism.tensor
     copies = 0 if plan.layers.triton and plan.parallelism.tensor == 1 else 4

@@ -16,12 +16,12 @@ from lt_train.device import CPU
 from lt_train.fp8 import use_fp8
 from lt_train.fsdp import FullySharded
 from lt_train.layers import block_spec, exclude_padding
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.memory import SWIGLU
 from lt_train.z_loss import add_z_loss
 
 
-def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
+def transformer_config(plan: RunConfig, device: torch.device) -> TransformerConfig:
     """megatron-core's configuration. Fusions that need apex or TransformerEngine are off."""
     architecture = plan.architecture
     llama = architecture.family == "llama"
@@ -79,12 +79,12 @@ def transformer_config(plan: Plan, device: torch.device) -> TransformerConfig:
     )
 
 
-def _accumulates_in_products(plan: Plan) -> bool:
+def _accumulates_in_products(plan: RunConfig) -> bool:
     """FSDP has no buffers to add to; without 16 bits nothing is gained."""
     return plan.precision.half and not plan.memory.fully_sharded
 
 
-def _window(plan: Plan) -> tuple[int, int] | None:
+def _window(plan: RunConfig) -> tuple[int, int] | None:
     """How far a query sees to the left and to the right, beside its own token; None if a sample is no longer than the window."""
     window = plan.architecture.sliding_window
     return None if window is None or window >= plan.batches.seq_length else (window - 1, 0)
@@ -95,7 +95,7 @@ def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
 
 
-def _experts(plan: Plan) -> dict[str, Any]:
+def _experts(plan: RunConfig) -> dict[str, Any]:
     architecture = plan.architecture
     if architecture.num_experts is None:
         return {}
@@ -111,7 +111,7 @@ def _experts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _saved_activations(plan: Plan) -> dict[str, Any]:
+def _saved_activations(plan: RunConfig) -> dict[str, Any]:
     """What is kept of the forward pass for the backward pass, and where."""
     recompute, offloaded = plan.memory.recompute, plan.memory.offloaded_layers
     settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
@@ -124,7 +124,7 @@ def _saved_activations(plan: Plan) -> dict[str, Any]:
     return settings
 
 
-def _fp8(plan: Plan) -> dict[str, Any]:
+def _fp8(plan: RunConfig) -> dict[str, Any]:
     """TransformerEngine's fp8; that of the torch layers is put in later."""
     if not plan.precision.fp8_format or not plan.layers.transformer_engine:
         return {}
@@ -150,7 +150,7 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def build(plan: Plan, device: torch.device) -> list[Chunk]:
+def build(plan: RunConfig, device: torch.device) -> list[Chunk]:
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
     config = transformer_config(plan, device)
     if config.gradient_accumulation_fusion:
@@ -162,7 +162,7 @@ def build(plan: Plan, device: torch.device) -> list[Chunk]:
     return [_build_chunk(plan, config, device, stage) for stage in range(plan.parallelism.interleaving)]
 
 
-def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, virtual_stage: int | None) -> Chunk:
+def _build_chunk(plan: RunConfig, config: TransformerConfig, device: torch.device, virtual_stage: int | None) -> Chunk:
     architecture = plan.architecture
     with building(plan):
         model = GPTModel(
@@ -195,7 +195,7 @@ def _build_chunk(plan: Plan, config: TransformerConfig, device: torch.device, vi
     return wrap(plan, config, model, device)
 
 
-def _recomputes_swiglu(plan: Plan) -> bool:
+def _recomputes_swiglu(plan: RunConfig) -> bool:
     """Alone: not in an MLP that is recomputed as a whole."""
     modules = plan.memory.recomputed_modules
     return SWIGLU in modules and "mlp" not in modules
@@ -210,7 +210,7 @@ def _separate_experts(model: GPTModel) -> None:
 
 
 def _without_padding(
-    plan: Plan, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
+    plan: RunConfig, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
 ) -> tuple[torch.Tensor, Any]:
     logits, bias = outputs
     first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]

@@ -21,14 +21,14 @@ from lt_train.data_parallel import Chunk
 from lt_train.device import CPU
 from lt_train.fsdp import ShardOptimizer
 from lt_train.one_pass import OnePassAdamW
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.shards import save_own_shards
 
 # Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
 Outcome: TypeAlias = tuple[bool, float | None]
 
 
-def build(plan: Plan, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+def build(plan: RunConfig, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
     _take_torchs()
     settings, precision = plan.optimization, plan.precision
@@ -80,7 +80,7 @@ def _take_torchs() -> None:
         setattr(distrib_optimizer, name, False)
 
 
-def _schedule(plan: Plan, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+def _schedule(plan: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     settings = plan.optimization
     return OptimizerParamScheduler(
         optimizer,

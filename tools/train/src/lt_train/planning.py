@@ -4,9 +4,10 @@ import dataclasses
 from typing import Any
 
 from lt_train import layout, memory
+from lt_train.checks import layout_problems, problems, problems_on
 from lt_train.cluster import GIB, Cluster
+from lt_train.draft import assemble
 from lt_train.layout import Choice, Layout
-from lt_train.plan import assemble, layout_problems, problems, problems_on
 from lt_train.settings import parallelism
 
 SHOWN = 3

@@ -6,10 +6,7 @@ own: a signal to the process group of lt-train (Ctrl-C, Slurm) reaches them once
 on, and the ranks save and end; a second one kills them.
 """
 
-import contextlib
-import ctypes
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -22,14 +19,11 @@ from types import FrameType
 from lt_shared.console import ExitCode, Terminated, ToolError
 from lt_train import place, stopping
 from lt_train.place import Node
-from lt_train.plan import Plan
+from lt_train.ports import free_port
+from lt_train.process_lifetime import PARENT_VARIABLE
+from lt_train.run_config import RunConfig
 
-PR_SET_PDEATHSIG = 1
-PARENT_VARIABLE = "LT_TRAIN_PARENT"
 POLL_SECONDS = 0.1
-# The exit code of a rank whose watchdog has ended it. The others may be stopped for good.
-HUNG = 76
-PORTS = (20000, 32000)
 
 
 class RankKilled(ToolError):
@@ -42,7 +36,7 @@ class RankKilled(ToolError):
         self.exit_code = 128 + signal_number  # type: ignore[assignment]
 
 
-def run(plan: Plan) -> int:
+def run(plan: RunConfig) -> int:
     """Start every rank of `plan` on this node and wait for them; returns the exit code, that of the first rank that fails.
 
     Raises RankKilled for a rank that a signal ended; other failures are reported by the ranks.
@@ -112,41 +106,3 @@ def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def hung_code() -> int:
-    """The exit code of a rank that waits in vain for others: to lt-train, or to another launcher."""
-    return HUNG if PARENT_VARIABLE in os.environ else ExitCode.TRY_AGAIN
-
-
-def die_with_launcher() -> None:
-    """Ask the kernel to kill this rank when lt-train goes away; does nothing in a rank that another launcher started."""
-    launcher = os.environ.get(PARENT_VARIABLE)
-    if launcher is not None:
-        die_with(int(launcher))
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when `parent` goes away, or end now if it has gone already."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this forked process, and those that it forks, when their parents go away.
-
-    An orphan would go on writing, and keep the sockets open whose closing tells the other ranks that this one has died.
-    """
-    die_with(parent)
-    parents: list[int] = []
-    os.register_at_fork(before=lambda: parents.append(os.getpid()), after_in_child=lambda: die_with(parents[-1]))
-
-
-def free_port() -> int:
-    """A port that nobody listens on. Rank 0 binds it seconds later, so it lies below those of outgoing connections."""
-    while True:
-        port = random.randrange(*PORTS)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port

@@ -10,9 +10,9 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig
-from lt_train import place, processes, stopping
+from lt_train import place, process_lifetime, stopping
 from lt_train.place import Place
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 
 @click.command(cls=console.Command)
@@ -22,11 +22,11 @@ def command(plan_file: str) -> int:
     here = place.find()
     if here is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    processes.die_with_launcher()
-    return start(Plan.from_json(Path(plan_file).read_text()), here)
+    process_lifetime.die_with_launcher()
+    return start(RunConfig.from_json(Path(plan_file).read_text()), here)
 
 
-def start(plan: Plan, here: Place) -> int:
+def start(plan: RunConfig, here: Place) -> int:
     """Prepare the device and train; returns the exit code.
 
     An error is raised by the rank that it belongs to, the others end silently. megatron-core is imported after the device is
@@ -88,4 +88,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":
-    processes.die_with(os.getppid())
+    process_lifetime.die_with(os.getppid())

@@ -16,7 +16,7 @@ from typing import Any
 from lt_shared import console, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, TryAgain
 from lt_shared.manifest import Dataset
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import check_datasets
 from lt_train.shared_cache import make_once
 
@@ -24,7 +24,7 @@ CONNECTIONS = 16
 RANGE_BYTES = 32 << 20
 
 
-def fetch(plan: Plan) -> Plan:
+def fetch(plan: RunConfig) -> RunConfig:
     """The plan with local copies, checked, in the place of remote datasets. Raises as `storage` and `check_datasets`."""
     if not any(storage.is_remote(dataset.prefix) for dataset in plan.data.all_datasets):
         return plan

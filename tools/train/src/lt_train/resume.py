@@ -9,11 +9,11 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train import remote_run
 from lt_train.megatron_version import release
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import check_same_tokenizer
 
 
-def starting(plan: Plan, is_first: bool = True) -> Plan:
+def starting(plan: RunConfig, is_first: bool = True) -> RunConfig:
     """The plan with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
 
     The first rank warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but none that is
@@ -51,7 +51,7 @@ def record(checkpoint: str) -> RunRecord | None:
     return RunRecord.read(Path(checkpoint)) if os.path.isfile(os.path.join(checkpoint, checkpoint_layout.RECORD)) else None
 
 
-def check_compatible(plan: Plan, checkpoint: str) -> None:
+def check_compatible(plan: RunConfig, checkpoint: str) -> None:
     """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the plan's."""
     named = checkpoint_layout.iteration_of(Path(checkpoint)) or 0
     settings = plan.checkpointing
@@ -80,7 +80,7 @@ def check_compatible(plan: Plan, checkpoint: str) -> None:
         raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
 
 
-def _compare_batches(plan: Plan, saved: RunRecord) -> None:
+def _compare_batches(plan: RunConfig, saved: RunRecord) -> None:
     """Warn when the steps so far took another number of samples than they would now."""
     expected = plan.batches.samples_after(saved.iteration)
     if plan.checkpointing.continues and saved.consumed_samples != expected:
@@ -99,7 +99,7 @@ def _check_version(checkpoint: str, saved: RunRecord) -> None:
         )
 
 
-def _check_optimizer(plan: Plan, checkpoint: str, saved: RunRecord) -> None:
+def _check_optimizer(plan: RunConfig, checkpoint: str, saved: RunRecord) -> None:
     settings = plan.checkpointing
     unused = not settings.continues and (settings.finetune or settings.no_load_optim)
     if saved.distributed_optimizer is None and checkpoint_layout.iteration_of(Path(checkpoint)) is not None and not unused:
@@ -109,7 +109,7 @@ def _check_optimizer(plan: Plan, checkpoint: str, saved: RunRecord) -> None:
         )
 
 
-def is_finished(plan: Plan) -> bool:
+def is_finished(plan: RunConfig) -> bool:
     """Whether the plan starts from a checkpoint of its own run that has all its iterations."""
     settings = plan.checkpointing
     if settings.start is None or not settings.continues:

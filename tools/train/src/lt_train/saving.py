@@ -39,7 +39,7 @@ from lt_train import agreement, checkpoint, remote_run, stopping
 from lt_train.checkpoint import TrainingState
 from lt_train.failures import Echo, is_echo
 from lt_train.log import Log
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.writer import Writer, WriteResults
 
 FORMAT = "megatron-dist"
@@ -69,7 +69,7 @@ class Saver:
     A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
     """
 
-    def __init__(self, plan: Plan, state: TrainingState, where: torch.device, log: Log):
+    def __init__(self, plan: RunConfig, state: TrainingState, where: torch.device, log: Log):
         self.plan = plan
         self.state = state
         self.where = where

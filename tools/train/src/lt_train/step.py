@@ -16,8 +16,8 @@ from lt_train.attention import sequence_share
 from lt_train.checkpoint import TrainingState
 from lt_train.data import Batch
 from lt_train.data_parallel import Chunk, gathered
-from lt_train.plan import Plan
 from lt_train.reading import Reading
+from lt_train.run_config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepResult:
 class Stepper:
     """Runs steps and evaluations on the model of `state`."""
 
-    def __init__(self, plan: Plan, state: TrainingState, where: torch.device):
+    def __init__(self, plan: RunConfig, state: TrainingState, where: torch.device):
         self.plan = plan
         self.state = state
         self.where = where

@@ -5,10 +5,10 @@ map into each other's memory. They are made once, for the tokens of one micro ba
 """
 
 from lt_shared.console import BadConfig
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 
-def make_buffers(plan: Plan) -> None:
+def make_buffers(plan: RunConfig) -> None:
     """Collective over the tensor-parallel group. Raises BadConfig for a TransformerEngine that takes its settings otherwise."""
     from transformer_engine.pytorch.module import base
 

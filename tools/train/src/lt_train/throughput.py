@@ -12,7 +12,7 @@ A device whose peak `lt_shared.peak_flops` does not know has no MFU. With fp8 th
 import dataclasses
 
 from lt_shared.peak_flops import FP8, FP32, HALF, peak_flops
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.precision import Precision
 
 
@@ -29,7 +29,7 @@ class Speed:
 class Speedometer:
     """The speed of a plan's steps on devices that call themselves `device_name`."""
 
-    def __init__(self, plan: Plan, device_name: str):
+    def __init__(self, plan: RunConfig, device_name: str):
         self.sequence_tokens = plan.batches.seq_length
         self.devices = plan.parallelism.world_size
         self.flops_per_token = plan.architecture.flops_per_token(plan.batches.seq_length)

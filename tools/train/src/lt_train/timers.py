@@ -10,7 +10,7 @@ from megatron.core.timers import Timers
 
 from lt_train import model
 from lt_train.checkpoint import TrainingState
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 
 # All ranks must ask for the same names, and a rank has only those timers that it used.
 NAMES = (
@@ -40,7 +40,7 @@ NAMES = (
 )
 
 
-def attach(plan: Plan, state: TrainingState) -> Timers | None:
+def attach(plan: RunConfig, state: TrainingState) -> Timers | None:
     """Give the model and the optimizer of `state` timers of the level that the plan asks for; None when it asks for none."""
     if not plan.reporting.timing_log_level:
         return None

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from lt_shared.console import Unavailable, warn
 from lt_shared.run_log import Evaluation, Step
-from lt_train.plan import Plan
+from lt_train.run_config import RunConfig
 from lt_train.settings.reporting import Wandb
 
 WANDB_ID = "wandb-run-id"
@@ -29,7 +29,7 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_trackers(plan: Plan, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
+def open_trackers(plan: RunConfig, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
     """Those that the plan asks for. `first_step` is the first that this attempt trains."""
     trackers: list[Tracker] = []
     if plan.reporting.tensorboard_dir:

@@ -24,8 +24,8 @@ from lt_train.clock import Clock
 from lt_train.data import Batch
 from lt_train.log import Log
 from lt_train.place import Place
-from lt_train.plan import Plan
 from lt_train.profiling import Profiler
+from lt_train.run_config import RunConfig
 from lt_train.samples import Samples
 from lt_train.saving import Saver
 from lt_train.settings.model import describe
@@ -35,7 +35,7 @@ from lt_train.throughput import Speedometer
 from lt_train.watchdog import Watchdog
 
 
-def train(plan: Plan, place: Place, where: torch.device) -> ExitCode:
+def train(plan: RunConfig, place: Place, where: torch.device) -> ExitCode:
     """Run `plan` as the rank at `place`: TRY_AGAIN when it was ended before its last iteration, and saved.
 
     Manifest lines of checkpoints go to stdout of rank 0.
@@ -89,7 +89,7 @@ def _now() -> datetime.datetime:
 class Loop:
     """The steps from a state's iteration to the plan's last."""
 
-    def __init__(self, plan: Plan, state: TrainingState, log: Log, where: torch.device, place: Place):
+    def __init__(self, plan: RunConfig, state: TrainingState, log: Log, where: torch.device, place: Place):
         self.plan = plan
         self.state = state
         self.log = log

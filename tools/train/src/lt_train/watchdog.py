@@ -26,7 +26,7 @@ from typing import Any
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lt_train import processes
+from lt_train import process_lifetime
 from lt_train.place import Place, shown
 
 # At most.
@@ -90,7 +90,7 @@ class Watchdog:
             comparing.join(2 * self.answers_seconds)
         if comparing.is_alive():
             self._suspect_first()
-        os._exit(processes.hung_code())
+        os._exit(process_lifetime.hung_code())
 
     def _suspect_first(self) -> None:
         """Report rank 0. One rank of a node is enough, unless it hangs, too."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import IoFailure, ToolError
-from lt_train.processes import end_with_parent
+from lt_train.process_lifetime import end_with_parent
 
 Report = tuple[str, str | None, int]
 

@@ -7,8 +7,7 @@ import click
 from lt_shared import console
 from lt_shared.console import ExitCode, UsageError
 from lt_train import cluster
-from lt_train.cli import CONFIG, settings_options, with_training_defaults
-from lt_train.plan import MEASURED_SUBJECTS
+from lt_train.options import CONFIG, MEASURED_SUBJECTS, settings_options, with_training_defaults
 from lt_train.settings import parallelism
 
 EXAMPLES = """

@@ -7,8 +7,7 @@ import click
 from lt_shared import console
 from lt_shared.console import ExitCode, note
 from lt_train import cluster, place
-from lt_train.cli import CONFIG, Command, settings_options
-from lt_train.plan import SUBJECTS
+from lt_train.options import CONFIG, SUBJECTS, RunCommand, settings_options
 
 EXAMPLES = """
 lt-train preflight --model tiny --save run1 data/web_text_document
@@ -17,16 +16,9 @@ srun --ntasks-per-node 8 lt-train preflight --network --model llama3.1-8b --save
 """
 
 
-class CommandWithLists(Command):
-    """Takes Megatron's lists of datasets, and lists no commands below its own help."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        click.Command.format_epilog(self, ctx, formatter)
-
-
 @click.command(
     "preflight",
-    cls=CommandWithLists,
+    cls=RunCommand,
     examples=EXAMPLES,
     context_settings={"auto_envvar_prefix": "LT_TRAIN", "show_default": True},
 )

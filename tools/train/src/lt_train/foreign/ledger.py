@@ -15,6 +15,7 @@ import click
 
 from lt_shared.console import BadData
 from lt_train import credentials
+from lt_train.options import schema
 
 MOST_KEYS = 10_000
 # Steps, sizes and seeds are 64-bit integers where they are used.
@@ -189,9 +190,7 @@ class Ledger:
 @functools.cache
 def options() -> dict[str, click.Option]:
     """lt-train's options by all their names, with underscores."""
-    from lt_train.cli import command
-
-    found = [option for option in command.params if isinstance(option, click.Option)]
+    found = [option for option in schema().params if isinstance(option, click.Option)]
     return {spelling.lstrip("-").replace("-", "_"): option for option in found for spelling in option.opts}
 
 

@@ -24,8 +24,9 @@ from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import Unavailable
-from lt_train import device, processes
+from lt_train import device, process_lifetime
 from lt_train.place import Node, Place
+from lt_train.ports import free_port
 from lt_train.preflight.findings import Finding, error
 
 TIMEOUT_SECONDS = 120
@@ -223,12 +224,12 @@ def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None)
 
     Raises Unavailable when one of them fails.
     """
-    port = processes.free_port()
+    port = free_port()
     started = []
     for rank in range(ranks):
         place = node.place(rank, ranks) if node else Place(rank, rank, ranks, ranks, "127.0.0.1", port, "lt-train")
         program = [sys.executable, *PROGRAM, where, save or ""]
-        environment = {**os.environ, **place.environment(), processes.PARENT_VARIABLE: str(os.getpid())}
+        environment = {**os.environ, **place.environment(), process_lifetime.PARENT_VARIABLE: str(os.getpid())}
         started.append(subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [process.communicate() for process in started]
     for process, (_, said) in zip(started, outputs, strict=True):
@@ -244,7 +245,7 @@ def main() -> None:
 
     here = place.find()
     assert here
-    processes.die_with_launcher()
+    process_lifetime.die_with_launcher()
     try:
         found = measure(here, sys.argv[1], sys.argv[2] or None)
     except Unavailable as problem:

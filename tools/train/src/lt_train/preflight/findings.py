@@ -11,8 +11,9 @@ from typing import Any
 from lt_shared.console import NoInput, ToolError
 from lt_train import instances
 from lt_train.cluster import Cluster
+from lt_train.draft import Draft
 from lt_train.instances import Instance
-from lt_train.plan import Draft, Plan
+from lt_train.run_config import RunConfig
 
 PROGRAM_SECONDS = 10
 SHOWN_NODES = 8
@@ -73,7 +74,7 @@ class Situation:
     lacks_data: bool = False
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> RunConfig | None:
         """None when the options make none."""
         return self.made.plan
 
@@ -91,7 +92,7 @@ class Situation:
         except OSError:
             return ""
 
-    def need_plan(self) -> Plan:
+    def need_plan(self) -> RunConfig:
         """Raises NotChecked without a plan."""
         if self.plan is None:
             raise NotChecked("the options make no plan")

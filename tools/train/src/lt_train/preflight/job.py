@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import storage
+from lt_train.options import schema
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
 from lt_train.preflight.saving import LOCAL
 
@@ -44,9 +45,7 @@ def slurm_nodes(situation: Situation) -> Iterator[Finding]:
 
 def unknown_variables(situation: Situation) -> Iterator[Finding]:
     """A variable that is misspelt changes nothing, in silence."""
-    from lt_train.cli import command
-
-    known = {str(parameter.name).upper() for parameter in command.params} | set(OTHER_VARIABLES)
+    known = {str(parameter.name).upper() for parameter in schema().params} | set(OTHER_VARIABLES)
     for variable in sorted(situation.environment):
         name = variable.removeprefix(PREFIX)
         if variable.startswith(PREFIX) and name not in known and not name.startswith(OTHER_PREFIXES):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from lt_shared import presets
 from lt_train import layout, memory
+from lt_train.checks import missing_packages, problems_here, problems_of, problems_on
 from lt_train.cluster import GIB
-from lt_train.plan import missing_packages, problems_here, problems_of, problems_on
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
 from lt_train.settings import parallelism
 

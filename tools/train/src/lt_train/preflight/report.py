@@ -8,9 +8,10 @@ from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, note
 from lt_train import cluster, layout, place
-from lt_train.plan import Draft, Plan, draft
+from lt_train.draft import Draft, draft
 from lt_train.preflight import data, job, machine, model, network, saving
 from lt_train.preflight.findings import Finding, NotChecked, Situation, of
+from lt_train.run_config import RunConfig
 from lt_train.settings.data import training_datasets
 from lt_train.settings.parallelism import AUTO
 
@@ -131,7 +132,7 @@ def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clus
     return made, problems, lacks_data
 
 
-def at_start(plan: Plan) -> None:
+def at_start(plan: RunConfig) -> None:
     """The cheap checks, by every rank, since any may be on a machine of its own. The first tells all, the others errors.
 
     Raises BadConfig when there are errors.

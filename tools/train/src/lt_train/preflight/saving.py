@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lt_shared import storage
 from lt_train.cluster import GIB
-from lt_train.plan import Plan
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.run_config import RunConfig
 
 # Filesystems of one machine. All others, of which there are many, are taken to be shared.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "f2fs", "devtmpfs"}
@@ -23,7 +23,7 @@ def is_set(situation: Situation) -> Iterator[Finding]:
         yield warning("no directory: the trained model is lost when the run ends", "--save", "add --save DIRECTORY")
 
 
-def checkpoint_bytes(plan: Plan) -> int:
+def checkpoint_bytes(plan: RunConfig) -> int:
     """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
     weights = 2 if plan.precision.half else 4
     state = 0 if plan.checkpointing.no_save_optim else 12 if plan.precision.half else 8

@@ -18,6 +18,7 @@ from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
 from lt_train import credentials
 from lt_train.instances import Instance
+from lt_train.options import schema
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -92,8 +93,6 @@ def make(
 
     `program` is what the user has called, for messages. `sizes` may have values for the names in `SIZES` and `BATCHES`.
     """
-    from lt_train.cli import command
-
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
     if image is not None:
@@ -101,7 +100,7 @@ def make(
     if image is not None and not re.fullmatch(r"\S+", image):
         raise UsageError(f"--image {image!r}: no container image is called so", "--image REGISTRY/NAME:TAG, or FILE.sqsh")
     words = [*words, *_sizes(sizes)]
-    context = command.make_context(program, words, auto_envvar_prefix="LT_TRAIN")
+    context = schema().make_context(program, words, auto_envvar_prefix="LT_TRAIN")
     options = context.params
     words = [*_without_config(words), *_said_elsewhere(context)]
     for word in words:

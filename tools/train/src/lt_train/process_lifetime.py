@@ -1,0 +1,41 @@
+"""A process ends with the one that started it, however that one ends: the kernel sees to it (PR_SET_PDEATHSIG)."""
+
+import ctypes
+import os
+import signal
+
+from lt_shared.console import ExitCode
+
+PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "LT_TRAIN_PARENT"
+# The exit code of a rank whose watchdog has ended it. The others may be stopped for good.
+HUNG = 76
+
+
+def hung_code() -> int:
+    """The exit code of a rank that waits in vain for others: to lt-train, or to another launcher."""
+    return HUNG if PARENT_VARIABLE in os.environ else ExitCode.TRY_AGAIN
+
+
+def die_with_launcher() -> None:
+    """Ask the kernel to kill this rank when lt-train goes away; does nothing in a rank that another launcher started."""
+    launcher = os.environ.get(PARENT_VARIABLE)
+    if launcher is not None:
+        die_with(int(launcher))
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when `parent` goes away, or end now if it has gone already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this forked process, and those that it forks, when their parents go away.
+
+    An orphan would go on writing, and keep the sockets open whose closing tells the other ranks that this one has died.
+    """
+    die_with(parent)
+    parents: list[int] = []
+    os.register_at_fork(before=lambda: parents.append(os.getpid()), after_in_child=lambda: die_with(parents[-1]))
