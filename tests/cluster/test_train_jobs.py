@@ -76,7 +76,7 @@ def ranks(job: str) -> dict[str, int]:
             variables = (process / "environ").read_text(errors="replace").split("\0")
         except OSError:
             continue
-        if b"lt_train.rank" in command and f"SLURM_JOB_ID={job}" in variables:
+        if b"lt_train.launch.worker" in command and f"SLURM_JOB_ID={job}" in variables:
             (number,) = (variable[5:] for variable in variables if variable.startswith("RANK="))
             found[number] = int(process.name)
     return found

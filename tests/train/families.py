@@ -14,9 +14,9 @@ from layouts import plan_of
 
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
-from lt_train import device
-from lt_train.place import Place
-from lt_train.ports import free_port
+from lt_train.runtime import device
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Place
 
 SEQUENCE = 64
 
@@ -77,11 +77,11 @@ def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, to
 def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from lt_train import model
+    from lt_train.models import build_gpt
 
     plan = plan_of(arguments)
     shape = plan.architecture
-    ours = model.unwrapped(model.build(plan, where)[0]).eval()
+    ours = build_gpt.unwrapped(build_gpt.build(plan, where)[0]).eval()
     with torch.no_grad():
         for index, parameter in enumerate(ours.parameters()):
             generator = torch.Generator().manual_seed(index)

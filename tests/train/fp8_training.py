@@ -45,20 +45,20 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
 
 def main(directory: Path, runs: dict[str, list[str]]) -> None:
     rank = prepare()
-    from lt_train import model
-    from lt_train.fp8_casts import TritonCasts
-    from lt_train.kernels import largest, swiglu
+    from lt_train.kernels import amax_reduction, swiglu
+    from lt_train.models import build_gpt
+    from lt_train.ops.fp8_casts import TritonCasts
 
-    want, accumulates = largest.want, model._accumulates_in_products
-    counted = ((largest, "find"), (TritonCasts, "turned"), (swiglu, "gradient_and_transpose"))
+    want, accumulates = amax_reduction.want, build_gpt._accumulates_in_products
+    counted = ((amax_reduction, "find"), (TritonCasts, "turned"), (swiglu, "gradient_and_transpose"))
     plain = [getattr(owner, name) for owner, name in counted]
     counts = {name: [0] * len(counted) for name in runs}
 
     def before(name: str, way: str) -> None:
         for number, (owner, function) in enumerate(counted):
             setattr(owner, function, counting(plain[number], counts[name], number))
-        largest.want = (lambda wanted: want(False)) if way == READING else want
-        model._accumulates_in_products = (lambda plan: False) if way == ADDING else accumulates
+        amax_reduction.want = (lambda wanted: want(False)) if way == READING else want
+        build_gpt._accumulates_in_products = (lambda plan: False) if way == ADDING else accumulates
 
     train_each(rank, directory, runs, OPTIONS, before)
     print(json.dumps(counts))

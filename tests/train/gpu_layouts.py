@@ -18,7 +18,7 @@ from layouts import Outcome, plan_of, train_all
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import ToolError
 from lt_shared.manifest import Dataset
-from lt_train.device import gpu_count
+from lt_train.runtime.device import gpu_count
 
 AT_ONCE = 3
 STEPS = 8

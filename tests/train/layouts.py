@@ -23,14 +23,16 @@ from typing import Any
 import nursery
 from running import environment, losses
 
-from lt_train import cli, launch, process_lifetime
-from lt_train.checks import problems, problems_here
-from lt_train.device import CPU, CUDA
-from lt_train.draft import assemble
-from lt_train.place import Place
-from lt_train.ports import free_port
-from lt_train.run_config import RunConfig
-from lt_train.settings.data import training_datasets
+from lt_train import cli
+from lt_train.config.checks import problems, problems_here
+from lt_train.config.draft import assemble
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import training_datasets
+from lt_train.launch import launcher
+from lt_train.runtime import process_lifetime
+from lt_train.runtime.device import CPU, CUDA
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Place
 
 LONGEST_SECONDS = 900
 # One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores.
@@ -152,12 +154,12 @@ def main(work_file: str) -> int:
 
 def prepare(on: str, rank: int, ranks: int) -> Any:
     """Make the device ready and import what trains."""
-    from lt_train import device
-    from lt_train import rank as rank_module
+    from lt_train.launch import worker as rank_module
+    from lt_train.runtime import device
 
     rank_module.quiet()
     where = device.prepare(on, Place(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
-    from lt_train import training  # noqa: F401
+    from lt_train.train import trainer  # noqa: F401
 
     return where
 
@@ -174,12 +176,12 @@ def serve(work_file: str, rank: int) -> None:
     where = torch.device(CPU) if on == CPU else prepare(on, rank, work["ranks"])
     from megatron.core import parallel_state
 
-    from lt_train import training
+    from lt_train.train import trainer
 
     if not work["saving"]:
-        training.Saver.save = lambda saver, loss: None  # type: ignore[method-assign]
+        trainer.Saver.save = lambda saver, loss: None  # type: ignore[method-assign]
     if not work["steps"]:
-        training.Loop.run = save_at_once  # type: ignore[method-assign]
+        trainer.Loop.run = save_at_once  # type: ignore[method-assign]
     for name, port, plan in plans:
         ranks = plan.parallelism.world_size
         if rank >= ranks:
@@ -193,7 +195,7 @@ def serve(work_file: str, rank: int) -> None:
             torch.cuda.reset_peak_memory_stats()
         faulthandler.dump_traceback_later(LONGEST_LAYOUT_SECONDS, exit=True)
         try:
-            training.train(launch.prepare(plan), place, where)
+            trainer.train(launcher.prepare(plan), place, where)
         except BaseException:
             (directory / f"error-{rank}").write_text(traceback.format_exc()[-3000:])
             raise
@@ -206,7 +208,7 @@ def serve(work_file: str, rank: int) -> None:
 
 
 def save_at_once(loop: Any, profiler: Any) -> Any:
-    from lt_train.stopping import Reason
+    from lt_train.runtime.signals import Reason
 
     loop.saver.save(None)
     loop.saver.finish()

@@ -31,7 +31,7 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[l
 
 def product(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """In place of `kernels.products.exponential_product`."""
-    from lt_train.kernels.products import LOG2E
+    from lt_train.kernels.gemm_epilogues import LOG2E
 
     exponentials = torch.exp2((rows.float() @ weight.float().t()) * LOG2E - offsets[:, None])
     return exponentials.to(rows.dtype), exponentials.sum(1)
@@ -39,7 +39,8 @@ def product(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tens
 
 def main(folder: Path, runs: dict[str, list[str]]) -> None:
     rank = prepare()
-    from lt_train import fusion, output_loss
+    from lt_train.models import fused_layer
+    from lt_train.ops import fused_linear_cross_entropy
 
     products = dict.fromkeys(runs, 0)
 
@@ -48,8 +49,8 @@ def main(folder: Path, runs: dict[str, list[str]]) -> None:
             products[name] += 1
             return product(*arguments)
 
-        fusion._loses_in_product = lambda plan: way == PRODUCT
-        output_loss.exponential_product = counting
+        fused_layer._loses_in_product = lambda plan: way == PRODUCT
+        fused_linear_cross_entropy.exponential_product = counting
 
     train_each(rank, folder, runs, OPTIONS, before)
     print(json.dumps(products))

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lt_train import device
-from lt_train.place import Place
-from lt_train.ports import free_port
+from lt_train.runtime import device
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Place
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "make_vocab_size_divisible_by")
 READ = (
@@ -49,7 +49,7 @@ def load(run: Path) -> None:
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.module import Float16Module
 
-    from lt_train.optimizer import create_state
+    from lt_train.optim.optimizer import create_state
 
     iteration = int((run / "latest_checkpointed_iteration.txt").read_text())
     directory = str(run / f"iter_{iteration:07d}")

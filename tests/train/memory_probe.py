@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lt_train.place import Place
-from lt_train.run_config import RunConfig
+from lt_train.config.run_config import RunConfig
+from lt_train.runtime.rank_environment import Place
 
 
 def main(work_file: str, rank: int) -> None:
     import torch
 
-    from lt_train import device
-    from lt_train import rank as rank_module
+    from lt_train.launch import worker as rank_module
+    from lt_train.runtime import device
 
     work = json.loads(Path(work_file).read_text())
     torch.set_num_threads(1)
@@ -23,7 +23,7 @@ def main(work_file: str, rank: int) -> None:
     where = device.prepare("cpu", Place(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
     from megatron.core import parallel_state
 
-    from lt_train import training
+    from lt_train.train import trainer
 
     for number, (name, text) in enumerate(work["plans"].items()):
         plan = RunConfig.from_json(text)
@@ -33,10 +33,10 @@ def main(work_file: str, rank: int) -> None:
         place = Place(rank, rank, ranks, ranks, "127.0.0.1", work["ports"][number], "test")
         os.environ.update(place.environment())
         loops: list[Any] = []
-        training.Loop.run = lambda loop, profiler, loops=loops: loops.append(measure(loop)) or training.Reason.NONE
-        training.model.build = grown = Growth(training.model.build)
-        training.train(plan, place, where)
-        training.model.build = grown.build
+        trainer.Loop.run = lambda loop, profiler, loops=loops: loops.append(measure(loop)) or trainer.Reason.NONE
+        trainer.build_gpt.build = grown = Growth(trainer.build_gpt.build)
+        trainer.train(plan, place, where)
+        trainer.build_gpt.build = grown.build
         found[name] = loops[0] | {"building": grown.size_bytes}
         parallel_state.destroy_model_parallel()
     Path(f"{work_file}.{rank}").write_text(json.dumps(found))
@@ -46,10 +46,11 @@ def measure(loop: Any) -> dict[str, int]:
     """Bytes after a step: what is in memory of each kind, every piece of memory once; activations of one micro batch."""
     import torch
 
-    from lt_train import data, optimizer
-    from lt_train.step import forward_step
+    from lt_train.data import loader
+    from lt_train.optim import optimizer
+    from lt_train.train.train_step import forward_step
 
-    batches = data.batches(loop.train_data, loop.plan, loop.where, 0)
+    batches = loader.batches(loop.train_data, loop.plan, loop.where, 0)
     loop.stepper.clear_gradients = lambda: None
     loop.stepper.train(batches)
     (chunk,) = loop.state.chunks

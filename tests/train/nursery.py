@@ -72,8 +72,8 @@ def serve(listener: str) -> NoReturn:
     """Import everything, then make a copy for each request."""
     from layouts import prepare
 
-    from lt_train import cpu_backend, process_lifetime
-    from lt_train.device import CPU
+    from lt_train.runtime import cpu_backend, process_lifetime
+    from lt_train.runtime.device import CPU
 
     process_lifetime.die_with(os.getppid())
     # Python 3.12 warns of the threads of numpy's OpenBLAS, which see to forks themselves.
@@ -112,7 +112,8 @@ def attend(connection: socket.socket) -> None:
 
 def become(request: dict[str, Any], files: list[int]) -> None:
     """The process that was asked for, in its directory and with its streams."""
-    from lt_train import process_lifetime, processes, stopping
+    from lt_train.launch import processes
+    from lt_train.runtime import process_lifetime, signals
 
     process_lifetime.die_with(os.getppid())
     for file, stream in zip(files, STREAMS, strict=True):
@@ -121,14 +122,14 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     os.chdir(request["directory"])
-    stopping._started = time.monotonic()
+    signals._started = time.monotonic()
     tempfile.tempdir = None
     processes.subprocess = Copies  # type: ignore[attr-defined]
     run(request["arguments"], request["environment"])
 
 
 class Copies:
-    """In place of `subprocess` in lt_train.processes."""
+    """In place of `subprocess` in lt_train.launch.processes."""
 
     DEVNULL = subprocess.DEVNULL
 

@@ -16,9 +16,10 @@ import nursery
 from layouts import assembled
 from running import environment
 
-from lt_train import device, launch
-from lt_train.place import Place
-from lt_train.ports import free_port
+from lt_train.launch import launcher
+from lt_train.runtime import device
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Place
 
 
 def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any:
@@ -48,7 +49,7 @@ def train_each(
     """Train each of `runs` with `common` options; `before` gets its name and its way."""
     from megatron.core import parallel_state
 
-    from lt_train import training
+    from lt_train.train import trainer
 
     place, where = rank
     for name, (way, *options) in runs.items():
@@ -56,7 +57,7 @@ def train_each(
         plan = assembled([*common, *options, "--save", str(folder / name)])
         place = dataclasses.replace(place, master_port=free_port())
         os.environ.update(place.environment())
-        training.train(launch.prepare(plan), place, where)
+        trainer.train(launcher.prepare(plan), place, where)
         parallel_state.destroy_model_parallel()
         gc.collect()
 

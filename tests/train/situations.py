@@ -5,8 +5,8 @@ from pathlib import Path
 
 from layouts import assembled
 
-from lt_train.cluster import GPUS, Cluster
-from lt_train.draft import Draft
+from lt_train.config.cluster import GPUS, Cluster
+from lt_train.config.draft import Draft
 from lt_train.preflight.findings import Finding, NotChecked, Situation
 
 MODEL = ("--model", "tiny", "--mock-data", "--device", "cpu", "--eval-iters", "0")

@@ -19,9 +19,9 @@ import torch
 from layouts import plan_of
 from running import environment
 
-from lt_train.place import Place
-from lt_train.ports import free_port
-from lt_train.run_config import RunConfig
+from lt_train.config.run_config import RunConfig
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Place
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -52,15 +52,16 @@ class Run:
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-        from lt_train import model, optimizer
-        from lt_train.checkpoint import TrainingState
-        from lt_train.step import Stepper
+        from lt_train.checkpoint.training_state import TrainingState
+        from lt_train.models import build_gpt
+        from lt_train.optim import optimizer
+        from lt_train.train.train_step import Stepper
 
         self.plan: RunConfig = plan_of([*SIZES, *options, prefix])
         parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.plan.parallelism.tensor)
         model_parallel_cuda_manual_seed(self.plan.seed)
-        chunks = model.build(self.plan, CPU)
+        chunks = build_gpt.build(self.plan, CPU)
         self.state = TrainingState(chunks, *optimizer.build(self.plan, chunks))
         self.stepper = Stepper(self.plan, self.state, CPU)
 
@@ -85,7 +86,7 @@ class Run:
             }
 
     def weights(self) -> dict[str, torch.Tensor]:
-        from lt_train.model import unwrapped
+        from lt_train.models.build_gpt import unwrapped
 
         return {name: weight.detach().clone() for name, weight in unwrapped(self.state.chunks[0]).named_parameters()}
 
@@ -207,7 +208,7 @@ def z_loss(prefix: str) -> dict[str, Any]:
 
     from megatron.core import parallel_state, tensor_parallel
 
-    from lt_train.z_loss import add_z_loss
+    from lt_train.models.z_loss import add_z_loss
 
     found = {}
     for ranks in (1, RANKS):
@@ -255,7 +256,7 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer import TransformerConfig
 
-    from lt_train.fp8 import use_fp8
+    from lt_train.models.fp8_linear import use_fp8
 
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
@@ -331,8 +332,8 @@ SCENARIOS: tuple[Callable[[str], Any], ...] = (
 
 
 def main(place: str, prefix: str, rank: str, port: str) -> None:
-    from lt_train import device
-    from lt_train import rank as rank_module
+    from lt_train.launch import worker as rank_module
+    from lt_train.runtime import device
 
     here = Place(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
     os.environ.update(here.environment())

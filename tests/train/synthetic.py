@@ -9,9 +9,9 @@ import numpy as np
 
 from lt_shared import indexed_dataset
 from lt_shared.manifest import Dataset
-from lt_train.resolve import resolve
-from lt_train.run_config import RunConfig
-from lt_train.settings.data import training_datasets
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import training_datasets
+from lt_train.planner.resolve import resolve
 
 VOCABULARY = 100
 EOD = VOCABULARY - 1

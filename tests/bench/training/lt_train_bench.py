@@ -19,7 +19,13 @@ IN_FLOAT32 = "--accumulate-allreduce-grads-in-fp32"
 
 
 def prepare(work: Workload) -> None:
-    for module in ("lt_train.training", "lt_train.fusion", "torch._dynamo", "flash_attn.cute.interface", "quack.epilogue"):
+    for module in (
+        "lt_train.train.trainer",
+        "lt_train.models.fused_layer",
+        "torch._dynamo",
+        "flash_attn.cute.interface",
+        "quack.epilogue",
+    ):
         if is_importable(module):
             importlib.import_module(module)
     if work.settings["layers"] == "te":

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from lt_train import masters
+from lt_train.kernels import split_master_weights
 from lt_train.kernels.adamw import BLOCK, adamw
 
 SETTINGS: dict[str, Any] = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "decay": 0.1}
@@ -20,7 +20,7 @@ def state() -> list[torch.Tensor]:
 
 def halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     upper, rest = torch.empty(ELEMENTS, dtype=torch.bfloat16), torch.empty(ELEMENTS, dtype=torch.int16)
-    masters.split(weight, upper, rest)
+    split_master_weights.split(weight, upper, rest)
     return upper, rest
 
 
@@ -36,7 +36,7 @@ def test_steps(of_gradient: torch.dtype, of_weight: torch.dtype) -> None:
         parameter.grad = gradient.float() * 0.5
         optimizer.step()
         adamw(weight, rest, moment, square, gradient, torch.tensor([0.5]), **SETTINGS, count=count)
-    updated = weight if rest is None else masters.joined(weight, rest)
+    updated = weight if rest is None else split_master_weights.joined(weight, rest)
     torch.testing.assert_close(updated, parameter.detach(), atol=1e-6, rtol=1e-6)
     if rest is not None:
         # All but ties.

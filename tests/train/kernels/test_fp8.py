@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lt_train.kernels import largest
+from lt_train.kernels import amax_reduction
 from lt_train.kernels.fp8 import cast
 
 
@@ -15,7 +15,7 @@ def test_cast_and_its_transpose(dtype: torch.dtype, shape: tuple[int, int], size
     exact = torch.randn(shape).to(dtype)
     exact[-1, -1] = torch.finfo(dtype).min
     tensor = (exact.float() * size).bfloat16()
-    same, turned, factor = cast(tensor, largest.find(tensor), dtype, True, True)
+    same, turned, factor = cast(tensor, amax_reduction.find(tensor), dtype, True, True)
     assert factor == size
     assert torch.equal(same.float(), exact.float())
     assert torch.equal(turned.float(), exact.float().t())
@@ -23,14 +23,14 @@ def test_cast_and_its_transpose(dtype: torch.dtype, shape: tuple[int, int], size
 
 def test_zeros() -> None:
     tensor = torch.zeros(4, 4, dtype=torch.bfloat16)
-    same, _, factor = cast(tensor, largest.find(tensor), torch.float8_e4m3fn, True, True)
+    same, _, factor = cast(tensor, amax_reduction.find(tensor), torch.float8_e4m3fn, True, True)
     assert not same.float().any()
     assert factor.isfinite().all()
 
 
 def test_what_is_not_asked_for_is_empty() -> None:
     tensor = torch.ones(4, 4, dtype=torch.bfloat16)
-    same, turned, _ = cast(tensor, largest.find(tensor), torch.float8_e4m3fn, False, True)
+    same, turned, _ = cast(tensor, amax_reduction.find(tensor), torch.float8_e4m3fn, False, True)
     assert (same.numel(), turned.shape) == (0, (4, 4))
 
 
@@ -39,5 +39,5 @@ def test_what_is_not_asked_for_is_empty() -> None:
 def test_what_is_not_finite_shows_in_the_factor(number: float) -> None:
     tensor = torch.ones(4, 4, dtype=torch.bfloat16)
     tensor[2, 1] = number
-    _, _, factor = cast(tensor, largest.find(tensor), torch.float8_e4m3fn, True, True)
+    _, _, factor = cast(tensor, amax_reduction.find(tensor), torch.float8_e4m3fn, True, True)
     assert not factor.isfinite().any()

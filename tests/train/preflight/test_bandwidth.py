@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 
 from lt_shared.console import Unavailable
-from lt_train.place import Place
-from lt_train.ports import free_port
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import Measurement, rounds
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Place
 
 
 def measurement(pairs: dict[str, dict[str, float]], seen: list[str] | None = None) -> Measurement:

@@ -6,7 +6,7 @@ from layouts import assembled
 from situations import MODEL, said, situation
 
 from lt_shared.manifest import Dataset
-from lt_train.draft import Draft
+from lt_train.config.draft import Draft
 from lt_train.preflight import data
 from lt_train.preflight.findings import Situation
 

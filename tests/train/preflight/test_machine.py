@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from situations import said, situation
 
-from lt_train.draft import Draft
+from lt_train.config.draft import Draft
 from lt_train.preflight import machine
 from lt_train.preflight.findings import Situation
 

@@ -11,12 +11,12 @@ import pytest
 from running import command, environment
 from situations import MODEL
 
-from lt_train.place import Node, Place
-from lt_train.ports import free_port
 from lt_train.preflight import nodes
 from lt_train.preflight.findings import error, warning
 from lt_train.preflight.nodes import Meeting, Report
 from lt_train.preflight.report import Result
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Node, Place
 
 MISSING, SLOW = error("is not there", "/dev/shm", "mount it"), warning("the name is deprecated", "OLD", "set NEW")
 RESULTS = [

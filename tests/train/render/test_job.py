@@ -10,9 +10,9 @@ from click import UsageError as ClickUsageError
 from rendering import Cluster, remarks, render
 
 from lt_shared.console import BadConfig, UsageError
-from lt_train.cluster import GPUS
 from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES, SLURM_EXAMPLES
-from lt_train.instances import INSTANCES
+from lt_train.config.cluster import GPUS
+from lt_train.config.instances import INSTANCES
 
 TRAIN = ("--model", "tiny", "--mock-data")
 ON_P5 = ("--instance-type", "p5.48xlarge", *TRAIN, "--save", "/fsx/run")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rendering import Cluster, render, shellcheck
 
-from lt_train.instances import INSTANCES
+from lt_train.config.instances import INSTANCES
 
 END = """echo '{"v":1,"kind":"end","count":1}'"""
 TRAIN = ("--model", "tiny", "--train-iters", "5")

@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 import click
 
 from lt_shared import console
-from lt_train import __version__, stopping
-from lt_train.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
-from lt_train.settings import benchmark
-from lt_train.settings import data as data_settings
+from lt_train import __version__
+from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
+from lt_train.config.settings import benchmark
+from lt_train.config.settings import data as data_settings
+from lt_train.runtime import signals
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
@@ -50,15 +51,17 @@ def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     its weight; --mock-data stands in for it. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
     error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
     """
-    from lt_train import launch, memory, resume
-    from lt_train.resolve import resolve
+    from lt_train.checkpoint import resume
+    from lt_train.launch import launcher
+    from lt_train.planner import memory_estimate
+    from lt_train.planner.resolve import resolve
 
     plan = resolve(options, data_settings.training_datasets(data, options))
     if dry_run:
-        plan = launch.prepare(plan)
-        console.print_json(plan.as_record() | memory.record(plan) | {"up_to_date": resume.is_finished(plan)})
+        plan = launcher.prepare(plan)
+        console.print_json(plan.as_record() | memory_estimate.record(plan) | {"up_to_date": resume.is_finished(plan)})
         return 0
-    return launch.launch(plan)
+    return launcher.launch(plan)
 
 
 class Commands(console.Group):
@@ -88,18 +91,19 @@ def bench(dry_run: bool, **options: Any) -> int:
     Trains on made-up tokens for some steps and shows their median time, throughput, MFU and memory, how long a step waits for
     data, and what the training loop's own Python takes.
     """
-    from lt_train import launch, memory
-    from lt_train.resolve import resolve
+    from lt_train.launch import launcher
+    from lt_train.planner import memory_estimate
+    from lt_train.planner.resolve import resolve
 
     plan = resolve(with_training_defaults(options) | benchmark.training_options(options), ())
     if dry_run:
-        console.print_json(plan.as_record() | memory.record(plan))
+        console.print_json(plan.as_record() | memory_estimate.record(plan))
         return 0
-    return launch.launch(plan)
+    return launcher.launch(plan)
 
 
 def main() -> NoReturn:
     is_named = len(sys.argv) > 1 and sys.argv[1] in {*commands.commands, *MODULES}
     if not is_named:
-        stopping.end_before_training()
+        signals.end_before_training()
     console.run(commands if is_named else command, "lt-train")

@@ -22,7 +22,7 @@ def command(as_json: bool, source: tuple[str, ...]) -> Any:
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, or a script that starts pretrain_gpt.py. The options go to standard
     output as TOML, and each key that is not carried over to standard error, with the reason.
     """
-    from lt_train.foreign import source as sources
+    from lt_train.importers import source as sources
 
     if not source:
         raise UsageError(

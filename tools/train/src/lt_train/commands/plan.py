@@ -6,9 +6,9 @@ import click
 
 from lt_shared import console
 from lt_shared.console import ExitCode, UsageError
-from lt_train import cluster
-from lt_train.options import CONFIG, MEASURED_SUBJECTS, settings_options, with_training_defaults
-from lt_train.settings import parallelism
+from lt_train.config import cluster
+from lt_train.config.options import CONFIG, MEASURED_SUBJECTS, settings_options, with_training_defaults
+from lt_train.config.settings import parallelism
 
 EXAMPLES = """
 lt-train plan --model llama3.1-70b --bf16 --gpu h100-80gb --nodes 8 --global-batch-size 1024
@@ -29,7 +29,7 @@ def command(as_json: bool, **options: Any) -> int:
     Also shows why, and what a rank will hold; needs no GPU. With sizes of its own (--tensor-model-parallel-size and so on) it
     shows whether that layout fits. Exit code 1 when nothing fits.
     """
-    from lt_train import layout, planning
+    from lt_train.planner import report, search
 
     there = cluster.named(options)
     if there is None:
@@ -38,11 +38,11 @@ def command(as_json: bool, **options: Any) -> int:
     settings |= {
         "mock_data": True,
         "eval_iters": 0,
-        "parallel": parallelism.MANUAL if layout.given(settings) else parallelism.AUTO,
+        "parallel": parallelism.MANUAL if search.given(settings) else parallelism.AUTO,
     }
-    choice = planning.on_cluster(settings, there)
+    choice = report.on_cluster(settings, there)
     if as_json:
-        console.print_json(planning.record(choice))
+        console.print_json(report.record(choice))
     else:
-        click.echo(planning.table(choice))
+        click.echo(report.table(choice))
     return ExitCode.OK if choice.best.fits else ExitCode.FOUND

@@ -6,8 +6,9 @@ import click
 
 from lt_shared import console
 from lt_shared.console import ExitCode, note
-from lt_train import cluster, place
-from lt_train.options import CONFIG, SUBJECTS, RunCommand, settings_options
+from lt_train.config import cluster
+from lt_train.config.options import CONFIG, SUBJECTS, RunCommand, settings_options
+from lt_train.runtime import rank_environment
 
 EXAMPLES = """
 lt-train preflight --model tiny --save run1 data/web_text_document
@@ -44,7 +45,7 @@ def command(data: tuple[str, ...], network: bool, image: str | None, as_json: bo
     result = report.of_options(settings, data, planned, image)
     if network:
         result = measuring.add(result, settings)
-    if (at := nodes.meeting(place.find(), place.find_node())) and not planned:
+    if (at := nodes.meeting(rank_environment.find(), rank_environment.find_node())) and not planned:
         longer = bandwidth.TIMEOUT_SECONDS if network else 0
         merged = nodes.gather(result, at, nodes.WAIT_SECONDS + longer)
         if merged is None:

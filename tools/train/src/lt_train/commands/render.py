@@ -9,7 +9,7 @@ import click
 
 from lt_shared import console
 from lt_shared.console import UsageError
-from lt_train import cluster
+from lt_train.config import cluster
 
 EXAMPLES = """
 lt-train render slurm --nodes 2 --model llama2-70b --bf16 --parallel auto --save /fsx/run1 @/fsx/web.manifest
@@ -145,7 +145,7 @@ def mpijob(claim: str, mount: str, **options: Any) -> None:
 
 
 def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:
-    from lt_train import instances
+    from lt_train.config import instances
     from lt_train.render import job
 
     name = options["instance_type"]

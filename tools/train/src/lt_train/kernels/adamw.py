@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, bfloat16, int16
 
-from lt_train import masters
+from lt_train.kernels import split_master_weights
 
 BLOCK = 2048
-NAN_BITS = tl.constexpr(masters.NAN_BITS)
+NAN_BITS = tl.constexpr(split_master_weights.NAN_BITS)
 
 
 def adamw(
@@ -21,8 +21,9 @@ def adamw(
 ) -> None:  # fmt: skip
     """Step number `count` of one parameter, in place; every tensor is contiguous and of its size.
 
-    `weight` is float32 and has no `rest`, or it is bfloat16 and `rest`, int16, what it lacks (`lt_train.masters`). `moment` and
-    `square` are float32. The gradient is multiplied by `factor`, float32 of one element.
+    `weight` is float32 and has no `rest`, or it is bfloat16 and `rest`, int16, what it lacks
+    (`lt_train.kernels.split_master_weights`). `moment` and `square` are float32. The gradient is multiplied by `factor`, float32
+    of one element.
     """
     elements = weight.numel()
     if elements:

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_train.kernels import SMALLEST_AMAX, largest
-from lt_train.kernels.largest import PARTS
+from lt_train.kernels import SMALLEST_AMAX, amax_reduction
+from lt_train.kernels.amax_reduction import PARTS
 
 TILE = 128
 
@@ -18,15 +18,15 @@ TILE = 128
 def cast(tensor: Tensor, parts: Tensor | None, dtype: torch.dtype, straight: bool, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
     """`tensor` [rows, columns] in fp8 with its largest number at the range's end, its transpose, and the factor that undoes that.
 
-    `parts` are those of `lt_train.kernels.largest`; None asks for them. The factor is float32 of one element, NaN if a number of
-    `tensor` is. What is not asked for, `straight` or `turned`, is empty.
+    `parts` are those of `lt_train.kernels.amax_reduction`; None asks for them. The factor is float32 of one element, NaN if a
+    number of `tensor` is. What is not asked for, `straight` or `turned`, is empty.
     """
     rows, columns = tensor.shape
     end = torch.finfo(dtype).max
     same = torch.empty((rows, columns) if straight else 0, dtype=dtype, device=tensor.device)
     transpose = torch.empty((columns, rows) if turned else 0, dtype=dtype, device=tensor.device)
     factor = torch.empty(1, dtype=torch.float32, device=tensor.device)
-    parts = largest.of(tensor) if parts is None else parts
+    parts = amax_reduction.of(tensor) if parts is None else parts
     grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
     _cast[grid](tensor, parts, same, transpose, factor, rows, columns, end, straight, turned, SMALLEST_AMAX, TILE, num_warps=8)
     return same, transpose, factor

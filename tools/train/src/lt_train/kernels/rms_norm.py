@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_train.kernels.largest import note, noted_with, sizes
+from lt_train.kernels.amax_reduction import note, noted_with, sizes
 
 # Each program of the backward pass sums the weight's gradient over its rows; their sums are added afterwards. Two for each
 # processor of an H200, which read rows ahead of their turn while the three tensors fit into shared memory: 4.0 TB/s of 4.3.

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lt_train.kernels.largest import note, noted_with
+from lt_train.kernels.amax_reduction import note, noted_with
 
 Heads = tuple[Tensor, Tensor, Tensor]
 

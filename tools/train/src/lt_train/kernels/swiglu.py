@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lt_train.kernels import SMALLEST_AMAX
+from lt_train.kernels.amax_reduction import note, noted_with, sizes
 from lt_train.kernels.fp8 import amax
-from lt_train.kernels.largest import note, noted_with, sizes
 
 BLOCK = 1024
 # Of the pass that transposes: a program's tile, how many of them it reads ahead, and how many programs share their rows.

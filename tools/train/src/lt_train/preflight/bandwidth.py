@@ -24,10 +24,10 @@ from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import Unavailable
-from lt_train import device, process_lifetime
-from lt_train.place import Node, Place
-from lt_train.ports import free_port
 from lt_train.preflight.findings import Finding, error
+from lt_train.runtime import device, process_lifetime
+from lt_train.runtime.ports import free_port
+from lt_train.runtime.rank_environment import Node, Place
 
 TIMEOUT_SECONDS = 120
 MESSAGE_BYTES = {device.CPU: 8 * 2**20, device.CUDA: 256 * 2**20}
@@ -241,9 +241,9 @@ def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None)
 
 
 def main() -> None:
-    from lt_train import place
+    from lt_train.runtime import rank_environment
 
-    here = place.find()
+    here = rank_environment.find()
     assert here
     process_lifetime.die_with_launcher()
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 from lt_shared import storage
 from lt_shared.console import NoInput, ToolError
 from lt_shared.manifest import Dataset
+from lt_train.config.settings.data import check_datasets, check_same_tokenizer
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of
-from lt_train.settings.data import check_datasets, check_same_tokenizer
 
 NAMED = 3
 

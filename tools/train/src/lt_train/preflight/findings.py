@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lt_shared.console import NoInput, ToolError
-from lt_train import instances
-from lt_train.cluster import Cluster
-from lt_train.draft import Draft
-from lt_train.instances import Instance
-from lt_train.run_config import RunConfig
+from lt_train.config import instances
+from lt_train.config.cluster import Cluster
+from lt_train.config.draft import Draft
+from lt_train.config.instances import Instance
+from lt_train.config.run_config import RunConfig
 
 PROGRAM_SECONDS = 10
 SHOWN_NODES = 8

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import storage
-from lt_train.options import schema
+from lt_train.config.options import schema
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
 from lt_train.preflight.saving import LOCAL
 

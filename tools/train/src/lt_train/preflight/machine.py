@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_train import device, place
-from lt_train.cluster import GIB
+from lt_train.config.cluster import GIB
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.runtime import device, rank_environment
 
 OPEN_FILES = 16384
 SHARED_MEMORY_BYTES = 1 * GIB
@@ -52,7 +52,7 @@ def _on_gpus(situation: Situation) -> bool:
 def rendezvous_port(situation: Situation) -> Iterator[Finding]:
     """The first rank can listen on MASTER_PORT, and the others find its host."""
     situation.need_here()
-    here = place.find(situation.environment) or place.find_node(situation.environment)
+    here = rank_environment.find(situation.environment) or rank_environment.find_node(situation.environment)
     if here is None:
         raise NotChecked("lt-train chooses a free port itself")
     where = f"{here.master_address}:{here.master_port}"

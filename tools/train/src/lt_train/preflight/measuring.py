@@ -3,11 +3,11 @@
 from typing import Any
 
 from lt_shared.console import ToolError, note
-from lt_train import device, place
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import GIGA, Measurement
 from lt_train.preflight.findings import of
 from lt_train.preflight.report import Result
+from lt_train.runtime import device, rank_environment
 
 NAME = "bandwidth.measure"
 # Two ranks are the fewest that exchange data.
@@ -28,7 +28,7 @@ def add(result: Result, options: dict[str, Any]) -> Result:
 
 def _measure(options: dict[str, Any]) -> Measurement | None:
     where, save = device.resolve(options["device"]), options["save"]
-    here, node = place.find(), place.find_node()
+    here, node = rank_environment.find(), rank_environment.find_node()
     if here is not None:
         return bandwidth.measure(here, where, save)
     fewest = -(-FEWEST // node.nodes) if node else FEWEST

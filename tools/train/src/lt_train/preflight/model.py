@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from lt_shared import presets
-from lt_train import layout, memory
-from lt_train.checks import missing_packages, problems_here, problems_of, problems_on
-from lt_train.cluster import GIB
+from lt_train.config.checks import missing_packages, problems_here, problems_of, problems_on
+from lt_train.config.cluster import GIB
+from lt_train.config.settings import parallelism
+from lt_train.planner import memory_estimate, search
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
-from lt_train.settings import parallelism
 
 FAST_HEAD_MULTIPLE = 8
 
@@ -79,7 +79,7 @@ def fits(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("the memory of the GPUs is not known")
     if any(parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)):
         raise NotChecked("the layout does not divide the model and the ranks")
-    estimate, gpu, usable = memory.estimate(plan), situation.cluster.gpu, layout.usable_bytes(situation.cluster)
+    estimate, gpu, usable = memory_estimate.estimate(plan), situation.cluster.gpu, search.usable_bytes(situation.cluster)
     kept = estimate.weights + estimate.gradients + estimate.optimizer
     remedy = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
     if kept > gpu.memory_bytes and gpu.capability is not None:

@@ -3,8 +3,8 @@
 import socket
 from collections.abc import Iterator
 
-from lt_train import device
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.runtime import device
 
 DEPRECATED = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",

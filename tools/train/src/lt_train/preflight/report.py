@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, note
-from lt_train import cluster, layout, place
-from lt_train.draft import Draft, draft
+from lt_train.config import cluster
+from lt_train.config.draft import Draft, draft
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import training_datasets
+from lt_train.config.settings.parallelism import AUTO
+from lt_train.planner import search
 from lt_train.preflight import data, job, machine, model, network, saving
 from lt_train.preflight.findings import Finding, NotChecked, Situation, of
-from lt_train.run_config import RunConfig
-from lt_train.settings.data import training_datasets
-from lt_train.settings.parallelism import AUTO
+from lt_train.runtime import rank_environment
 
 Check = Callable[[Situation], Iterator[Finding]]
 # They read a few small files. The plan and the data are checked by every start anyhow.
@@ -124,9 +126,9 @@ def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clus
     if plan and options["parallel"] == AUTO:
         there = planned or cluster.here(plan.parallelism.device, plan.parallelism.world_size)
         try:
-            choice = layout.choose(plan, options, there)
+            choice = search.choose(plan, options, there)
             made = Draft.of(choice.best.plan)
-            layout.require(choice)
+            search.require(choice)
         except ToolError as problem:
             problems.append(of(problem, "options"))
     return made, problems, lacks_data
@@ -139,7 +141,7 @@ def at_start(plan: RunConfig) -> None:
     """
     there = cluster.here(plan.parallelism.device, plan.parallelism.world_size)
     result = run(CHEAP, Situation(Draft.of(plan), there, os.environ))
-    here, node = place.find(), place.find_node()
+    here, node = rank_environment.find(), rank_environment.find_node()
     is_first = not (here.rank if here else node.index if node else 0)
     for finding in result.findings if is_first else result.errors:
         note(str(finding))

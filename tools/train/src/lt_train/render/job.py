@@ -16,9 +16,9 @@ from click.core import ParameterSource
 
 from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
-from lt_train import credentials
-from lt_train.instances import Instance
-from lt_train.options import schema
+from lt_train.config import credentials
+from lt_train.config.instances import Instance
+from lt_train.config.options import schema
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -231,11 +231,11 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
 
 def _check_plan(options: dict[str, Any], gpu: str, nodes: int, accelerators: int) -> None:
     """Assemble the plan for that cluster, without looking at data, which may be on another machine's disks."""
-    from lt_train import planning
-    from lt_train.cluster import GPUS, Cluster
+    from lt_train.config.cluster import GPUS, Cluster
+    from lt_train.planner import report
 
     lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
     settings = options | lists | {"mock_data": True, "eval_iters": 0, "split": None}
-    choice = planning.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
+    choice = report.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
     if not choice.best.fits:
         warn(f"{choice.best.estimate} does not fit into a {gpu}: see lt-train plan")

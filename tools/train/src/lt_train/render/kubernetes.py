@@ -15,8 +15,8 @@ from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import UsageError
-from lt_train import credentials
-from lt_train.instances import EFA
+from lt_train.config import credentials
+from lt_train.config.instances import EFA
 from lt_train.render import shell
 from lt_train.render.job import Job, check_value
 

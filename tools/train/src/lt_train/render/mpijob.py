@@ -10,7 +10,7 @@ train job alone is printed.
 import shlex
 from typing import Any
 
-from lt_train.instances import NEURON
+from lt_train.config.instances import NEURON
 from lt_train.render import kubernetes, shell
 from lt_train.render.job import Job
 

@@ -4,8 +4,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from lt_train.config.settings.parallelism import AUTO
 from lt_train.render.job import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
-from lt_train.settings.parallelism import AUTO
 
 # Of text in single quotes: a dollar sign there is meant.
 LITERAL = re.compile(r"'[^']*[$`][^']*'")

@@ -1,0 +1,54 @@
+"""What is asked of quack, which needs a Hopper GPU: here is another in its place."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lt_train.kernels import gemm_epilogues
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(384, 192), (512, 128), (128, 128), (128_256, 192), (151_936, 128)])
+def test_tiles_are_whole(columns: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the matrix a sum would have the exponentials of zeros."""
+    told: dict[str, Any] = {}
+
+    def exponential(rows: torch.Tensor, weight: torch.Tensor, **options: Any) -> dict[str, torch.Tensor]:
+        told.update(options, shapes=(rows.shape, weight.shape))
+        return {"D": torch.ones(1), "total": torch.zeros(1)}
+
+    monkeypatch.setattr(gemm_epilogues, "_epilogues", lambda: SimpleNamespace(exponential=exponential))
+    monkeypatch.setattr(gemm_epilogues, "_configuration", lambda columns: columns)
+    offsets = torch.arange(6.0)
+    result, total = gemm_epilogues.exponential_product(torch.ones(6, 8), torch.ones(columns, 8), offsets)
+    assert (result.item(), total.item()) == (1, 0)
+    assert told["config"] == expected
+    assert columns % told["config"] == 0
+    assert told["shapes"] == ((6, 8), (8, columns))
+    assert torch.equal(told["offset"], offsets.view(1, 6))
+
+
+def test_the_exponential(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced: e^logit over 2^offset."""
+
+    def module(name: str, **members: Any) -> None:
+        made = ModuleType(name)
+        vars(made).update(members)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    def keep(**options: Any) -> Any:
+        return lambda function: (function, options)
+
+    cache = SimpleNamespace(CACHE_DIR=None)
+    module("quack", cache=cache)
+    module("quack.activation", swiglu=None, dswiglu=None)
+    module("quack.epilogue", gemm_epilogue=keep, unpack=None)
+    module("quack.epilogue.math", pexp2=lambda value: 2**value)
+    module("quack.epilogue.ops", ColVecLoad=lambda name: ("load", name), ColVecReduce=lambda name: ("sum", name))
+    function, options = gemm_epilogues._Epilogues().exponential
+    assert options == {"ops": {"offset": ("load", "offset")}, "reduces": {"total": ("sum", "total")}}
+    result = function(3.0, 5.0)
+    assert result["D"] == result["total"] == pytest.approx(torch.tensor(3.0).exp().item() / 32)
+    assert cache.CACHE_DIR.endswith("quack")

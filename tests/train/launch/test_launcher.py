@@ -1,0 +1,113 @@
+"""How a run starts: from a pipe, under other launchers, once per directory, and not at all when it is done."""
+
+import fcntl
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import synthetic
+from running import SMALL, command, environment, losses, run
+
+from lt_shared import checkpoint_layout
+from lt_shared.manifest import Checkpoint, Dataset
+from lt_train.launch import launcher, processes
+from lt_train.runtime import process_lifetime
+from lt_train.runtime.rank_environment import first_host
+
+STEPS = ("--train-iters", "3")
+
+
+def test_manifest_from_a_pipe_and_up_to_date(tmp_path: Path, manifest_text: str) -> None:
+    arguments = (*SMALL, *STEPS, "--save", str(tmp_path / "run"), "-")
+    first = run(*arguments, stdin=manifest_text)
+    assert first.code == 0, first.err
+    (checkpoint,) = first.manifest
+    assert isinstance(checkpoint, Checkpoint)
+    assert checkpoint_layout.damage(Path(checkpoint.path)) is None
+    assert checkpoint.loss == losses(tmp_path / "run")["step", 3]
+    assert (tmp_path / "run/tokenizer/vocab.json").is_file()
+    started = time.monotonic()
+    again = run(*arguments, stdin=manifest_text)
+    assert (again.code, again.out) == (0, first.out)
+    assert "up to date" in again.err
+    assert time.monotonic() - started < 5
+    plain = run(*arguments, "--plain", stdin=manifest_text)
+    assert plain.out == f"{checkpoint.path}\n"
+
+
+def test_empty_and_cut_off_manifests_start_nothing(tmp_path: Path, manifest_text: str) -> None:
+    for text in ("", "\n", manifest_text.splitlines()[0] + "\n", "{}"):
+        result = run(*SMALL, "--save", str(tmp_path / "run"), "-", stdin=text)
+        assert result.code in (65, 66)
+        assert len(result.err.splitlines()) <= 2
+        assert not (tmp_path / "run").exists()
+    assert run(*SMALL, "-", stdin="").code == 66
+
+
+def test_a_rank_refuses_standard_input(manifest_text: str) -> None:
+    result = run(*SMALL, "-", stdin=manifest_text, LOCAL_RANK="0")
+    assert result.code == 2
+    assert "@FILE" in result.err
+
+
+def test_under_torchrun(tmp_path: Path, finished: Path, manifest_text: str) -> None:
+    (tmp_path / "data.manifest").write_text(manifest_text)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lt_train"]
+    arguments = [*SMALL, *STEPS, "--save", str(tmp_path / "theirs"), f"@{tmp_path / 'data.manifest'}"]
+    done = subprocess.run([*torchrun, *arguments], env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "theirs") == losses(finished / "short")
+    assert json.loads(done.stdout.splitlines()[-1])["kind"] == "end"
+
+
+def test_under_srun(tmp_path: Path, dataset: Dataset) -> None:
+    """Two tasks with the variables that srun sets for them."""
+    shared = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+    }
+    tasks = []
+    for task in ("0", "1"):
+        variables = environment() | shared | {"SLURM_PROCID": task, "SLURM_LOCALID": task}
+        arguments = command(*SMALL, *STEPS, "--save", str(tmp_path / "run"), dataset.prefix)
+        tasks.append(subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [task.communicate(timeout=240) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], outputs
+    assert "2 ranks found in the environment of srun" in outputs[0][1]
+    assert '"kind":"checkpoint"' in outputs[0][0]
+    assert outputs[1][0] == ""
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [("gpu[003-004,7],x1", "gpu003"), ("node1", "node1"), ("a1,b2", "a1"), ("p5-dy-[1-4]", "p5-dy-1"), ("n[10]-ib", "n10-ib")],
+)
+def test_first_host_of_a_node_list(node_list: str, host: str) -> None:
+    assert first_host(node_list) == host
+
+
+def test_second_run_in_the_same_directory_is_told_to_wait_but_not_for_ever(tmp_path: Path, dataset: Dataset) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with (directory / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        starts = [run(*SMALL, "--save", str(directory), dataset.prefix) for _ in range(3)]
+    assert [start.code for start in starts] == [75, 75, 78]
+    assert all("another lt-train is running" in start.err for start in starts)
+
+
+@pytest.mark.parametrize(("nodes", "code"), [(1, 75), (2, 76)])
+def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch, nodes: int, code: int) -> None:
+    """A printed job keeps 75 from srun, which would then wait for the node whose rank has stopped."""
+    monkeypatch.setenv("SLURM_PROCID", str(nodes - 1))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", f"1(x{nodes})")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
+    monkeypatch.setattr(processes, "run", lambda plan: process_lifetime.HUNG)
+    assert launcher.launch(synthetic.plan("--mock-data", "--ranks", str(nodes))) == code

@@ -1,0 +1,317 @@
+"""Model families: the same results as transformers, the same losses in every layout, and sizes changed by Megatron's flags."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nursery
+import pytest
+import torch
+from layouts import Outcome, plan_of, train_all
+from running import environment
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from lt_shared import huggingface
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadConfig, BadData, UsageError
+from lt_shared.manifest import Dataset
+from lt_shared.presets import PRESETS, preset
+from lt_train.config.settings import layers
+from lt_train.config.settings.model import describe
+from lt_train.models import rope
+
+HERE = Path(__file__).parents[1]
+SHORT = ("--num-layers", "2", "--seq-length", "64", "--device", "cpu")
+TRAINING = (
+    *("--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "64", "--device", "cpu"),
+    *("--micro-batch-size", "2", "--global-batch-size", "8", "--log-interval", "1", "--eval-iters", "1"),
+    *("--train-iters", "4", "--lr", "1e-3", "--lr-warmup-iters", "0"),
+)
+WINDOW = ("--window-size", "15,0")
+TENSOR = ("--tensor-model-parallel-size", "2")
+SEQUENCE = (*TENSOR, "--sequence-parallel")
+EXPERT = ("--ranks", "2", "--expert-model-parallel-size", "2")
+UNUSUAL_SCALING = RopeScaling(8.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_position_embeddings=128)
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model that no preset and no flag describes."""
+    architecture = dataclasses.replace(preset("tiny"), rope_scaling=UNUSUAL_SCALING, num_layers=2)
+    file = tmp_path_factory.mktemp("scaled") / "config.json"
+    file.write_text(json.dumps(huggingface.to_config(architecture, "float32")))
+    return file
+
+
+@pytest.fixture(scope="module")
+def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, float]]:
+    commands = {
+        "llama": ("--model", "tiny"),
+        "mistral": ("--model", "tiny-mistral", *WINDOW),
+        "qwen2": ("--model", "tiny-qwen2"),
+        "qwen3": ("--model", "tiny-qwen3"),
+        "mixtral": ("--model", "tiny-mixtral"),
+        "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
+        "another scaling": ("--model", str(config_file)),
+    }
+    work = {name: [*arguments, *SHORT, dataset.prefix] for name, arguments in commands.items()}
+    done = subprocess.run(
+        [nursery.python(), str(HERE / "families.py")],
+        input=json.dumps(work),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "llama3.2", "another scaling"])
+def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
+    """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
+    assert differences[family]["logits"] < 1e-5
+    assert differences[family]["gradient"] < 1e-6
+
+
+RUNS: dict[str, tuple[str, ...]] = {
+    "mixtral": (),
+    "mixtral-ep2": EXPERT,
+    "mixtral-tp2": SEQUENCE,
+    "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
+    "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
+    "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
+    "qwen3": (),
+    "qwen3-tp2": TENSOR,
+    "qwen2": (),
+    "qwen2-tp2": SEQUENCE,
+    "mistral": WINDOW,
+    "mistral-tp2": (*WINDOW, *TENSOR),
+    "mistral-cp2": (*WINDOW, "--context-parallel-size", "2"),
+    "gpt3-dropped": ("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+    "gpt3-again": ("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
+    "gpt3": (),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path, dataset: Dataset) -> dict[str, Outcome]:
+    commands = {
+        name: (
+            *("--model", f"tiny-{name.split('-')[0]}", *TRAINING),
+            *(option.format(place=place) for option in options),
+            dataset.prefix,
+        )
+        for name, options in RUNS.items()
+    }
+    return train_all(commands, place, 2, saving=True)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "tp2", "cp2")])
+def test_layouts_of_a_family_equal_one_rank(name: str, outcomes: dict[str, Outcome]) -> None:
+    assert outcomes[name].error is None
+    alone = outcomes[name.split("-")[0]].losses
+    assert len(alone) == 5
+    assert outcomes[name].losses == pytest.approx(alone, abs=5e-6)
+
+
+def test_experts_on_two_ranks_resume_on_one(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["mixtral-stopped"].losses.keys() < outcomes["mixtral"].losses.keys()
+    both = outcomes["mixtral-stopped"].losses | outcomes["mixtral-resumed"].losses
+    assert both == pytest.approx(outcomes["mixtral"].losses, abs=5e-6)
+
+
+def test_the_auxiliary_loss_trains_and_is_not_reported(outcomes: dict[str, Outcome]) -> None:
+    balanced, unbalanced = outcomes["mixtral"].losses, outcomes["mixtral-unbalanced"].losses
+    assert unbalanced["step", 1] == balanced["step", 1]
+    assert abs(unbalanced["step", 4] - balanced["step", 4]) > 1e-7
+
+
+def test_the_log_says_what_is_trained(place: Path, outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["mixtral"].error is None
+    log = (place / "mixtral/train.log").read_text()
+    assert "2 layers of width 64, 4 experts of 128, 2 per token" in log
+    assert "353,088 parameters, 254,784 of them active per token" in log
+
+
+def test_dropout_changes_training_alike_each_time(outcomes: dict[str, Outcome]) -> None:
+    without, dropped = outcomes["gpt3"].losses, outcomes["gpt3-dropped"].losses
+    assert abs(dropped["step", 1] - without["step", 1]) > 1e-4
+    assert dropped == outcomes["gpt3-again"].losses
+
+
+def expected_frequencies(architecture: Architecture) -> torch.Tensor:
+    config = AutoConfig.for_model(**huggingface.to_config(architecture, "float32"))
+    if architecture.rope_scaling is None:
+        channels = torch.arange(0, architecture.kv_channels, 2) / architecture.kv_channels
+        return 1.0 / architecture.rotary_base**channels
+    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+    return frequencies
+
+
+@pytest.mark.parametrize("name", [name for name, shape in PRESETS.items() if shape.family == "llama"])
+def test_rotary_frequencies_of_the_presets(name: str) -> None:
+    torch.testing.assert_close(rope.inverse_frequencies(preset(name)), expected_frequencies(preset(name)), rtol=1e-6, atol=0)
+
+
+def test_rotary_frequencies_of_another_scaling_and_of_a_part_of_the_head() -> None:
+    other = dataclasses.replace(preset("llama3.2-1b"), rope_scaling=UNUSUAL_SCALING)
+    torch.testing.assert_close(rope.inverse_frequencies(other), expected_frequencies(other), rtol=1e-6, atol=0)
+    part = dataclasses.replace(preset("llama2-7b"), rotary_percent=0.25)
+    torch.testing.assert_close(rope.inverse_frequencies(part)[-1].item(), 10000 ** -(30 / 32))
+    assert len(rope.inverse_frequencies(part)) == 16
+
+
+@pytest.fixture
+def architecture_of(dataset: Dataset) -> Callable[..., Architecture]:
+    return lambda *options: plan_of(["--device", "cpu", *options, dataset.prefix]).architecture
+
+
+def test_flags_change_single_sizes_of_a_preset(architecture_of: Callable[..., Architecture]) -> None:
+    experts = architecture_of("--model", "tiny", "--num-experts", "8", "--moe-router-topk", "3", "--moe-ffn-hidden-size", "96")
+    assert (experts.num_experts, experts.moe_router_topk, experts.ffn_hidden_size) == (8, 3, 96)
+    changed = architecture_of("--model", "tiny", "--add-qkv-bias", "--qk-layernorm", "--rotary-percent", "0.5", *WINDOW)
+    assert (changed.add_qkv_bias, changed.qk_layernorm, changed.rotary_percent, changed.sliding_window) == (True, True, 0.5, 16)
+    assert architecture_of("--model", "mistral-7b", "--window-size", "none").sliding_window is None
+    assert architecture_of("--model", "mixtral-8x7b", "--moe-aux-loss-coeff", "0.5").moe_aux_loss_coeff == 0.5
+    assert architecture_of("--model", "tiny", "--use-rope-scaling").rope_scaling == RopeScaling(8.0)
+    assert architecture_of("--model", "llama3.1-8b", "--rope-scaling-factor", "4").rope_scaling == RopeScaling(4.0)
+
+
+def test_a_model_from_config_json(architecture_of: Callable[..., Architecture], config_file: Path) -> None:
+    from_file = architecture_of("--model", str(config_file))
+    assert from_file.rope_scaling == UNUSUAL_SCALING
+    assert architecture_of("--model", str(config_file.parent)) == from_file
+    assert architecture_of("--model", str(config_file), "--num-layers", "3").num_layers == 3
+
+
+def test_a_file_that_is_no_configuration(architecture_of: Callable[..., Architecture], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    for place in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises((BadData, BadConfig), match=r"config\.json|model type"):
+            architecture_of("--model", str(place))
+    with pytest.raises(UsageError, match="no model preset"):
+        architecture_of("--model", str(tmp_path / "nothing"))
+
+
+SEED_FLAGS = (
+    *("--num-layers", "80", "--hidden-size", "8192", "--num-attention-heads", "64", "--num-query-groups", "8"),
+    *("--group-query-attention", "--ffn-hidden-size", "28672", "--untie-embeddings-and-output-weights", "--swiglu"),
+    *("--position-embedding-type", "rope", "--no-position-embedding", "--normalization", "RMSNorm", "--disable-bias-linear"),
+    *("--no-masked-softmax-fusion", "--no-rope-fusion", "--use-flash-attn", "--use-mcore-models", "--vocab-size", "32000"),
+    *("--transformer-impl", "local", "--max-position-embeddings", "4096", "--tensor-model-parallel-size", "4"),
+)
+
+
+def test_megatrons_own_flags_make_llama2_70b(
+    architecture_of: Callable[..., Architecture], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert architecture_of(*SEED_FLAGS) == dataclasses.replace(preset("llama2-70b"), name="custom")
+    assert "without effect here: --use-mcore-models, --use-flash-attn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "tiny-mixtral", "--tensor-model-parallel-size", "2"), "need sequence parallelism"),
+        (("--model", "tiny-mixtral", "--ranks", "3", "--expert-model-parallel-size", "3"), "4 experts not divisible"),
+        (("--model", "tiny-mixtral", "--ranks", "3", "--expert-model-parallel-size", "2"), "does not divide the 3 ranks"),
+        (("--model", "tiny-mixtral", "--ranks", "4", "--expert-model-parallel-size", "2", *SEQUENCE), "only equal parts"),
+        (("--model", "tiny", "--expert-model-parallel-size", "2"), "without experts"),
+        (("--model", "tiny", "--moe-router-topk", "2"), "--moe-router-topk for a model without experts"),
+        (("--model", "tiny-gpt3", "--num-experts", "2"), "Llama style only"),
+        (("--model", "tiny-gpt3", "--no-position-embedding"), "learned positions"),
+        (("--model", "tiny", "--window-size", "128,128"), "'128,128' is not"),
+        (("--model", "tiny", "--rope-scaling-factor", "2"), "tiny has no rope scaling"),
+        (("--model", "tiny", "--transformer-impl", "te"), "does not run on cpu"),
+        (("--model", "tiny", "--transformer-impl", "transformer_engine"), "does not run on cpu"),
+        (("--model", "tiny-mixtral", "--moe-grouped-gemm"), "need TransformerEngine"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(
+    options: tuple[str, ...], message: str, architecture_of: Callable[..., Architecture]
+) -> None:
+    with pytest.raises(BadConfig, match=message):
+        architecture_of(*options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "where", "others", "expected"),
+    [
+        ("auto", True, "cuda", {}, "torch"),
+        ("auto", True, "cuda", {"fp8_recipe": "tensorwise", "cpu_offloading_num_layers": 0}, "torch"),
+        ("auto", True, "cuda", {"moe_grouped_gemm": True}, "te"),
+        ("auto", True, "cuda", {"tp_comm_overlap": True}, "te"),
+        ("auto", True, "cuda", {"fp8_format": "hybrid", "fp8_recipe": "delayed"}, "te"),
+        ("auto", True, "cuda", {"fp8_format": None, "fp8_recipe": "delayed"}, "torch"),
+        ("auto", True, "cuda", {"cpu_offloading_num_layers": 2}, "te"),
+        ("auto", False, "cuda", {"moe_grouped_gemm": True}, "te"),
+        ("auto", True, "cpu", {"moe_grouped_gemm": True}, "torch"),
+        ("local", True, "cuda", {"moe_grouped_gemm": True}, "torch"),
+        ("transformer_engine", False, "cuda", {}, "te"),
+    ],
+)
+def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
+    asked: str, installed: bool, where: str, others: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_has_transformer_engine", lambda: installed)
+    monkeypatch.setattr(layers, "_is_installed", lambda module: True)
+    options: dict[str, Any] = dict.fromkeys(layers.WITHOUT_EFFECT, False) | {
+        "transformer_impl": asked,
+        "kernels": "auto",
+        "attention_backend": "auto",
+        "swiglu_in": "auto",
+        "loss_in": "auto",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": False,
+        **others,
+    }
+    found = layers.resolve(options, where)
+    assert (found.implementation, found.triton) == (expected, where == "cuda")
+    assert found.swiglu_in == ("products" if where == "cuda" and expected == "torch" else "kernel")
+    assert found.loss_in == ("products" if where == "cuda" else "kernel")
+
+
+def test_the_manual_names_every_preset() -> None:
+    readme = (HERE.parents[1] / "tools/train/README.md").read_text()
+    assert [name for name in PRESETS if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("name", ["gpt3-1.7b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b"])
+def test_the_description_counts_exactly(name: str) -> None:
+    lines = describe(preset(name))
+    assert f"{preset(name).parameters():,} parameters" in lines[1]
+    assert ("active" in lines[1]) == (name == "mixtral-8x7b")
+    assert math.prod(len(line) < 200 for line in lines)
+
+
+def test_what_is_not_used_is_not_imported(tmp_path: Path) -> None:
+    """megatron-core imports these wherever they are. TransformerEngine's kernels would read a CPU's memory as a GPU's; the others
+    take half a second.
+    """
+    for package in ("transformer_engine", "wandb", "tensorboard"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"raise SystemExit('{package} is imported')")
+    command = [sys.executable, "-m", "lt_train", "--mock-data", "--model", "tiny", "--seq-length", "32", "--train-iters", "1"]
+    done = subprocess.run(
+        [*command, "--eval-iters", "0", "--device", "cpu"],
+        env=environment() | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,45 @@
+"""The MLP around the gated products, which need a Hopper GPU: here torch computes them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from lt_train.ops import fused_swiglu_mlp
+
+
+def product(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    halves = rows @ weight.t()
+    gate, up = halves.chunk(2, -1)
+    return halves, silu(gate) * up
+
+
+def product_gradient(gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
+    halves = halves.detach().requires_grad_()
+    with torch.enable_grad():
+        gate, up = halves.chunk(2, -1)
+        activation = silu(gate) * up
+    (result,) = torch.autograd.grad(activation, halves, gradient @ weight)
+    return result, activation.detach() if with_activation else None
+
+
+@pytest.mark.parametrize("keeps_activation", [True, False])
+def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation: bool) -> None:
+    monkeypatch.setattr(fused_swiglu_mlp, "gated_product", product)
+    monkeypatch.setattr(fused_swiglu_mlp, "gated_product_gradient", product_gradient)
+    torch.manual_seed(0)
+    rows, fc1, fc2 = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, 4), (12, 4), (4, 6)))
+    weights = torch.randn(rows.shape)
+    expected = product(rows, fc1)[1] @ fc2.t()
+    gradients = torch.autograd.grad((expected * weights).sum(), (rows, fc1, fc2))
+
+    for weight in (fc1, fc2):
+        weight.main_grad = torch.ones_like(weight)
+    output = fused_swiglu_mlp.gated_mlp(rows, fc1, fc2, keeps_activation=keeps_activation)
+    (output * weights).sum().backward()
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(rows.grad, gradients[0])
+    torch.testing.assert_close(fc1.main_grad, 1 + gradients[1])
+    torch.testing.assert_close(fc2.main_grad, 1 + gradients[2])
+    assert fc1.grad_added_to_main_grad
+    assert fc2.grad_added_to_main_grad

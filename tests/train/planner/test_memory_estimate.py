@@ -1,0 +1,163 @@
+"""The estimate of a rank's memory against the bytes that ranks hold, and the settings that decide about them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from layouts import plan_of
+from running import environment
+
+from lt_shared.console import BadConfig, UsageError
+from lt_train.planner.memory_estimate import estimate
+from lt_train.runtime.ports import free_port
+
+SMALL = (
+    *("--model", "tiny", "--num-layers", "4", "--hidden-size", "128", "--ffn-hidden-size", "352", "--vocab-size", "2048"),
+    *("--seq-length", "256", "--micro-batch-size", "2", "--global-batch-size", "4", "--mock-data", "--device", "cpu"),
+    *("--eval-iters", "0", "--train-iters", "2"),
+)
+ZERO = ("--ranks", "2", "--use-distributed-optimizer")
+TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+FULL = ("--recompute-granularity", "full")
+LAYOUTS = {
+    "alone": (),
+    "bf16": ("--bf16",),
+    # In Triton's interpreter, which is slow.
+    "kernels": (
+        *("--bf16", "--kernels", "triton", "--num-layers", "1", "--vocab-size", "128", "--seq-length", "32"),
+        *("--micro-batch-size", "1", "--global-batch-size", "1"),
+    ),
+    "bf16-gradients": ("--bf16", "--grad-reduce-in-bf16"),
+    "gpt": ("--model", "tiny-gpt3", "--bf16"),
+    "zero": ZERO,
+    "bf16-zero": (*ZERO, "--bf16"),
+    "fsdp": ("--ranks", "2", "--use-torch-fsdp2"),
+    "bf16-fsdp": ("--ranks", "2", "--use-torch-fsdp2", "--bf16"),
+    "tp2": (*TP2, "--bf16"),
+}
+RECOMPUTED = {
+    "recompute": (*FULL, "--bf16"),
+    "block": (*FULL, "--recompute-method", "block", "--recompute-num-layers", "3"),
+}
+LARGE = {
+    "large-fsdp": (
+        *("--ranks", "2", "--use-torch-fsdp2", "--hidden-size", "1024", "--ffn-hidden-size", "4096", "--seq-length", "16"),
+    ),
+}
+# Weights, gradients and optimizer are counted; what the backward pass needs depends on the kernels too.
+TOLERANCES = {"weights": 0.01, "gradients": 0.01, "optimizer": 0.01, "activations": 0.3}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """Per layout, the bytes of each kind on rank 0."""
+    work_file = tmp_path_factory.mktemp("memory") / "work.json"
+    plans = {name: plan_of((*SMALL, *options)).to_json() for name, options in (LAYOUTS | RECOMPUTED | LARGE).items()}
+    work_file.write_text(json.dumps({"plans": plans, "ports": [free_port() for _ in plans]}))
+    probe = Path(__file__).parents[1] / "memory_probe.py"
+    started = [subprocess.Popen([sys.executable, probe, work_file, str(rank)], env=environment()) for rank in range(2)]
+    try:
+        while all(process.poll() in (None, 0) for process in started) and any(process.poll() is None for process in started):
+            time.sleep(0.1)
+        assert [process.poll() for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    found: dict[str, dict[str, int]] = json.loads(Path(f"{work_file}.0").read_text())
+    return found
+
+
+@pytest.mark.parametrize("kind", TOLERANCES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_estimate_is_near_the_bytes_held(layout: str, kind: str, held: dict[str, dict[str, int]]) -> None:
+    expected = getattr(estimate(plan_of((*SMALL, *LAYOUTS[layout]))), kind)
+    assert held[layout][kind] == pytest.approx(expected, rel=TOLERANCES[kind])
+
+
+def test_recomputation_keeps_the_inputs_of_layers(held: dict[str, dict[str, int]]) -> None:
+    """What is computed again in the backward pass is in the estimate and not among what the forward pass keeps."""
+    for layout, without in (("recompute", "bf16"), ("block", "alone")):
+        assert held[layout]["activations"] < estimate(plan_of((*SMALL, *RECOMPUTED[layout]))).activations
+        assert held[layout]["activations"] < held[without]["activations"] / 2
+
+
+def test_no_rank_ever_holds_a_model_that_is_split_among_ranks(held: dict[str, dict[str, int]]) -> None:
+    plan = plan_of((*SMALL, *LARGE["large-fsdp"]))
+    whole_bytes = 4 * plan.architecture.parameters(plan.padded_vocab_size)
+    assert whole_bytes > 200e6
+    # Its half, one layer of four, and what drawing the weights takes.
+    assert whole_bytes / 2 < held["large-fsdp"]["building"] < whole_bytes * 0.85
+
+
+def test_weights_of_all_stages_add_up_to_the_architecture() -> None:
+    for model in ("tiny", "tiny-gpt3", "tiny-qwen2", "tiny-qwen3", "tiny-mixtral", "llama3.1-8b", "gpt3-1.7b"):
+        plan = plan_of(("--model", model, "--mock-data", "--eval-iters", "0", "--device", "cpu", "--seq-length", "64"))
+        held_bytes = estimate(plan).weights
+        assert held_bytes == 4 * plan.architecture.parameters(plan.padded_vocab_size), model
+
+
+def test_a_large_model_is_estimated_at_once_and_in_full() -> None:
+    """Llama 3.1 70B on 64 GPUs: 70.6 billion x 18 bytes, of which 12 are split among the 8 ranks of a data-parallel group."""
+    plan = plan_of(
+        (
+            *("--model", "llama3.1-70b", "--mock-data", "--eval-iters", "0", "--device", "cpu", "--bf16", "--ranks", "64"),
+            *("--tensor-model-parallel-size", "8", "--sequence-parallel", "--use-distributed-optimizer"),
+        )
+    )
+    found = estimate(plan)
+    share = 70.6e9 / 8
+    assert found.weights == pytest.approx(2 * share, rel=0.01)
+    assert found.gradients == pytest.approx(4 * share, rel=0.01)
+    assert found.optimizer == pytest.approx(12 * share / 8, rel=0.01)
+    assert str(found).startswith("about ")
+
+
+def refused(*options: str) -> str:
+    with pytest.raises((BadConfig, UsageError)) as caught:
+        plan_of((*SMALL, *options))
+    return str(caught.value)
+
+
+REFUSED = {
+    "Megatron-LM would quietly take selective": ("--recompute-activations", *FULL),
+    "--recompute-modules without selective": ("--recompute-modules", "mlp"),
+    "without full recomputation": ("--recompute-method", "block"),
+    "--recompute-modules attention: unknown": ("--recompute-activations", "--recompute-modules", "attention"),
+    "have no experts": ("--recompute-activations", "--recompute-modules", "moe"),
+    "inside the matrix products": ("--recompute-activations", "--recompute-modules", "swiglu"),
+    "asks TransformerEngine": ("--recompute-activations", "--recompute-modules", "layernorm"),
+    "do not divide into such groups": (*FULL, "--recompute-num-layers", "3"),
+    "--grad-reduce-in-bf16 and --accumulate": ("--bf16", "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
+    "--grad-reduce-in-bf16 with weights in float32": ("--grad-reduce-in-bf16",),
+    "gathers what the distributed optimizer has split": ("--ranks", "2", "--overlap-param-gather"),
+    "splits the optimizer and overlaps": (*ZERO, "--use-torch-fsdp2"),
+    "has no loss scaling": ("--use-torch-fsdp2", "--fp16"),
+    "float32 shards": ("--use-torch-fsdp2", "--bf16", "--grad-reduce-in-bf16"),
+    "for each micro batch of a pipeline": ("--use-torch-fsdp2", "--pipeline-model-parallel-size", "2"),
+    "have different experts": (
+        *("--model", "tiny-mixtral", "--ranks", "2", "--expert-model-parallel-size", "2", "--use-torch-fsdp2"),
+    ),
+    "without anything that ranks split": ("--ranks", "2", "--num-distributed-optimizer-instances", "2"),
+    "do not divide into 3 instances": (*ZERO, "--num-distributed-optimizer-instances", "3"),
+    "TransformerEngine's layers only": ("--cpu-offloading-num-layers", "2"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_work_is_refused_before_any_rank_starts(reason: str) -> None:
+    assert reason in refused(*REFUSED[reason])
+
+
+def test_recompute_activations_is_short_for_selective() -> None:
+    recompute = plan_of((*SMALL, "--recompute-activations")).memory.recompute
+    assert recompute is not None
+    assert (recompute.granularity, recompute.modules) == ("selective", ("core_attn",))
+
+
+def test_gradients_are_summed_in_fp32_unless_asked_otherwise() -> None:
+    assert plan_of((*SMALL, "--bf16")).memory.gradient_dtype == "float32"
+    assert plan_of((*SMALL, "--bf16", "--grad-reduce-in-bf16")).memory.gradient_dtype == "bfloat16"

@@ -1,0 +1,202 @@
+"""The layout that --parallel auto takes, and what `lt-train plan` shows of it for clusters that are not there."""
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from layouts import assembled, plan_of
+from running import run
+
+from lt_shared.console import BadConfig, UsageError
+from lt_train.commands.plan import command
+from lt_train.config import cluster
+from lt_train.config.checks import problems
+from lt_train.config.cluster import GPUS, Cluster
+from lt_train.planner import memory_estimate, search
+from lt_train.planner.resolve import resolve
+
+README = Path(__file__).parents[3] / "tools/train/README.md"
+BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
+
+
+def plan(*arguments: str) -> dict[str, Any]:
+    result = run("plan", "--json", *arguments)
+    assert result.code in (0, 1), result.err
+    record: dict[str, Any] = json.loads(result.out)
+    assert record["fits"] == (result.code == 0)
+    return record
+
+
+def chosen(model: str, gpu: str, nodes: int, *arguments: str, gpus: int = 8) -> search.Choice:
+    from lt_train.cli import command
+
+    words = ["--model", model, *BF16, "--parallel", "auto", *arguments]
+    options = command.make_context("lt-train", words).params
+    options = {name: value for name, value in options.items() if name not in ("data", "dry_run")}
+    there = Cluster(GPUS[gpu], nodes, gpus)
+    return search.choose(assembled([*words, "--ranks", str(there.ranks)]), options, there)
+
+
+def sizes(choice: search.Choice) -> tuple[int, int, int, int]:
+    parallel = choice.best.plan.parallelism
+    return parallel.tensor, parallel.pipeline, parallel.context, parallel.data
+
+
+def test_a_small_model_is_only_data_parallel() -> None:
+    choice = chosen("llama3.2-1b", "h100-80gb", 1, "--global-batch-size", "64")
+    assert sizes(choice) == (1, 1, 1, 8)
+    assert choice.best.flags == ["--use-distributed-optimizer"]
+    assert "a rank holds the whole model" in "; ".join(choice.reasons)
+
+
+def test_a_larger_model_is_split_within_its_nodes() -> None:
+    """Of Llama 3 70B, 141 GB in bf16, each of 64 ranks of 80 GB holds a part; tensor parallelism ends at the node."""
+    choice = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024")
+    tensor, pipeline, _, _ = sizes(choice)
+    assert (tensor <= 8, tensor * pipeline >= 8) == (True, True)
+    assert memory_estimate.estimate(choice.best.plan).total <= search.usable_bytes(choice.cluster)
+    assert "--sequence-parallel" in choice.best.flags
+
+
+def test_the_logits_count_where_they_are_computed() -> None:
+    """Llama 3 8B in four stages of eight layers keeps three of them waiting for the last, with its vocabulary of 128k."""
+    choice = chosen("llama3.1-8b", "h100-80gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
+    assert sizes(choice) == (2, 1, 1, 4)
+    piped = next(found for found in choice.others if found.plan.parallelism.described == "tensor 1 x pipeline 4 x data 2")
+    assert piped.waste > 0.2
+    large = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024", "--seq-length", "8192")
+    assert sizes(large) == (8, 2, 1, 4)
+
+
+def test_a_bubble_that_a_larger_batch_would_shrink_is_said() -> None:
+    few = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "16")
+    many = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "2048")
+    hint = "a larger --global-batch-size makes it smaller"
+    assert [hint in "; ".join(choice.reasons) for choice in (few, many)] == [True, False]
+
+
+def test_the_rest_of_the_layers_goes_to_the_ends_of_the_pipeline() -> None:
+    """126 layers have no even pipeline of 4, 8 or 16."""
+    choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")
+    parallel = choice.best.plan.parallelism
+    assert parallel.pipeline in (4, 8, 16)
+    assert parallel.first_stage_layers is not None
+    assert sum(parallel.layers_of(rank, 126) for rank in range(parallel.pipeline)) == 126
+
+
+def test_recomputation_is_the_price_of_little_memory() -> None:
+    rich = chosen("llama3.1-8b", "h200-141gb", 1, "--global-batch-size", "64")
+    poor = chosen("llama3.1-8b", "a10g-24gb", 1, "--global-batch-size", "64")
+    assert rich.best.plan.memory.recompute is None
+    assert poor.best.plan.memory.recompute is not None
+    assert rich.best.waste < poor.best.waste
+
+
+def test_order_is_by_waste_and_everything_offered_runs_and_fits() -> None:
+    choice = chosen("llama2-13b", "a100-40gb", 2, "--global-batch-size", "128")
+    offered = [choice.best, *choice.others]
+    assert len(offered) > 3
+    assert [found.waste for found in offered] == sorted(found.waste for found in offered)
+    for found in offered:
+        assert found.fits
+        assert not list(problems(found.plan))
+
+
+def test_flags_make_the_same_layout() -> None:
+    choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")
+    same = plan_of(["--model", "llama3.1-405b", *BF16, "--global-batch-size", "1024", "--ranks", "512", *choice.best.flags])
+    assert memory_estimate.estimate(same) == choice.best.estimate
+    assert same.parallelism.described == choice.best.plan.parallelism.described
+
+
+def test_nothing_fits() -> None:
+    choice = chosen("llama3.1-70b", "t4-16gb", 1, "--global-batch-size", "8")
+    assert not choice.best.fits
+    with pytest.raises(BadConfig, match=r"of 12\.6 per rank") as caught:
+        search.require(choice)
+    assert "more nodes" in str(caught.value.hint)
+
+
+def test_sizes_beside_auto_and_batches_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(UsageError, match="--tensor-model-parallel-size"):
+        chosen("llama3.1-8b", "h100-80gb", 1, "--tensor-model-parallel-size", "2")
+    with pytest.raises(BadConfig, match="no layout divides"):
+        chosen("llama3.1-8b", "h100-80gb", 1, "--global-batch-size", "7", "--micro-batch-size", "4")
+
+
+def test_plan_of_a_cluster_elsewhere() -> None:
+    arguments = ("--model", "llama3.1-70b", "--bf16", "--gpu", "h100-80gb", "--nodes", "8", "--global-batch-size", "1024")
+    record = plan(*arguments)
+    assert (record["model"], record["nodes"] * record["gpus_per_node"]) == ("llama3.1-70b", 64)
+    assert record["rank_memory_bytes"]["total"] == max(record["ranks_memory_bytes"]) <= record["usable_bytes"]
+    assert len(record["ranks_memory_bytes"]) == record["pipeline"]
+    given = plan(*arguments, "--tensor-model-parallel-size", "2")
+    assert (given["tensor"], given["fits"], given["others"]) == (2, False, [])
+    table = run("plan", *arguments)
+    assert "why " in table.out
+    assert " ".join(record["options"]) in table.out
+
+
+def test_plan_refuses_what_the_gpu_cannot_compute() -> None:
+    for gpu, options, reason in (
+        ("v100-32gb", ("--bf16",), "cannot multiply in bfloat16"),
+        ("a100-80gb", ("--bf16", "--fp8-format", "hybrid"), "cannot multiply in fp8"),
+    ):
+        result = run("plan", "--model", "tiny", "--gpu", gpu, *options)
+        assert (result.code, reason in result.err) == (78, True), result.err
+    assert run("plan", "--model", "tiny").code == 2
+
+
+def test_a_reason_that_all_layouts_have_is_said_as_it_is() -> None:
+    with pytest.raises(BadConfig, match="grouped experts need TransformerEngine"):
+        chosen("mixtral-8x7b", "h100-80gb", 1, "--moe-grouped-gemm", "--transformer-impl", "torch")
+
+
+def test_too_few_ranks_and_too_many_nodes() -> None:
+    elsewhere = ("plan", "--model", "llama3-8b", "--bf16", "--gpu", "h100-80gb")
+    for size in ("tensor", "pipeline"):
+        few = run(*elsewhere, f"--{size}-model-parallel-size", "16")
+        assert (few.code, "start a multiple of 16 ranks" in few.err) == (78, True), few.err
+    assert run(*elsewhere, "--nodes", "99999999").code == 2
+
+
+def test_divisors() -> None:
+    for number in (1, 2, 36, 97, 800_000):
+        assert search._divisors(number) == [size for size in range(1, number + 1) if number % size == 0]
+
+
+def test_plan_needs_none_of_the_packages_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for options in (
+        ("--transformer-impl", "te"),
+        ("--attention-backend", "flash"),
+        ("--transformer-impl", "torch", "--swiglu-in", "products"),
+        ("--loss-in", "products"),
+        ("--optimizer", "muon"),
+    ):
+        words = ["--model", "llama3.2-1b", "--bf16", "--gpu", "h100-80gb", "--seq-length", "2048", *options]
+        result = CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+        assert (result.return_value, "layout" in result.stdout) == (0, True), result.output
+
+
+def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks of a machine whose memory holds the model twice, and then one that holds it only when it is split."""
+    from lt_train.cli import command
+
+    words = ["--model", "llama3.2-1b", *BF16, "--parallel", "auto", "--ranks", "2", "--seq-length", "512"]
+    options = command.make_context("lt-train", words).params
+    for memory_gib, data_parallel in ((64, 2), (24, 1)):
+        monkeypatch.setattr("lt_train.runtime.device.host_memory", lambda gib=memory_gib: gib * cluster.GIB)
+        assert resolve(options, ()).parallelism.data == data_parallel
+    assert "layout: --tensor-model-parallel-size 2 --sequence-parallel" in capsys.readouterr().err
+
+
+def test_readme_shows_a_plan() -> None:
+    text = README.read_text()
+    arguments, shown = re.findall(r"^    lt-train (plan .*)\n\n```\n(.*?)```$", text, re.MULTILINE | re.DOTALL)[0]
+    assert run(*shlex.split(arguments)).out == shown

@@ -1,0 +1,101 @@
+"""Of many ranks that fail, one reports."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lt_shared.console import BadData
+from lt_train.runtime import failures, signals
+from lt_train.runtime.failures import Echo, RankError
+from lt_train.runtime.rank_environment import Place
+
+RANKS = 4
+ECHOES = (
+    torch.distributed.DistBackendError("NCCL communicator was aborted"),
+    RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2011"),
+    Echo("the writer of another rank failed"),
+)
+
+
+def place(rank: int, found: str = "srun") -> Place:
+    return Place(rank, rank, RANKS, RANKS, "127.0.0.1", 0, found)
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.distributed.Store]:
+    shared = torch.distributed.HashStore()
+    monkeypatch.setattr(failures, "_get_default_store", lambda: shared)
+    monkeypatch.setattr(failures, "ECHO_SECONDS", 0.4)
+    monkeypatch.setattr(signals, "die_by_signals", lambda: None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(failures.atexit, "register", lambda *arguments: None)
+    return shared
+
+
+def raised_by(errors: list[Exception]) -> list[BaseException]:
+    """What each rank raises when all fail at the same time, rank i with `errors[i]`."""
+    found: list[BaseException] = [Exception()] * RANKS
+
+    def fail(rank: int) -> None:
+        found[rank] = failures.raised(errors[rank], place(rank))
+
+    threads = [threading.Thread(target=fail, args=(rank,)) for rank in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("echo", ECHOES, ids=["nccl", "gloo", "echo"])
+def test_the_rank_with_the_cause_reports(echo: Exception) -> None:
+    found = raised_by([echo, echo, BadData("the index is damaged", "make it again"), echo])
+    report = found.pop(2)
+    assert isinstance(report, RankError)
+    assert str(report).startswith("rank 2 on ")
+    assert str(report).endswith(": the index is damaged")
+    assert (report.hint, report.exit_code) == ("make it again", 65)
+    assert [(type(error), error.code) for error in found] == [(SystemExit, 65)] * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad value"), *ECHOES])
+def test_exactly_one_reports_when_all_have_the_same_error(error: Exception) -> None:
+    assert sorted(type(found).__name__ for found in raised_by([error] * RANKS)) == ["RankError", *["SystemExit"] * 3]
+
+
+def test_rank_1_reports_the_loss_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under srun; torchrun and lt-train see it themselves."""
+
+    def gone() -> torch.distributed.Store:
+        raise torch.distributed.DistNetworkError("Broken pipe")
+
+    monkeypatch.setattr(failures, "_get_default_store", gone)
+    assert "connection to rank 0 was lost" in str(failures.raised(ECHOES[1], place(1)))
+    assert isinstance(failures.raised(ECHOES[1], place(2)), SystemExit)
+    assert isinstance(failures.raised(ECHOES[1], place(1, "torchrun")), SystemExit)
+
+
+def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = failures.raised(RuntimeError("shapes differ\nframe #0: libtorch"), place(0))
+    assert str(long).endswith("internal error: RuntimeError: shapes differ")
+    lost = failures._report(ECHOES[1], place(0))
+    assert lost.exit_code == 74
+    assert "communication with the other ranks failed" in str(lost)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nframe #0"), "CUDA out of memory. Tried 2 GiB"),
+        (torch.distributed.DistBackendError("NCCL error\nCuda failure 2 'out of memory'"), "Cuda failure 2 'out of memory'"),
+        (RuntimeError("CUDA error: out of memory\nframe #0"), "CUDA error: out of memory"),
+    ],
+    ids=["torch", "nccl", "cuda"],
+)
+def test_memory_that_is_used_up_is_the_configurations_fault(error: Exception, shown: str) -> None:
+    memory = failures._report(error, place(3))
+    assert memory.exit_code == 78
+    assert str(memory).endswith(f": {shown}")
+    assert "--micro-batch-size" in str(memory.hint)

@@ -1,0 +1,203 @@
+"""What lt-train reads from the environment of each launcher: a rank, a node on which it starts ranks, or nothing."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from running import SMALL, environment, losses, quick_command, run
+
+from lt_shared.console import BadConfig
+from lt_shared.manifest import Dataset
+from lt_train.runtime import rank_environment
+from lt_train.runtime.rank_environment import Node, Place
+
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[003-004]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+PYTORCHJOB = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "run-master-0",
+    "PET_MASTER_PORT": "23456",
+    # The operator counts pods in RANK.
+    "RANK": "1",
+    "WORLD_SIZE": "16",
+    "MASTER_ADDR": "run-master-0",
+    "MASTER_PORT": "23456",
+}
+TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (TORCHRUN | {"RANK": "16"}, "rank 16 of 16"),
+        (TORCHRUN | {"RANK": "-1"}, "rank -1 of 16"),
+        (TORCHRUN | {"LOCAL_RANK": "8"}, "local rank 8 of 8"),
+        (TORCHRUN | {"MASTER_PORT": "65536"}, "is no port"),
+        (TORCHRUN | {"MASTER_PORT": "0"}, "is no port"),
+        (PYTORCHJOB | {"PET_NODE_RANK": "2"}, "node 2 of 2"),
+        (MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "9", "MASTER_ADDR": "a"}, "rank 9 of 4"),
+    ],
+)
+def test_a_place_that_cannot_be(variables: dict[str, str], reason: str) -> None:
+    """Left over from another launcher: the rank would wait for the others until they time out."""
+    with pytest.raises(BadConfig, match=reason):
+        rank_environment.find(variables)
+
+
+def test_a_machine_alone() -> None:
+    for variables in ({}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, {"OMPI_COMM_WORLD_SIZE": "1"}):
+        assert rank_environment.find(variables) is None
+        assert rank_environment.find_node(variables) is None
+
+
+def test_srun_with_a_task_per_rank() -> None:
+    task = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+    assert rank_environment.find(task) == Place(3, 1, 2, 4, "gpu003", 20000 + 77 * 7 + 3, "srun")
+    assert rank_environment.find_node(task) is None
+
+
+def test_srun_with_unequal_nodes() -> None:
+    task = SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
+    found = rank_environment.find(task | {"SLURM_STEP_TASKS_PER_NODE": "2,1"})
+    assert found is not None
+    assert found.local_ranks == 1
+
+
+def test_srun_with_a_task_per_node() -> None:
+    task = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    assert rank_environment.find(task) is None
+    node = rank_environment.find_node(task)
+    assert node == Node(1, 2, None, "gpu003", 20000 + 77 * 7 + 3, "srun")
+    assert node.place(3, 8) == Place(11, 3, 8, 16, "gpu003", node.master_port, "lt-train")
+
+
+def test_two_steps_of_a_job_meet_on_other_ports() -> None:
+    task = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
+    ports = {node.master_port for step in ("0", "1") if (node := rank_environment.find_node(task | {"SLURM_STEP_ID": step}))}
+    assert len(ports) == 2
+
+
+def test_mpirun() -> None:
+    first_host = {"MASTER_ADDR": "w-0"}
+    assert rank_environment.find_node(MPI | first_host | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}) == Node(
+        2, 4, None, "w-0", 20000, "mpirun"
+    )
+    assert rank_environment.find(MPI | first_host | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == Place(
+        2, 0, 2, 4, "w-0", 20000, "mpirun"
+    )
+    here = rank_environment.find(MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "12345@1"})
+    assert here is not None
+    assert (here.master_address, here.local_ranks) == ("127.0.0.1", 4)
+
+
+def test_mpirun_on_several_hosts_must_be_told_the_first() -> None:
+    with pytest.raises(BadConfig, match="MASTER_ADDR"):
+        rank_environment.find(MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+
+
+def test_pods_of_kubernetes() -> None:
+    assert rank_environment.find(PYTORCHJOB) is None
+    assert rank_environment.find_node(PYTORCHJOB) == Node(1, 2, None, "run-master-0", 23456, "Kubernetes")
+    asked = rank_environment.find_node(PYTORCHJOB | {"PET_NPROC_PER_NODE": "8"})
+    assert asked is not None
+    assert asked.ranks == 8
+
+
+def test_an_elastic_pytorchjob_needs_torchrun() -> None:
+    with pytest.raises(BadConfig, match="elastic") as caught:
+        rank_environment.find_node({"PET_NNODES": "1:64", "PET_RDZV_ENDPOINT": "etcd:2379"})
+    assert "torchrun" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("around", [{}, SLURM, MPI, PYTORCHJOB], ids=["alone", "in srun", "in mpirun", "in a pod"])
+def test_torchrun_comes_before_what_started_it(around: dict[str, str]) -> None:
+    assert rank_environment.find(around | TORCHRUN) == Place(9, 1, 8, 16, "a", 5, "torchrun")
+    assert rank_environment.find_node(around | TORCHRUN) is None
+
+
+def test_half_a_place_is_an_error() -> None:
+    for variables in ({"RANK": "0"}, {"LOCAL_RANK": "0"}, SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}):
+        with pytest.raises(BadConfig):
+            rank_environment.find(variables)
+    with pytest.raises(BadConfig, match="malformed"):
+        rank_environment.find(TORCHRUN | {"RANK": "first"})
+
+
+STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason", "remedy"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "but OMPI_COMM_WORLD_LOCAL_SIZE is not set", "OMPI_COMM"),
+        ({"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'", "OMPI_COMM_WORLD_"),
+        (SLURM | STEP | {"SLURM_STEP_TASKS_PER_NODE": "foo"}, "SLURM_STEP_TASKS_PER_NODE='foo'", "SLURM_STEP_"),
+        (STEP, "but SLURM_STEP_NODELIST is not set", "SLURM_STEP_"),
+        (SLURM | STEP | {"SLURM_STEP_NODELIST": "n[1-"}, r"SLURM_STEP_NODELIST='n\[1-'", "MASTER_ADDR"),
+        (SLURM | STEP | {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST=''", "MASTER_ADDR"),
+        (PYTORCHJOB | {"PET_NODE_RANK": ""}, "PET_NODE_RANK=''", "PET_"),
+        (TORCHRUN | {"MASTER_PORT": "a"}, "MASTER_PORT='a'", "MASTER_PORT"),
+    ],
+)
+def test_a_malformed_variable_is_named_with_a_remedy(variables: dict[str, str], reason: str, remedy: str) -> None:
+    with pytest.raises(BadConfig, match=reason) as caught:
+        rank_environment.find(variables)
+    assert remedy in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [
+        ("gpu[003-004,7],x1", "gpu003"),
+        ("rack[1-2]node[03-4]", "rack1node03"),
+        ("n[1-2]-efa", "n1-efa"),
+        ("ip-10-0-0-1.ec2.internal,b", "ip-10-0-0-1.ec2.internal"),
+        ("a", "a"),
+    ],
+)
+def test_first_host(node_list: str, host: str) -> None:
+    assert rank_environment.first_host(node_list) == host
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=8), st.data())
+def test_tasks_per_node_of_any_step(counts: list[int], data: st.DataObject) -> None:
+    """Slurm writes a run of equal numbers once."""
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and runs[-1][0] == count:
+            runs[-1][1] += 1
+        else:
+            runs.append([count, 1])
+    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
+    assert rank_environment.tasks_per_node(text) == counts
+
+
+def test_a_task_on_each_of_two_nodes_starts_its_ranks(tmp_path: Path, dataset: Dataset) -> None:
+    """Both "nodes" are this machine: each starts one rank of a run of two."""
+    shared = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "localhost"}
+    nodes = []
+    for index in ("0", "1"):
+        variables = environment() | shared | {"SLURM_PROCID": index, "SLURM_NODEID": index, "SLURM_LOCALID": "0"}
+        arguments = quick_command(*SMALL, "--train-iters", "3", "--save", str(tmp_path / "run"), dataset.prefix)
+        nodes.append(subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [node.communicate(timeout=240) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert "2 node(s) found in the environment of srun, rendezvous localhost:" in outputs[0][1]
+    assert outputs[1] == ("", "")
+    assert ("step", 3) in losses(tmp_path / "run")
+    assert "on 2 cpu rank(s)" in outputs[0][1]
+
+
+def test_a_rendezvous_that_nobody_can_find_is_an_error_at_once() -> None:
+    task = SLURM | {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NODELIST": "no-such-host.invalid",
+    }
+    result = run(*SMALL, "--mock-data", **task, SLURM_PROCID="0", SLURM_LOCALID="0")
+    assert result.code == 78
+    assert "the rendezvous no-such-host.invalid has no address" in result.err
+    assert "MASTER_ADDR" in result.err

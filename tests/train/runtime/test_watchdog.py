@@ -1,0 +1,80 @@
+"""A run that does not move is ended, and the report names who holds it up."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from running import SMALL, command, environment
+
+from lt_shared.console import ExitCode
+from lt_shared.manifest import Dataset
+from lt_train.runtime.watchdog import suspects
+
+
+def state(rank: int, step: int = 5, at: str = "train_step.py:10 train", communicating: bool = True) -> dict[str, Any]:
+    return {"rank": rank, "host": f"node{rank}", "step": step, "at": at, "communicating": communicating}
+
+
+def test_the_suspect_is_the_one_that_is_elsewhere() -> None:
+    assert suspects([state(0), state(1)], [2, 3]).startswith("suspect ranks 2, 3: no answer")
+    assert suspects([state(0), state(1, step=4), state(2)], []) == "suspect rank 1 on node1 at train_step.py:10 train, step 4"
+    late = state(1, at="loader.py:7 batches", communicating=False)
+    assert suspects([state(0), late, state(2)], []) == "suspect rank 1 on node1 at loader.py:7 batches, step 5"
+    on_devices = [state(rank, communicating=False) for rank in (0, 2, 3)]
+    assert "suspect rank 1 on node1 at loader.py:7" in suspects([*on_devices, late], [])
+    assert suspects([state(0), state(1)], []).startswith("all ranks wait at train_step.py:10 train")
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Process ids of the ranks that a launcher has started."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
+        found[int(variables["RANK"])] = int(child)
+    return found
+
+
+def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset, tmp_path: Path) -> None:
+    options = ("--train-iters", "100000", "--ranks", "2", "--log-interval", "1", "--eval-interval", "100000")
+    place = ("--save", str(tmp_path / "run"), "--distributed-timeout-minutes", "0.05")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        running = subprocess.Popen(command(*SMALL, *options, *place, dataset.prefix), stderr=file, env=environment())
+    try:
+        while " iteration " not in log.read_text():
+            assert running.poll() is None, log.read_text()
+            time.sleep(0.05)
+        os.kill(ranks_of(running.pid)[1], signal.SIGSTOP)
+        assert running.wait(timeout=60) == ExitCode.TRY_AGAIN
+    finally:
+        running.kill()
+    assert "suspect rank 1: no answer" in log.read_text()
+    stacks = (tmp_path / "run" / "stacks" / "rank-00000.txt").read_text()
+    assert "train_step.py" in stacks and "most recent call first" in stacks
+
+
+# Its argument is the port of a store.
+RANK_1 = """
+import sys, time
+from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.watchdog import Watchdog
+
+with Watchdog(0.5, Place(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
+    time.sleep(60)
+"""
+
+
+def test_rank_0_is_named_when_it_is_stopped_and_with_it_the_store() -> None:
+    """The kernel takes connections for a stopped process, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = str(store.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-c", RANK_1, port], capture_output=True, text=True, timeout=50, env=environment()
+        )
+    assert ended.returncode == ExitCode.TRY_AGAIN
+    assert "suspect rank 0: no answer" in ended.stderr

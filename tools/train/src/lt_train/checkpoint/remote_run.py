@@ -1,0 +1,163 @@
+"""A run whose SAVE is a URL, such as s3://bucket/run1: checkpoints are written to a spool, uploaded, and fetched to resume.
+
+A store has neither rename nor append. A checkpoint there is complete when its `run.json`, which is uploaded last, is there and
+every file has the size that it names; whatever else begins with the same name is not looked at. The spool is a directory of the
+node in the system's temporary directory (TMPDIR), and needs room for the node's share of one checkpoint; to resume, for all of
+one. No lock keeps a second lt-train on another node from the same URL.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from lt_shared import checkpoint_layout, storage
+from lt_shared.checkpoint_layout import RECORD, TRACKER, RunRecord
+from lt_shared.console import BadData, CannotCreate, NoInput, warn
+from lt_train.config.settings.checkpointing import spool
+from lt_train.data.index_cache import make_once
+from lt_train.data.remote_datasets import copy_file
+
+KEPT_FILES = ("train.log", "metrics.jsonl")
+
+
+def read_record(url: str) -> RunRecord:
+    """The record of the checkpoint at `url`. Raises NoInput when it has none, BadData when it is malformed."""
+    return RunRecord.parse(storage.read_bytes(f"{url}/{RECORD}"), f"{url}/{RECORD}")
+
+
+def newest(run: str) -> str | None:
+    """The URL of the newest complete checkpoint; None when the run has none at all.
+
+    Warns of incomplete ones that are passed over. Raises BadData when all are incomplete.
+    """
+    sizes = storage.sizes_below(run)
+    names = _iterations(sizes)
+    for iteration in sorted(names, reverse=True):
+        problem = _damage(run, names[iteration], sizes)
+        if problem is None:
+            return f"{run.rstrip('/')}/{names[iteration]}"
+        warn(f"passing over an incomplete checkpoint: {problem}")
+    if names:
+        raise BadData(f"{run}: none of its checkpoints is complete", "move them away to start again from the beginning")
+    return None
+
+
+def resolve(url: str) -> str:
+    """The checkpoint that `url` means: itself, its `release`, or the newest complete one of the run. Raises NoInput, BadData."""
+    url = url.rstrip("/")
+    sizes = storage.sizes_below(url)
+    if RECORD in sizes:
+        run, name = url.rsplit("/", 1)
+        problem = _damage(run, name, {f"{name}/{file}": size for file, size in sizes.items()})
+        if problem:
+            raise BadData(problem, "the checkpoint is incomplete: use another one or copy it again")
+        return url
+    if f"{checkpoint_layout.RELEASE}/{RECORD}" in sizes and not _iterations(sizes):
+        return resolve(f"{url}/{checkpoint_layout.RELEASE}")
+    found = newest(url)
+    if found is None:
+        raise NoInput(f"{url}: neither a checkpoint nor a run: it has no {RECORD}")
+    return found
+
+
+def _iterations(sizes: dict[str, int]) -> dict[int, str]:
+    """The iteration directories among the names of a run's files."""
+    names = {name.split("/", 1)[0] for name in sizes if "/" in name}
+    return {iteration: name for name in names if (iteration := checkpoint_layout.iteration_of(Path(name))) is not None}
+
+
+def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
+    directory = f"{run.rstrip('/')}/{name}"
+    if f"{name}/{RECORD}" not in sizes:
+        return f"{directory}/{RECORD}: missing"
+    try:
+        files = read_record(directory).files
+    except BadData as error:
+        return str(error)
+    for file, size in files.items():
+        there = sizes.get(f"{name}/{file}")
+        if there != size:
+            return f"{directory}/{file}: {'missing' if there is None else f'{there} bytes'}, expected {size}"
+    return None
+
+
+def fetch(url: str) -> Path:
+    """A local copy of the checkpoint at `url`, made once for all ranks of the node, with the same name."""
+    version = storage.fingerprint(f"{url}/{RECORD}", refresh=True)
+    place = Path(spool(f"{url}?{version['version']}"))
+    make_spool(place.parent)
+    return make_once(place, os.path.basename(url), lambda directory: _fetch(url, directory))
+
+
+def _fetch(url: str, directory: Path) -> None:
+    files = [*read_record(url).files, RECORD]
+    for file in files:
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        copy_file(f"{url}/{file}", directory / file)
+    problem = checkpoint_layout.damage(directory)
+    if problem:
+        raise BadData(problem, f"{url} changed while it was copied")
+
+
+def forget(copy: Path) -> None:
+    """Delete a copy that `fetch` made, once its content is in memory. Anything else is left alone."""
+    if copy.parent.parent == Path(spool("")).parent:
+        shutil.rmtree(copy.parent, ignore_errors=True)
+
+
+def make_spool(directory: Path) -> None:
+    """Make a directory in which nobody else can write. Raises CannotCreate when another user has made it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.geteuid():
+        raise CannotCreate(f"{directory}: belongs to another user", "set TMPDIR to a directory of your own")
+
+
+def publish(partial: Path, url: str, record: RunRecord, elsewhere: dict[str, int]) -> None:
+    """Upload what rank 0 has beside its shards, then `run.json`, then the run's tracker. `elsewhere` are all ranks' shards."""
+    record.write(partial, elsewhere)
+    small = [path for path in sorted(partial.iterdir()) if path.name not in elsewhere and path.name != RECORD]
+    for path in (*small, partial / RECORD):
+        storage.upload(path, f"{url}/{path.name}")
+    storage.write_bytes(f"{os.path.dirname(url)}/{TRACKER}", str(record.iteration).encode())
+
+
+def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_every: int | None) -> None:
+    """As `saving.delete_expired`. `run.json` goes first: what is left of a checkpoint counts as incomplete."""
+    sizes = storage.sizes_below(run)
+    names = _iterations(sizes)
+    complete = [iteration for iteration, name in names.items() if _damage(run, name, sizes) is None]
+    if newest_iteration not in complete:
+        return
+    for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
+        files = [name for name in sizes if name.startswith(f"{names[iteration]}/")]
+        for name in sorted(files, key=lambda name: not name.endswith(f"/{RECORD}")):
+            storage.remove(f"{run.rstrip('/')}/{name}")
+
+
+def send_log(directory: Path, run: str) -> None:
+    """Upload the log and the metrics as they are now."""
+    for name in KEPT_FILES:
+        if (directory / name).exists():
+            storage.upload(directory / name, f"{run.rstrip('/')}/{name}")
+
+
+def prepare(directory: Path, run: str) -> None:
+    """Begin an attempt: fetch the log and the metrics of attempts on other nodes, for this one to append to."""
+    make_spool(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sizes = storage.sizes_below(run)
+    for name in KEPT_FILES:
+        path = directory / name
+        if sizes.get(name, 0) > (path.stat().st_size if path.exists() else 0):
+            path.unlink(missing_ok=True)
+            copy_file(f"{run.rstrip('/')}/{name}", path)
+
+
+def send_tokenizer(directory: Path, run: str) -> None:
+    """Upload the tokenizer's files, unless they are there."""
+    tokenizer = checkpoint_layout.tokenizer_directory(directory)
+    there = storage.sizes_below(f"{run.rstrip('/')}/{tokenizer.name}")
+    for path in sorted(tokenizer.rglob("*")):
+        name = str(path.relative_to(tokenizer))
+        if path.is_file() and name not in there:
+            storage.upload(path, f"{run.rstrip('/')}/{tokenizer.name}/{name}")

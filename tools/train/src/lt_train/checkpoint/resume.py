@@ -1,0 +1,117 @@
+"""Where a run starts from: decided before the ranks start, without importing torch."""
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+from lt_shared import checkpoint_layout, storage
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadConfig, BadData, warn
+from lt_train.checkpoint import remote_run
+from lt_train.config.megatron_version import release
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import check_same_tokenizer
+
+
+def starting(plan: RunConfig, is_first: bool = True) -> RunConfig:
+    """The plan with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
+
+    The first rank warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but none that is
+    complete.
+    """
+    save, load = plan.checkpointing.save, plan.checkpointing.load
+    own = None
+    if save:
+        own = remote_run.newest(save) if storage.is_remote(save) else _newest(save, is_first)
+    if own is not None:
+        return plan.starting_at(own, continues=True)
+    if load is None:
+        return plan
+    found = remote_run.resolve(load) if storage.is_remote(load) else str(checkpoint_layout.resolve(Path(load)))
+    return plan.starting_at(found, continues=False)
+
+
+def _newest(run: str, is_first: bool) -> str | None:
+    candidates = checkpoint_layout.checkpoints(Path(run))
+    for candidate in candidates:
+        problem = checkpoint_layout.damage(candidate)
+        if problem is None:
+            return str(candidate)
+        if is_first:
+            warn(f"passing over an incomplete checkpoint: {problem}")
+    if candidates:
+        raise BadData(f"{run}: none of its checkpoints is complete", "move them away to start again from the beginning")
+    return None
+
+
+def record(checkpoint: str) -> RunRecord | None:
+    """What the checkpoint at this path or URL says about itself; None when it was not written by an lt tool."""
+    if storage.is_remote(checkpoint):
+        return remote_run.read_record(checkpoint)
+    return RunRecord.read(Path(checkpoint)) if os.path.isfile(os.path.join(checkpoint, checkpoint_layout.RECORD)) else None
+
+
+def check_compatible(plan: RunConfig, checkpoint: str) -> None:
+    """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the plan's."""
+    named = checkpoint_layout.iteration_of(Path(checkpoint)) or 0
+    settings = plan.checkpointing
+    if named >= plan.batches.train_iters and not settings.continues and not settings.finetune:
+        raise BadConfig(
+            f"{checkpoint}: {named} iterations are done, --train-iters {plan.batches.train_iters} leaves none",
+            "raise --train-iters, or begin at iteration 0 with its weights: --finetune",
+        )
+    saved = record(checkpoint)
+    if saved is None:
+        return
+    if saved.iteration != named:
+        raise BadConfig(
+            f"{checkpoint}: is the checkpoint of iteration {saved.iteration}, which its name does not say",
+            f"name the directory {checkpoint_layout.iteration_directory(Path(), saved.iteration)}",
+        )
+    _check_version(checkpoint, saved)
+    check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, checkpoint)
+    _check_optimizer(plan, checkpoint, saved)
+    _compare_batches(plan, saved)
+    of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
+    ours = plan.architecture.to_record() | of_training
+    theirs = saved.architecture.to_record() | of_training
+    differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
+    if differing:
+        raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
+
+
+def _compare_batches(plan: RunConfig, saved: RunRecord) -> None:
+    """Warn when the steps so far took another number of samples than they would now."""
+    expected = plan.batches.samples_after(saved.iteration)
+    if plan.checkpointing.continues and saved.consumed_samples != expected:
+        warn(
+            f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
+            f" {expected} here; the schedule of the learning rate counts samples"
+        )
+
+
+def _check_version(checkpoint: str, saved: RunRecord) -> None:
+    theirs, ours = saved.versions.get("megatron-core", "0"), metadata.version("megatron-core")
+    if saved.files and checkpoint_layout.COMMON not in saved.files and release(theirs) > release(ours):
+        raise BadConfig(
+            f"{checkpoint}: was saved with megatron-core {theirs}, in a form that {ours} does not read",
+            f"install megatron-core {theirs}, for which Python 3.12 is needed",
+        )
+
+
+def _check_optimizer(plan: RunConfig, checkpoint: str, saved: RunRecord) -> None:
+    settings = plan.checkpointing
+    unused = not settings.continues and (settings.finetune or settings.no_load_optim)
+    if saved.distributed_optimizer is None and checkpoint_layout.iteration_of(Path(checkpoint)) is not None and not unused:
+        raise BadConfig(
+            f"{checkpoint}: was saved without an optimizer state",
+            f"start another --save with --load {checkpoint} and --finetune or --no-load-optim",
+        )
+
+
+def is_finished(plan: RunConfig) -> bool:
+    """Whether the plan starts from a checkpoint of its own run that has all its iterations."""
+    settings = plan.checkpointing
+    if settings.start is None or not settings.continues:
+        return False
+    return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= plan.batches.train_iters

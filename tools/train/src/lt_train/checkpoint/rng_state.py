@@ -1,0 +1,46 @@
+"""The state of the random generators that dropout draws from, in Megatron's form: one object per tensor and pipeline rank.
+
+Data-parallel ranks draw alike, so they share one. It fits a resume with the same tensor and pipeline parallel sizes only; with
+others dropout goes on from the seed, which is as random but not the same.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+from lt_train.runtime import device
+
+KEY = "rng_state"
+
+
+def sharded() -> ShardedObject:
+    """The present state of this rank, to be saved, or to be replaced by a saved one."""
+    states = {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": np.random.get_state(),
+        "torch_rng_state": torch.get_rng_state(),
+        "cuda_rng_state": torch.cuda.get_rng_state(),
+        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
+    }
+    return ShardedObject(
+        KEY,
+        [states],
+        (parallel_state.get_pipeline_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_world_size()),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def restore(saved: list[dict[str, Any]], where: torch.device) -> None:
+    (states,) = saved
+    random.setstate(states["random_rng_state"])
+    np.random.set_state(states["np_rng_state"])
+    torch.set_rng_state(states["torch_rng_state"])
+    if where.type == device.CUDA:
+        torch.cuda.set_rng_state(states["cuda_rng_state"], where)
+    get_cuda_rng_tracker().set_states(states["rng_tracker_states"])

@@ -1,0 +1,240 @@
+"""Saving checkpoints: whole or not at all, while training waits or while it goes on.
+
+1. All ranks stage their shards of the state in host memory (on a CPU they lie there already).
+2. Each rank forks a writer, which writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save training goes on
+   meanwhile: the forked writer keeps the state as it was, by copy on write.
+3. When the writers of all ranks are done, rank 0 adds `run.json`, renames the directory, writes the tracker, and deletes what
+   --keep-last does not keep. For a remote run, each writer has uploaded its shards; `run.json` follows when all are there.
+
+A run that is killed anywhere before the end of 3 leaves the checkpoint before as the newest. A writer dies with its rank. Should
+one of another node live on, it writes into the directory of its own attempt, which the next attempt has deleted.
+What a checkpoint costs the steps is measured: training waits for 1 and 3, and for 2 without --async-save.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import inspect
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch.distributed.checkpoint.api import CheckpointException
+
+from lt_shared import checkpoint_layout, storage
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import IoFailure, ToolError
+from lt_shared.manifest import Checkpoint
+from lt_shared.run_log import CheckpointSaved
+from lt_train.checkpoint import remote_run, training_state
+from lt_train.checkpoint.training_state import TrainingState
+from lt_train.checkpoint.writer import Writer, WriteResults
+from lt_train.config.run_config import RunConfig
+from lt_train.metrics.log import Log
+from lt_train.runtime import agreement, signals
+from lt_train.runtime.failures import Echo, is_echo
+
+FORMAT = "megatron-dist"
+
+
+@dataclasses.dataclass
+class Save:
+    """A checkpoint that is being written. `waited_seconds` is how long training has waited for it."""
+
+    record: RunRecord
+    partial: Path
+    request: Any
+    writer: Writer
+    started: float
+    waited_seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        since = time.monotonic()
+        yield
+        self.waited_seconds += time.monotonic() - since
+
+
+class Saver:
+    """Saves the checkpoints of a run, on every rank; without SAVE it does nothing.
+
+    A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
+    """
+
+    def __init__(self, plan: RunConfig, state: TrainingState, where: torch.device, log: Log):
+        self.plan = plan
+        self.state = state
+        self.where = where
+        self.log = log
+        self._saves: Save | None = None
+        if plan.checkpointing.directory is None:
+            return
+        self.run = Path(plan.checkpointing.directory)
+        if plan.checkpointing.is_remote:
+            remote_run.make_spool(self.run)
+        self.url = plan.checkpointing.save if plan.checkpointing.is_remote else None
+        self.is_publisher = torch.distributed.get_rank() == 0
+        attempt = [secrets.token_hex(4)]
+        torch.distributed.broadcast_object_list(attempt, src=0)
+        self._suffix = f".partial-{attempt[0]}"
+        if self.is_publisher or self.url:
+            for abandoned in (*self.run.glob(".iter_*.partial*"), *self.run.glob(".iter_*.deleted")):
+                shutil.rmtree(abandoned, ignore_errors=True)
+
+    def save(self, loss: float | None) -> None:
+        """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step."""
+        if not self.plan.checkpointing.save:
+            return
+        self.finish()
+        target = checkpoint_layout.iteration_directory(self.run, self.state.iteration)
+        partial = self.run / f".{target.name}{self._suffix}"
+        if self.is_publisher or self.url:
+            partial.mkdir(parents=True, exist_ok=True)
+        torch.distributed.barrier()
+        started = time.monotonic()
+        record = training_state.record(self.plan, self.state, loss)
+        with self._explained(partial, record.iteration), signals.held_back():
+            request = _request(training_state.content(self.plan, self.state), partial)
+            destination = f"{self.url}/{target.name}" if self.url else None
+            writer = Writer(request, destination)
+        self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)
+        if not self.plan.checkpointing.async_save:
+            self.finish()
+
+    def poll(self) -> None:
+        """Publish the checkpoint that is being written, if all ranks have written theirs. All ranks call it."""
+        if self._saves and not agreement.largest(self._saves.writer.is_running(), self.where):
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, and publish it. All ranks call it."""
+        save, self._saves = self._saves, None
+        if save is None:
+            return
+        with save.waiting():
+            save.writer.wait()
+            with self._explained(save.partial, save.record.iteration):
+                self._check_written(save)
+                for finalize in save.request.finalize_fns:
+                    finalize()
+                path = self._publish(save)
+        self._report(save, path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.finish()
+        elif self._saves:
+            self._saves.writer.kill()
+
+    def _check_written(self, save: Save) -> None:
+        """Raises the error of this rank's writer, or Echo when another rank's failed."""
+        error = save.writer.error
+        if agreement.largest(error is not None, self.where):
+            if error is None:
+                raise Echo("the writer of another rank failed")
+            message, hint, code = error
+            failure = IoFailure(f"{self.run}: iteration {save.record.iteration} not saved: {message}", hint)
+            failure.exit_code = code  # type: ignore[assignment]
+            raise failure
+
+    def _publish(self, save: Save) -> str:
+        """Make the checkpoint visible; returns its place. On return it is complete for every rank."""
+        iteration, settings = save.record.iteration, self.plan.checkpointing
+        target = checkpoint_layout.iteration_directory(self.run, iteration)
+        path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
+        if self.url:
+            sizes = _sizes_of_all_ranks(save.writer)
+            if self.is_publisher:
+                remote_run.publish(save.partial, path, save.record, sizes)
+                remote_run.delete_expired(self.url, iteration, settings.keep_last, settings.keep_every)
+            torch.distributed.barrier()
+            shutil.rmtree(save.partial, ignore_errors=True)
+        elif self.is_publisher:
+            save.record.write(save.partial)
+            storage.publish_prepared_directory(save.partial, target)
+            checkpoint_layout.write_tracker(self.run, iteration)
+            delete_expired(self.run, iteration, settings.keep_last, settings.keep_every)
+        torch.distributed.barrier()
+        return path
+
+    def _report(self, save: Save, path: str) -> None:
+        iteration = save.record.iteration
+        self.log.line(CheckpointSaved(iteration, str(self.plan.checkpointing.save), datetime.datetime.now()).format())
+        seconds = time.monotonic() - save.started
+        self.log.checkpoint(Checkpoint(path, FORMAT, iteration, save.record.loss), save.waited_seconds, seconds)
+        if self.url and self.is_publisher:
+            remote_run.send_log(self.run, self.url)
+
+    @contextlib.contextmanager
+    def _explained(self, partial: Path, iteration: int) -> Iterator[None]:
+        """torch's writers report a full disk as a wrong position in a file: the free space tells."""
+        try:
+            yield
+        except ToolError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        except (OSError, RuntimeError, CheckpointException) as error:
+            if is_echo(error):
+                raise
+            if not self.is_publisher and isinstance(error, CheckpointException):
+                raise Echo(str(error)) from error
+            free_bytes = shutil.disk_usage(self.run).free
+            shutil.rmtree(partial, ignore_errors=True)
+            reason = _reason(error)
+            raise IoFailure(
+                f"{self.run}: iteration {iteration} not saved, {free_bytes / 1e6:,.0f} MB are free there: {reason}",
+                "make room and run the same command again: it continues from the checkpoint before",
+            ) from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(cause)}"
+    lines = str(error).strip().splitlines()
+    return lines[-1].removeprefix("Worker failure: ") if lines else type(error).__name__
+
+
+def _request(content: dict[str, Any], partial: Path) -> Any:
+    """megatron-core's plan of what this rank writes, and of what all ranks do together afterwards."""
+    filesystem_async._results_queue = WriteResults()
+    options: dict[str, Any] = {"async_sharded_save": True}
+    if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
+        # The other one needs nvidia-resiliency-ext.
+        options["async_strategy"] = "mcore"
+    return dist_checkpointing.save(content, str(partial), content_metadata=dict(training_state.CONTENT_METADATA), **options)
+
+
+def _sizes_of_all_ranks(writer: Writer) -> dict[str, int]:
+    """Every rank's files: they may lie on other nodes."""
+    own = {path.name: path.stat().st_size for path in writer.paths}
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, own)
+    return {name: size for sizes in gathered for name, size in sizes.items()}
+
+
+def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: int | None) -> None:
+    """Delete the checkpoints that `keep_last` and `keep_every` do not keep; the newest, which is complete, always stays.
+
+    They disappear by rename; the files are deleted meanwhile training goes on.
+    """
+    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = [iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None]
+    if newest not in complete:
+        return
+    for iteration in checkpoint_layout.expired(complete, keep_last, keep_every):
+        doomed = run / f".{found[iteration].name}.deleted"
+        os.rename(found[iteration], doomed)
+        threading.Thread(target=shutil.rmtree, args=(doomed,), kwargs={"ignore_errors": True}).start()

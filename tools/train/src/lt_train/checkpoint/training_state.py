@@ -1,0 +1,251 @@
+"""What a checkpoint holds, in Megatron's torch_dist format, and how it is loaded; `saving` writes it.
+
+Tensors are stored by their place in the whole model, so a run may resume with other tensor, pipeline and data parallel sizes, and
+with or without the distributed optimizer. Megatron-LM's own loader finds everything that it reads.
+"""
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import megatron.core
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from lt_shared import checkpoint_layout
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadConfig, BadData, warn
+from lt_train import __version__
+from lt_train.checkpoint import optimizer_state, rng_state
+from lt_train.checkpoint.optimizer_state import Kind
+from lt_train.config import megatron_arguments
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import changes_of_order
+from lt_train.models.build_gpt import checkpointed
+from lt_train.optim.optimizer import create_state, separate_steps, take_masters, whole_masters
+from lt_train.parallel.ddp import Chunk, gather, gathered
+
+CHECKPOINT_VERSION = 3.0
+# TransformerEngine's variable.
+ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
+# The form of a split optimizer state that loads under other parallel sizes, see `shards`. The other two are Megatron-LM's own.
+CONTENT_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+
+
+@dataclasses.dataclass
+class Unlogged:
+    """The steps since the last log line: the losses of those that updated the weights, and how many did not."""
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    skipped_steps: int = 0
+    nan_steps: int = 0
+
+    def add(self, loss: float, updated: bool) -> None:
+        if updated:
+            self.losses.append(loss)
+        self.skipped_steps += not updated
+        self.nan_steps += not math.isfinite(loss)
+
+    @property
+    def mean_loss(self) -> float | None:
+        return sum(self.losses) / len(self.losses) if self.losses else None
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """What a checkpoint holds: the model, the optimizer with its schedule, and the position in the data.
+
+    `unlogged` are the steps since the last log line, so that the next line is the same after a resume.
+    """
+
+    chunks: list[Chunk]
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+    iteration: int = 0
+    consumed_samples: int = 0
+    unlogged: Unlogged = dataclasses.field(default_factory=Unlogged)
+
+    def sharded_optimizer(self, model: dict[str, Any], loading: bool) -> dict[str, Any]:
+        """The optimizer's state, placed like the weights in `model`, which `sharded_model` has made.
+
+        Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
+        """
+        create_state(self.optimizer)
+        with whole_masters(self.optimizer, loading):
+            return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
+
+    def sharded_model(self) -> dict[str, Any]:
+        """The weights under Megatron's names: `model`, or `model0`, `model1` ... for the stages of an interleaved pipeline."""
+        return {
+            name: dict(checkpointed(chunk).sharded_state_dict(metadata=dict(CONTENT_METADATA)))
+            for name, chunk in self.named_chunks()
+        }
+
+    def named_chunks(self) -> list[tuple[str, Chunk]]:
+        if len(self.chunks) == 1:
+            return [("model", self.chunks[0])]
+        return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
+
+
+def content(plan: RunConfig, state: TrainingState) -> dict[str, Any]:
+    """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last two."""
+    settings, batches = plan.checkpointing, plan.batches
+    progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
+    with gathered(state.chunks):
+        model = state.sharded_model()
+    optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, loading=False)}
+    random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
+    tokens = state.consumed_samples * batches.seq_length
+    common = {
+        "args": argparse.Namespace(**megatron_arguments.of(plan), **progress),
+        "checkpoint_version": CHECKPOINT_VERSION,
+        "iteration": state.iteration,
+        "num_floating_point_operations_so_far": tokens * plan.architecture.flops_per_token(batches.seq_length),
+        "opt_param_scheduler": state.scheduler.state_dict(),
+        "consumed_samples": state.consumed_samples,
+        "unlogged": dataclasses.asdict(state.unlogged),
+    }
+    return model | optimizer | random | common
+
+
+def record(plan: RunConfig, state: TrainingState, loss: float | None) -> RunRecord:
+    return RunRecord(
+        architecture=plan.architecture,
+        padded_vocab_size=plan.padded_vocab_size,
+        iteration=state.iteration,
+        consumed_samples=state.consumed_samples,
+        tokenizer=plan.data.tokenizer,
+        dtype=plan.precision.dtype,
+        versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
+        files={},
+        loss=loss,
+        distributed_optimizer=None if plan.checkpointing.no_save_optim else plan.shards_optimizer,
+    )
+
+
+def load(directory: Path, plan: RunConfig, state: TrainingState) -> None:
+    """Restore `state` in place.
+
+    From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
+    when the checkpoint does not fit the model.
+    """
+    settings = plan.checkpointing
+    iteration = checkpoint_layout.iteration_of(directory)
+    saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
+    if iteration is None or (settings.finetune and not settings.continues):
+        _load_weights(state, _read(state.sharded_model(), directory))
+        state.optimizer.reload_model_params()
+        return
+    if settings.no_load_optim and not settings.continues:
+        loaded = _read(state.sharded_model() | _random_state(plan), directory)
+        _load_weights(state, loaded)
+        state.optimizer.reload_model_params()
+    else:
+        loaded = _load_with_optimizer(directory, plan, state, saved)
+    _restore_progress(loaded, iteration, plan, state)
+
+
+def _load_with_optimizer(directory: Path, plan: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
+    if saved is None:
+        _check_sharding(directory)
+    model = state.sharded_model()
+    sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
+    present = Kind(plan.shards_optimizer, plan.precision.dtype)
+    theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
+    if theirs == present:
+        loaded = _read(sharded | _random_state(plan), directory)
+        _load_weights(state, loaded)
+        optimizer = loaded["optimizer"]
+        optimizer_state.count_as_torch(optimizer)
+    else:
+        of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
+        loaded = _read(of_model | _random_state(plan), directory)
+        # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
+        _load_weights(state, loaded)
+        optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
+    optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
+    state.optimizer.load_state_dict(optimizer)
+    if plan.steps_in_one_pass:
+        take_masters(state.optimizer)
+        gather(state.chunks)
+    separate_steps(state.optimizer)
+    return loaded
+
+
+def _check_sharding(directory: Path) -> None:
+    """Raises BadConfig for an optimizer state of Megatron-LM that only its own layout can read."""
+    common = dist_checkpointing.load_common_state_dict(str(directory))
+    metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or {}
+    sharding = metadata.get("distrib_optim_sharding_type")
+    if sharding not in (None, CONTENT_METADATA["distrib_optim_sharding_type"]):
+        raise BadConfig(
+            f"{directory}: its optimizer state is {sharding}, which fits one layout only",
+            "save it with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or add --no-load-optim",
+        )
+
+
+def _random_state(plan: RunConfig) -> dict[str, Any]:
+    """The state of dropout's generators, asked for when there is dropout and the checkpoint's ranks were laid out alike."""
+    layers, settings, parallel = plan.layers, plan.checkpointing, plan.parallelism
+    if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
+        return {}
+    common = dist_checkpointing.load_common_state_dict(str(settings.start))
+    there = common.get("args", argparse.Namespace())
+    sizes = (parallel.tensor, parallel.pipeline)
+    same = (getattr(there, "tensor_model_parallel_size", 0), getattr(there, "pipeline_model_parallel_size", 0)) == sizes
+    if not same or getattr(there, "no_save_rng", False):
+        return {}
+    return {rng_state.KEY: rng_state.sharded()}
+
+
+def _restore_progress(loaded: dict[str, Any], iteration: int, plan: RunConfig, state: TrainingState) -> None:
+    state.iteration = iteration
+    there = vars(loaded.get("args", argparse.Namespace()))
+    consumed = there.get("consumed_train_samples", plan.batches.samples_after(iteration))
+    state.consumed_samples = int(loaded.get("consumed_samples", consumed))
+    state.unlogged = Unlogged(**loaded.get("unlogged", {}))
+    # Skipped steps consume samples and do not move the schedule on.
+    state.scheduler.num_steps = 0
+    state.scheduler.step(increment=loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
+    for change in changes_of_order(there, megatron_arguments.of(plan)) if torch.distributed.get_rank() == 0 else ():
+        warn(f"{change}: the samples that are left come in another order than before")
+    if rng_state.KEY in loaded:
+        rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)
+
+
+def _read(sharded: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The tensors that `sharded` asks for. What TransformerEngine's layers keep beside their weights for fp8 may be absent: torch
+    layers have none of it."""
+    loaded: dict[str, Any]
+    loaded, _, absent = dist_checkpointing.load(sharded, str(directory), strict=StrictHandling.RETURN_UNEXPECTED)
+    problems = sorted(key for key in absent if not key.endswith("_extra_state"))
+    if problems:
+        raise BadData(f"{directory}: has no {', '.join(problems[:5])}", "it was saved from another model or another optimizer")
+    return loaded
+
+
+def _load_weights(state: TrainingState, loaded: dict[str, Any]) -> None:
+    """Load every parameter; only megatron-core's `_extra_state` placeholders may be absent."""
+    problems = []
+    for name, chunk in state.named_chunks():
+        try:
+            missing, unexpected = checkpointed(chunk).load_state_dict(loaded[name], strict=False)
+        except RuntimeError as error:
+            if ALLOW_PICKLES not in str(error):
+                raise
+            raise BadConfig(
+                "the state of delayed scaling is a pickle, which may run code, and TransformerEngine does not read it unasked",
+                f"set {ALLOW_PICKLES}=1 if you trust the checkpoint; --fp8-recipe tensorwise has no state",
+            ) from error
+        problems += [key for key in (*missing, *unexpected) if not key.endswith("_extra_state")]
+    if problems:
+        raise BadData(f"the checkpoint does not fit the model: {', '.join(problems[:5])}")

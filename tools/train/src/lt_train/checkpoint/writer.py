@@ -1,0 +1,128 @@
+"""The process that writes a rank's shards of a checkpoint, while training waits or goes on.
+
+It is forked, so it has the staged tensors as they were at that moment without another copy of them. It ends with its rank.
+"""
+
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from lt_shared import storage
+from lt_shared.console import IoFailure, ToolError
+from lt_train.runtime.process_lifetime import end_with_parent
+
+Report = tuple[str, str | None, int]
+
+
+class WriteResults:
+    """What a writer hands back, in a file without a name that both processes have open.
+
+    Stands in for the queue of a manager process that megatron-core would start: that one takes seconds to start and outlives a
+    killed rank, and a pipe would hold the writer until somebody reads.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()
+
+    def put(self, results: Any) -> None:
+        pickle.dump(results, self._file)
+        self._file.flush()
+
+    def get_nowait(self) -> Any:
+        self._file.seek(0)
+        try:
+            return pickle.load(self._file)
+        except EOFError:
+            raise queue.Empty from None
+
+
+class Writer:
+    """The process that writes this rank's shards, and uploads them when `destination` is a URL."""
+
+    def __init__(self, request: Any, destination: str | None):
+        self.error: Report | None = None
+        self.paths: list[Path] = []
+        self._process: Any = None
+        if request.async_fn is None:
+            return
+        rank, buckets, results = request.async_fn_args
+        staged = request.preload_fn() if request.preload_fn else list(buckets)
+        self.paths = [Path(path) for path, *_ in buckets]
+        fork = multiprocessing.get_context("fork")
+        self._errors, errors = fork.Pipe(duplex=False)
+        work = (os.getpid(), request.async_fn, (rank, staged, results), self.paths, destination, errors)
+        self._process = fork.Process(target=_write, args=work)
+        with _without_garbage_collection():
+            self._process.start()
+        errors.close()
+        # megatron-core only counts them from here on; their tensors may take GPU memory.
+        buckets[:] = [(path, name, ([], [])) for path, name, _ in buckets]
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def wait(self) -> None:
+        """Until the process has ended; sets `error`."""
+        if self._process is None:
+            return
+        self._process.join()
+        if self._process.exitcode:
+            with contextlib.suppress(EOFError):
+                self.error = self._errors.recv()
+            self.error = self.error or _death(self._process.exitcode)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+
+def _death(code: int) -> Report:
+    """A writer that a signal has ended is as good as such a rank: the run may start again at once."""
+    if code < 0:
+        hint = "often the kernel, out of memory: see dmesg" if code == -signal.SIGKILL else None
+        return f"its writer was ended by {signal.Signals(-code).name}", hint, 128 - code
+    return f"its writer ended with {code}", None, IoFailure.exit_code
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A forked process must not free tensors of the GPU: it has no context there."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _write(
+    parent: int,
+    write: Callable[..., None],
+    arguments: tuple[Any, ...],
+    paths: list[Path],
+    destination: str | None,
+    errors: Connection,
+) -> None:
+    end_with_parent(parent)
+    # What it would log, the ranks report.
+    logging.getLogger("megatron").setLevel(logging.CRITICAL)
+    try:
+        write(*arguments)
+        if destination:
+            for path in paths:
+                storage.upload(path, f"{destination}/{path.name}")
+    except Exception as error:
+        code = error.exit_code if isinstance(error, ToolError) else IoFailure.exit_code
+        errors.send((str(error), getattr(error, "hint", None), int(code)))
+        raise SystemExit(1) from None

@@ -1,0 +1,122 @@
+"""Why a run cannot be: every reason, found before any process starts and without importing torch.
+
+A mistake found here costs a second; found after the ranks have started it costs a queue slot.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from lt_shared.architecture import Architecture
+from lt_shared.console import ToolError
+from lt_train.config.draft import Draft
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import batches, checkpointing, data, layers, memory, optimization, parallelism, precision, reporting
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.layers import Layers
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.runtime import device
+
+Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
+
+
+def problems(plan: RunConfig) -> Iterator[ToolError]:
+    """Yields an error for each reason why the plan cannot run, those that others follow from first."""
+    return problems_of(Draft.of(plan))
+
+
+def problems_of(made: Draft) -> Iterator[ToolError]:
+    """The same of the parts that are there."""
+    # The lengths of a run are missing in its stand-in.
+    known = dict(made.parts)
+    if "batches" not in made.stand_ins and "batches" in known:
+        known["train_iters"] = known["batches"].train_iters
+    yield from _problems(LAYOUT_CHECKS, known)
+    yield from _problems(CHECKS, known)
+
+
+def layout_problems(plan: RunConfig) -> Iterator[ToolError]:
+    """Those that follow from how the ranks share the model and the batches."""
+    return _problems(LAYOUT_CHECKS, vars(plan))
+
+
+def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    """Those of this machine, which matter to a run on it: weak GPUs, missing packages, directories that cannot be written."""
+    if "parallelism" in parts and parts["parallelism"].device == device.CUDA:
+        yield from problems_on(device.compute_capability(), parts)
+    yield from missing_packages(parts)
+    yield from _problems(((("reporting",), reporting.check_directories),), parts)
+
+
+def problems_on(capability: tuple[int, int] | None, parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    """Those of GPUs of this compute capability; None is one that is not known, and has none."""
+    if capability is None:
+        return
+    yield from _problems(
+        (
+            (("precision",), partial(precision.check_capability, capability)),
+            (("memory", "precision"), partial(memory.check_capability, capability)),
+        ),
+        parts,
+    )
+
+
+def missing_packages(parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    yield from _problems(
+        (
+            (("layers",), layers.missing_packages),
+            (("optimization",), optimization.missing_packages),
+            (("reporting",), reporting.missing_packages),
+        ),
+        parts,
+    )
+
+
+def _problems(checks: Iterable[Check], parts: Mapping[str, Any]) -> Iterator[ToolError]:
+    for names, check in checks:
+        if all(name in parts for name in names):
+            yield from check(*(parts[name] for name in names))
+
+
+def _check_layers(
+    made: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches, read: Data
+) -> Iterator[ToolError]:
+    return layers.check(made, architecture, parallel, sizes.seq_length, read.reset_attention_mask)
+
+
+def _check_micro_batches(parallel: Parallelism, sizes: Batches) -> Iterator[ToolError]:
+    for size in sizes.sizes if parallel.data else ():
+        yield from parallelism.check_micro_batches(parallel, size // (sizes.micro_batch_size * parallel.data))
+
+
+def _check_precision(
+    made: Precision, in_layers: Layers, architecture: Architecture, parallel: Parallelism, sizes: Batches
+) -> Iterator[ToolError]:
+    return precision.check(made, in_layers, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
+
+
+LAYOUT_CHECKS: tuple[Check, ...] = (
+    (
+        ("parallelism", "architecture", "batches"),
+        lambda parallel, architecture, sizes: parallelism.check(parallel, architecture, sizes.seq_length),
+    ),
+    (("layers", "architecture", "parallelism", "batches", "data"), _check_layers),
+    (("batches", "architecture", "parallelism"), batches.check),
+    (("parallelism", "batches"), _check_micro_batches),
+    (("memory", "layers", "parallelism", "architecture", "precision", "optimization"), memory.check),
+)
+CHECKS: tuple[Check, ...] = (
+    (("precision", "layers", "architecture", "parallelism", "batches"), _check_precision),
+    (
+        ("optimization", "precision", "parallelism"),
+        lambda made, numbers, parallel: optimization.check(made, numbers.dtype, parallel),
+    ),
+    (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
+    (("checkpointing",), checkpointing.check),
+    (
+        ("reporting", "parallelism", "train_iters"),
+        lambda made, parallel, train_iters: reporting.check(made, parallel.device, train_iters),
+    ),
+)

@@ -1,0 +1,87 @@
+"""GPUs and clusters as a plan needs them: how much memory, how many together, what they can compute.
+
+Memory is what the driver shows as the total, a few percent less than the name says.
+"""
+
+import dataclasses
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_train.runtime import device, rank_environment
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """`capability` is CUDA's compute capability, None for a CPU's share of the host's memory."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int] | None
+
+
+def _gpu(name: str, gib: float, *capability: int) -> Gpu:
+    return Gpu(name, int(gib * GIB), (capability[0], capability[1]))
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("b200-180gb", 178, 10, 0),
+        _gpu("h200-141gb", 140, 9, 0),
+        _gpu("h100-80gb", 79.6, 9, 0),
+        _gpu("a100-80gb", 79.6, 8, 0),
+        _gpu("a100-40gb", 40, 8, 0),
+        _gpu("l40s-48gb", 45, 8, 9),
+        _gpu("a10g-24gb", 22.5, 8, 6),
+        _gpu("l4-24gb", 22.5, 8, 9),
+        _gpu("v100-32gb", 31.7, 7, 0),
+        _gpu("v100-16gb", 15.8, 7, 0),
+        _gpu("t4-16gb", 15, 7, 5),
+    )
+}
+
+# More than any cluster or machine has: a larger number is a slip.
+NODES = click.IntRange(1, 100_000)
+GPUS_PER_NODE = click.IntRange(1, 1024)
+NAMES = ("gpu", "gpus_per_node", "nodes")
+OPTIONS = console.section(
+    "Cluster",
+    click.option("--gpu", type=click.Choice(list(GPUS)), help="What the nodes have."),
+    click.option("--gpus-per-node", type=GPUS_PER_NODE, default=8, help="How many of them each has."),
+    click.option("--nodes", type=NODES, default=1, help="Nodes of the job."),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """`ranks_per_node` ranks share the fast links of a node. `gpu` None is one whose memory is not known."""
+
+    gpu: Gpu | None
+    nodes: int
+    ranks_per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def named(options: dict[str, Any]) -> Cluster | None:
+    """The cluster that OPTIONS describe, None when they name no GPU."""
+    gpu = options.get("gpu")
+    return Cluster(GPUS[gpu], options["nodes"], options["gpus_per_node"]) if gpu else None
+
+
+def here(where: str, world_size: int) -> Cluster:
+    """The nodes of this run, which are taken to be alike. `where` is a resolved device."""
+    rank, node = rank_environment.find(), rank_environment.find_node()
+    nodes = max(1, world_size // rank.local_ranks) if rank else node.nodes if node else 1
+    ranks_per_node = world_size // nodes
+    if where == device.CPU:
+        return Cluster(Gpu("cpu", device.host_memory() // ranks_per_node, None), nodes, ranks_per_node)
+    memory_bytes = device.gpu_memory()
+    gpu = None if memory_bytes is None else Gpu("GPU", memory_bytes, device.compute_capability())
+    return Cluster(gpu, nodes, ranks_per_node)

@@ -1,0 +1,128 @@
+"""From options to the configuration of a run, part by part, so that all mistakes show at once.
+
+click merges flags, environment and config file; presets and derived defaults are filled in by the subjects in
+`lt_train.config.settings`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from lt_shared.architecture import Architecture
+from lt_shared.console import ToolError
+from lt_shared.manifest import Dataset
+from lt_train.config import cluster
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import (
+    batches,
+    benchmark,
+    checkpointing,
+    data,
+    faults,
+    layers,
+    memory,
+    model,
+    optimization,
+    parallelism,
+    precision,
+    reporting,
+)
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.runtime import device
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """The parts of a plan that could be made, and why others could not, so that all mistakes show at once.
+
+    `stand_ins` are parts that hold what a check of another part needs, in the place of one that could not be made.
+    """
+
+    parts: Mapping[str, Any]
+    stand_ins: frozenset[str]
+    failures: tuple[ToolError, ...]
+
+    @classmethod
+    def of(cls, plan: RunConfig) -> Self:
+        return cls(vars(plan), frozenset(), ())
+
+    @property
+    def plan(self) -> RunConfig | None:
+        return None if self.failures else RunConfig(**self.parts)
+
+
+def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> RunConfig:
+    """The plan, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
+
+    Raises UsageError or BadConfig for a part that has no meaning.
+    """
+    made = draft(options, datasets, planned)
+    for failure in made.failures:
+        raise failure
+    return RunConfig(**made.parts)
+
+
+def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> Draft:
+    """All parts that can be made of the options."""
+    failures: list[ToolError] = []
+    stand_ins: set[str] = set()
+    parts: dict[str, Any] = {"seed": options["seed"]}
+
+    def make(name: str, resolve: Callable[..., Any], *needed: str) -> None:
+        if all(part in parts for part in needed):
+            try:
+                parts[name] = resolve(*(parts[part] for part in needed))
+            except ToolError as problem:
+                if name not in stand_ins:
+                    failures.append(problem)
+
+    def again(name: str, resolve: Callable[..., Any], *needed: str) -> None:
+        if name not in parts and failures:
+            stand_ins.add(name)
+            make(name, resolve, *needed)
+
+    def parallel(architecture: Architecture) -> Parallelism:
+        where = device.CUDA if planned else device.resolve(options["device"])
+        return parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
+
+    def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
+        return batches.resolve(options, architecture, layout)
+
+    make("architecture", lambda: model.resolve(options, datasets))
+    if failures:
+        again("architecture", lambda: model.divisible_by(_product(options), options["expert_model_parallel_size"]))
+        if options["seq_length"] is None:
+            # As many tokens as divide; a length of the run in tokens says nothing then.
+            stand_ins |= {"batches"} if options["train_tokens"] else set()
+            options = options | {"seq_length": _product(options), "train_tokens": None}
+        options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
+    make("parallelism", parallel, "architecture")
+    for wrong in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
+        if "parallelism" not in parts:
+            options = options | wrong
+            again("parallelism", parallel, "architecture")
+    make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
+    make("batches", sizes, "architecture", "parallelism")
+    if "batches" in parts and "batches" not in stand_ins:
+        make("optimization", lambda lengths: optimization.resolve(options, lengths), "batches")
+    options = options | batches.WITHOUT_LENGTH
+    again("batches", sizes, "architecture", "parallelism")
+    make("precision", lambda: precision.resolve(options))
+    make("memory", lambda *needed: memory.resolve(options, *needed), "batches", "parallelism", "precision")
+    if "architecture" in stand_ins and "memory" in parts:
+        parts["memory"] = memory.for_any_model(parts["memory"])
+    make("data", lambda: data.resolve(options, datasets))
+    make("checkpointing", lambda: checkpointing.resolve(options))
+    make("faults", lambda: faults.resolve(options))
+    make("reporting", lambda layout: reporting.resolve(options, layout), "parallelism")
+    make("benchmark", lambda: benchmark.resolve(options))
+    return Draft(parts, frozenset(stand_ins), tuple(failures))
+
+
+def _product(options: dict[str, Any]) -> int:
+    """A size that all parts divide into which the options ask for."""
+    ranks = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size")
+    names = (*ranks, "recompute_num_layers")
+    return 1024 * math.prod(int(options[name] or 1) for name in names)

@@ -1,0 +1,75 @@
+"""AWS's instance types for training: accelerators, EFA devices, and what NCCL must be told to use them.
+
+The numbers are AWS's published ones. A count of EFA devices that is too low is not an error anywhere: the job runs at a fraction
+of the bandwidth; one that is too high keeps a pod pending for ever.
+"""
+
+import dataclasses
+
+from lt_shared.console import UsageError
+
+GPU = "nvidia.com/gpu"
+NEURON = "aws.amazon.com/neuron"
+EFA = "vpc.amazonaws.com/efa"
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """`gpu` is a name in `lt_train.config.cluster`, None for Trainium. `resource` is what Kubernetes calls an accelerator.
+
+    `device_rdma` says whether EFA reads and writes the memory of GPUs without the host.
+    """
+
+    name: str
+    accelerators: int
+    gpu: str | None
+    efa: int
+    device_rdma: bool = True
+
+    @property
+    def resource(self) -> str:
+        return GPU if self.gpu else NEURON
+
+    @property
+    def described(self) -> str:
+        return f"{self.name}: {self.accelerators} x {self.gpu or 'Trainium'}, {self.efa} EFA device(s)"
+
+    def environment(self) -> dict[str, str]:
+        """Variables that are the same on every node. A variable that the user has set should come before them."""
+        variables = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"} if self.gpu else {}
+        if self.efa:
+            # Without huge pages a fork, as of a data loader or a checkpoint writer, does not run out of them.
+            variables |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1", "FI_EFA_USE_HUGE_PAGE": "0"}
+        if self.efa and self.device_rdma:
+            variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
+            if self.gpu:
+                variables["FI_EFA_SET_CUDA_SYNC_MEMOPS"] = "0"
+        return variables
+
+
+INSTANCES = {
+    instance.name: instance
+    for instance in (
+        Instance("p4d.24xlarge", 8, "a100-40gb", 4),
+        Instance("p4de.24xlarge", 8, "a100-80gb", 4),
+        Instance("p5.48xlarge", 8, "h100-80gb", 32),
+        Instance("p5e.48xlarge", 8, "h200-141gb", 32),
+        Instance("p5en.48xlarge", 8, "h200-141gb", 16),
+        Instance("p6-b200.48xlarge", 8, "b200-180gb", 8),
+        Instance("g5.12xlarge", 4, "a10g-24gb", 1, device_rdma=False),
+        Instance("g5.48xlarge", 8, "a10g-24gb", 1, device_rdma=False),
+        Instance("g6.48xlarge", 8, "l4-24gb", 1, device_rdma=False),
+        Instance("g6e.48xlarge", 8, "l40s-48gb", 4, device_rdma=False),
+        Instance("trn1.32xlarge", 16, None, 8),
+        Instance("trn1n.32xlarge", 16, None, 16),
+        Instance("trn2.48xlarge", 16, None, 16),
+    )
+}
+
+
+def instance(name: str) -> Instance:
+    """The type `name`, with or without SageMaker's "ml." before it. Raises UsageError for another."""
+    found = INSTANCES.get(name.removeprefix("ml."))
+    if found is None:
+        raise UsageError(f"no instance type {name!r} in the table", f"types: {', '.join(INSTANCES)}")
+    return found

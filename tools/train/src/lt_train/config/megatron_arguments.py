@@ -1,0 +1,101 @@
+"""The settings of a run under Megatron's argument names: the log begins with them, and checkpoints hold them for Megatron-LM."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from lt_shared.megatron_arguments import to_arguments
+from lt_train.config.run_config import VOCABULARY_MULTIPLE, RunConfig
+from lt_train.config.settings.data import blend_words
+
+
+def of(plan: RunConfig) -> dict[str, Any]:
+    """The run's settings under Megatron's argument names."""
+    optimization, parallel, precision = plan.optimization, plan.parallelism, plan.precision
+    return to_arguments(plan.architecture) | {
+        "padded_vocab_size": plan.padded_vocab_size,
+        "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
+        "seq_length": plan.batches.seq_length,
+        "micro_batch_size": plan.batches.micro_batch_size,
+        "global_batch_size": plan.batches.global_batch_size,
+        "rampup_batch_size": list(dataclasses.astuple(plan.batches.ramp_up)) if plan.batches.ramp_up else None,
+        "train_iters": plan.batches.train_iters,
+        "train_samples": plan.batches.train_samples,
+        "world_size": parallel.world_size,
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": parallel.interleaving,
+        "num_virtual_stages_per_pipeline_rank": parallel.interleaving,
+        "decoder_first_pipeline_num_layers": parallel.first_stage_layers,
+        "decoder_last_pipeline_num_layers": parallel.last_stage_layers,
+        "context_parallel_size": parallel.context,
+        "tp_comm_overlap": parallel.tensor_overlap,
+        "expert_model_parallel_size": parallel.expert,
+        "transformer_impl": "transformer_engine" if plan.layers.transformer_engine else "local",
+        "hidden_dropout": plan.layers.hidden_dropout,
+        "attention_dropout": plan.layers.attention_dropout,
+        "moe_token_dispatcher_type": plan.layers.token_dispatcher,
+        "moe_grouped_gemm": plan.layers.grouped_experts,
+        "data_parallel_size": parallel.data,
+        "sequence_parallel": parallel.sequence,
+        "use_distributed_optimizer": parallel.distributed_optimizer,
+        **plan.memory.arguments(),
+        "lr": optimization.lr,
+        "min_lr": optimization.min_lr,
+        "optimizer": optimization.optimizer,
+        "lr_decay_style": optimization.lr_decay_style,
+        "lr_warmup_samples": optimization.lr_warmup_samples,
+        "lr_warmup_init": optimization.lr_warmup_init,
+        "lr_decay_samples": optimization.lr_decay_samples,
+        "lr_wsd_decay_style": optimization.wsd_decay_style,
+        "lr_wsd_decay_samples": optimization.wsd_decay_samples,
+        "weight_decay": optimization.end_weight_decay,
+        "start_weight_decay": optimization.start_weight_decay,
+        "end_weight_decay": optimization.end_weight_decay,
+        "weight_decay_incr_style": optimization.weight_decay_style,
+        "adam_beta1": optimization.adam_beta1,
+        "adam_beta2": optimization.adam_beta2,
+        "adam_eps": optimization.adam_eps,
+        "clip_grad": optimization.clip_grad,
+        "seed": plan.seed,
+        "bf16": precision.bf16,
+        "fp16": precision.fp16,
+        "loss_scale": precision.loss_scale,
+        "initial_loss_scale": precision.initial_loss_scale,
+        "min_loss_scale": precision.min_loss_scale,
+        "loss_scale_window": precision.loss_scale_window,
+        "hysteresis": precision.hysteresis,
+        "fp8": precision.fp8_format,
+        "fp8_recipe": precision.fp8_recipe,
+        "deterministic_mode": precision.deterministic,
+        "params_dtype": getattr(torch, plan.precision.dtype),
+        **_data_arguments(plan),
+        "save": plan.checkpointing.save,
+        "load": plan.checkpointing.load,
+        "ckpt_format": "torch_dist",
+        "async_save": plan.checkpointing.async_save,
+        "no_save_optim": plan.checkpointing.no_save_optim,
+        "no_save_rng": plan.checkpointing.no_save_rng,
+        "finetune": plan.checkpointing.finetune,
+        "data_parallel_random_init": False,
+    }
+
+
+def _data_arguments(plan: RunConfig) -> dict[str, Any]:
+    data = plan.data
+    whole = data.split is not None
+    return {
+        "split": data.split,
+        "data_path": blend_words(data.datasets) if whole else None,
+        "train_data_path": None if whole else blend_words(data.datasets),
+        "valid_data_path": blend_words(data.validation_datasets),
+        "test_data_path": blend_words(data.test_datasets),
+        "mock_data": data.mock,
+        "eval_iters": data.eval_iters,
+        "eval_interval": data.eval_interval,
+        "reset_position_ids": data.reset_position_ids,
+        "reset_attention_mask": data.reset_attention_mask,
+        "eod_mask_loss": data.eod_mask_loss,
+        "num_workers": data.num_workers,
+    }

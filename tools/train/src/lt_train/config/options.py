@@ -1,0 +1,97 @@
+"""The options of a run, as click knows them: those of all subjects, and --config, which makes a file's values their defaults.
+
+`schema` is the command line of a run for those that read or write one without running it: importers, rendered jobs, preflight.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_train.config import config_file, credentials
+from lt_train.config.settings import (
+    batches,
+    checkpointing,
+    faults,
+    layers,
+    memory,
+    model,
+    optimization,
+    parallelism,
+    precision,
+    reporting,
+)
+from lt_train.config.settings import data as data_settings
+
+SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory, data_settings, checkpointing, faults, reporting)
+# The subjects that `lt-train bench` has options for; `benchmark` settles the others.
+MEASURED_SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory)
+
+Function = Callable[..., Any]
+
+
+class RunCommand(console.Command):
+    """Takes Megatron's lists of datasets, which click cannot."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, data_settings.spread(args))
+        credentials.check_options(ctx.params)
+        return rest
+
+
+def settings_options(*subjects: Any, without: tuple[str, ...] = ()) -> Callable[[Function], Function]:
+    """The options of all subjects, in their order."""
+
+    def add(function: Any) -> Any:
+        for subject in reversed(subjects):
+            function = subject.OPTIONS(function)
+        function.__click_params__ = [option for option in function.__click_params__ if option.name not in without]
+        return function
+
+    return add
+
+
+def read_config(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+    """Make the file's values the defaults; options and environment variables come before them."""
+    if path is None:
+        return
+    parameters = [parameter for parameter in context.command.params if parameter.name]
+    names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
+    lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
+    context.default_map = config_file.from_toml(path, names, lists)
+
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    is_eager=True,
+    callback=read_config,
+    expose_value=False,
+    help="TOML file with any of these options, for example `seq-length = 4096`.",
+)
+
+
+def run_options(function: Function) -> Function:
+    """What `lt-train DATA...` takes."""
+    function = click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")(function)
+    return click.argument("data", nargs=-1)(settings_options(*SUBJECTS)(CONFIG(function)))
+
+
+@functools.cache
+def schema() -> click.Command:
+    """The command line of a run, which does nothing."""
+
+    @click.command(cls=RunCommand)
+    @run_options
+    def command(**options: Any) -> None:
+        pass
+
+    return command
+
+
+def with_training_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` of another command, and the defaults of those that it does not have."""
+    hidden = [parameter for parameter in schema().params if parameter.name not in options and parameter.expose_value]
+    return click.Command("defaults", params=hidden).make_context("defaults", []).params | options

@@ -1,0 +1,92 @@
+"""The configuration of a run: every setting resolved, one part per subject, without importing torch.
+
+It travels to the ranks as one JSON file, so all ranks run with the same settings. draft.py makes it of options, checks.py says
+what cannot run.
+"""
+
+import dataclasses
+import json
+from typing import Any, Self
+
+from lt_shared.architecture import Architecture
+from lt_shared.manifest import record_of
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.benchmark import Benchmark
+from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.faults import Faults
+from lt_train.config.settings.layers import Layers
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.optimization import Optimization
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.reporting import Reporting
+
+VOCABULARY_MULTIPLE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One run, a part per subject. `seed` is that of the weights and of the order of the data."""
+
+    architecture: Architecture
+    layers: Layers
+    batches: Batches
+    precision: Precision
+    optimization: Optimization
+    parallelism: Parallelism
+    memory: Memory
+    data: Data
+    checkpointing: Checkpointing
+    faults: Faults
+    reporting: Reporting
+    seed: int
+    benchmark: Benchmark | None = None
+
+    def micro_batches(self, samples: int) -> int:
+        """Micro batches that each data-parallel rank runs in a step of `samples` samples."""
+        return samples // (self.batches.micro_batch_size * self.parallelism.data)
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether data-parallel ranks split the optimizer's state; its checkpoints then have one form, FSDP or not."""
+        return self.parallelism.distributed_optimizer or self.memory.fully_sharded
+
+    @property
+    def steps_in_one_pass(self) -> bool:
+        """Whether the optimizer's step is that of `lt_train.optim.fused_adamw`."""
+        adam = self.layers.triton and self.optimization.optimizer == "adam"
+        return adam and self.precision.bf16 and not self.memory.fully_sharded
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
+
+    def starting_at(self, checkpoint: str, continues: bool) -> Self:
+        changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
+        return dataclasses.replace(self, checkpointing=changed)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        import cattrs
+
+        return cattrs.structure(json.loads(text), cls)
+
+    def as_record(self) -> dict[str, Any]:
+        """The configuration as printed by --dry-run."""
+        fields = dataclasses.asdict(self)
+        lists = ("datasets", "validation_datasets", "test_datasets")
+        datasets = {name: [record_of(dataset) for dataset in getattr(self.data, name)] for name in lists}
+        return {
+            "v": 1,
+            "kind": "plan",
+            **fields,
+            "data": fields["data"] | datasets,
+            "parameters": self.architecture.parameters(),
+            "active_parameters": self.architecture.active_parameters(),
+            "padded_vocab_size": self.padded_vocab_size,
+            "tokens": self.batches.train_samples * self.batches.seq_length,
+        }

@@ -1,0 +1,167 @@
+"""How many tokens a step takes and how many steps a run has."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.config.settings.parallelism import Parallelism
+
+POSITIVE = click.IntRange(min=1)
+LONGEST_DEFAULT_SEQUENCE = 8192
+DEFAULT_STEPS = 1000
+# Megatron ramps over some million; each step of the ramp is counted one by one.
+LONGEST_RAMP_SAMPLES = 1_000_000_000
+
+OPTIONS = console.section(
+    "Steps and batches",
+    click.option("--seq-length", type=POSITIVE, help="Tokens per sample; by default the positions of the model, at most 8192."),
+    click.option("--micro-batch-size", type=POSITIVE, default=1, help="Samples per forward pass and rank."),
+    click.option(
+        "--global-batch-size", type=POSITIVE, help="Samples per step; by default one micro batch per data-parallel rank."
+    ),
+    click.option(
+        "--rampup-batch-size",
+        nargs=3,
+        type=POSITIVE,
+        metavar="START INCREMENT SAMPLES",
+        help="Begin with START samples per step and grow by INCREMENT to the global batch size over SAMPLES samples.",
+    ),
+    click.option("--train-iters", type=POSITIVE, help=f"Steps to train in all; {DEFAULT_STEPS} when no length is given."),
+    click.option("--train-samples", type=POSITIVE, help="The same in samples, rounded down to whole steps."),
+    click.option("--train-tokens", type=POSITIVE, help="The same in tokens, rounded down to whole steps."),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**32 - 1), default=1234, help="Seed of the weights and of the order of the data."
+    ),
+)
+
+# Options of the length of a run.
+WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", "rampup_batch_size"))
+
+
+@dataclasses.dataclass(frozen=True)
+class RampUp:
+    """Megatron's batch size ramp-up: `start` samples per step, `increment` more after each equal part of `samples`."""
+
+    start: int
+    increment: int
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Sizes in tokens (`seq_length`) and samples; `train_iters` in steps. `global_batch_size` is that after the ramp-up."""
+
+    seq_length: int
+    micro_batch_size: int
+    global_batch_size: int
+    train_iters: int
+    ramp_up: RampUp | None = None
+
+    @property
+    def train_samples(self) -> int:
+        return self.samples_after(self.train_iters)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes that a global batch has in the run."""
+        ramp = self.ramp_up
+        return (*(range(ramp.start, self.global_batch_size, ramp.increment) if ramp else ()), self.global_batch_size)
+
+    def size_at(self, consumed_samples: int) -> int:
+        """Samples of the step that begins when `consumed_samples` have been trained on."""
+        ramp = self.ramp_up
+        if ramp is None or consumed_samples > ramp.samples:
+            return self.global_batch_size
+        increments = (self.global_batch_size - ramp.start) // ramp.increment
+        return ramp.start + int(consumed_samples / (ramp.samples / increments)) * ramp.increment
+
+    def samples_after(self, steps: int) -> int:
+        """Samples trained on in the first `steps` steps of the run."""
+        ramp = _ramp_steps(self)
+        within = ramp[min(steps, len(ramp) - 1)]
+        return within + max(0, steps - len(ramp) + 1) * self.global_batch_size
+
+    def samples_between(self, consumed_samples: int, steps: int) -> int:
+        """Samples that `steps` steps take which begin when `consumed_samples` have been trained on."""
+        end = consumed_samples
+        while steps and (size := self.size_at(end)) < self.global_batch_size:
+            end, steps = end + size, steps - 1
+        return end + steps * self.global_batch_size - consumed_samples
+
+    def steps_within(self, samples: int) -> int:
+        """Whole steps, from the beginning of the run, that take no more than `samples` together."""
+        ramp = _ramp_steps(self)
+        if samples >= ramp[-1]:
+            return len(ramp) - 1 + (samples - ramp[-1]) // self.global_batch_size
+        return sum(end <= samples for end in ramp) - 1
+
+
+@functools.lru_cache(maxsize=8)
+def _ramp_steps(batches: Batches) -> tuple[int, ...]:
+    """Samples trained on after 0, 1, 2 ... steps, up to the first step of full size."""
+    consumed = [0]
+    while (size := batches.size_at(consumed[-1])) < batches.global_batch_size:
+        consumed.append(consumed[-1] + size)
+    return tuple(consumed)
+
+
+def resolve(options: dict[str, Any], architecture: Architecture, parallelism: Parallelism) -> Batches:
+    """Raises UsageError for more than one length of the run, BadConfig for a ramp-up that ends elsewhere or a run of no step."""
+    micro_batch_size = options["micro_batch_size"]
+    batches = Batches(
+        seq_length=options["seq_length"] or min(architecture.max_position_embeddings, LONGEST_DEFAULT_SEQUENCE),
+        micro_batch_size=micro_batch_size,
+        global_batch_size=options["global_batch_size"] or micro_batch_size * max(1, parallelism.data),
+        train_iters=options["train_iters"] or DEFAULT_STEPS,
+        ramp_up=RampUp(*options["rampup_batch_size"]) if options["rampup_batch_size"] else None,
+    )
+    _check_ramp_up(batches)
+    lengths = {name: options[name] for name in ("train_iters", "train_samples", "train_tokens") if options[name]}
+    if len(lengths) > 1:
+        raise UsageError(" and ".join(f"--{name.replace('_', '-')}" for name in lengths), "give one length of the run")
+    samples = options["train_samples"] or (options["train_tokens"] or 0) // batches.seq_length
+    if "train_iters" in lengths or not lengths:
+        return batches
+    steps = batches.steps_within(samples)
+    if steps == 0:
+        raise BadConfig(
+            f"{samples} samples of {batches.seq_length} tokens are less than one step of {batches.size_at(0)} samples"
+        )
+    return dataclasses.replace(batches, train_iters=steps)
+
+
+def _check_ramp_up(batches: Batches) -> None:
+    ramp = batches.ramp_up
+    if ramp is None:
+        return
+    if ramp.samples > LONGEST_RAMP_SAMPLES:
+        raise BadConfig(f"a batch size that grows over {ramp.samples:,} samples", f"at most {LONGEST_RAMP_SAMPLES:,}")
+    rise = batches.global_batch_size - ramp.start
+    if rise <= 0 or rise % ramp.increment:
+        raise BadConfig(
+            f"a batch size that grows from {ramp.start} by {ramp.increment} does not arrive at {batches.global_batch_size}",
+            "--rampup-batch-size is first size, increment and samples; --global-batch-size is the size after it",
+        )
+
+
+def check(batches: Batches, architecture: Architecture, parallelism: Parallelism) -> Iterator[ToolError]:
+    """Yields BadConfig when a batch does not divide among the ranks, or a sample is longer than the model's positions."""
+    step_samples = batches.micro_batch_size * max(1, parallelism.data)
+    for size in batches.sizes:
+        if size % step_samples:
+            yield BadConfig(
+                f"global batch size {size} is not a multiple of micro batch size {batches.micro_batch_size}"
+                f" x data parallel size {parallelism.data}",
+                f"use {'multiples' if batches.ramp_up else 'a multiple'} of {step_samples}",
+            )
+    if batches.seq_length > architecture.max_position_embeddings:
+        yield BadConfig(
+            f"sequence length {batches.seq_length} exceeds the model's {architecture.max_position_embeddings} positions",
+            "lower --seq-length or raise --max-position-embeddings",
+        )

@@ -1,0 +1,281 @@
+"""What a rank keeps in memory and what it shares: gradients, fully sharded weights, recomputed and offloaded activations."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.config.settings import swiglu
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.layers import Layers
+from lt_train.config.settings.optimization import Optimization
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.runtime import device
+
+POSITIVE = click.IntRange(min=1)
+# Inside the matrix products (--swiglu-in); megatron-core does not know it.
+SWIGLU = "swiglu"
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "mlp", "moe", SWIGLU)
+
+OPTIONS = console.section(
+    "Sharding and memory",
+    click.option("--use-torch-fsdp2", is_flag=True, help="Split weights, gradients and optimizer among data-parallel ranks."),
+    click.option(
+        "--num-distributed-optimizer-instances",
+        type=POSITIVE,
+        default=1,
+        help="Copies of what data-parallel ranks split among them: more copies, shorter ways.",
+    ),
+    click.option("--overlap-grad-reduce", is_flag=True, help="Sum gradients among ranks during the backward pass."),
+    click.option("--overlap-param-gather", is_flag=True, help="Gather weights from ranks during the forward pass."),
+    click.option(
+        "--ddp-bucket-size",
+        type=POSITIVE,
+        help="Gradients summed at a time with overlap; by default a layer's (experts apart), at least 40 million.",
+    ),
+    click.option("--grad-reduce-in-bf16", is_flag=True, help="Keep and sum gradients in bfloat16 instead of float32."),
+    click.option(
+        "--accumulate-allreduce-grads-in-fp32",
+        is_flag=True,
+        help="Keep and sum gradients in float32, the default unless one bfloat16 micro batch on one rank makes a step.",
+    ),
+    click.option("--recompute-activations", is_flag=True, help="Short for --recompute-granularity selective."),
+    click.option(
+        "--recompute-granularity",
+        type=click.Choice(["full", "selective"]),
+        help="Compute again in the backward pass: whole layers, or the modules below.",
+    ),
+    click.option(
+        "--recompute-method",
+        type=click.Choice(["uniform", "block"]),
+        help="For full: groups of layers, keeping one input each, or each of a rank's first layers.",
+    ),
+    click.option("--recompute-num-layers", type=POSITIVE, help="Layers in a group (uniform), or recomputed layers (block)."),
+    click.option(
+        "--recompute-modules", help="For selective: of core_attn, layernorm, mlp, moe, swiglu; separate by spaces or commas."
+    ),
+    click.option(
+        "--cpu-offloading-num-layers",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Layers whose activations wait in host memory; needs TransformerEngine.",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recompute:
+    """`granularity` is full, with `method` and `layers`, or selective, with `modules`."""
+
+    granularity: str
+    method: str | None
+    layers: int | None
+    modules: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """`instances` are copies of the sharded state. `bucket_elements` None is for `data_parallel` to choose."""
+
+    fully_sharded: bool
+    instances: int
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    bucket_elements: int | None
+    gradient_dtype: str
+    recompute: Recompute | None
+    offloaded_layers: int
+
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        return self.recompute.modules if self.recompute else ()
+
+    def arguments(self) -> dict[str, Any]:
+        """The settings under Megatron's argument names."""
+        recompute = self.recompute
+        return {
+            "use_torch_fsdp2": self.fully_sharded,
+            "num_distributed_optimizer_instances": self.instances,
+            "overlap_grad_reduce": self.overlap_grad_reduce,
+            "overlap_param_gather": self.overlap_param_gather,
+            "ddp_bucket_size": self.bucket_elements,
+            "accumulate_allreduce_grads_in_fp32": self.gradient_dtype == "float32",
+            "grad_reduce_in_bf16": self.gradient_dtype == "bfloat16",
+            "recompute_granularity": recompute.granularity if recompute else None,
+            "recompute_method": recompute.method if recompute else None,
+            "recompute_num_layers": recompute.layers if recompute else None,
+            "recompute_modules": list(recompute.modules) if recompute else None,
+            "cpu_offloading_num_layers": self.offloaded_layers,
+        }
+
+
+def resolve(options: dict[str, Any], batches: Batches, parallel: Parallelism, precision: Precision) -> Memory:
+    if options["grad_reduce_in_bf16"] and options["accumulate_allreduce_grads_in_fp32"]:
+        raise UsageError("--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32", "pass one")
+    # One product makes the whole gradient of a weight: nothing is added to it that rounding would lose.
+    alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
+    suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
+    return Memory(
+        fully_sharded=options["use_torch_fsdp2"],
+        instances=options["num_distributed_optimizer_instances"],
+        overlap_grad_reduce=options["overlap_grad_reduce"],
+        overlap_param_gather=options["overlap_param_gather"],
+        bucket_elements=options["ddp_bucket_size"],
+        gradient_dtype="bfloat16" if options["grad_reduce_in_bf16"] or suffices else "float32",
+        recompute=_recompute(options),
+        offloaded_layers=options["cpu_offloading_num_layers"],
+    )
+
+
+def _recompute(options: dict[str, Any]) -> Recompute | None:
+    """Raises UsageError for options of the one granularity beside the other."""
+    granularity = options["recompute_granularity"]
+    modules, method, layers = options["recompute_modules"], options["recompute_method"], options["recompute_num_layers"]
+    if options["recompute_activations"]:
+        if granularity == "full":
+            raise UsageError(
+                "--recompute-activations is short for --recompute-granularity selective, and full is asked for beside it;"
+                " Megatron-LM would quietly take selective",
+                "drop --recompute-activations to recompute whole layers",
+            )
+        granularity = "selective"
+    if granularity != "selective" and modules:
+        raise UsageError("--recompute-modules without selective recomputation", "pass --recompute-granularity selective")
+    if granularity != "full" and (method or layers):
+        raise UsageError(
+            "--recompute-method and --recompute-num-layers without full recomputation", "pass --recompute-granularity full"
+        )
+    if granularity is None:
+        return None
+    if granularity == "full":
+        return Recompute("full", method or "uniform", layers or 1, ())
+    chosen = tuple((modules or "core_attn").replace(",", " ").split())
+    unknown = [module for module in chosen if module not in RECOMPUTE_MODULES]
+    if unknown:
+        raise UsageError(f"--recompute-modules {' '.join(unknown)}: unknown", f"choose from {', '.join(RECOMPUTE_MODULES)}")
+    return Recompute("selective", None, None, chosen)
+
+
+def for_any_model(memory: Memory) -> Memory:
+    """The same without the modules that only some models have."""
+    recompute = memory.recompute and dataclasses.replace(memory.recompute, modules=())
+    return dataclasses.replace(memory, recompute=recompute)
+
+
+def check(
+    memory: Memory,
+    layers: Layers,
+    parallel: Parallelism,
+    model: Architecture,
+    precision: Precision,
+    optimization: Optimization,
+) -> Iterator[ToolError]:
+    """Yields BadConfig with the reason for what cannot run together."""
+    if memory.fully_sharded:
+        yield from _check_fully_sharded(memory, parallel, precision, optimization)
+    elif memory.overlap_param_gather and not (parallel.distributed_optimizer and memory.overlap_grad_reduce):
+        yield BadConfig(
+            "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
+            "pass --use-distributed-optimizer --overlap-grad-reduce too",
+        )
+    reason = swiglu.recompute_obstacle(layers, model, precision, parallel, memory.fully_sharded)
+    if SWIGLU in memory.recomputed_modules and reason:
+        yield BadConfig(
+            "--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in) and beside Triton's casts to fp8,"
+            f" not for {reason}",
+            f"recompute {'moe' if model.num_experts else 'mlp'} instead, which is more",
+        )
+    if memory.gradient_dtype == "bfloat16" and not precision.bf16:
+        yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
+    if memory.instances > 1:
+        yield from _check_instances(memory, parallel)
+    if memory.offloaded_layers:
+        yield from _check_offloading(memory, layers, parallel, model)
+    if memory.recompute:
+        yield from _check_recompute(memory.recompute, layers, parallel, model)
+
+
+def check_capability(capability: tuple[int, int], memory: Memory, precision: Precision) -> Iterator[ToolError]:
+    """Yields BadConfig for what a GPU of this compute capability cannot recompute."""
+    if SWIGLU in memory.recomputed_modules and precision.fp8_format is None and capability[0] != swiglu.HOPPER:
+        has = device.capability_text(capability)
+        yield BadConfig(f"--recompute-modules swiglu needs a Hopper GPU: {has}, {swiglu.HOPPER}.0 is needed", "recompute mlp")
+
+
+def _check_fully_sharded(
+    memory: Memory, parallel: Parallelism, precision: Precision, optimization: Optimization
+) -> Iterator[ToolError]:
+    if parallel.distributed_optimizer or memory.overlap_grad_reduce or memory.overlap_param_gather:
+        yield BadConfig(
+            "--use-torch-fsdp2 splits the optimizer and overlaps communication by itself",
+            "drop --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather",
+        )
+    if precision.fp16:
+        yield BadConfig("--use-torch-fsdp2 has no loss scaling", "use --bf16, or --use-distributed-optimizer")
+    if memory.gradient_dtype == "bfloat16":
+        yield BadConfig("--use-torch-fsdp2 keeps gradients in float32 shards", "drop --grad-reduce-in-bf16")
+    if parallel.pipeline > 1:
+        yield BadConfig(
+            "--use-torch-fsdp2 would gather every layer again for each micro batch of a pipeline",
+            "use --use-distributed-optimizer with pipeline parallelism, or tensor parallelism with --use-torch-fsdp2",
+        )
+    if parallel.expert > 1:
+        yield BadConfig(
+            "--use-torch-fsdp2 splits every weight among the same ranks, and expert parallel ranks have different experts",
+            "drop --expert-model-parallel-size, or use --use-distributed-optimizer",
+        )
+    if optimization.optimizer not in ("adam", "sgd"):
+        yield BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 splits them by rows")
+
+
+def _check_instances(memory: Memory, parallel: Parallelism) -> Iterator[ToolError]:
+    if not (memory.fully_sharded or parallel.distributed_optimizer):
+        yield BadConfig(
+            "--num-distributed-optimizer-instances without anything that ranks split",
+            "pass --use-torch-fsdp2 or --use-distributed-optimizer too",
+        )
+    ranks = parallel.data * parallel.context
+    if ranks % memory.instances:
+        yield BadConfig(
+            f"{ranks} data-parallel ranks do not divide into {memory.instances} instances of the distributed optimizer"
+        )
+
+
+def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
+    if not layers.transformer_engine:
+        yield BadConfig(
+            "--cpu-offloading-num-layers: megatron-core offloads the activations of TransformerEngine's layers only",
+            "use --recompute-granularity full instead, or --transformer-impl te",
+        )
+    if memory.recompute:
+        yield BadConfig("--cpu-offloading-num-layers keeps what recomputation throws away", "choose one")
+    if parallel.pipeline > 1:
+        yield BadConfig("megatron-core offloads activations only without pipeline parallelism")
+    if memory.offloaded_layers >= model.num_layers:
+        yield BadConfig(f"--cpu-offloading-num-layers {memory.offloaded_layers}: at most {model.num_layers - 1} of the layers")
+
+
+def _check_recompute(recompute: Recompute, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:
+    wrong, right = ("mlp", "moe") if model.num_experts else ("moe", "mlp")
+    if wrong in recompute.modules:
+        kind = "experts" if model.num_experts else "no experts"
+        yield BadConfig(f"--recompute-modules {wrong}: the layers of {model.name} have {kind}", f"recompute {right}")
+    if "layernorm" in recompute.modules and not layers.transformer_engine:
+        yield BadConfig(
+            "--recompute-modules layernorm: megatron-core asks TransformerEngine whether the norm is in fp8",
+            "leave layernorm out, or use --transformer-impl te",
+        )
+    if recompute.method == "uniform":
+        stages = parallel.interleaving or 1
+        for rank in range(parallel.pipeline):
+            size = parallel.layers_of(rank, model.num_layers) // stages
+            if size % (recompute.layers or 1):
+                yield BadConfig(
+                    f"--recompute-num-layers {recompute.layers}: a stage's {size} layers do not divide into such groups",
+                    "choose a divisor, or --recompute-method block",
+                )

@@ -1,0 +1,182 @@
+"""The optimizer, the schedules of its learning rate and weight decay, and when a run that diverges is stopped.
+
+All schedules count samples, as Megatron's do: what is given in iterations is the samples of so many steps.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.config.megatron_version import release
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.parallelism import Parallelism
+
+OPTIMIZERS = ("adam", "muon")
+DECAY_STYLES = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
+WSD_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
+INCREMENT_STYLES = ("constant", "linear", "cosine")
+# Earlier versions want an older emerging-optimizers than PyPI has.
+MUON_VERSION = (0, 19)
+
+POSITIVE = click.IntRange(min=1)
+NOT_NEGATIVE = click.IntRange(min=0)
+RATE = console.FiniteRange(min=0)
+MOMENT = console.FiniteRange(0, 1, max_open=True)
+
+OPTIONS = console.section(
+    "Optimizer",
+    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", help="AdamW, or Muon for the matrices."),
+    click.option("--lr", type=console.FiniteRange(min=0, min_open=True), default=3e-4, help="Peak learning rate."),
+    click.option("--min-lr", type=RATE, help="Final learning rate; by default a tenth of the peak."),
+    click.option("--lr-decay-style", type=click.Choice(DECAY_STYLES), default="cosine", help="Shape of the decay."),
+    click.option("--lr-decay-iters", type=POSITIVE, help="Steps until the final learning rate; by default all."),
+    click.option("--lr-decay-samples", type=POSITIVE, help="The same in samples."),
+    click.option("--lr-warmup-iters", type=NOT_NEGATIVE, help="Steps of linear warm-up; by default 1% of the run."),
+    click.option("--lr-warmup-samples", type=NOT_NEGATIVE, help="The same in samples."),
+    click.option("--lr-warmup-fraction", type=MOMENT, help="The same as a fraction of the decay."),
+    click.option("--lr-warmup-init", type=RATE, default=0.0, help="Learning rate at the start of the warm-up."),
+    click.option("--lr-wsd-decay-style", type=click.Choice(WSD_STYLES), default="exponential", help="Shape of WSD's last part."),
+    click.option("--lr-wsd-decay-iters", type=POSITIVE, help="Steps of WSD's last part; by default a tenth of the decay."),
+    click.option("--lr-wsd-decay-samples", type=POSITIVE, help="The same in samples."),
+    click.option("--weight-decay", type=RATE, default=0.1, help="Weight decay; norms and biases have none."),
+    click.option("--start-weight-decay", type=RATE, help="Weight decay at the start, when it changes during the run."),
+    click.option("--end-weight-decay", type=RATE, help="Weight decay at the end of the run."),
+    click.option(
+        "--weight-decay-incr-style", type=click.Choice(INCREMENT_STYLES), default="constant", help="How it changes in between."
+    ),
+    click.option("--adam-beta1", type=MOMENT, default=0.9, help="Decay of the first moment."),
+    click.option("--adam-beta2", type=MOMENT, default=0.95, help="Decay of the second moment."),
+    click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Epsilon of AdamW."),
+    click.option("--clip-grad", type=RATE, default=1.0, help="Largest gradient norm; 0 does not clip."),
+    click.option("--z-loss-coeff", type=RATE, default=0.0, help="Weight of the squared log of the softmax's normaliser."),
+    click.option("--max-nan-steps", type=POSITIVE, default=10, help="Stop after so many skipped steps in a row."),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization:
+    """`wsd_decay_samples` is the length of the last part of the WSD schedule, and unused by the others."""
+
+    optimizer: str
+    lr: float
+    min_lr: float
+    lr_decay_style: str
+    lr_decay_samples: int
+    lr_warmup_samples: int
+    lr_warmup_init: float
+    wsd_decay_style: str
+    wsd_decay_samples: int
+    start_weight_decay: float
+    end_weight_decay: float
+    weight_decay_style: str
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    clip_grad: float
+    z_loss_coeff: float
+    max_nan_steps: int
+
+    @property
+    def splits_state(self) -> bool:
+        """Whether ranks can split the optimizer's state by elements; Muon needs whole matrices."""
+        return self.optimizer != "muon"
+
+
+def resolve(options: dict[str, Any], batches: Batches) -> Optimization:
+    """Raises UsageError when one length is given twice."""
+    decay = _length(options, "lr-decay", batches) or batches.train_samples
+    warmup = _length(options, "lr-warmup", batches)
+    if options["lr_warmup_fraction"] is not None:
+        if warmup is not None:
+            raise UsageError("--lr-warmup-fraction and another length of the warm-up", "give one of them")
+        warmup = int(options["lr_warmup_fraction"] * decay)
+    return Optimization(
+        optimizer=options["optimizer"],
+        lr=options["lr"],
+        min_lr=options["lr"] / 10 if options["min_lr"] is None else options["min_lr"],
+        lr_decay_style=options["lr_decay_style"],
+        lr_decay_samples=decay,
+        lr_warmup_samples=batches.samples_after(batches.train_iters // 100) if warmup is None else warmup,
+        lr_warmup_init=options["lr_warmup_init"],
+        wsd_decay_style=options["lr_wsd_decay_style"],
+        wsd_decay_samples=_length(options, "lr-wsd-decay", batches) or max(1, decay // 10),
+        start_weight_decay=_or(options["start_weight_decay"], options["weight_decay"]),
+        end_weight_decay=_or(options["end_weight_decay"], options["weight_decay"]),
+        weight_decay_style=options["weight_decay_incr_style"],
+        adam_beta1=options["adam_beta1"],
+        adam_beta2=options["adam_beta2"],
+        adam_eps=options["adam_eps"],
+        clip_grad=options["clip_grad"],
+        z_loss_coeff=options["z_loss_coeff"],
+        max_nan_steps=options["max_nan_steps"],
+    )
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def _length(options: dict[str, Any], name: str, batches: Batches) -> int | None:
+    """The samples of --NAME-iters, counted from the beginning of the run, or of --NAME-samples; None without either."""
+    key = name.replace("-", "_")
+    iterations, samples = options[f"{key}_iters"], options[f"{key}_samples"]
+    if iterations is None or samples is None:
+        return samples if iterations is None else batches.samples_after(iterations)
+    raise UsageError(f"both --{name}-iters and --{name}-samples", "give one of them")
+
+
+def missing_packages(optimization: Optimization) -> Iterator[ToolError]:
+    """Yields BadConfig for an optimizer that is not installed here."""
+    if optimization.optimizer != "muon":
+        return
+    version = metadata.version("megatron-core")
+    if release(version) < MUON_VERSION:
+        yield BadConfig(
+            f"Muon is there from megatron-core {MUON_VERSION[0]}.{MUON_VERSION[1]} on, this is {version}",
+            "pip install 'lt-train[muon]'",
+        )
+    if importlib.util.find_spec("emerging_optimizers") is None:
+        yield BadConfig("megatron-core takes Muon from a package that is not installed", "pip install 'lt-train[muon]'")
+
+
+def check(optimization: Optimization, dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+    """Yields BadConfig when a schedule contradicts itself, or Muon cannot run. `dtype` is that of the weights."""
+    settings = optimization
+    if not 0 <= settings.min_lr <= settings.lr:
+        yield BadConfig(f"minimum learning rate {settings.min_lr} is not between 0 and the learning rate {settings.lr}")
+    if settings.lr_warmup_init > settings.lr:
+        yield BadConfig(
+            f"warm-up starts at {settings.lr_warmup_init}, above the learning rate {settings.lr}", "lower --lr-warmup-init"
+        )
+    if settings.lr_warmup_samples >= settings.lr_decay_samples:
+        yield BadConfig(
+            f"warm-up over {settings.lr_warmup_samples} samples is not shorter than the decay over"
+            f" {settings.lr_decay_samples} samples",
+            "lower --lr-warmup-iters",
+        )
+    if settings.lr_decay_style == "WSD" and settings.lr_warmup_samples + settings.wsd_decay_samples > settings.lr_decay_samples:
+        yield BadConfig(
+            f"warm-up over {settings.lr_warmup_samples} and decay over {settings.wsd_decay_samples} samples do not fit in the"
+            f" {settings.lr_decay_samples} samples of the schedule",
+            "lower --lr-wsd-decay-iters",
+        )
+    start, end = settings.start_weight_decay, settings.end_weight_decay
+    if end < start:
+        yield BadConfig(f"weight decay falls from {start} to {end}", "megatron-core knows constant and rising weight decay")
+    if settings.weight_decay_style == "constant" and start != end:
+        yield BadConfig(f"constant weight decay from {start} to {end}", "add --weight-decay-incr-style linear")
+    if settings.optimizer == "muon":
+        yield from _check_muon(dtype, parallelism)
+
+
+def _check_muon(dtype: str, parallelism: Parallelism) -> Iterator[ToolError]:
+    if dtype == "float16":
+        yield BadConfig("megatron-core's Muon does not scale the loss, which fp16 needs", "use --bf16")
+    if parallelism.distributed_optimizer:
+        yield BadConfig("Muon needs whole matrices, the distributed optimizer splits them", "drop --use-distributed-optimizer")

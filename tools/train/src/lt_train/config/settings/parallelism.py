@@ -1,0 +1,217 @@
+"""How the ranks share the model and the data."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.runtime import device, rank_environment
+
+POSITIVE = click.IntRange(min=1)
+
+MANUAL, AUTO = "manual", "auto"
+
+OPTIONS = console.section(
+    "Parallelism",
+    click.option(
+        "--parallel",
+        type=click.Choice([MANUAL, AUTO]),
+        default=MANUAL,
+        help="auto chooses the sizes below, and whether to recompute, by the memory of the GPUs.",
+    ),
+    click.option("--tensor-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share each layer."),
+    click.option("--pipeline-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share the layers among them."),
+    click.option("--context-parallel-size", type=POSITIVE, default=1, help="Ranks that share each sample's tokens."),
+    click.option("--expert-model-parallel-size", type=POSITIVE, default=1, help="Data-parallel ranks that share the experts."),
+    click.option("--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Layers of a stage of an interleaved pipeline."),
+    click.option("--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="The same, by the number of stages."),
+    click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
+    click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
+    click.option("--sequence-parallel", is_flag=True, help="Split norms along the sequence among tensor-parallel ranks."),
+    click.option("--tp-comm-overlap", is_flag=True, help="Overlap tensor-parallel messages with products (TransformerEngine)."),
+    click.option("--use-distributed-optimizer", is_flag=True, help="Split the optimizer state among data-parallel ranks."),
+    click.option("--ranks", type=POSITIVE, help="Ranks to start here; by default one per GPU, or what model parallelism needs."),
+    click.option(
+        "--device",
+        type=click.Choice(device.DEVICES),
+        default="auto",
+        help="Where to train; auto takes the GPUs that it finds.",
+    ),
+)
+
+# Values of options for stages of one piece, and of as many layers each.
+WITHOUT_VIRTUAL_STAGES = {"num_layers_per_virtual_pipeline_stage": None, "num_virtual_stages_per_pipeline_rank": None}
+EVEN = {"decoder_first_pipeline_num_layers": None, "decoder_last_pipeline_num_layers": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallelism:
+    """Sizes in ranks. The data-parallel size is what remains of the world. `device` is one of `lt_train.runtime.device`.
+
+    `interleaving` is the number of pipeline stages that each rank has, None for the schedule of one stage a rank.
+    `first_stage_layers` and `last_stage_layers` are those of a pipeline rank; None divides the layers evenly.
+    `expert` ranks are data-parallel ranks that have different experts and the same of everything else.
+    """
+
+    device: str
+    world_size: int
+    tensor: int
+    pipeline: int
+    sequence: bool
+    distributed_optimizer: bool
+    context: int = 1
+    interleaving: int | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    expert: int = 1
+    tensor_overlap: bool = False
+
+    @property
+    def model(self) -> int:
+        """Ranks that train one replica of the model."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def data(self) -> int:
+        return self.world_size // self.model
+
+    def layers_of(self, pipeline_rank: int, layers: int) -> int:
+        """Layers of a pipeline rank, of all its stages together, when the model has `layers`."""
+        own = {0: self.first_stage_layers or 0, self.pipeline - 1: self.last_stage_layers or 0}
+        rest, ranks = layers - sum(own.values()), self.pipeline - sum(size > 0 for size in own.values())
+        return own.get(pipeline_rank) or rest // ranks
+
+    @property
+    def described(self) -> str:
+        """The layout in words, for example "tensor 2 x pipeline 2 (3 stages each) x data 4"."""
+        stages = f" ({self.interleaving} stages each)" if self.interleaving else ""
+        context = f" x context {self.context}" if self.context > 1 else ""
+        expert = f", experts on {self.expert}" if self.expert > 1 else ""
+        return f"tensor {self.tensor} x pipeline {self.pipeline}{stages}{context} x data {self.data}{expert}"
+
+
+def resolve(options: dict[str, Any], model: Architecture, where: str, ranks: int | None = None) -> Parallelism:
+    """`where` is a resolved device. Without `ranks` the world is the one that this process belongs to or starts."""
+    tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
+    context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]
+    return Parallelism(
+        device=where,
+        world_size=ranks or _world_size(options, where, tensor * pipeline * context * expert),
+        tensor=tensor,
+        pipeline=pipeline,
+        sequence=options["sequence_parallel"],
+        distributed_optimizer=options["use_distributed_optimizer"],
+        context=context,
+        interleaving=_interleaving(options, model.num_layers, pipeline),
+        first_stage_layers=options["decoder_first_pipeline_num_layers"],
+        last_stage_layers=options["decoder_last_pipeline_num_layers"],
+        expert=expert,
+        tensor_overlap=options["tp_comm_overlap"],
+    )
+
+
+def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int:
+    """The ranks that a launcher has started, or those that lt-train starts here and, alike, on the other nodes."""
+    here = rank_environment.find()
+    if here is not None:
+        if options["ranks"] and options["ranks"] != here.world_size:
+            raise UsageError(f"--ranks {options['ranks']}, but {here.found} started {here.world_size}", "drop --ranks")
+        return here.world_size
+    node = rank_environment.find_node()
+    if node is None:
+        return options["ranks"] or device.default_ranks(where, model_parallel)
+    return node.nodes * (options["ranks"] or node.ranks or device.default_ranks(where, -(-model_parallel // node.nodes)))
+
+
+def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | None:
+    """Stages per pipeline rank, from either of Megatron's two options. Raises UsageError or BadConfig."""
+    stage_layers, stages = options["num_layers_per_virtual_pipeline_stage"], options["num_virtual_stages_per_pipeline_rank"]
+    if stage_layers and stages:
+        raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank", "pass one")
+    if stage_layers:
+        if options["decoder_first_pipeline_num_layers"] or options["decoder_last_pipeline_num_layers"]:
+            raise UsageError(
+                "layers per virtual stage are the same on all ranks, but the first or last pipeline rank has its own number",
+                "pass --num-virtual-stages-per-pipeline-rank",
+            )
+        if layers % (pipeline * stage_layers):
+            raise BadConfig(f"{layers} layers do not divide into stages of {stage_layers} on {pipeline} pipeline ranks")
+        stages = layers // (pipeline * stage_layers)
+    return stages if stages and stages > 1 else None
+
+
+def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterator[ToolError]:
+    """Yields BadConfig when the sizes do not divide the model or the ranks."""
+    if parallel.world_size % parallel.model:
+        yield BadConfig(
+            f"{parallel.world_size} ranks do not divide into tensor parallel {parallel.tensor}"
+            f" x pipeline parallel {parallel.pipeline} x context parallel {parallel.context}",
+            f"start a multiple of {parallel.model} ranks",
+        )
+    divisible = (
+        ("attention heads", model.num_attention_heads),
+        ("query groups", model.num_query_groups),
+        ("feed-forward size", model.ffn_hidden_size),
+    )
+    for what, size in divisible:
+        if size % parallel.tensor:
+            yield BadConfig(
+                f"{what} {size} not divisible by tensor parallel size {parallel.tensor}", "choose another tensor parallel size"
+            )
+    if parallel.sequence and parallel.tensor == 1:
+        yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
+    if parallel.tensor_overlap and not parallel.sequence:
+        yield BadConfig("--tp-comm-overlap needs sequence parallelism", "add --sequence-parallel")
+    yield from _check_stages(parallel, model.num_layers)
+    yield from _check_sequence(parallel, seq_length)
+
+
+def _check_stages(parallel: Parallelism, layers: int) -> Iterator[ToolError]:
+    """Every pipeline rank has layers, and each of its stages the same number."""
+    if parallel.interleaving and parallel.pipeline == 1:
+        yield BadConfig("an interleaved pipeline needs a pipeline parallel size above 1", "drop the virtual stages")
+    stages = parallel.interleaving or 1
+    own = [size for size in (parallel.first_stage_layers, parallel.last_stage_layers) if size]
+    rest, ranks = layers - sum(own), parallel.pipeline - len(own)
+    if rest < 0 or ranks < 0 or bool(rest) != bool(ranks):
+        yield BadConfig(
+            f"{layers} layers do not divide among {parallel.pipeline} pipeline ranks, the first or last with {own} of its own"
+        )
+    for size in own:
+        if size % stages:
+            yield BadConfig(f"{size} layers of the first or last pipeline rank do not divide into {stages} virtual stages")
+    if ranks and rest % (ranks * stages):
+        yield BadConfig(
+            f"layers {rest} not divisible by pipeline parallel size {ranks}"
+            + (f" x {stages} virtual stages" if parallel.interleaving else ""),
+            "choose another pipeline parallel size",
+        )
+
+
+def _check_sequence(parallel: Parallelism, seq_length: int) -> Iterator[ToolError]:
+    """Context-parallel ranks have two chunks each; sequence parallelism splits these again."""
+    pieces = 2 * parallel.context if parallel.context > 1 else 1
+    if seq_length % pieces:
+        yield BadConfig(
+            f"sequence length {seq_length} not divisible by 2 x context parallel size {parallel.context}",
+            "each rank has two chunks of the sequence",
+        )
+    if parallel.sequence and seq_length // parallel.context % parallel.tensor:
+        yield BadConfig(
+            f"sequence length {seq_length // parallel.context} of a context-parallel rank not divisible by tensor parallel size"
+            f" {parallel.tensor}"
+        )
+
+
+def check_micro_batches(parallel: Parallelism, micro_batches: int) -> Iterator[ToolError]:
+    """An interleaved pipeline runs as many micro batches in turn as it has ranks. Yields BadConfig when some would be left."""
+    if parallel.interleaving and micro_batches % parallel.pipeline:
+        yield BadConfig(
+            f"{micro_batches} micro batches a step do not divide into groups of {parallel.pipeline} pipeline ranks, which"
+            " interleaved stages need",
+            f"make the global batch size a multiple of micro batch size x data parallel size x {parallel.pipeline}",
+        )

@@ -1,0 +1,151 @@
+"""The number formats of weights, activations and matrix products, the scaling of the loss in fp16, and determinism."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, ToolError, UsageError
+from lt_train.config.settings.layers import Layers
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.runtime import device
+
+FP8_FORMATS = ("e4m3", "hybrid")
+FP8_RECIPES = ("tensorwise", "delayed", "rowwise")
+FP8_CAPABILITY = (8, 9)
+BF16_CAPABILITY = (8, 0)
+FP8_MULTIPLE = 16
+
+OPTIONS = console.section(
+    "Precision",
+    click.option("--bf16", is_flag=True, help="Train in bfloat16 with fp32 master weights."),
+    click.option("--fp16", is_flag=True, help="Train in float16 with fp32 master weights and a scaled loss."),
+    click.option("--loss-scale", type=console.FiniteRange(min=0, min_open=True), help="Fixed loss scale for fp16."),
+    click.option("--initial-loss-scale", type=console.FiniteRange(min=1), default=2.0**32, help="First dynamic loss scale."),
+    click.option("--min-loss-scale", type=console.FiniteRange(min=1), default=1.0, help="Smallest dynamic loss scale."),
+    click.option("--loss-scale-window", type=click.IntRange(min=1), default=1000, help="Good steps before it is doubled."),
+    click.option("--hysteresis", type=click.IntRange(min=1), default=2, help="Bad steps before it is halved."),
+    click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="Multiply in fp8; hybrid has e5m2 gradients."),
+    click.option("--fp8-recipe", type=click.Choice(FP8_RECIPES), default="tensorwise", help="How fp8 values are scaled."),
+    click.option(
+        "--deterministic", "--deterministic-mode", "deterministic", is_flag=True, help="The same results every time on GPUs too."
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """`dtype` is torch's name of the type of weights and activations; the optimizer's own weights are float32.
+
+    A `loss_scale` of None is the dynamic one, for float16 only. `fp8_format` None is without fp8.
+    """
+
+    dtype: str
+    loss_scale: float | None
+    initial_loss_scale: float
+    min_loss_scale: float
+    loss_scale_window: int
+    hysteresis: int
+    fp8_format: str | None
+    fp8_recipe: str
+    deterministic: bool
+
+    @property
+    def bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def fp16(self) -> bool:
+        return self.dtype == "float16"
+
+    @property
+    def half(self) -> bool:
+        """Whether weights have 16 bits, and the optimizer a copy of them with 32."""
+        return self.dtype != "float32"
+
+    def scale_falls(self, loss_scale: float) -> bool:
+        """Whether a step with infinite gradients can still lower the loss scale from what it is."""
+        return self.fp16 and self.loss_scale is None and loss_scale > self.min_loss_scale
+
+
+def resolve(options: dict[str, Any]) -> Precision:
+    if options["bf16"] and options["fp16"]:
+        raise UsageError("both --bf16 and --fp16", "give one of them")
+    return Precision(
+        dtype="bfloat16" if options["bf16"] else "float16" if options["fp16"] else "float32",
+        loss_scale=options["loss_scale"],
+        initial_loss_scale=options["initial_loss_scale"],
+        min_loss_scale=options["min_loss_scale"],
+        loss_scale_window=options["loss_scale_window"],
+        hysteresis=options["hysteresis"],
+        fp8_format=options["fp8_format"],
+        fp8_recipe=options["fp8_recipe"],
+        deterministic=options["deterministic"],
+    )
+
+
+def check(
+    precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
+) -> Iterator[ToolError]:
+    """Yields BadConfig for numbers that contradict each other, and for what the device or the layers cannot compute."""
+    if precision.loss_scale and not precision.fp16:
+        yield BadConfig(f"a loss scale for weights in {precision.dtype}", "loss scaling is for --fp16")
+    if precision.min_loss_scale > precision.initial_loss_scale:
+        yield BadConfig(
+            f"smallest loss scale {precision.min_loss_scale} above the first one {precision.initial_loss_scale}",
+            "lower --min-loss-scale",
+        )
+    if precision.deterministic and parallelism.device == device.CUDA:
+        yield from _check_deterministic(precision)
+    if precision.fp8_format:
+        yield from _check_fp8(precision, layers, architecture, parallelism, micro_batch_tokens)
+
+
+def check_capability(capability: tuple[int, int], precision: Precision) -> Iterator[ToolError]:
+    """Yields BadConfig for what a GPU of this compute capability cannot compute."""
+    has = device.capability_text(capability)
+    if precision.fp8_format and capability < FP8_CAPABILITY:
+        yield BadConfig(
+            f"this GPU cannot multiply in fp8: {has}, 8.9 is needed", "drop --fp8-format, or use Ada, Hopper or later"
+        )
+    if precision.bf16 and capability < BF16_CAPABILITY:
+        yield BadConfig(f"this GPU cannot multiply in bfloat16: {has}, 8.0 is needed", "use --fp16, or Ampere or later")
+
+
+def _check_deterministic(precision: Precision) -> Iterator[ToolError]:
+    if not precision.half:
+        yield BadConfig("fp32 attention has no deterministic backward pass on a GPU", "add --bf16, or drop --deterministic")
+    algorithm = os.environ.get("NCCL_ALGO")
+    if algorithm is not None and algorithm not in device.DETERMINISTIC_COLLECTIVES:
+        allowed = ", ".join(device.DETERMINISTIC_COLLECTIVES)
+        yield BadConfig(f"NCCL_ALGO={algorithm} may sum in another order each time", f"unset it, or use one of {allowed}")
+
+
+def _check_fp8(
+    precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
+) -> Iterator[ToolError]:
+    if not precision.bf16:
+        yield BadConfig(f"fp8 products of weights in {precision.dtype}", "add --bf16")
+    if parallelism.device != device.CUDA:
+        yield BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
+    if precision.fp8_recipe == "delayed" and not layers.transformer_engine:
+        yield BadConfig("fp8 recipe delayed needs TransformerEngine", "use --fp8-recipe tensorwise")
+    if precision.fp8_recipe == "rowwise" and layers.transformer_engine:
+        yield BadConfig("TransformerEngine has no fp8 recipe rowwise", "use --fp8-recipe tensorwise or --transformer-impl torch")
+    if architecture.num_experts:
+        yield BadConfig("fp8 for experts: their numbers of tokens do not divide by 16", "drop --fp8-format")
+    ways = parallelism.tensor
+    sizes = {
+        "hidden size": architecture.hidden_size,
+        "feed-forward size per rank": architecture.ffn_hidden_size // ways,
+        "queries per rank": architecture.num_attention_heads * architecture.kv_channels // ways,
+        "keys per rank": architecture.num_query_groups * architecture.kv_channels // ways,
+        "tokens in a micro batch per rank": micro_batch_tokens // parallelism.context,
+    }
+    for name, size in sizes.items():
+        if size % FP8_MULTIPLE:
+            yield BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 products need", "drop --fp8-format")

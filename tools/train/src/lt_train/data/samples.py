@@ -1,0 +1,148 @@
+"""The samples of a run, each read when it is asked for: sequence_length + 1 tokens of one dataset, or the next of a blend.
+
+The .bin is read with pread, which lets other threads run while the disk is awaited: a page fault in a memory map would stop all
+threads of the process, and with them the training step.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_shared import indexed_dataset
+from lt_shared.console import IoFailure
+from lt_train.data import sample_index
+
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+class Sequences(Protocol):
+    """Token sequences that samples are cut from; `lengths` is int32 [S]."""
+
+    lengths: npt.NDArray[np.int32]
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        """Sequences `numbers` joined, without the first `start` tokens of the first, up to before `end` in the last."""
+
+
+class StoredSequences:
+    """The sequences of a `.bin/.idx` pair."""
+
+    def __init__(self, prefix: str):
+        reader = indexed_dataset.Reader(prefix, thorough=False)
+        self.lengths = reader.sequence_lengths
+        self.offsets = reader.sequence_offsets
+        self.dtype = reader.dtype
+        self.path = indexed_dataset.bin_path(prefix)
+        self._file = os.open(self.path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        width = self.dtype.itemsize
+        # take() would first copy the whole column, whose place in the .idx is not aligned.
+        offsets = self.offsets[numbers]
+        sizes = self.lengths[numbers].astype(np.int64) * width
+        sizes[-1] = end * width
+        offsets[0] += start * width
+        sizes[0] -= start * width
+        content = bytearray(int(sizes.sum()))
+        view, place = memoryview(content), 0
+        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+            self._read_into(view[place : place + size], offset)
+            place += size
+        return np.frombuffer(content, self.dtype)
+
+    def _read_into(self, target: memoryview, offset: int) -> None:
+        while target:
+            try:
+                count = os.preadv(self._file, [target], offset)
+            except OSError as error:
+                raise IoFailure(f"{self.path}: {error.strerror}") from error
+            if count == 0:
+                raise IoFailure(f"{self.path}: ends at byte {offset}", "the file was changed while the run read it")
+            target, offset = target[count:], offset + count
+
+
+class MockSequences:
+    """Megatron's mock data: 100,000 sequences that count from 1 to their random length and end with a document's end."""
+
+    COUNT = 100_000
+    LONGEST = 4096
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.lengths = np.random.default_rng(0).integers(1, self.LONGEST, size=self.COUNT, dtype=np.int32)
+
+    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
+        sequences = [self._sequence(number, length) for number, length in zip(numbers, self.lengths.take(numbers), strict=True)]
+        for sequence in sequences:
+            sequence[-1] = self.vocab_size - 1
+        sequences[-1] = sequences[-1][:end]
+        sequences[0] = sequences[0][start:]
+        return np.concatenate(sequences)
+
+    def _sequence(self, number: int, length: int) -> Tokens:
+        return (np.arange(length) + 1) % self.vocab_size
+
+
+class RandomSequences(MockSequences):
+    """The same of tokens that are all equally likely, for measurements.
+
+    A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at the limit of its power then runs
+    faster than it does in training.
+    """
+
+    def _sequence(self, number: int, length: int) -> Tokens:
+        return np.random.default_rng(number).integers(self.vocab_size, size=length)
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSamples:
+    """The samples that one dataset gives, in the order of its indices."""
+
+    sequences: Sequences
+    document_index: npt.NDArray[np.int32]
+    sample_index: Tokens
+    shuffle_index: Tokens
+
+    @classmethod
+    def load(cls, sequences: Sequences, directory: Path) -> "DatasetSamples":
+        names = (sample_index.DOCUMENT_INDEX, sample_index.SAMPLE_INDEX, sample_index.SHUFFLE_INDEX)
+        return cls(sequences, *sample_index.load(directory, *names))
+
+    def __len__(self) -> int:
+        return len(self.shuffle_index)
+
+    def __getitem__(self, number: int) -> Tokens:
+        row = int(self.shuffle_index[number])
+        (first, start), (last, end) = self.sample_index.take((row, row + 1), axis=0).tolist()
+        return self.sequences.read(self.document_index[first : last + 1], start, end + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlendedSamples:
+    """The samples of a weighted blend of datasets."""
+
+    members: Sequence[DatasetSamples]
+    dataset_index: Tokens
+    dataset_sample_index: Tokens
+
+    @classmethod
+    def load(cls, members: Sequence[DatasetSamples], directory: Path) -> "BlendedSamples":
+        return cls(members, *sample_index.load(directory, sample_index.DATASET_INDEX, sample_index.DATASET_SAMPLE_INDEX))
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, number: int) -> Tokens:
+        member: DatasetSamples = self.members[int(self.dataset_index[number])]
+        return member[int(self.dataset_sample_index[number])]
+
+
+Samples = DatasetSamples | BlendedSamples

@@ -1,0 +1,269 @@
+"""The account of a foreign configuration: every key of it is carried over once, or dropped with a reason.
+
+A key that a translation forgets is listed as unknown, so nothing of a configuration is lost silently.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from lt_shared.console import BadData
+from lt_train.config import credentials
+from lt_train.config.options import schema
+
+MOST_KEYS = 10_000
+# Steps, sizes and seeds are 64-bit integers where they are used.
+LARGEST = 2**63 - 1
+HOLDS_SECRET = "it holds a secret: those come from the environment"
+NOT_SET = "it is not set"
+IS_OFF = "it is off or empty, and lt-train does nothing of the kind unasked"
+IS_IMPLIED = "lt-train does so in any case, or it has no effect beside the other keys"
+A_NUMBER, A_TEXT = "a number is needed there", "a text is needed there"
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropped:
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """`options` by the names of lt-train's parameters. Those in `defaults` are not in the configuration but follow from it."""
+
+    source: str
+    options: dict[str, Any]
+    defaults: frozenset[str]
+    dropped: tuple[Dropped, ...]
+
+    def toml(self) -> str:
+        """What --config reads."""
+        lines = [f"# from {self.source}"]
+        for name, value in self.options.items():
+            default = f"  # a default of {self.source}" if name in self.defaults else ""
+            lines.append(f"{name.replace('_', '-')} = {_literal(value)}{default}")
+        return "\n".join(lines) + "\n"
+
+    def record(self) -> dict[str, Any]:
+        """The JSON object of `lt-train import --json`."""
+        return {
+            "v": 1,
+            "kind": "import",
+            "source": self.source,
+            "options": {name.replace("_", "-"): value for name, value in self.options.items()},
+            "defaults": sorted(name.replace("_", "-") for name in self.defaults),
+            "not_carried": [dataclasses.asdict(entry) for entry in self.dropped],
+        }
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    # TOML writes texts as JSON does, but for one control character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+
+
+class Ledger:
+    """Keys with dots, each to be taken once."""
+
+    def __init__(self, source: str, values: Mapping[str, Any], written: Mapping[str, str] | None = None):
+        """`written` has the names that keys have in the configuration, where those are others."""
+        self.source = source
+        self._written = written or {}
+        self._left = dict(values)
+        self._given = dict(values)
+        self._carried: set[str] = set()
+        self._options: dict[str, Any] = {}
+        self._defaults: set[str] = set()
+        self._dropped: list[Dropped] = []
+
+    def has(self, key: str) -> bool:
+        return key in self._left
+
+    def peek(self, key: str) -> Any:
+        return self._left.get(key)
+
+    def take(self, key: str, otherwise: Any = None) -> Any:
+        """The value, which the caller carries over or drops; if it does neither, `close` lists it."""
+        return number(self._left.pop(key, otherwise))
+
+    def take_number(self, key: str) -> Any:
+        """A number, None where there is none; what is not a number is dropped."""
+        value = self.take(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is None or is_number:
+            return value
+        return self._not_taken(key, value, A_NUMBER)
+
+    def take_text(self, key: str, otherwise: str | None = None) -> Any:
+        """A text, `otherwise` where there is none; what is not a text is dropped."""
+        value = self._left.pop(key, None)
+        if value is None:
+            return otherwise
+        return value if isinstance(value, str) else self._not_taken(key, value, A_TEXT, otherwise)
+
+    def carry(self, key: str, option: str) -> None:
+        """Carry `key` over as `option`, if lt-train takes its value there; one that is not set is passed over."""
+        self.carry_value(key, option, self.take(key))
+
+    def carry_value(self, key: str, option: str, value: Any) -> None:
+        """The same for a value that was taken before."""
+        if value is None:
+            return
+        try:
+            self.set(option, accepted(options()[option], value), key)
+        except click.BadParameter:
+            self._drop(key, value, f"lt-train takes {expected(options()[option])} there")
+
+    def flag(self, key: str, option: str) -> None:
+        """Carry a switch over that is on."""
+        if self.take(key):
+            self.set(option, True, key)
+
+    def set(self, option: str, value: Any, *keys: str) -> None:
+        """`keys` are carried over by it."""
+        if credentials.holds(value):
+            self._drop(keys[0] if keys else option, value, HOLDS_SECRET)
+        else:
+            self._options[option] = value
+        self._carried.update(keys)
+
+    def default(self, option: str, value: Any, *keys: str) -> None:
+        """What the other trainer does where nothing is said, and lt-train does otherwise; or what follows from `keys`."""
+        self._carried.update(keys)
+        if option not in self._options:
+            self._options[option] = value
+            self._defaults.add(option)
+
+    def get(self, option: str) -> Any:
+        return self._options.get(option)
+
+    def drop(self, key: str, reason: str) -> None:
+        if key in self._left:
+            self._drop(key, self._left.pop(key), reason)
+
+    def drop_value(self, key: str, value: Any, reason: str) -> None:
+        """Drop a key that was taken before."""
+        self._drop(key, value, reason)
+
+    def drop_all(self, reasons: Mapping[str, str]) -> None:
+        """Drop keys, and with a name that ends in a dot all keys below it, each group for its reason."""
+        for name, reason in reasons.items():
+            for key in [key for key in self._left if key == name or (name.endswith(".") and key.startswith(name))]:
+                self.drop(key, reason)
+
+    def close(self, unknown: str) -> Translation:
+        for key in list(self._left):
+            self.drop(key, unknown)
+        listed = {entry.key for entry in self._dropped}
+        for key, value in self._given.items():
+            if self._name(key) not in listed and key not in self._carried:
+                self._drop(key, value, IS_IMPLIED if value else IS_OFF)
+        return Translation(self.source, self._options, frozenset(self._defaults), tuple(self._dropped))
+
+    def _not_taken(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
+        self._drop(key, value, reason)
+        return otherwise
+
+    def _drop(self, key: str, value: Any, reason: str) -> None:
+        if value is None:
+            reason = NOT_SET
+        if value is not None or key in self._given:
+            shown = credentials.NOT_SHOWN if credentials.is_secret(key) else credentials.covered(value)
+            shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
+            self._dropped.append(Dropped(self._name(key), shown, reason))
+
+    def _name(self, key: str) -> str:
+        return str(credentials.covered(self._written.get(key, key)))
+
+
+@functools.cache
+def options() -> dict[str, click.Option]:
+    """lt-train's options by all their names, with underscores."""
+    found = [option for option in schema().params if isinstance(option, click.Option)]
+    return {spelling.lstrip("-").replace("-", "_"): option for option in found for spelling in option.opts}
+
+
+def accepted(option: click.Option, value: Any) -> Any:
+    """`value` as `option` takes it. Raises click.BadParameter for one that it does not."""
+    if option.multiple or option.nargs != 1:
+        if not isinstance(value, list) or (option.nargs not in (1, -1) and len(value) != option.nargs):
+            raise click.BadParameter("a list")
+        return [_accepted(option, entry) for entry in value]
+    return _accepted(option, value)
+
+
+def _accepted(option: click.Option, value: Any) -> Any:
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise click.BadParameter("a switch")
+        return value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise click.BadParameter("a value")
+    if isinstance(value, float) and isinstance(option.type, click.types.IntParamType):
+        if not value.is_integer():
+            raise click.BadParameter("a whole number")
+        value = int(value)
+    if not isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+        value = str(value)
+    converted = option.type.convert(value, option, None)
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise click.BadParameter("a number")
+    if isinstance(converted, int) and abs(converted) > LARGEST:
+        raise click.BadParameter("a smaller number")
+    return converted if isinstance(converted, int | float) else value
+
+
+def expected(option: click.Option) -> str:
+    """What `accepted` takes, in words."""
+    if option.is_flag:
+        return "true or false"
+    kind = option.type
+    if isinstance(kind, click.Choice):
+        words = f"one of {', '.join(map(str, kind.choices))}"
+    elif isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        words = "a whole number" if isinstance(kind, click.types.IntParamType) else "a finite number"
+        low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+        if high is None and isinstance(kind, click.types.IntParamType):
+            high = LARGEST
+        if low is not None:
+            words += f" above {low}" if getattr(kind, "min_open", False) else f" from {low}"
+        if high is not None:
+            words += f" below {high}" if getattr(kind, "max_open", False) else f" up to {high}"
+    else:
+        words = "a text"
+    if option.multiple or option.nargs != 1:
+        return f"a list of {option.nargs} values, each {words}" if option.nargs > 1 else f"a list, each entry {words}"
+    return words
+
+
+def number(value: Any) -> Any:
+    """YAML reads 1e-5, without a point, as text."""
+    return float(value) if isinstance(value, str) and "e" in value.lower() and NUMBER.fullmatch(value) else value
+
+
+def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables as keys with dots. Raises BadData for too many of them: aliases of YAML can multiply a few."""
+    flat: dict[str, Any] = {}
+
+    def add(part: Mapping[str, Any], prefix: str) -> None:
+        for name, value in part.items():
+            if isinstance(value, Mapping) and value:
+                add(value, f"{prefix}{name}.")
+            elif len(flat) < MOST_KEYS:
+                flat[f"{prefix}{name}"] = value
+            else:
+                raise BadData(f"more than {MOST_KEYS} keys: not a configuration")
+
+    add(table, "")
+    return flat

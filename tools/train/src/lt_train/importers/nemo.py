@@ -1,0 +1,236 @@
+"""NeMo's YAML for GPT and Llama (`megatron_gpt_config.yaml` and its descendants, AWS's fork for Trainium among them)."""
+
+import os
+from typing import Any
+
+from lt_train.importers.ledger import Ledger, Translation
+
+SOURCE = "NeMo"
+JOB = "it belongs to the job: lt-train render slurm --nodes, or srun and torchrun"
+TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
+IN_ANY_CASE = "lt-train does so in any case"
+NEURON = "a switch of AWS's Neuron fork"
+REASONS = {
+    "name": "a name of the experiment: see --save and --wandb-exp-name",
+    "restore_from_path": "a .nemo file: lt-convert makes a checkpoint for --load of it",
+    "trainer.devices": JOB,
+    "trainer.num_nodes": JOB,
+    "trainer.accelerator": "see --device",
+    "trainer.strategy": "it follows from the parallel sizes",
+    "trainer.accumulate_grad_batches": "it follows from the batch sizes",
+    "trainer.limit_test_batches": "lt-train evaluates the test part with --eval-iters",
+    "trainer.max_epochs": "the length of a run is in steps: --train-iters",
+    "trainer.max_time": "see --exit-duration-in-mins",
+    "trainer.": "a switch of PyTorch Lightning's",
+    "exp_manager.": "a switch of NeMo's experiment manager; a run continues by itself from its newest checkpoint",
+    "model.mcore_gpt": IN_ANY_CASE,
+    "model.pre_process": IN_ANY_CASE,
+    "model.post_process": IN_ANY_CASE,
+    "model.persist_layer_norm": IN_ANY_CASE,
+    "model.apply_query_key_layer_scaling": "attention sums in float32 instead",
+    "model.make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size",
+    "model.tokenizer.": TOKENIZER,
+    "model.use_flash_attention": "attention is a fused kernel in any case",
+    "model.megatron_amp_O2": "--bf16 and --fp16 keep float32 weights in the optimizer, as it does",
+    "model.grad_allreduce_chunk_size_mb": "see --ddp-bucket-size",
+    "model.grad_div_ar_fusion": "it changes no result",
+    "model.gradient_accumulation_fusion": "it changes no result",
+    "model.bias_activation_fusion": "it changes no result",
+    "model.bias_dropout_add_fusion": "it changes no result",
+    "model.masked_softmax_fusion": "attention has no separate softmax",
+    "model.gradient_as_bucket_view": IN_ANY_CASE,
+    "model.activations_checkpoint_layers_per_pipeline": "all pipeline ranks recompute alike",
+    "model.num_micro_batches_with_partial_activation_checkpoints": "all micro batches are recomputed alike",
+    "model.data.data_impl": "data is Megatron's mmap format",
+    "model.data.skip_warmup": IN_ANY_CASE,
+    "model.data.dataloader_type": IN_ANY_CASE,
+    "model.data.": "lt-train has no such setting of the data",
+    "model.nsys_profile.": "lt-train has torch's profiler: --profile",
+    "model.save_xser": NEURON,
+    "model.load_xser": NEURON,
+    "model.": "lt-train has no such setting of the model",
+}
+RENAMED = {
+    "trainer.max_steps": "train_iters",
+    "trainer.log_every_n_steps": "log_interval",
+    "trainer.val_check_interval": "eval_interval",
+    "trainer.limit_val_batches": "eval_iters",
+    "trainer.gradient_clip_val": "clip_grad",
+    "model.seed": "seed",
+    "model.micro_batch_size": "micro_batch_size",
+    "model.global_batch_size": "global_batch_size",
+    "model.rampup_batch_size": "rampup_batch_size",
+    "model.tensor_model_parallel_size": "tensor_model_parallel_size",
+    "model.pipeline_model_parallel_size": "pipeline_model_parallel_size",
+    "model.context_parallel_size": "context_parallel_size",
+    "model.expert_model_parallel_size": "expert_model_parallel_size",
+    "model.virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "model.encoder_seq_length": "seq_length",
+    "model.max_position_embeddings": "max_position_embeddings",
+    "model.num_layers": "num_layers",
+    "model.hidden_size": "hidden_size",
+    "model.ffn_hidden_size": "ffn_hidden_size",
+    "model.num_attention_heads": "num_attention_heads",
+    "model.num_query_groups": "num_query_groups",
+    "model.kv_channels": "kv_channels",
+    "model.init_method_std": "init_method_std",
+    "model.hidden_dropout": "hidden_dropout",
+    "model.attention_dropout": "attention_dropout",
+    "model.layernorm_epsilon": "norm_epsilon",
+    "model.rotary_percentage": "rotary_percent",
+    "model.rotary_base": "rotary_base",
+    "model.native_amp_init_scale": "initial_loss_scale",
+    "model.native_amp_growth_interval": "loss_scale_window",
+    "model.hysteresis": "hysteresis",
+    "model.activations_checkpoint_granularity": "recompute_granularity",
+    "model.activations_checkpoint_method": "recompute_method",
+    "model.activations_checkpoint_num_layers": "recompute_num_layers",
+    "model.data.splits_string": "split",
+    "model.data.num_workers": "num_workers",
+    "model.data.index_mapping_dir": "data_cache_path",
+    "model.optim.lr": "lr",
+    "model.optim.weight_decay": "weight_decay",
+    "model.optim.eps": "adam_eps",
+    "model.optim.sched.warmup_steps": "lr_warmup_iters",
+    "model.optim.sched.min_lr": "min_lr",
+}
+FLAGS = {
+    "model.sequence_parallel": "sequence_parallel",
+    "model.data.reset_position_ids": "reset_position_ids",
+    "model.data.reset_attention_mask": "reset_attention_mask",
+    "model.data.eod_mask_loss": "eod_mask_loss",
+    "model.wrap_with_zero": "use_distributed_optimizer",
+}
+SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root"}
+
+
+def translate(values: dict[str, Any]) -> Translation:
+    """`values` are the keys with dots, references resolved."""
+    ledger = Ledger(SOURCE, values)
+    precision(ledger, "trainer.precision")
+    _style(ledger)
+    for key, option in RENAMED.items():
+        if not _is_off(key, values.get(key)):
+            ledger.carry(key, option)
+        else:
+            ledger.drop(key, "this value stands for none, as without the option")
+    for key, option in FLAGS.items():
+        ledger.flag(key, option)
+    if (ledger.get("tensor_model_parallel_size") or 1) == 1 and ledger.get("sequence_parallel"):
+        ledger.set("sequence_parallel", False)
+    switches = ("model.transformer_engine", "model.fp8")
+    given = [ledger.take(key) for key in switches]
+    if any(given):
+        ledger.set("transformer_impl", "te", *switches)
+    for key, form in (("model.fp8_e4m3", "e4m3"), ("model.fp8_hybrid", "hybrid")):
+        if ledger.take(key):
+            ledger.set("fp8_format", form, key)
+    _data(ledger)
+    optimizer(ledger, "model.optim")
+    _saving(ledger, values)
+    ledger.drop_all(REASONS)
+    return ledger.close("not a key that NeMo's models have")
+
+
+def _is_off(key: str, value: Any) -> bool:
+    """NeMo's words for nothing."""
+    if key in ("trainer.max_steps", "trainer.limit_val_batches") and isinstance(value, int | float):
+        return value < 0 or (key == "trainer.max_steps" and value == 0) or isinstance(value, float)
+    return key == "model.virtual_pipeline_model_parallel_size" and value == 1
+
+
+def precision(ledger: Ledger, key: str) -> None:
+    kind = str(ledger.take(key, "")).lower()
+    if kind.startswith("bf16"):
+        ledger.set("bf16", True, key)
+    elif kind.startswith("16"):
+        ledger.set("fp16", True, key)
+    elif kind and not kind.startswith("32"):
+        ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
+
+
+def optimizer(ledger: Ledger, section: str) -> None:
+    """Name, betas and schedule; what has one counterpart is renamed elsewhere."""
+    name = str(ledger.take(f"{section}.name", "")).lower()
+    if "distributed" in name:
+        ledger.set("use_distributed_optimizer", True, f"{section}.name")
+    elif name and "adam" not in name:
+        ledger.drop_value(f"{section}.name", name, "lt-train has AdamW and Muon")
+    betas = ledger.take(f"{section}.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
+            ledger.carry_value(f"{section}.betas", name, beta)
+    else:
+        ledger.drop_value(f"{section}.betas", betas, "two numbers are needed there")
+    schedule = ledger.take_text(f"{section}.sched.name")
+    if schedule in SCHEDULES:
+        ledger.set("lr_decay_style", SCHEDULES[schedule], f"{section}.sched.name")
+    elif schedule:
+        ledger.drop_value(f"{section}.sched.name", schedule, "lt-train has other schedules: --lr-decay-style")
+    if ledger.peek(f"{section}.sched.constant_steps") != 0:
+        ledger.drop(f"{section}.sched.constant_steps", "only WSD stays at the peak, before its decay")
+    ledger.drop_all({f"{section}.": "lt-train has no such setting of the optimizer"})
+
+
+def tensorboard(ledger: Ledger, place: str | None) -> None:
+    key = "exp_manager.create_tensorboard_logger"
+    if place:
+        ledger.set("tensorboard_dir", os.path.join(place, "tensorboard"), key)
+    else:
+        ledger.drop_value(key, True, "there is no place to write to: add --tensorboard-dir")
+
+
+def _style(ledger: Ledger) -> None:
+    position = ledger.take("model.position_embedding_type", "learned_absolute")
+    if position == "rope":
+        ledger.set("position_embedding_type", "rope", "model.position_embedding_type")
+    elif position != "learned_absolute":
+        ledger.drop_value("model.position_embedding_type", position, "lt-train takes rope or learned_absolute there")
+    norm = ledger.take_text("model.normalization", "layernorm").lower()
+    if norm == "rmsnorm":
+        ledger.set("normalization", "RMSNorm", "model.normalization")
+    elif norm != "layernorm":
+        ledger.drop_value("model.normalization", norm, "lt-train has LayerNorm and RMSNorm")
+    activation = ledger.take("model.activation", "gelu")
+    if activation in ("swiglu", "fast-swiglu"):
+        ledger.set("swiglu", True, "model.activation")
+    elif activation != "gelu":
+        ledger.drop_value("model.activation", activation, "lt-train has GELU and SwiGLU")
+    if ledger.take("model.bias", True) is False:
+        ledger.set("disable_bias_linear", True, "model.bias")
+    if ledger.take("model.share_embeddings_and_output_weights", True) is False:
+        ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
+
+
+def _data(ledger: Ledger) -> None:
+    prefix = ledger.take("model.data.data_prefix")
+    if isinstance(prefix, list) and prefix:
+        ledger.set("data_path", [str(word) for word in prefix], "model.data.data_prefix")
+    elif isinstance(prefix, str) and prefix != "???":
+        ledger.set("data_path", prefix.split(), "model.data.data_prefix")
+    elif prefix:
+        ledger.drop_value("model.data.data_prefix", prefix, "it names no data")
+    if ledger.get("seq_length") is None:
+        ledger.carry("model.data.seq_length", "seq_length")
+    else:
+        ledger.drop("model.data.seq_length", "model.encoder_seq_length says it")
+
+
+def _saving(ledger: Ledger, values: dict[str, Any]) -> None:
+    enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
+    keys = ("exp_manager.explicit_log_dir", "exp_manager.exp_dir", "exp_manager.create_checkpoint_callback")
+    places = [ledger.take_text(key) for key in keys[:2]]
+    place = next((place for place in places if place), None)
+    interval = ledger.take_number("exp_manager.checkpoint_callback_params.every_n_train_steps")
+    if enabled and place:
+        ledger.set("save", os.path.join(place, "checkpoints"), *keys)
+        if interval:
+            ledger.carry_value("exp_manager.checkpoint_callback_params.every_n_train_steps", "save_interval", interval)
+    elif interval:
+        ledger.drop_value("exp_manager.checkpoint_callback_params.every_n_train_steps", interval, "there is no place to save to")
+    if ledger.take("exp_manager.create_tensorboard_logger"):
+        tensorboard(ledger, place)
+    if ledger.peek("exp_manager.create_wandb_logger"):
+        ledger.drop("exp_manager.create_wandb_logger", "--wandb-project says it")
+        ledger.carry("exp_manager.wandb_logger_kwargs.project", "wandb_project")
+        ledger.carry("exp_manager.wandb_logger_kwargs.name", "wandb_exp_name")

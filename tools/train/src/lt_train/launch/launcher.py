@@ -1,0 +1,206 @@
+"""From resolved settings to a run: checks everything that can be checked without torch, then starts the ranks or becomes one."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
+from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
+from lt_train.checkpoint import pickle_allowlist, remote_run, resume
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import check_datasets
+from lt_train.data import remote_datasets
+from lt_train.launch import processes, worker
+from lt_train.planner import memory_estimate
+from lt_train.preflight import report
+from lt_train.runtime import process_lifetime, rank_environment
+from lt_train.runtime.rank_environment import Place
+from lt_train.train import crash_loop
+
+# How ranks end that would end so again: the work is done, saved for another time, or cannot be done.
+NOT_AGAIN = (ExitCode.OK, ExitCode.TRY_AGAIN, ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.BAD_CONFIG)
+
+
+def prepare(plan: RunConfig, is_first: bool = True) -> RunConfig:
+    """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it.
+
+    Of many ranks, the first looks into the checkpoint before any loads it.
+    """
+    check_datasets(plan.data, plan.architecture.vocab_size)
+    plan = resume.starting(plan, is_first)
+    # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
+    crash_loop.check(plan)
+    start = plan.checkpointing.start
+    if start is not None:
+        resume.check_compatible(plan, start)
+        if is_first and not storage.is_remote(start):
+            pickle_allowlist.check(Path(start))
+    return plan
+
+
+def launch(plan: RunConfig) -> int:
+    """Run `plan` to its end, or report that it is up to date; returns the exit code."""
+    here, node = rank_environment.find(), rank_environment.find_node()
+    if found := here or node:
+        rank_environment.check_rendezvous(found.master_address)
+    if plan.faults.max_restarts and (here or node):
+        raise BadConfig(
+            "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
+            "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
+        )
+    is_first = not (here.rank if here else node.index if node else 0)
+    plan = prepare(plan, is_first)
+    if resume.is_finished(plan):
+        if is_first:
+            _report_finished(plan)
+        return ExitCode.OK
+    report.at_start(plan)
+    plan = _fetch_start(remote_datasets.fetch(plan))
+    if here is not None:
+        return _become(plan, here)
+    if not is_first:
+        return _run_again(plan)
+    if node is not None:
+        note(node.described)
+    _describe(plan)
+    with _run_directory(plan):
+        return _run_again(plan)
+
+
+def _run_again(plan: RunConfig) -> int:
+    """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as the plan allows."""
+    code: int = ExitCode.OK
+    for left in reversed(range(plan.faults.max_restarts + 1)):
+        try:
+            code = processes.run(plan)
+        except processes.RankKilled as error:
+            if not left:
+                raise
+            warn(str(error))
+            code = error.exit_code
+        if not left or code in NOT_AGAIN:
+            break
+        plan = _fetch_start(prepare(plan))
+        note(f"starting the ranks again, {left - 1} more time(s) after this")
+    return _told_to_srun(code)
+
+
+def _told_to_srun(code: int) -> int:
+    """The exit code. After a hang that of a run that can go on, but that srun must not wait for the other nodes."""
+    node = rank_environment.find_node()
+    if code == process_lifetime.HUNG and not (node and node.found == "srun"):
+        return ExitCode.TRY_AGAIN
+    return code
+
+
+def _fetch_start(plan: RunConfig) -> RunConfig:
+    """The plan with a local copy in the place of a remote checkpoint to start from."""
+    settings = plan.checkpointing
+    if settings.start is None or not storage.is_remote(settings.start):
+        return plan
+    copy = remote_run.fetch(settings.start)
+    pickle_allowlist.check(copy)
+    return plan.starting_at(str(copy), settings.continues)
+
+
+def _describe(plan: RunConfig) -> None:
+    """Tell the user what is about to run."""
+    parallel, architecture, batches = plan.parallelism, plan.architecture, plan.batches
+    note(
+        f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(plan)},"
+        f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
+        f" {parallel.device} rank(s): {parallel.described}"
+    )
+    note(f"memory: {memory_estimate.estimate(plan)}")
+
+
+def _described_data(plan: RunConfig) -> str:
+    return "mock data" if plan.data.mock else f"{len(plan.data.datasets)} dataset(s)"
+
+
+def _report_finished(plan: RunConfig) -> None:
+    start = str(plan.checkpointing.start)
+    record = resume.record(start)
+    iteration = checkpoint_layout.iteration_of(Path(start)) or 0
+    note(f"{start}: up to date, {iteration} iterations are done")
+    reports = manifest.Writer(plan.reporting.plain)
+    path = start if storage.is_remote(start) else os.path.abspath(start)
+    reports.write(manifest.Checkpoint(path, "megatron-dist", iteration, record.loss if record else None))
+    reports.end()
+
+
+def _become(plan: RunConfig, here: Place) -> int:
+    """Continue as the rank that torchrun or srun started."""
+    os.environ.update(here.environment())
+    if here.rank:
+        return worker.start(plan, here)
+    note(here.described)
+    _describe(plan)
+    with _run_directory(plan):
+        return worker.start(plan, here)
+
+
+@contextlib.contextmanager
+def _run_directory(plan: RunConfig) -> Iterator[None]:
+    """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
+    settings = plan.checkpointing
+    if settings.save is None or settings.directory is None:
+        if plan.benchmark is None:
+            warn("no --save: the trained model will be lost when the run ends")
+        yield
+        return
+    run = Path(settings.directory)
+    if settings.is_remote:
+        remote_run.prepare(run, settings.save)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise CannotCreate(f"{run}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _refused(run, lock) from None
+        except OSError:
+            warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
+        os.ftruncate(lock, 0)
+        _keep_tokenizer(plan, run)
+        if settings.is_remote:
+            remote_run.send_tokenizer(run, settings.save)
+        yield
+        if settings.is_remote:
+            remote_run.send_log(run, settings.save)
+    finally:
+        os.close(lock)
+
+
+def _refused(run: Path, lock: int) -> ToolError:
+    """A job that was killed may hold the lock for a while, so the same command may succeed later; but a job that is queued again
+    beside a long run would come for ever. The lock file has a byte for each attempt since it was last taken.
+    """
+    refusals = os.fstat(lock).st_size + 1
+    os.pwrite(lock, b"\n", refusals - 1)
+    message, remedy = f"{run}: another lt-train is running there", "wait for it, or choose another --save"
+    if refusals < crash_loop.LIMIT:
+        return TryAgain(message, remedy)
+    return BadConfig(f"{message}, as at the {refusals - 1} starts before", remedy)
+
+
+def _keep_tokenizer(plan: RunConfig, run: Path) -> None:
+    """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
+    tokenizer = plan.data.tokenizer
+    target = checkpoint_layout.tokenizer_directory(run)
+    if tokenizer is None or tokenizer.path is None or target.exists():
+        return
+    if not os.path.exists(tokenizer.path):
+        warn(f"{tokenizer.path}: the tokenizer is not there any more; the run will not hold a copy")
+        return
+    files = tokenizer_files.find(tokenizer.path)
+    if files.sha256() != tokenizer.sha256:
+        warn(f"{tokenizer.path}: the tokenizer has changed since the data was made; the run will not hold a copy")
+        return
+    with storage.publish_directory(target) as directory:
+        files.copy_to(directory)

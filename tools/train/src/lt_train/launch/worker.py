@@ -1,0 +1,91 @@
+"""One rank of a run, started by lt-train: `python -m lt_train.launch.worker PLAN.json`, its place in the environment."""
+
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import click
+
+from lt_shared import console
+from lt_shared.console import BadConfig
+from lt_train.config.run_config import RunConfig
+from lt_train.runtime import process_lifetime, rank_environment, signals
+from lt_train.runtime.rank_environment import Place
+
+
+@click.command(cls=console.Command)
+@click.argument("plan_file", type=click.Path(dir_okay=False))
+def command(plan_file: str) -> int:
+    """Run one rank of the plan in PLAN_FILE."""
+    here = rank_environment.find()
+    if here is None:
+        raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
+    process_lifetime.die_with_launcher()
+    return start(RunConfig.from_json(Path(plan_file).read_text()), here)
+
+
+def start(plan: RunConfig, here: Place) -> int:
+    """Prepare the device and train; returns the exit code.
+
+    An error is raised by the rank that it belongs to, the others end silently. megatron-core is imported after the device is
+    prepared: on a CPU it needs replacements to be in place.
+    """
+    signals.listen()
+    # torch writes a stack of C++ frames for every connection that another rank's end closes.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from lt_train.runtime import device
+
+    quiet()
+    try:
+        if plan.precision.deterministic:
+            device.make_deterministic(plan.parallelism.device)
+        if plan.parallelism.tensor > 1 and not plan.memory.fully_sharded:
+            device.launch_in_order()
+        if plan.parallelism.device == device.CUDA:
+            device.allocate_in_expandable_segments()
+        _leave_out(wandb=plan.reporting.wandb, tensorboard=plan.reporting.tensorboard_dir)
+        where = device.prepare(plan.parallelism.device, here)
+        from lt_train.train.trainer import train
+
+        return train(plan, here, where)
+    except Exception as error:
+        from lt_train.runtime import failures
+
+        raise failures.raised(error, here) from error
+
+
+def _leave_out(**used: object) -> None:
+    """Let packages that are not used count as absent: megatron-core imports them wherever they are, for half a second."""
+    for package, use in used.items():
+        if use is None:
+            sys.modules.setdefault(package, None)  # type: ignore[arg-type]
+
+
+def quiet() -> None:
+    """megatron-core warns of every optional package that is not there and of its coming changes, on every rank.
+
+    torch warns of the old names by which megatron-core still calls it.
+    """
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+
+
+def main() -> None:
+    if len(sys.argv) == 1:
+        raise SystemExit("lt_train.launch.worker is started by lt-train")
+    try:
+        console.run(command, "lt-train")
+    except SystemExit as end:
+        if end.code:
+            # The communication libraries may wait for the other ranks when the interpreter ends.
+            os._exit(int(end.code))
+        raise
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "__mp_main__":
+    process_lifetime.die_with(os.getppid())

@@ -1,0 +1,124 @@
+"""What a run reports: Megatron's lines on stderr and in SAVE/train.log, SAVE/metrics.jsonl for programs, curves, and on stdout
+the manifest of its checkpoints.
+
+Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
+twice, the later one counts. On a terminal a progress bar with the time left stands below the lines.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import math
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from lt_shared import manifest, run_log
+from lt_shared.console import Progress
+from lt_shared.run_log import Evaluation, Step
+from lt_train.config.run_config import RunConfig
+from lt_train.metrics import trackers
+from lt_train.metrics.step_timer import Lap
+from lt_train.metrics.trackers import Tracker
+
+TRAIN_LOG = "train.log"
+METRICS = "metrics.jsonl"
+
+
+class Log:
+    """A context, opened by rank 0; on other ranks every method does nothing. Without SAVE there are no files."""
+
+    def __init__(self, plan: RunConfig, active: bool):
+        self.active = active
+        self._plan = plan
+        self._resources = contextlib.ExitStack()
+        self._files: list[IO[str]] = []
+        self._metrics: IO[str] | None = None
+        self._trackers: list[Tracker] = []
+        self._progress: Progress | None = None
+        self._manifest = manifest.Writer(plan.reporting.plain)
+        directory = plan.checkpointing.directory
+        if active and directory:
+            self._files.append(self._open(Path(directory) / TRAIN_LOG))
+            self._metrics = self._open(Path(directory) / METRICS)
+
+    def _open(self, path: Path) -> IO[str]:
+        return self._resources.enter_context(path.open("a", buffering=1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._resources.__exit__(kind, error, trace)
+
+    def begin(self, iteration: int, arguments: dict[str, Any]) -> None:
+        """Training goes on after `iteration` steps: from here there are curves and a progress bar."""
+        if not self.active:
+            return
+        self._trackers = trackers.open_trackers(self._plan, iteration + 1, arguments)
+        for tracker in self._trackers:
+            self._resources.callback(tracker.close)
+        if sys.stderr.isatty():
+            bar = Progress("training", self._plan.batches.train_iters, "steps", done=iteration)
+            self._progress = self._resources.enter_context(bar)
+
+    def line(self, text: str) -> None:
+        if not self.active:
+            return
+        for file in self._files:
+            file.write(text + "\n")
+        if self._progress:
+            self._progress.print(text)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def arguments(self, arguments: dict[str, Any]) -> None:
+        for line in run_log.format_arguments(arguments):
+            self.line(line)
+
+    def advance(self) -> None:
+        """A step is done."""
+        if self._progress:
+            self._progress.advance(1)
+
+    def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
+        self.line(step.format())
+        numbers = {name: value for name, value in dataclasses.asdict(step).items() if name != "time" and value is not None}
+        more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
+        self._metric({"kind": "step", **numbers, **more})
+        self._track(step.step, trackers.step_values(step))
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        self.line(evaluation.format())
+        self._metric({"kind": "eval", **dataclasses.asdict(evaluation), "perplexity": evaluation.perplexity})
+        self._track(evaluation.step, trackers.evaluation_values(evaluation))
+
+    def checkpoint(self, entry: manifest.Checkpoint, waited_seconds: float, seconds: float) -> None:
+        """A checkpoint is complete `seconds` after its step; training waited for some of them."""
+        if self.active:
+            self.line(f"  checkpoint of iteration {entry.iteration}: training waited {waited_seconds:.2f} s of {seconds:.2f} s")
+            times = {"waited_seconds": waited_seconds, "seconds": seconds}
+            self._metric({"kind": "checkpoint", "step": entry.iteration, "path": entry.path, **times})
+            self._manifest.write(entry)
+
+    def end(self) -> None:
+        """The run has done all its steps."""
+        if self.active:
+            self._manifest.end()
+
+    def _track(self, step: int, values: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.write(step, values)
+
+    def _metric(self, record: dict[str, Any]) -> None:
+        if self._metrics:
+            stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            finite = {key: value if _is_finite(value) else None for key, value in record.items()}
+            self._metrics.write(json.dumps({"v": 1, **finite, "time": stamp}, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

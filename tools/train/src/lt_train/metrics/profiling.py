@@ -1,0 +1,91 @@
+"""Traces and memory snapshots of chosen steps on chosen ranks.
+
+A trace is Chrome's JSON, for ui.perfetto.dev; a snapshot is for docs.pytorch.org/memory_viz. Both appear by rename, also when the
+run is stopped or fails inside the profiled steps: the steps that run out of memory are the ones worth a snapshot. A trace of a
+step takes 10 to 100 MB and makes the step slower; other steps run as without it.
+"""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from lt_shared.console import note
+from lt_train.config.settings.reporting import Profile
+from lt_train.runtime import device
+
+
+class Profiler:
+    """A context of the training loop that is told of every finished step; does nothing on ranks that are not profiled."""
+
+    def __init__(self, settings: Profile | None, rank: int, where: torch.device, done: int):
+        """`done` steps are finished when it begins."""
+        self.settings = settings if settings and rank in settings.ranks and done < settings.end else None
+        self.rank = rank
+        self.where = where
+        self.done = done
+        self._profile: Any = None
+        self._is_recording = False
+
+    def __enter__(self) -> Self:
+        if self.settings and self.settings.trace:
+            before = max(0, self.settings.first - self.done)
+            active = self.settings.end - self.done - before
+            self._profile = torch.profiler.profile(
+                # One step of warm-up, in which the tracer starts but records nothing.
+                schedule=torch.profiler.schedule(wait=max(0, before - 1), warmup=min(1, before), active=active, repeat=1),
+                on_trace_ready=self._write_trace,
+            )
+            self._profile.start()
+        self._record_memory()
+        return self
+
+    def step(self) -> None:
+        """A step is finished."""
+        self.done += 1
+        if self._profile:
+            self._profile.step()
+        self._record_memory()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._profile:
+            self._profile.stop()
+            self._profile = None
+        if self._is_recording:
+            self._write_snapshot()
+
+    def _record_memory(self) -> None:
+        settings = self.settings
+        if settings is None or not settings.memory:
+            return
+        if settings.first <= self.done < settings.end and not self._is_recording:
+            device.record_memory_history()
+            self._is_recording = True
+        elif self.done >= settings.end and self._is_recording:
+            self._write_snapshot()
+
+    def _write_trace(self, profile: Any) -> None:
+        target = self._target("trace", "json.gz")
+        profile.export_chrome_trace(str(self._hidden(target)))
+        self._publish(target)
+
+    def _write_snapshot(self) -> None:
+        target = self._target("memory", "pickle")
+        device.dump_memory_history(str(self._hidden(target)))
+        self._is_recording = False
+        self._publish(target)
+
+    def _target(self, what: str, ending: str) -> Path:
+        assert self.settings is not None
+        directory = Path(self.settings.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory / f"{what}-step{self.settings.end}-rank{self.rank}.{ending}"
+
+    def _hidden(self, target: Path) -> Path:
+        return target.with_name(f".{target.name}")
+
+    def _publish(self, target: Path) -> None:
+        os.replace(self._hidden(target), target)
+        note(f"rank {self.rank}: profile in {target}")

@@ -1,0 +1,71 @@
+"""Where the time of the steps goes: waiting for data, the step itself, the loop's own Python.
+
+A step ends for the host when it has loss and norm. On a GPU the optimizer still runs then (`lt_train.runtime.reading`): what the
+loop does between two steps is hidden while it takes less than that, and is otherwise time in which the GPU idles. It is measured
+in every run and shown by `lt-train bench`, so that it cannot grow unseen.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lap:
+    """The means of some steps, in seconds: all of a step, and of that waiting for data and the loop's own part."""
+
+    steps: int
+    step_seconds: float
+    data_seconds: float
+    loop_seconds: float
+
+
+class Clock:
+    """Evaluations and saves are not part of any step."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """The next step begins now."""
+        self._started = time.perf_counter()
+        self._steps = 0
+        self._in_steps = self._waiting = self._paused = 0.0
+
+    def reading(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """`batches`; how long each keeps the step waiting is counted."""
+        while True:
+            started = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._waiting += time.perf_counter() - started
+            yield batch
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """The time of one step."""
+        started = time.perf_counter()
+        yield
+        self._in_steps += time.perf_counter() - started
+        self._steps += 1
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time that belongs to no step."""
+        started = time.perf_counter()
+        yield
+        self._paused += time.perf_counter() - started
+
+    def lap(self) -> Lap:
+        """The steps since the lap before; starts the next."""
+        seconds = time.perf_counter() - self._started - self._paused
+        steps = self._steps
+        lap = Lap(steps, seconds / steps, self._waiting / steps, (seconds - self._in_steps) / steps)
+        self.start()
+        return lap

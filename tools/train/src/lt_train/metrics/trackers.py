@@ -1,0 +1,141 @@
+"""Curves for TensorBoard and Weights & Biases, under the names that Megatron-LM gives them.
+
+Both are optional packages, imported only when asked for. A wandb run goes on as the same run after a restart: its id is kept in
+SAVE. There the steps are a metric of their own, `iteration`, because wandb drops what is logged for a step that it has seen, and
+a run that continues from its last checkpoint trains some steps again. TensorBoard is told to forget those.
+
+wandb's files and its network belong to a service, a process that the rank starts. When that fails the curves end and the run goes
+on: a thousand GPUs should not stop for a picture, and metrics.jsonl has the same values. It alone has them all: the service
+writes late, and what it still holds is lost with a rank that is killed. A service that hangs is seen by the watchdog only.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from lt_shared.console import Unavailable, warn
+from lt_shared.run_log import Evaluation, Step
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.reporting import Wandb
+
+WANDB_ID = "wandb-run-id"
+
+
+class Tracker(Protocol):
+    def write(self, step: int, values: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_trackers(plan: RunConfig, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
+    """Those that the plan asks for. `first_step` is the first that this attempt trains."""
+    trackers: list[Tracker] = []
+    if plan.reporting.tensorboard_dir:
+        trackers.append(TensorBoardTracker(plan.reporting.tensorboard_dir, first_step))
+    if plan.reporting.wandb:
+        trackers.append(WandbTracker(plan.reporting.wandb, plan.checkpointing.directory, arguments))
+    return trackers
+
+
+def step_values(step: Step) -> dict[str, float]:
+    """The curves of a training step by Megatron's names; those that Megatron lacks have names in its style."""
+    values = {
+        "lm loss": step.loss,
+        "learning-rate": step.learning_rate,
+        "grad-norm": step.grad_norm,
+        "loss-scale": step.loss_scale,
+        "batch-size": step.global_batch_size,
+        "samples": step.consumed_samples,
+        "iteration-time": step.step_seconds,
+        "throughput": step.tflops_per_gpu,
+        "tokens-per-second-per-gpu": step.tokens_per_second_per_gpu,
+        "mfu": step.mfu,
+        "mem-max-allocated-bytes": step.memory_bytes,
+        "mem-reserved-bytes": step.reserved_memory_bytes,
+        "skipped-iterations": step.skipped_steps,
+        "nan-iterations": step.nan_steps,
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def evaluation_values(evaluation: Evaluation) -> dict[str, float]:
+    name = f"lm loss {evaluation.split}"
+    return {name: evaluation.loss, f"{name} ppl": evaluation.perplexity}
+
+
+class TensorBoardTracker:
+    """Event files in a directory; events of an earlier attempt from `first_step` on are hidden."""
+
+    def __init__(self, directory: str, first_step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(directory, purge_step=first_step)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    """One run of a project, whose id is kept in the directory `run` across restarts. WANDB_MODE=offline needs no network."""
+
+    def __init__(self, settings: Wandb, run: str | None, arguments: dict[str, Any]):
+        import wandb
+
+        os.makedirs(settings.directory or ".", exist_ok=True)
+        try:
+            self._run = wandb.init(
+                project=settings.project,
+                name=settings.name,
+                dir=settings.directory,
+                id=_run_id(run),
+                resume="allow",
+                config={
+                    name: value if isinstance(value, int | float | list) else str(value) for name, value in arguments.items()
+                },
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.Error as error:
+            raise Unavailable(
+                f"wandb: {error}", "set WANDB_API_KEY where wandb can be reached, else WANDB_MODE=offline"
+            ) from None
+        self._run.define_metric("*", step_metric="iteration")
+        self._has_failed = False
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        if not self._has_failed:
+            with self._noticing_failure(f"the curves end before step {step} and the last values may be missing; the run goes on"):
+                self._run.log({"iteration": step, **values})
+
+    def close(self) -> None:
+        """Returns when the files are whole: `finish` leaves the last values with the service, and a job's end would kill that."""
+        import wandb
+
+        for end in (self._run.finish, wandb.teardown):
+            with self._noticing_failure("the last values may be missing"):
+                end()
+
+    @contextlib.contextmanager
+    def _noticing_failure(self, consequence: str) -> Iterator[None]:
+        """wandb's exceptions have no common class: ConnectionError, those of its private modules, its service's SystemExit."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if not self._has_failed:
+                warn(f"wandb has failed ({error!r}): {consequence}")
+            self._has_failed = True
+
+
+def _run_id(run: str | None) -> str | None:
+    """The id that the environment names, or the one of the attempts before, or a new one."""
+    if "WANDB_RUN_ID" in os.environ or run is None:
+        return os.environ.get("WANDB_RUN_ID")
+    file = Path(run) / WANDB_ID
+    if not file.exists():
+        file.write_text(secrets.token_hex(4) + "\n")
+    return file.read_text().strip()

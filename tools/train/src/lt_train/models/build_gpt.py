@@ -1,0 +1,230 @@
+"""megatron-core's GPTModel for an `Architecture`, on this rank's share of the layers and heads."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.memory import SWIGLU
+from lt_train.models import rope
+from lt_train.models.fp8_linear import use_fp8
+from lt_train.models.layer_specs import block_spec, exclude_padding
+from lt_train.models.z_loss import add_z_loss
+from lt_train.ops import wgrad_accumulation
+from lt_train.parallel import tp_comm_overlap
+from lt_train.parallel.ddp import Chunk, building, wrap
+from lt_train.parallel.fsdp import FullySharded
+from lt_train.runtime.device import CPU
+
+
+def transformer_config(plan: RunConfig, device: torch.device) -> TransformerConfig:
+    """megatron-core's configuration. Fusions that need apex or TransformerEngine are off."""
+    architecture = plan.architecture
+    llama = architecture.family == "llama"
+    dtype = getattr(torch, plan.precision.dtype)
+    on_cpu = device.type == CPU
+    return TransformerConfig(
+        num_layers=architecture.num_layers,
+        hidden_size=architecture.hidden_size,
+        ffn_hidden_size=architecture.ffn_hidden_size,
+        num_attention_heads=architecture.num_attention_heads,
+        num_query_groups=architecture.num_query_groups,
+        kv_channels=architecture.kv_channels,
+        normalization="RMSNorm" if llama else "LayerNorm",
+        layernorm_epsilon=architecture.norm_epsilon,
+        gated_linear_unit=llama,
+        activation_func=torch.nn.functional.silu if llama else _gelu(on_cpu),
+        add_bias_linear=not llama,
+        add_qkv_bias=architecture.add_qkv_bias,
+        qk_layernorm=architecture.qk_layernorm,
+        window_size=_window(plan),
+        hidden_dropout=plan.layers.hidden_dropout,
+        attention_dropout=plan.layers.attention_dropout,
+        **_experts(plan),
+        tensor_model_parallel_size=plan.parallelism.tensor,
+        pipeline_model_parallel_size=plan.parallelism.pipeline,
+        virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
+        num_layers_in_first_pipeline_stage=plan.parallelism.first_stage_layers,
+        num_layers_in_last_pipeline_stage=plan.parallelism.last_stage_layers,
+        context_parallel_size=plan.parallelism.context,
+        **_messages(plan.parallelism.interleaving is not None),
+        sequence_parallel=plan.parallelism.sequence,
+        tp_comm_overlap=plan.parallelism.tensor_overlap,
+        pipeline_dtype=dtype,
+        params_dtype=torch.float32 if plan.memory.fully_sharded else dtype,
+        bf16=plan.precision.bf16,
+        fp16=plan.precision.fp16,
+        deterministic_mode=plan.precision.deterministic,
+        # megatron-core's layers allocate where torch is told to only if they believe that to be a CPU; TransformerEngine's ask.
+        use_cpu_initialization=on_cpu or (plan.memory.fully_sharded and not plan.layers.transformer_engine),
+        init_model_with_meta_device=plan.memory.fully_sharded,
+        # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
+        # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        embedding_init_method=_leave,
+        gradient_accumulation_fusion=_accumulates_in_products(plan),
+        bias_activation_fusion=not on_cpu,
+        bias_dropout_fusion=not on_cpu,
+        apply_rope_fusion=plan.layers.transformer_engine,
+        masked_softmax_fusion=False,
+        cross_entropy_loss_fusion=False,
+        persist_layer_norm=False,
+        **_saved_activations(plan),
+        **_fp8(plan),
+    )
+
+
+def _accumulates_in_products(plan: RunConfig) -> bool:
+    """FSDP has no buffers to add to; without 16 bits nothing is gained."""
+    return plan.precision.half and not plan.memory.fully_sharded
+
+
+def _window(plan: RunConfig) -> tuple[int, int] | None:
+    """How far a query sees to the left and to the right, beside its own token; None if a sample is no longer than the window."""
+    window = plan.architecture.sliding_window
+    return None if window is None or window >= plan.batches.seq_length else (window - 1, 0)
+
+
+def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """GPT's, by hyperbolic tangent. megatron-core's fused kernel computes it so, and wants the exact one's name for it."""
+    return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
+
+
+def _experts(plan: RunConfig) -> dict[str, Any]:
+    architecture = plan.architecture
+    if architecture.num_experts is None:
+        return {}
+    return {
+        "num_moe_experts": architecture.num_experts,
+        "moe_ffn_hidden_size": architecture.ffn_hidden_size,
+        "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
+        "moe_token_dispatcher_type": plan.layers.token_dispatcher,
+        "moe_grouped_gemm": plan.layers.grouped_experts,
+        "expert_model_parallel_size": plan.parallelism.expert,
+    }
+
+
+def _saved_activations(plan: RunConfig) -> dict[str, Any]:
+    """What is kept of the forward pass for the backward pass, and where."""
+    recompute, offloaded = plan.memory.recompute, plan.memory.offloaded_layers
+    settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
+    if recompute is None or set(recompute.modules) == {SWIGLU}:
+        return settings
+    settings["recompute_granularity"] = recompute.granularity
+    settings["recompute_method"] = recompute.method
+    settings["recompute_num_layers"] = recompute.layers
+    settings["recompute_modules"] = [module for module in recompute.modules if module != SWIGLU] or None
+    return settings
+
+
+def _fp8(plan: RunConfig) -> dict[str, Any]:
+    """TransformerEngine's fp8; that of the torch layers is put in later."""
+    if not plan.precision.fp8_format or not plan.layers.transformer_engine:
+        return {}
+    return {"fp8": plan.precision.fp8_format, "fp8_recipe": plan.precision.fp8_recipe}
+
+
+def _messages(interleaved: bool) -> dict[str, bool]:
+    """How pipeline ranks exchange activations and gradients. Two ways of it train an interleaved pipeline wrongly, with no error.
+
+    With two ranks, the one before and the one behind are the same. Batched messages between two ranks are matched by their order
+    alone: what was sent forward is received as if it came from behind, and has the right shape. One by one, each direction has a
+    communicator of its own. And megatron-core 0.16 frees an output while it is still being sent, unless it is told to keep it.
+    """
+    return {
+        "batch_p2p_comm": not interleaved,
+        "overlap_p2p_comm": interleaved,
+        "deallocate_pipeline_outputs": not interleaved,
+    }
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    """In place of megatron-core's initialisation: `initialize` does it afterwards."""
+    return weight
+
+
+def build(plan: RunConfig, device: torch.device) -> list[Chunk]:
+    """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
+    config = transformer_config(plan, device)
+    if config.gradient_accumulation_fusion:
+        wgrad_accumulation.accumulate_in_products()
+    if plan.parallelism.tensor_overlap:
+        tp_comm_overlap.make_buffers(plan)
+    if plan.parallelism.interleaving is None:
+        return [_build_chunk(plan, config, device, None)]
+    return [_build_chunk(plan, config, device, stage) for stage in range(plan.parallelism.interleaving)]
+
+
+def _build_chunk(plan: RunConfig, config: TransformerConfig, device: torch.device, virtual_stage: int | None) -> Chunk:
+    architecture = plan.architecture
+    with building(plan):
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=block_spec(config, virtual_stage, plan.layers, plan.data.reset_attention_mask),
+            vocab_size=plan.padded_vocab_size,
+            max_sequence_length=architecture.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
+            share_embeddings_and_output_weights=architecture.tie_embeddings,
+            position_embedding_type="rope" if architecture.family == "llama" else "learned_absolute",
+            rotary_base=int(architecture.rotary_base),
+            rotary_percent=architecture.rotary_percent,
+            vp_stage=virtual_stage,
+        )
+    if architecture.num_experts and not plan.memory.fully_sharded:
+        _separate_experts(model)
+    if architecture.family == "llama":
+        model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
+    if model.post_process and plan.padded_vocab_size > architecture.vocab_size:
+        model.output_layer.register_forward_hook(partial(_without_padding, plan))
+    if plan.layers.triton:
+        from lt_train.models.fused_layer import fuse
+
+        fuse(model, plan)
+    if model.post_process and plan.optimization.z_loss_coeff:
+        add_z_loss(model, plan.optimization.z_loss_coeff)
+    if plan.precision.fp8_format and not plan.layers.transformer_engine:
+        use_fp8(model, plan.precision, plan.layers.triton, recomputes_swiglu=_recomputes_swiglu(plan))
+    return wrap(plan, config, model, device)
+
+
+def _recomputes_swiglu(plan: RunConfig) -> bool:
+    """Alone: not in an MLP that is recomputed as a whole."""
+    modules = plan.memory.recomputed_modules
+    return SWIGLU in modules and "mlp" not in modules
+
+
+def _separate_experts(model: GPTModel) -> None:
+    """Give experts an optimizer of their own, as megatron-core does where other ranks have other experts: a checkpoint so has the
+    same parts with every expert parallel size."""
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False
+
+
+def _without_padding(
+    plan: RunConfig, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
+) -> tuple[torch.Tensor, Any]:
+    logits, bias = outputs
+    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+    return exclude_padding(logits, first, plan.architecture.vocab_size), bias
+
+
+def unwrapped(model: Chunk) -> GPTModel:
+    """The GPTModel inside its wrappers."""
+    inner = model.module
+    return inner.module if isinstance(inner, Float16Module) else inner
+
+
+def checkpointed(model: Chunk) -> GPTModel | FullySharded:
+    """What has the weights of this rank for a checkpoint, and takes them from one."""
+    return model if isinstance(model, FullySharded) else unwrapped(model)

@@ -1,0 +1,108 @@
+"""Weight gradients that the products themselves write and add to the gradient buffers.
+
+megatron-core adds them with an extension of apex; PyTorch's products can do it too. Otherwise a gradient is written, read, and
+added to its buffer in a pass of its own: 5 ms of 850 in a step of 2.8 billion parameters on an H200, by the bytes. And a buffer
+in float32 gets what the product summed in float32, not its rounding to 16 bits.
+
+The first product of a step overwrites its buffer. So nothing has to clear it, and the product does not read zeros: 3 ms of 835,
+and twice that where the buffers are float32.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, layers
+from torch import Tensor
+
+from lt_train.runtime.device import CPU
+
+# By address: megatron-core hands a product the buffer, not its weight.
+_stale: dict[int, Tensor] = {}
+
+
+def accumulate_in_products() -> None:
+    """Let megatron-core's linear layers take `WeightGradients` for apex's extension."""
+    layers.fused_weight_gradient_mlp_cuda = WeightGradients
+    layers._grad_accum_fusion_available = True
+
+
+class WeightGradients:
+    """Apex's extension, by its names: `buffer` [n, k] += the transpose of `gradient` [m, n] times `rows` [m, k].
+
+    A buffer that `overwrites` is not added to but overwritten.
+    """
+
+    @staticmethod
+    def wgrad_gemm_accum_fp32(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
+        if buffer.device.type == CPU:
+            add(gradient.t() @ rows, buffer)
+        elif overwrites(buffer):
+            torch.mm(gradient.t(), rows, out_dtype=torch.float32, out=buffer)
+        else:
+            torch.addmm(buffer, gradient.t(), rows, out_dtype=torch.float32, out=buffer)
+
+    @staticmethod
+    def wgrad_gemm_accum_fp16(rows: Tensor, gradient: Tensor, buffer: Tensor) -> None:
+        if overwrites(buffer):
+            torch.mm(gradient.t(), rows, out=buffer)
+        else:
+            buffer.addmm_(gradient.t(), rows)
+
+
+def add(weight_gradient: Tensor, buffer: Tensor) -> None:
+    """For a product that cannot add by itself."""
+    if overwrites(buffer):
+        buffer.copy_(weight_gradient)
+    else:
+        buffer.add_(weight_gradient)
+
+
+def overwrites(buffer: Tensor) -> bool:
+    """Whether `buffer` has the last step's numbers, which the caller now overwrites: true once in a step."""
+    return _stale.pop(buffer.data_ptr(), None) is not None
+
+
+def add_product(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
+    """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`."""
+    if weight.main_grad.dtype == torch.float32:
+        WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
+    else:
+        WeightGradients.wgrad_gemm_accum_fp16(rows, gradient, weight.main_grad)
+    return written(weight)
+
+
+def written(weight: Any) -> Tensor:
+    """Say that the gradient of `weight` is in its buffer. Returns what megatron-core's hook still wants: any numbers, which it
+    does not read, or zeros for a tied weight, where it adds the embedding's gradient and reads the sum."""
+    weight.grad_added_to_main_grad = True
+    return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
+
+
+def leave_uncleared(chunk: DistributedDataParallel) -> None:
+    """Let `zero_grad_buffer` of `chunk` clear only those gradients that no product of a linear layer writes."""
+    linear = (module for module in chunk.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear))
+    # An output layer that uses the embedding's weight has none of its own.
+    written = {id(module.weight) for module in linear if module.weight is not None}
+    for buffer in chunk.buffers + chunk.expert_parallel_buffers:
+        gradients = [(parameter.main_grad, id(parameter) in written) for parameter in buffer.params]
+        buffer.reset = partial(
+            _reset,
+            cleared=[gradient for gradient, is_written in gradients if not is_written],
+            stale={gradient.data_ptr(): gradient for gradient, is_written in gradients if is_written},
+        )
+
+
+def _reset(cleared: list[Tensor], stale: dict[int, Tensor]) -> None:
+    if cleared:
+        torch._foreach_zero_(cleared)
+    _stale.update(stale)
+
+
+def finish(*arguments: Any, finalize: Any, **settings: Any) -> None:
+    """Clear what no product of this step has written, such as the weights of an expert without tokens, then `finalize` all."""
+    for gradient in _stale.values():
+        gradient.zero_()
+    _stale.clear()
+    finalize(*arguments, **settings)

@@ -1,0 +1,266 @@
+"""The optimizer's step in one pass over memory, without megatron-core's copies and without waiting for the device.
+
+megatron-core copies every gradient to float32, lets torch's AdamW update float32 weights, and copies those back to 16 bits;
+before, the host waits for the gradients' norm to compute the clipping factor. Here the norm, the factor and the update stay on
+the device and the kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients nor weights
+have a float32 copy (`masters`), which is 6 bytes per parameter of memory. Groups and checkpoints are those of torch's AdamW.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, MegatronOptimizer
+from megatron.core.transformer.module import param_is_not_shared
+from torch import Tensor
+
+from lt_train.kernels import split_master_weights
+from lt_train.runtime.device import CPU
+from lt_train.runtime.reading import Reading
+
+SMALLEST_NORM = 1e-6
+# megatron-core's name for the masters in its optimizer's state.
+FP32_WEIGHTS = "fp32_from_fp16_params"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where one parameter's numbers are, in one dimension: `weight` and `gradient` in their buffers.
+
+    `rest` is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without memory, by
+    which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm; tied and
+    duplicated weights count once. `bucket` is megatron-core's group of the weights that ranks gather at a time, where that
+    overlaps the next forward pass.
+    """
+
+    master: torch.nn.Parameter
+    weight: Tensor
+    rest: Tensor | None
+    gradient: Tensor
+    counted: bool
+    bucket: Any
+
+
+class OnePassAdamW(torch.optim.AdamW):
+    """AdamW over `places`. `factor`, float32 of one element, multiplies the gradients; where it is not finite nothing changes.
+
+    The host does not know that: it calls `count` when the step has been made. A rank's new weights of one of the `buckets` are
+    sent to the others at once, while the next bucket is updated.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], places: list[Place], buckets: list[Any]):
+        from lt_train.kernels.adamw import adamw
+        from lt_train.kernels.l2_norm import sum_of_squares
+
+        super().__init__(groups)
+        self.update = adamw
+        self.sum_of_squares = sum_of_squares
+        self.parts = [(bucket, [place for place in places if place.bucket is bucket]) for bucket in buckets or [None]]
+        assert sum(len(part) for _, part in self.parts) == len(places)
+        self.places = {place.master: place for place in places}
+        self.factor = torch.ones(1, device=places[0].weight.device) if places else torch.ones(1)
+        self._loading: dict[torch.nn.Parameter, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = {master: group for group in self.param_groups for master in group["params"]}
+        for bucket, places in self.parts:
+            for place in places:
+                self._update(place, groups[place.master])
+            if bucket is not None:
+                bucket.start_param_sync()
+
+    def _update(self, place: Place, group: dict[str, Any]) -> None:
+        state = self.state[place.master]
+        if not state:
+            state.update(new_state(place.master, torch.device(CPU)))
+        beta1, beta2 = group["betas"]
+        self.update(
+            place.weight, place.rest, state["exp_avg"], state["exp_avg_sq"], place.gradient, self.factor,
+            rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
+            count=int(state["step"]) + 1,
+        )  # fmt: skip
+
+    def count(self) -> None:
+        """Say that the step was made."""
+        for state in self.state.values():
+            state["step"] += 1
+
+    @contextlib.contextmanager
+    def whole_masters(self, loading: bool) -> Iterator[None]:
+        """Within, masters are float32 in host memory. `loading`: what will be loaded into them waits for `take`."""
+        halved = [(master, place.weight, place.rest) for master, place in self.places.items() if place.rest is not None]
+        try:
+            for master, weight, rest in halved:
+                if loading:
+                    self._loading[master] = master.data = torch.empty(master.shape)
+                else:
+                    master.data = split_master_weights.joined(weight, rest).view(master.shape)
+            yield
+        finally:
+            for master, weight, _ in halved:
+                master.data = _placeholder(master.shape, weight.device)
+
+    def take(self, loaded: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()) -> None:
+        """Split the masters that were loaded: those that are `loaded`, the others from where `whole_masters` had them."""
+        for master, whole in (self._loading | dict(loaded)).items():
+            place = self.places[master]
+            assert place.rest is not None
+            split_master_weights.split(whole.view(-1), place.weight, place.rest)
+        self._loading.clear()
+
+    def take_weights(self) -> None:
+        """The model's weights have been set: they are the masters now."""
+        for place in self.places.values():
+            if place.rest is not None:
+                place.rest.zero_()
+
+    def squares(self) -> Tensor:
+        """The sum of the squares of this rank's gradients, float32 of one element."""
+        return self.sum_of_squares([place.gradient for place in self.places.values() if place.counted], self.factor.device)
+
+
+def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
+    """What torch's AdamW keeps of a parameter, before the first step."""
+    return {
+        "step": torch.zeros((), device=step_device),
+        "exp_avg": torch.zeros(master.shape, dtype=torch.float32, device=master.device),
+        "exp_avg_sq": torch.zeros(master.shape, dtype=torch.float32, device=master.device),
+    }
+
+
+def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
+    """Give each of megatron-core's optimizers that one torch optimizer; its copies to and from float32 then do nothing."""
+    for outer in optimizers:
+        places = list(_places(outer))
+        inner = outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places, _buckets(outer))
+        outer._copy_model_grads_to_main_grads = _nothing
+        outer._copy_main_params_to_model_params = _nothing
+        outer._copy_model_params_to_main_params = partial(_take_weights, inner)
+        if isinstance(outer, Float16OptimizerWithFloat16Params):
+            outer.state_dict, outer.load_state_dict = partial(_state, outer), partial(_load, outer)
+
+
+def _take_weights(inner: OnePassAdamW, state_dict: None = None) -> None:
+    assert state_dict is None
+    inner.take_weights()
+
+
+def _state(outer: Float16OptimizerWithFloat16Params, **options: Any) -> dict[str, Any]:
+    """What megatron-core makes, its masters as they are now."""
+    state: dict[str, Any] = Float16OptimizerWithFloat16Params.state_dict(outer, **options)
+    state[FP32_WEIGHTS] = [[master.detach() for master in group] for group in state[FP32_WEIGHTS]]
+    return state
+
+
+def _load(outer: Float16OptimizerWithFloat16Params, state: dict[str, Any]) -> None:
+    """What megatron-core does, but for copying loaded masters over those that have no memory."""
+    loaded = list(_pairs(outer.fp32_from_float16_groups, state[FP32_WEIGHTS]))
+    Float16OptimizerWithFloat16Params.load_state_dict(outer, state | {FP32_WEIGHTS: []})
+    outer.optimizer.take(loaded)
+
+
+@torch.no_grad()
+def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad: float) -> Callable[[], float]:
+    """Launch clipping and update; the function returned gives the norm of all gradients before clipping, and waits for no more.
+
+    A norm that is not finite has changed nothing.
+    """
+    total = torch.zeros(1, device=inner[0].optimizer.factor.device)
+    for outer in inner:
+        squares = outer.optimizer.squares()
+        torch.distributed.all_reduce(squares, group=outer.get_grad_stats_parallel_group())
+        total += squares
+    norm = total.sqrt()
+    reading = Reading(norm)
+    factor = (clip_grad / (norm + SMALLEST_NORM)).clamp(max=1) if clip_grad else torch.ones_like(norm)
+    factor = torch.where(norm.isfinite(), factor, torch.nan)
+    for outer in inner:
+        outer.optimizer.factor = factor
+    optimizer.step_with_ready_grads()
+
+    def outcome() -> float:
+        (read,) = reading.values()
+        if math.isfinite(read):
+            for outer in inner:
+                outer.optimizer.count()
+        return float(read)
+
+    return outcome
+
+
+def _buckets(outer: MegatronOptimizer) -> list[Any]:
+    """Those that are gathered while the next forward pass goes on, in its order. megatron-core no longer starts that.
+
+    It would when the module before is reached, which is late for large weights behind small ones.
+    """
+    if not _gathers_later(outer):
+        return []
+    # A chunk has those of the optimizer for experts, too.
+    own = {id(bucket) for buffer in outer.buffers for bucket in buffer.buckets}
+    groups = []
+    for chunk in outer.model_chunks:
+        chunk.overlap_param_gather_with_optimizer_step = True
+        groups += reversed(chunk.bucket_groups + chunk.expert_parallel_bucket_groups)
+    return [group for group in groups if id(group.buckets[0]) in own]
+
+
+def _gathers_later(outer: MegatronOptimizer) -> bool:
+    """Not on a CPU: gloo corrupts its process's memory when several gatherings are under way (torch 2.13)."""
+    overlaps = isinstance(outer, DistributedOptimizer) and outer.ddp_config.overlap_param_gather
+    return overlaps and all(buffer.param_data.is_cuda for buffer in outer.buffers)
+
+
+def _places(outer: MegatronOptimizer) -> Iterator[Place]:
+    if isinstance(outer, DistributedOptimizer):
+        buckets: dict[torch.nn.Parameter, Any] = {}
+        if _gathers_later(outer):
+            for chunk in outer.model_chunks:
+                buckets |= chunk.param_to_bucket_group
+        for models, of_groups in (
+            (outer.model_float16_groups, outer.shard_fp32_from_float16_groups),
+            (outer.model_fp32_groups, outer.shard_fp32_groups),
+        ):
+            for model, master in _pairs(models, of_groups):
+                ranges = outer._get_model_param_range_map(model)
+                own, world = ranges["param"], ranges["gbuf_world_in_bucket"]
+                buffer, _, bucket = outer.model_param_gbuf_map[model]
+                weight = outer.buffers[buffer].buckets[bucket].param_data.view(-1)[world.start : world.end]
+                gradient = model.main_grad.view(-1)[own.start : own.end]
+                yield _place(model, master, weight, gradient, buckets.get(model))
+    else:
+        for models, of_groups in (
+            (outer.float16_groups, outer.fp32_from_float16_groups),
+            (outer.fp32_from_fp32_groups, outer.fp32_from_fp32_groups),
+        ):
+            for model, master in _pairs(models, of_groups):
+                yield _place(model, master, model.data.view(-1), model.main_grad.view(-1), None)
+
+
+def _place(model: torch.nn.Parameter, master: torch.nn.Parameter, weight: Tensor, gradient: Tensor, bucket: Any) -> Place:
+    rest = None
+    if weight.dtype == torch.bfloat16:
+        rest = torch.zeros_like(weight, dtype=torch.int16)
+        master.data = _placeholder(master.shape, weight.device)
+    counted = param_is_not_shared(model) and tensor_parallel.param_is_not_tensor_parallel_duplicate(model)
+    return Place(master, weight, rest, gradient, bool(counted), bucket)
+
+
+def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
+    """Float32 of that shape, in the memory of one number."""
+    return torch.zeros(1, device=device).expand(shape)
+
+
+def _pairs(models: list[list[Any]], of_groups: list[list[Any]]) -> Iterator[tuple[Any, Any]]:
+    for of_models, of_masters in zip(models, of_groups, strict=True):
+        yield from zip(of_models, of_masters, strict=True)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,215 @@
+"""megatron-core's optimizers, the schedule of their learning rate and weight decay, and one careful step with them.
+
+Norms and biases have no weight decay: megatron-core puts them in groups with `wd_mult` 0, which its schedule applies every step.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import megatron.core.optimizer
+import torch
+from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from lt_train.config.run_config import RunConfig
+from lt_train.optim import fused_adamw
+from lt_train.optim.fused_adamw import OnePassAdamW
+from lt_train.parallel.ddp import Chunk
+from lt_train.parallel.flat_shards import save_own_shards
+from lt_train.parallel.fsdp import ShardOptimizer
+from lt_train.runtime.device import CPU
+
+# Whether the step was made, and the norm of the gradients before clipping, None for too high a loss scale.
+Outcome: TypeAlias = tuple[bool, float | None]
+
+
+def build(plan: RunConfig, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
+    _take_torchs()
+    settings, precision = plan.optimization, plan.precision
+    config = OptimizerConfig(
+        optimizer=settings.optimizer,
+        lr=settings.lr,
+        min_lr=settings.min_lr,
+        weight_decay=settings.start_weight_decay,
+        adam_beta1=settings.adam_beta1,
+        adam_beta2=settings.adam_beta2,
+        adam_eps=settings.adam_eps,
+        clip_grad=settings.clip_grad,
+        # FSDP's shards are float32 and need no copies of the optimizer's own.
+        bf16=precision.bf16 and not plan.memory.fully_sharded,
+        fp16=precision.fp16,
+        loss_scale=precision.loss_scale,
+        initial_loss_scale=precision.initial_loss_scale,
+        min_loss_scale=precision.min_loss_scale,
+        loss_scale_window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+        params_dtype=getattr(torch, precision.dtype),
+        use_distributed_optimizer=plan.parallelism.distributed_optimizer,
+        overlap_param_gather=plan.memory.overlap_param_gather,
+        # Each tensor-parallel rank orthogonalizes whole matrices: their parts alone would give another update than one rank.
+        **({"muon_tp_mode": "duplicated"} if settings.optimizer == "muon" else {}),
+    )
+    optimizer = get_megatron_optimizer(config, chunks)
+    if plan.memory.fully_sharded:
+        (inner,) = _inner(optimizer)
+        optimizer = ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0])
+    for inner in _inner(optimizer):
+        if isinstance(inner, DistributedOptimizer):
+            save_own_shards(inner)
+    if plan.steps_in_one_pass:
+        fused_adamw.use_one_pass(inner for inner in _inner(optimizer) if inner.optimizer is not None)
+    _fuse(optimizer)
+    return optimizer, _schedule(plan, optimizer)
+
+
+def _take_torchs() -> None:
+    """Let megatron-core build torch's optimizers also where TransformerEngine or apex are installed, whose Adam it would take.
+
+    Those count their steps in another place, and megatron-core looks for the count by what is installed: a checkpoint would
+    continue only where the same packages are.
+    """
+    for name, value in {"Adam": torch.optim.AdamW, "SGD": torch.optim.SGD, "USING_PYTORCH_OPTIMIZER": True}.items():
+        setattr(megatron.core.optimizer, name, value)
+    for name in ("HAVE_APEX_OR_TE", "USING_TE_OPTIMIZER", "USING_APEX_OPTIMIZER"):
+        setattr(distrib_optimizer, name, False)
+
+
+def _schedule(plan: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    settings = plan.optimization
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=settings.lr_warmup_init,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.lr_warmup_samples,
+        lr_decay_steps=settings.lr_decay_samples,
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.start_weight_decay,
+        end_wd=settings.end_weight_decay,
+        wd_incr_steps=plan.batches.train_samples,
+        wd_incr_style=settings.weight_decay_style,
+        use_checkpoint_opt_param_scheduler=False,
+        wsd_decay_steps=settings.wsd_decay_samples,
+        lr_wsd_decay_style=settings.wsd_decay_style,
+    )
+
+
+def _fuse(optimizer: MegatronOptimizer) -> None:
+    """Let torch's AdamW update all parameters on a GPU in one kernel; megatron-core leaves it at one per operation."""
+    for inner in torch_optimizers(optimizer):
+        if isinstance(inner, torch.optim.AdamW):
+            for group in inner.param_groups:
+                group["fused"] = (
+                    not isinstance(inner, OnePassAdamW)
+                    and all(parameter.is_cuda for parameter in group["params"])
+                    and bool(group["params"])
+                )
+
+
+@torch.no_grad()
+def step(optimizer: MegatronOptimizer, clip_grad: float) -> Callable[[], Outcome]:
+    """Clip and apply the gradients; the function returned says whether that happened, and waits for it where it must.
+
+    Gradients with an infinity or a NaN are not applied. megatron-core looks for them only when it scales the loss (fp16) and
+    would write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
+    """
+    optimizers = [inner for inner in _inner(optimizer) if inner.optimizer is not None]
+    if optimizers and all(isinstance(inner.optimizer, OnePassAdamW) for inner in optimizers):
+        read = fused_adamw.step(optimizer, optimizers, clip_grad)
+        return lambda: _outcome(read())
+    outcome = _step(optimizer, clip_grad)
+    return lambda: outcome
+
+
+def _outcome(norm: float) -> Outcome:
+    return math.isfinite(norm), norm
+
+
+def _step(optimizer: MegatronOptimizer, clip_grad: float) -> Outcome:
+    """By megatron-core, which needs the norm on the host before it updates."""
+    if optimizer.prepare_grads():
+        return False, None
+    norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(norm):
+        return _outcome(norm)
+    if clip_grad:
+        for inner in _inner(optimizer):
+            clip_grad_by_total_norm_fp32(inner.get_parameters(), clip_grad, norm)
+    return bool(optimizer.step_with_ready_grads()), norm
+
+
+def loss_scale(optimizer: MegatronOptimizer) -> float:
+    """What losses are multiplied with in the next step; 1 when they are not scaled."""
+    return float(optimizer.get_loss_scale())
+
+
+def _inner(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def torch_optimizers(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
+    """The torch optimizers inside, which hold the state tensors."""
+    return [inner.optimizer for inner in _inner(optimizer) if inner.optimizer is not None]
+
+
+def create_state(optimizer: MegatronOptimizer) -> None:
+    """Make the state of an optimizer that has made no step; megatron-core neither saves nor loads one without."""
+    for outer in _inner(optimizer):
+        if isinstance(outer.optimizer, torch.optim.AdamW):
+            _create_adam_state(outer.optimizer)
+        elif outer.optimizer is not None:
+            outer.init_state_fn(outer.optimizer, outer.config)
+
+
+@contextlib.contextmanager
+def whole_masters(optimizer: MegatronOptimizer, loading: bool) -> Iterator[None]:
+    """Within, every float32 weight is a tensor that can be saved, or loaded into; `take_masters` follows the loading."""
+    with contextlib.ExitStack() as stack:
+        for inner in _one_pass(optimizer):
+            stack.enter_context(inner.whole_masters(loading))
+        yield
+
+
+def take_masters(optimizer: MegatronOptimizer) -> None:
+    """Let the optimizer have what was loaded within `whole_masters`."""
+    for inner in _one_pass(optimizer):
+        inner.take()
+
+
+def _one_pass(optimizer: MegatronOptimizer) -> Iterator[OnePassAdamW]:
+    return (inner for inner in torch_optimizers(optimizer) if isinstance(inner, OnePassAdamW))
+
+
+def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state: dict[str, Any] = optimizer.state[parameter]
+            if not state:
+                state.update(fused_adamw.new_state(parameter, _step_device(group, parameter)))
+
+
+def _step_device(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
+    """Where torch's AdamW keeps its step counter."""
+    return parameter.device if group.get("fused") else torch.device(CPU)
+
+
+def separate_steps(optimizer: MegatronOptimizer) -> None:
+    """Give every parameter its own step counter, where the fused AdamW wants it.
+
+    megatron-core restores one tensor object for all of them; torch's AdamW then counts it up once per parameter, so bias
+    correction drifts and the losses after a resume differ without any message. It also restores the saved groups' settings, those
+    of a run on another device among them.
+    """
+    _fuse(optimizer)
+    for inner in torch_optimizers(optimizer):
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                state = inner.state.get(parameter, {})
+                if isinstance(state.get("step"), torch.Tensor):
+                    state["step"] = state["step"].clone().to(_step_device(group, parameter))

@@ -1,0 +1,212 @@
+"""Fully sharded data parallelism: each data-parallel rank keeps its rows of every weight, gradient and moment (ZeRO-3).
+
+torch's fully_shard gathers one layer at a time in the precision of the forward pass and returns its gradients as float32 shards,
+summed and divided by the number of ranks. What stays on a rank are 16 bytes per parameter, divided by the ranks, and a gathered
+layer or two. The price beside the distributed optimizer is another gathering of the weights in the backward pass, for each micro
+batch. With several instances, each is a group of ranks that has the whole model, and gradients are summed among them besides.
+
+megatron-core's own wrapper of fully_shard keeps weights and gradients in bfloat16, saves only shapes that the ranks divide, and
+takes its mesh for CUDA's; its megatron_fsdp does not run without CUDA and saves in a format of its own. Here, the optimizer and
+megatron-core's gradient hooks see plain local tensors, and checkpoints are those of the distributed optimizer: a run may go on
+under either.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.distributed.data_parallel_base import _BaseDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.optimizer.optimizer import FP32Optimizer
+from megatron.core.transformer import TransformerConfig
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from lt_train.parallel import flat_shards
+from lt_train.runtime.device import CPU
+
+
+class FullySharded(_BaseDataParallel):  # type: ignore[misc]
+    """A GPTModel built on the meta device, its parameters replaced by this rank's shards of them, in float32.
+
+    `dtype` is that of the forward and backward pass and of the weights in checkpoints.
+    """
+
+    def __init__(self, config: TransformerConfig, model: GPTModel, dtype: torch.dtype, device: torch.device, instances: int):
+        super().__init__(config=config, module=model)
+        self.ddp_config = DistributedDataParallelConfig()
+        self.dtype = dtype
+        self.places = {
+            name: flat_shards.places(entry)
+            for name, entry in model.sharded_state_dict().items()
+            if isinstance(entry, flat_shards.Entry) and entry.data is not None
+        }
+        self.mesh = _mesh(device, instances)
+        marks = _shard(model, self.mesh, dtype, device)
+        self.sharded: dict[str, Any] = dict(model.named_parameters())  # of torch's DTensor
+        self.shards: dict[str, torch.nn.Parameter] = {}
+        for name, parameter in self.sharded.items():
+            shard = torch.nn.Parameter(parameter.to_local().detach())
+            for target in (parameter, shard):
+                vars(target).update(marks[name])
+            self.shards[name] = shard
+
+    def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The shards, as plain tensors: what the optimizer updates and megatron-core's gradient hooks look at."""
+        yield from self.shards.items()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients are summed within an instance for each micro batch, among instances only for the last."""
+        root = self.module
+        assert isinstance(root, FSDPModule)
+        root.set_requires_all_reduce(False)
+        try:
+            yield
+        finally:
+            root.set_requires_all_reduce(True)
+
+    def finish_grad_sync(self, *unused: Any, **options: Any) -> None:
+        """The backward pass has summed the gradients: show each shard its own."""
+        for name, parameter in self.sharded.items():
+            if parameter.grad is not None:
+                self.shards[name].main_grad = parameter.grad.to_local()  # type: ignore[attr-defined]
+
+    def zero_grad_buffer(self) -> None:
+        for name, parameter in self.sharded.items():
+            parameter.grad = None
+            vars(self.shards[name]).pop("main_grad", None)
+
+    def tensors(self, value: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, ShardedTensor]]:
+        """`value` of every shard, a tensor of its shape, cut at the borders of the model's own tensors and placed among them.
+
+        With each comes a name that is its own on this rank.
+        """
+        ranks, rank = self.mesh.size(-1), self.mesh.get_local_rank(self.mesh.ndim - 1)
+        for name, belonging in self.places.items():
+            data = value(self.shards[name])
+            whole = self.sharded[name].shape
+            # As torch.chunk divides: the last ranks may have fewer rows, or none.
+            first = rank * math.ceil(whole[0] / ranks) * math.prod(whole[1:])
+            for number, tensor in enumerate(flat_shards.cut(belonging, data.view(-1), first)):
+                yield f"{name}.{number}", tensor
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, ShardedTensor]:
+        """The weights for a checkpoint, in `dtype`. Loading fills these tensors; `load_state_dict` takes them over."""
+        weights = self.tensors(lambda shard: shard.detach().to(self.dtype))
+        return {name: flat_shards.for_checkpoint(tensor) for name, tensor in weights}
+
+    @torch.no_grad()
+    def load_state_dict(self, weights: dict[str, torch.Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Take over what was loaded into the tensors of `sharded_state_dict`; returns the names of missing and surplus ones."""
+        for name, tensor in self.tensors(torch.Tensor.detach):
+            tensor.data.copy_(weights[name].view(tensor.local_shape))
+        return [], []
+
+
+class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
+    """The optimizer of the shards. Its checkpoints have the form and the names of megatron-core's DistributedOptimizer's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimizerConfig, init_state: Any, chunk: FullySharded):
+        super().__init__(optimizer, config, init_state)
+        self.chunk = chunk
+        # The norm of the gradients is over the ranks that together have one copy of the model.
+        self.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
+        self.tp_group = parallel_state.get_tensor_model_parallel_group()
+        self.loaded: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def sharded_state_dict(
+        self, model_sharded_state_dict: Any, is_loading: bool = False, metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        state = self.optimizer.state
+        weights = {shard: shard.detach().clone() if is_loading else shard.detach() for shard in self.chunk.shards.values()}
+        self.loaded = weights if is_loading else {}
+        values = {"param": weights}
+        for name in sorted({name for moments in state.values() for name in moments} - {"step"}):
+            values[name] = {shard: state[shard][name] for shard in weights}
+        saved = {
+            name: {
+                key: flat_shards.for_checkpoint(tensor, f"optimizer.state.{name}.")
+                for key, tensor in self.chunk.tensors(of_shards.__getitem__)
+            }
+            for name, of_shards in values.items()
+        }
+        step = max((float(moments["step"]) for moments in state.values() if "step" in moments), default=0.0)
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} | {"step": step}
+            for group in self.optimizer.param_groups
+        ]
+        return {
+            "optimizer": {"param_groups": groups},
+            "param_state": saved,
+            "param_state_sharding_type": "fully_reshardable",
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the weights and the step; the moments were loaded in place. Rates are set by the schedule."""
+        for shard, weights in self.loaded.items():
+            shard.copy_(weights)
+        self.loaded = {}
+        step = max(float(group["step"]) for group in state_dict["optimizer"]["param_groups"])
+        for moments in self.optimizer.state.values():
+            if "step" in moments:
+                moments["step"].fill_(step)
+
+
+def _mesh(device: torch.device, instances: int) -> DeviceMesh:
+    """The ranks that have the same part of the model otherwise: [ranks], or [instances, ranks of an instance]."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    if instances == 1:
+        return DeviceMesh.from_group(group, device.type)
+    within = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
+    among = parallel_state.get_inter_distributed_optimizer_instance_group()
+    ranks = torch.tensor(torch.distributed.get_process_group_ranks(group)).view(instances, -1)
+    return DeviceMesh.from_group([among, within], device.type, mesh=ranks, mesh_dim_names=("instance", "shard"))
+
+
+def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
+    """Give memory to one unit after the other and keep this rank's rows of it; returns megatron-core's marks on each parameter.
+
+    A tied embedding is used at both ends of the model and stays gathered with what belongs to no unit; the output layer stays
+    gathered from the forward to the backward pass, which begins with it.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    ends = [] if model.share_embeddings_and_output_weights else [model.embedding, model.output_layer]
+    previous: list[FSDPModule] = []
+    marks: dict[str, dict[str, Any]] = {}
+    for unit in [*ends, *model.decoder.layers, model]:
+        _materialize(unit, device)
+        for name, parameter in model.named_parameters():
+            if not parameter.is_meta:
+                marks.setdefault(name, vars(parameter))
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=unit not in (model, model.output_layer))
+        if unit in model.decoder.layers:
+            # Recomputation would disturb the order that torch finds out by itself.
+            unit.set_modules_to_backward_prefetch(previous)
+            previous = [unit]
+    if device.type == CPU:
+        model.set_force_sum_reduction_for_comms(True)  # gloo cannot average
+    return marks
+
+
+def _materialize(unit: torch.nn.Module, device: torch.device) -> None:
+    """Allocate the unit's parameters that are still on the meta device, with megatron-core's marks on them."""
+    module: Any
+    for module in unit.modules():
+        attributes = {name: vars(value) for name, value in module.named_parameters(recurse=False) if value.is_meta}
+        if attributes and hasattr(module, "param_init_meta"):
+            # TransformerEngine marks its weights as split among tensor-parallel ranks only when it allocates them.
+            module.reset_parameters()
+        for name, marks in attributes.items():
+            parameter = getattr(module, name)
+            if parameter.is_meta:
+                parameter = torch.nn.Parameter(torch.empty_like(parameter, device=device))
+                setattr(module, name, parameter)
+            vars(parameter).update(marks)

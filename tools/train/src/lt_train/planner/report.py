@@ -1,0 +1,105 @@
+"""The layout of a model on a cluster that need not be there, for people and for programs."""
+
+import dataclasses
+from typing import Any
+
+from lt_train.config.checks import layout_problems, problems, problems_on
+from lt_train.config.cluster import GIB, Cluster
+from lt_train.config.draft import assemble
+from lt_train.config.settings import parallelism
+from lt_train.planner import memory_estimate, search
+from lt_train.planner.search import Choice, Layout
+
+SHOWN = 3
+
+
+def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
+    """The best layout, or the one that `options` give. Raises UsageError or BadConfig for a plan that cannot run there."""
+    assert cluster.gpu
+    plan = assemble(options, (), cluster)
+    if options["parallel"] == parallelism.AUTO:
+        choice = search.choose(plan, options, cluster)
+    else:
+        for problem in layout_problems(plan):
+            raise problem
+        sizes = {name: options[name] for name in search.SIZES if options[name] not in (None, False, 1)}
+        choice = Choice(cluster, search.of(plan, sizes, cluster), (), 1)
+    for problem in (*problems(choice.best.plan), *problems_on(cluster.gpu.capability, vars(choice.best.plan))):
+        raise problem
+    return choice
+
+
+def record(choice: Choice) -> dict[str, Any]:
+    """The JSON object of `lt-train plan`; sizes in bytes, `waste` a share of the time."""
+    assert choice.cluster.gpu
+    best = choice.best
+    return {
+        "v": 1,
+        "kind": "layout",
+        "model": best.plan.architecture.name,
+        "parameters": best.plan.architecture.parameters(),
+        "gpu": choice.cluster.gpu.name,
+        "nodes": choice.cluster.nodes,
+        "gpus_per_node": choice.cluster.ranks_per_node,
+        "usable_bytes": search.usable_bytes(choice.cluster),
+        "reasons": choice.reasons,
+        **_record(best),
+        "others": [_record(other) for other in choice.others[:SHOWN]],
+    }
+
+
+def _record(found: Layout) -> dict[str, Any]:
+    parallel, recompute = found.plan.parallelism, found.plan.memory.recompute
+    return {
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+        "context": parallel.context,
+        "expert": parallel.expert,
+        "data": parallel.data,
+        "recompute": recompute.granularity if recompute else None,
+        "options": found.flags,
+        "rank_memory_bytes": dataclasses.asdict(found.estimate) | {"total": found.estimate.total},
+        "ranks_memory_bytes": [estimate.total for estimate in memory_estimate.of_ranks(found.plan)],
+        "fits": found.fits,
+        "waste": round(found.waste, 4),
+    }
+
+
+def table(choice: Choice) -> str:
+    """The same for people."""
+    cluster, best = choice.cluster, choice.best
+    assert cluster.gpu
+    plan, limit = best.plan, search.usable_bytes(cluster) / GIB
+    verdict = "fits into" if best.fits else "does not fit into"
+    batch = f"{plan.batches.global_batch_size} x {plan.batches.seq_length} tokens, micro batch {plan.batches.micro_batch_size}"
+    rows = [
+        ("model", f"{plan.architecture.name}, {plan.architecture.parameters():,} parameters, {plan.precision.dtype}"),
+        ("cluster", f"{cluster.nodes} node(s) x {cluster.ranks_per_node} {cluster.gpu.name}: {cluster.ranks} ranks"),
+        ("batch", batch),
+        ("layout", plan.parallelism.described + (", layers recomputed" if _recomputes(best) else "")),
+        *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
+        ("memory", f"{best.estimate}, {verdict} {limit:.1f}"),
+        *_stages(best),
+        *(("instead", f"{_short(other)}, waste of about {other.waste:.0%}") for other in choice.others[:SHOWN]),
+        ("options", " ".join(best.flags) or "none: these are the defaults"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
+
+
+def _recomputes(found: Layout) -> bool:
+    recompute = found.plan.memory.recompute
+    return recompute is not None and recompute.granularity == "full"
+
+
+def _short(found: Layout) -> str:
+    recomputed = ", layers recomputed" if _recomputes(found) else ""
+    return f"{found.plan.parallelism.described}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
+
+
+def _stages(found: Layout) -> list[tuple[str, str]]:
+    """The totals of all pipeline ranks, where there are several; the ranks of one stage are alike."""
+    estimates = memory_estimate.of_ranks(found.plan)
+    if len(estimates) == 1:
+        return []
+    return [("per stage", " ".join(f"{estimate.total / GIB:.1f}" for estimate in estimates) + " GiB, first to last")]

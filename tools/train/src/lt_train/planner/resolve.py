@@ -1,0 +1,33 @@
+"""The checked configuration of a run, with the best layout where `--parallel auto` asks for it."""
+
+from typing import Any
+
+from lt_shared.console import note
+from lt_shared.manifest import Dataset
+from lt_train.config import cluster
+from lt_train.config.checks import problems, problems_here
+from lt_train.config.draft import assemble
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import parallelism
+from lt_train.planner import search
+from lt_train.runtime import rank_environment
+
+
+def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:
+    """Raises UsageError or BadConfig for what cannot run, the first of its problems."""
+    plan = assemble(options, datasets)
+    if options["parallel"] == parallelism.AUTO:
+        plan = _with_best_layout(plan, options)
+    for problem in (*problems(plan), *problems_here(vars(plan))):
+        raise problem
+    return plan
+
+
+def _with_best_layout(plan: RunConfig, options: dict[str, Any]) -> RunConfig:
+    choice = search.choose(plan, options, cluster.here(plan.parallelism.device, plan.parallelism.world_size))
+    chosen = search.require(choice)
+    rank = rank_environment.find()
+    if rank is None or rank.rank == 0:
+        note(f"layout: {'; '.join(choice.reasons)}")
+        note(f"layout: {' '.join(choice.best.flags) or 'no options'}")
+    return chosen

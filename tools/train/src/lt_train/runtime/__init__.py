@@ -1,0 +1,1 @@
+"""The process that a rank is: its device, its place among the ranks, signals, the watchdog, what is said when it fails."""

@@ -1,0 +1,195 @@
+"""The devices that lt-train runs on: the one file that names CUDA and its communication backend.
+
+`auto` takes CUDA when a GPU is there and the CPU otherwise. torch is imported inside functions: the launcher counts GPUs without
+it.
+"""
+
+import ctypes
+import os
+import resource
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lt_shared.console import Unavailable
+from lt_train.runtime.rank_environment import Place
+
+if TYPE_CHECKING:
+    import torch
+
+CPU = "cpu"
+CUDA = "cuda"
+DEVICES = ("auto", CPU, CUDA)
+BACKENDS = {CPU: "gloo", CUDA: "nccl"}
+# NCCL's algorithms that sum in the same order every time; NVLS leaves the order to the switch.
+DETERMINISTIC_COLLECTIVES = ("Ring", "Tree", "^NVLS")
+# Of the driver's cuDeviceGetAttribute.
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use, seen without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """That of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, device)
+    return major.value, minor.value
+
+
+def capability_text(capability: tuple[int, int]) -> str:
+    """For messages about a GPU."""
+    return f"its compute capability is {capability[0]}.{capability[1]}"
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, total = ctypes.c_int(), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    return None if driver.cuDeviceTotalMem_v2(ctypes.byref(total), device) else total.value
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def make_deterministic(device: str) -> None:
+    """Let this rank compute the same numbers every time. Call before torch touches the GPU; a CPU does so anyway."""
+    if device != CUDA:
+        return
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ.setdefault("NCCL_ALGO", "Ring")
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    # Writing NaN into every new tensor finds reads of what nobody wrote; it takes time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def resolve(choice: str) -> str:
+    """Turn `auto` into a device. Raises Unavailable when CUDA is asked for and no GPU is there."""
+    if choice == "auto":
+        return CUDA if gpu_count() else CPU
+    if choice == CUDA and not gpu_count():
+        raise Unavailable("no GPU is visible to this process", "use --device cpu, or check CUDA_VISIBLE_DEVICES")
+    return choice
+
+
+def default_ranks(device: str, model_parallel: int) -> int:
+    """Ranks to start on this node: one per GPU, or on a CPU as many as the model needs."""
+    return gpu_count() if device == CUDA else model_parallel
+
+
+def launch_in_order() -> None:
+    """Let a GPU start kernels in the order of their launch; call before it is used.
+
+    Tensor-parallel layers launch a message and then the product that hides it: a product that started first would delay it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def allocate_in_expandable_segments() -> None:
+    """Let torch grow its pieces of GPU memory instead of leaving holes between them; call before it allocates.
+
+    Llama 3.1 8B on two H200 had 4.6 GiB of holes, and ran out of memory for 2.0 more.
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def prepare(device: str, place: Place) -> "torch.device":
+    """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
+    import torch
+
+    if device == CUDA:
+        if not torch.cuda.is_available():
+            raise Unavailable("torch cannot use a GPU here", "install a torch build with CUDA, or use --device cpu")
+        torch.cuda.set_device(place.local_rank)
+        return torch.device(CUDA, place.local_rank)
+    from lt_train.runtime import cpu_backend
+
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, cores // place.local_ranks))
+    cpu_backend.install(CUDA)
+    return torch.device(CPU)
+
+
+def use(device: "torch.device") -> None:
+    """Let this thread work on `device`: without it, a new thread's pinned memory would take a context on the first GPU."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.set_device(device)
+
+
+def communicate_on_loopback(place: Place) -> None:
+    """Let gloo use the loopback interface when every rank is on this machine: the host name may not resolve."""
+    if place.local_ranks == place.world_size:
+        names = [name for _, name in socket.if_nameindex()]
+        if "lo" in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def synchronize(device: "torch.device") -> None:
+    """Wait for the device, so that a wall clock read next means something."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.synchronize(device)
+
+
+def name(device: "torch.device") -> str:
+    """The device as its vendor calls it, for example "NVIDIA H100 80GB HBM3"; "cpu" for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == CUDA else CPU
+
+
+def peak_memory(device: "torch.device") -> tuple[int, int | None]:
+    """The most bytes that this process needed so far: in tensors and in torch's reserve on a GPU, resident on a CPU."""
+    import torch
+
+    if device.type == CUDA:
+        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None
+
+
+def record_memory_history() -> None:
+    """Remember from here on where each piece of GPU memory is taken and given back."""
+    import torch
+
+    torch.cuda.memory._record_memory_history()
+
+
+def dump_memory_history(path: str) -> None:
+    """Write what was remembered as a pickle for torch's memory viewer, and stop remembering."""
+    import torch
+
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def release(device: "torch.device") -> None:
+    """Give cached memory back before a checkpoint is written."""
+    import torch
+
+    if device.type == CUDA:
+        torch.cuda.empty_cache()

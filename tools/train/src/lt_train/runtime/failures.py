@@ -1,0 +1,106 @@
+"""One report of a failure, by the rank that failed, whatever the number of ranks.
+
+When a rank fails, every other rank fails soon after in a collective, with an error that says nothing. So the first rank to fail
+claims the report in the ranks' key-value store, and the others end without a word. A rank whose error may be such an echo first
+waits a few seconds for the claim of the one that it echoes. The store goes with rank 0: then rank 1 reports.
+"""
+
+import atexit
+import re
+import socket
+import time
+
+import torch
+from torch.distributed.distributed_c10d import _get_default_store
+
+from lt_shared.console import ExitCode, ToolError
+from lt_train.runtime import signals
+from lt_train.runtime.rank_environment import Place
+
+CLAIMS = "lt-train/failures"
+CODE = "lt-train/failure-code"
+ECHO_SECONDS = 4.0
+POLL_SECONDS = 0.1
+_OUT_OF_MEMORY = "out of memory"
+_COMMUNICATION = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
+
+
+class Echo(ToolError):
+    """Something failed on another rank, which knows what."""
+
+
+class RankError(ToolError):
+    """The error of the rank at `place`."""
+
+    def __init__(self, place: Place, message: str, hint: str | None, code: int):
+        super().__init__(f"rank {place.rank} on {socket.gethostname()}: {message}", hint)
+        self.exit_code = code  # type: ignore[assignment]
+
+
+def raised(error: Exception, place: Place) -> BaseException:
+    """What to raise in place of `error`: its report, or a silent end when another rank reports.
+
+    From here on a signal ends the process at once.
+    """
+    signals.die_by_signals()
+    report = _report(error, place)
+    if place.world_size == 1 or not torch.distributed.is_initialized():
+        return report
+    try:
+        claimed = _claim(int(report.exit_code), wait=is_echo(error))
+    except (RuntimeError, OSError):
+        return _without_store(place, int(report.exit_code))
+    if claimed is not None:
+        return SystemExit(claimed)
+    if place.rank == 0:
+        # The others must still be able to read the claim. lt-train and torchrun end this process before that.
+        atexit.register(time.sleep, ECHO_SECONDS + 1)
+    return report
+
+
+def _claim(code: int, wait: bool) -> int | None:
+    """Claim the report for this rank: None when it is the first, else the exit code of the one that is."""
+    store = _get_default_store()
+    deadline = time.monotonic() + (ECHO_SECONDS if wait else 0.0)
+    while time.monotonic() < deadline and not store.check([CODE]):
+        time.sleep(POLL_SECONDS)
+    if store.add(CLAIMS, 1) == 1:
+        store.set(CODE, str(code))
+        return None
+    claimed = int(store.get(CODE))
+    # Whoever waits for all ranks ends the rest when the first ends, which must not be before the report.
+    time.sleep(ECHO_SECONDS / 4)
+    return claimed
+
+
+def _without_store(place: Place, code: int) -> BaseException:
+    """Rank 0 has gone, and with it the store; lt-train and torchrun see that themselves."""
+    if place.rank != 1 or place.found != "srun":
+        return SystemExit(code)
+    return RankError(place, "the connection to rank 0 was lost", "see how rank 0 ended; the kernel's log tells of memory", code)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether `error` may be the consequence of another rank's end."""
+    if isinstance(error, Echo | torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_COMMUNICATION.search(str(error)))
+
+
+def _report(error: Exception, place: Place) -> RankError:
+    if isinstance(error, ToolError):
+        return RankError(place, str(error), error.hint, error.exit_code)
+    # torch adds a stack of C++ frames.
+    lines = str(error).strip().split("\n")
+    first_line = lines[0]
+    # NCCL and CUDA have errors of their own for it: whoever asks last finds nothing left.
+    if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
+        remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
+        return RankError(place, of_memory, remedy, ExitCode.BAD_CONFIG)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return RankError(place, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
+    if is_echo(error):
+        remedy = "see how the other ranks ended; where one was killed, the kernel's log tells of memory"
+        return RankError(place, f"communication with the other ranks failed: {first_line}", remedy, ExitCode.IO)
+    return RankError(place, f"internal error: {type(error).__name__}: {first_line}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)

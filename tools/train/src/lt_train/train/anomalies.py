@@ -1,0 +1,65 @@
+"""Steps that went wrong: counted for the log, noted when the loss jumps, and the end of a run that no longer learns.
+
+A step whose gradients hold an infinity or a NaN is skipped (`optimizer.step`). One such step is harmless, and usual in fp16 while
+the loss scale falls from its high start; many in a row mean that the weights or the data are broken, and the run would burn its
+allocation without learning anything. Every rank sees the same numbers and decides alike.
+"""
+
+import collections
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+from lt_shared.console import BadConfig
+
+if TYPE_CHECKING:
+    from lt_train.train.train_step import StepResult
+
+WINDOW_STEPS = 50
+FEWEST_STEPS = 20
+# Six deviations alone would call the small ripples of a flat loss a spike.
+DEVIATIONS = 6.0
+SMALLEST_RISE = 0.1
+
+
+class Anomalies:
+    """Watches the results of the steps of a run; `max_nan_steps` bad ones in a row are the most that it accepts."""
+
+    def __init__(self, max_nan_steps: int):
+        self.max_nan_steps = max_nan_steps
+        self.bad_steps = 0
+        self.recent: collections.deque[float] = collections.deque(maxlen=WINDOW_STEPS)
+
+    def observe(self, iteration: int, result: "StepResult") -> str | None:
+        """A note for the log when the loss jumped. Raises BadConfig when too many steps in a row were useless."""
+        if not result.updated:
+            self._count(iteration, result)
+            return None
+        self.bad_steps = 0
+        note = self._spike(iteration, result.loss)
+        self.recent.append(result.loss)
+        return note
+
+    def _count(self, iteration: int, result: "StepResult") -> None:
+        if math.isfinite(result.loss) and result.scale_falls:
+            return
+        self.bad_steps += 1
+        if self.bad_steps < self.max_nan_steps:
+            return
+        is_finite = math.isfinite(result.loss)
+        finite = "finite" if is_finite else "not finite either"
+        raise BadConfig(
+            f"gradients were not finite in {self.bad_steps} steps in a row, the last of them {iteration};"
+            f" the loss is {finite}, the weights are those of iteration {iteration - self.bad_steps}",
+            "lower --lr, raise --lr-warmup-iters, or look at the data of these steps; --max-nan-steps allows more"
+            + ("" if is_finite else ", and --loss-in kernel losses of a token beyond 126 nats"),
+        )
+
+    def _spike(self, iteration: int, loss: float) -> str | None:
+        if len(self.recent) < FEWEST_STEPS:
+            return None
+        mean = statistics.fmean(self.recent)
+        rise = max(DEVIATIONS * statistics.pstdev(self.recent), SMALLEST_RISE * abs(mean))
+        if loss <= mean + rise:
+            return None
+        return f" loss spike at iteration {iteration}: {loss:.4f}, mean of the {len(self.recent)} steps before it {mean:.4f}"

@@ -1,0 +1,137 @@
+"""`lt-train bench`: how fast a model of this size trains here, without data, checkpoints and log files.
+
+The steps are a training run's: the same loop over made-up tokens, each step timed by the run's own clock. What is shown are
+medians, because single steps are slowed by whatever else the machine does. Rates are those of the median time: of an even number
+of steps the median of rates belongs to another time.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import click
+
+from lt_shared import console
+from lt_shared.manifest import Checkpoint
+from lt_shared.run_log import GIB, Step
+from lt_train.config.run_config import RunConfig
+from lt_train.metrics.log import Log
+from lt_train.metrics.step_timer import Lap
+from lt_train.metrics.throughput import Speedometer
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    step: Step
+    lap: Lap
+
+
+class Measurement(Log):
+    """A log that keeps the steps instead of printing them, and prints the result at the end."""
+
+    def __init__(self, plan: RunConfig, active: bool, device_name: str):
+        super().__init__(plan, active)
+        self.device_name = device_name
+        self.measured: list[Measured] = []
+
+    def line(self, text: str) -> None:
+        pass
+
+    def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
+        self.measured.append(Measured(step, lap))
+
+    def checkpoint(self, entry: Checkpoint, waited_seconds: float, seconds: float) -> None:
+        raise AssertionError("a measurement saves nothing")
+
+    def end(self) -> None:
+        if not self.active:
+            return
+        result = summary(self._plan, self.device_name, self.measured)
+        if self._plan.benchmark and self._plan.benchmark.as_json:
+            console.print_json(result)
+        else:
+            click.echo(table(result))
+
+
+def summary(plan: RunConfig, device_name: str, steps: list[Measured]) -> dict[str, Any]:
+    """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps."""
+    assert plan.benchmark
+    measured = steps[plan.benchmark.warmup_steps :]
+
+    def of(value: Callable[[Measured], float | int | None]) -> list[float]:
+        return [number for entry in measured if (number := value(entry)) is not None]
+
+    step_seconds = of(lambda entry: entry.lap.step_seconds)
+    median_seconds = statistics.median(step_seconds)
+    speed = Speedometer(plan, device_name).speed(plan.batches.global_batch_size, median_seconds)
+    reserved = of(lambda entry: entry.step.reserved_memory_bytes)
+    parallel = plan.parallelism
+    return {
+        "v": 1,
+        "kind": "bench",
+        "model": plan.architecture.name,
+        "layers": plan.architecture.num_layers,
+        "parameters": plan.architecture.parameters(),
+        "flops_per_token": plan.architecture.flops_per_token(plan.batches.seq_length),
+        "seq_length": plan.batches.seq_length,
+        "micro_batch_size": plan.batches.micro_batch_size,
+        "global_batch_size": plan.batches.global_batch_size,
+        "dtype": plan.precision.dtype,
+        "fp8_format": plan.precision.fp8_format,
+        "device": device_name,
+        "transformer_impl": plan.layers.implementation,
+        "versions": {package: metadata.version(package) for package in ("megatron-core", "torch")},
+        "ranks": parallel.world_size,
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+        "context": parallel.context,
+        "expert": parallel.expert,
+        "data": parallel.data,
+        "fully_sharded": plan.memory.fully_sharded,
+        "warmup_steps": plan.benchmark.warmup_steps,
+        "steps": len(measured),
+        "step_seconds": median_seconds,
+        "fastest_step_seconds": min(step_seconds),
+        "slowest_step_seconds": max(step_seconds),
+        "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu,
+        "tflops_per_gpu": speed.tflops_per_gpu,
+        "mfu": _finite(speed.mfu),
+        "memory_bytes": max(of(lambda entry: entry.step.memory_bytes)),
+        "reserved_memory_bytes": max(reserved) if reserved else None,
+        "losses": [_finite(entry.step.loss) for entry in steps],
+        "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
+        "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
+    }
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def table(result: dict[str, Any]) -> str:
+    """The same for people."""
+    reserved = result["reserved_memory_bytes"]
+    dtype = f"fp8 {result['fp8_format']}" if result["fp8_format"] else result["dtype"]
+    batch = f"{result['global_batch_size']} x {result['seq_length']} tokens, micro batch {result['micro_batch_size']}, {dtype}"
+    sizes = [f"{name} {result[name]}" for name in ("tensor", "pipeline", "context", "expert", "data") if result[name] > 1]
+    layout = ", ".join(sizes or ["one rank"]) + (", fully sharded" if result["fully_sharded"] else "")
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    rows = {
+        "model": f"{result['model']}, {result['layers']} layers, {result['parameters']:,} parameters",
+        "batch": batch,
+        "ranks": f"{result['ranks']} x {result['device']}: {layout}",
+        "software": f"{versions}, layers by {result['transformer_impl']}",
+        "step": f"{result['step_seconds'] * 1e3:,.1f} ms, the median of {result['steps']}"
+        f" ({result['fastest_step_seconds'] * 1e3:,.1f} to {result['slowest_step_seconds'] * 1e3:,.1f})",
+        "tokens/s/GPU": f"{result['tokens_per_second_per_gpu']:,.0f}",
+        "TFLOP/s/GPU": f"{result['tflops_per_gpu']:,.4g}",
+        "MFU": "N/A" if result["mfu"] is None else f"{result['mfu']:.1%}",
+        "memory": f"{result['memory_bytes'] / GIB:.2f} GiB" + (f", {reserved / GIB:.2f} reserved" if reserved else ""),
+        "waiting for data": f"{result['data_share']:.2%} of a step",
+        "loop": f"{result['loop_share']:.2%} of a step in its own Python",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())

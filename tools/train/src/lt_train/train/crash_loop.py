@@ -1,0 +1,87 @@
+"""The attempts of a run: where each began and how far it came, so that a failure which repeats ends the requeueing.
+
+A job that is put back into the queue after every failure runs for ever when the failure is in the data or the configuration: it
+dies at the same step each time. Rank 0 writes a line to SAVE/attempts.jsonl when an attempt begins to train and when it ends in
+order, and the number of the current step to a file of eight bytes, which survives every way to die.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lt_shared.console import BadConfig
+from lt_train.config.run_config import RunConfig
+
+FILE = "attempts.jsonl"
+STEP_FILE = ".step"
+LIMIT = 3
+
+
+class Attempt:
+    """The present attempt, in rank 0 of a run that saves."""
+
+    def __init__(self, run: Path, plan: RunConfig, start: int):
+        self._file = run / FILE
+        record = {"v": 1, "start": start, "plan": fingerprint(plan), "before": _read_step(run)}
+        self._append(record)
+        self._step = os.open(run / STEP_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        self.reached(start)
+
+    def reached(self, iteration: int) -> None:
+        os.pwrite(self._step, iteration.to_bytes(8, "little"), 0)
+
+    def end(self, iteration: int) -> None:
+        """The attempt ends in order: at the last step, or at one that was saved."""
+        self._append({"v": 1, "end": iteration})
+        os.close(self._step)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        with open(self._file, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def fingerprint(plan: RunConfig) -> str:
+    """Of everything that the user chose; the checkpoint to start from changes by itself."""
+    chosen = dataclasses.replace(plan, checkpointing=dataclasses.replace(plan.checkpointing, start=None, continues=False))
+    return hashlib.sha256(chosen.to_json().encode()).hexdigest()
+
+
+def check(plan: RunConfig) -> None:
+    """Raises BadConfig when the last `LIMIT` attempts of just this plan all failed at the same step."""
+    directory = plan.checkpointing.directory
+    if directory is None:
+        return
+    run = Path(directory)
+    failed = _failed(run, fingerprint(plan))
+    if len(failed) >= LIMIT and len(set(failed[-LIMIT:])) == 1:
+        start, reached = failed[-1]
+        raise BadConfig(
+            f"{run}: {LIMIT} attempts from iteration {start} have failed after iteration {reached}, at the same step",
+            f"see their logs; once the cause is gone, change an option or delete {run / FILE}",
+        )
+
+
+def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
+    """(start, last step) of the attempts since the last that ended in order or had another plan, none of which did."""
+    try:
+        lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
+    except (FileNotFoundError, ValueError):
+        return []
+    found: list[tuple[int, int]] = []
+    reached = _read_step(run)
+    for line in reversed(lines):
+        if "end" in line or line.get("plan") != plan:
+            break
+        found.insert(0, (line["start"], reached))
+        reached = line["before"]
+    return found
+
+
+def _read_step(run: Path) -> int:
+    try:
+        return int.from_bytes((run / STEP_FILE).read_bytes(), "little")
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,61 @@
+"""Megatron's timers: how long the parts of a step take on each rank, as Megatron-LM logs them.
+
+Every start and stop of a timer waits for the GPU, and those of level 1 for the other ranks too, so they are off (level 0) by
+default. megatron-core's schedules, gradient reduction and optimizers have their timers built in; they only need to be handed in.
+"""
+
+import warnings
+
+from megatron.core.timers import Timers
+
+from lt_train.checkpoint.training_state import TrainingState
+from lt_train.config.run_config import RunConfig
+from lt_train.models import build_gpt
+
+# All ranks must ask for the same names, and a rank has only those timers that it used.
+NAMES = (
+    "forward-backward",
+    "forward-compute",
+    "backward-compute",
+    "forward-recv",
+    "forward-send",
+    "backward-recv",
+    "backward-send",
+    "forward-send-forward-recv",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "backward-send-backward-recv",
+    "forward-backward-send-forward-backward-recv",
+    "all-grads-sync",
+    "conditional-embedder-grads-all-reduce",
+    "non-tensor-parallel-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "params-all-gather",
+    "optimizer-copy-to-main-grad",
+    "optimizer-unscale-and-check-inf",
+    "optimizer-clip-main-grad",
+    "optimizer-count-zeros",
+    "optimizer-inner-step",
+    "optimizer-copy-main-to-model-params",
+)
+
+
+def attach(plan: RunConfig, state: TrainingState) -> Timers | None:
+    """Give the model and the optimizer of `state` timers of the level that the plan asks for; None when it asks for none."""
+    if not plan.reporting.timing_log_level:
+        return None
+    # They gather their times with a function that torch has given another name.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
+    timers = Timers(plan.reporting.timing_log_level, plan.reporting.timing_log_option)
+    for chunk in state.chunks:
+        build_gpt.unwrapped(chunk).config.timers = timers
+    for inner in (state.optimizer, *getattr(state.optimizer, "chained_optimizers", ())):
+        if hasattr(inner, "config"):
+            inner.config.timers = timers
+    return timers
+
+
+def report(timers: Timers, steps: int) -> list[str]:
+    """The lines of the mean times over `steps` steps, in milliseconds. All ranks call it; it starts the timers anew."""
+    text = timers.get_all_timers_string(NAMES, normalizer=float(steps), reset=True)
+    return text.splitlines() if text else []

@@ -1,0 +1,156 @@
+"""One training step of a rank: all its micro batches through megatron-core's pipeline schedule, then the optimizer."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from lt_train.checkpoint.training_state import TrainingState
+from lt_train.config.run_config import RunConfig
+from lt_train.data.loader import Batch
+from lt_train.models import build_gpt
+from lt_train.models.attention import sequence_share
+from lt_train.ops import wgrad_accumulation
+from lt_train.optim import optimizer
+from lt_train.parallel.ddp import Chunk, gathered
+from lt_train.runtime import agreement
+from lt_train.runtime.reading import Reading
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """The same on every rank. `loss` is the mean over the global batch of `samples`, in nats per token.
+
+    A skipped step has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is that of the next step,
+    1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all ranks, of each of the
+    numbers that the ranks were asked for.
+    """
+
+    loss: float
+    samples: int
+    grad_norm: float | None
+    updated: bool
+    loss_scale: float = 1.0
+    scale_falls: bool = False
+    largest: Sequence[int] = ()
+
+
+class Stepper:
+    """Runs steps and evaluations on the model of `state`."""
+
+    def __init__(self, plan: RunConfig, state: TrainingState, where: torch.device):
+        self.plan = plan
+        self.state = state
+        self.where = where
+        self.run_schedule = get_forward_backward_func()
+        self._connect()
+        self.clear_gradients()
+
+    def clear_gradients(self) -> None:
+        """Make the gradients ready for the next step: zero, or to be overwritten."""
+        for chunk in self.state.chunks:
+            chunk.zero_grad_buffer()
+
+    def _connect(self) -> None:
+        """Give the schedules their hooks: gradient scaling, the skipping of gradient reduction, and its end."""
+        chunks = self.state.chunks
+        config = build_gpt.unwrapped(chunks[0]).config
+        config.grad_scale_func = self.state.optimizer.scale_loss
+        without_sync = [chunk.no_sync for chunk in chunks]
+        config.no_sync_func = without_sync if len(chunks) > 1 else without_sync[0]
+        config.finalize_model_grads_func = partial(wgrad_accumulation.finish, finalize=finalize_model_grads)
+
+    def train(self, batches: Iterator[Batch], own: Callable[[], Sequence[int]] = tuple) -> StepResult:
+        """One optimizer step over a global batch; moves the schedule on unless the step was skipped.
+
+        `own` gives this rank's numbers of those whose largest the result has. The optimizer may still run when this returns.
+        """
+        state = self.state
+        state.optimizer.zero_grad()
+        samples = self.plan.batches.size_at(state.consumed_samples)
+        loss = Reading(self._mean(self._pass(batches, samples, forward_only=False)))
+        largest = agreement.asked(own(), self.where)
+        outcome = optimizer.step(state.optimizer, self.plan.optimization.clip_grad)
+        self.clear_gradients()
+        updated, grad_norm = outcome()
+        if updated:
+            state.scheduler.step(increment=samples)
+        state.iteration += 1
+        state.consumed_samples += samples
+        scale = optimizer.loss_scale(state.optimizer)
+        (mean,) = loss.values()
+        return StepResult(mean, samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale), largest())
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
+        """The mean loss over `global_batches`."""
+        for chunk in self.state.chunks:
+            chunk.eval()
+        size = self.plan.batches.global_batch_size
+        with gathered(self.state.chunks):
+            losses = [float(self._mean(self._pass(batches, size, forward_only=True))) for _ in range(global_batches)]
+        for chunk in self.state.chunks:
+            chunk.train()
+        return sum(losses) / len(losses)
+
+    def _pass(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> list[dict[str, torch.Tensor]]:
+        """A global batch of `samples` through the pipeline, in micro batches; the last stage gets the losses."""
+        plan, chunks = self.plan, self.state.chunks
+        count = plan.micro_batches(samples)
+        # Every stage of an interleaved pipeline reads each micro batch again.
+        readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
+        losses: list[dict[str, torch.Tensor]] = self.run_schedule(
+            forward_step_func=forward_step,
+            data_iterator=readers if len(chunks) > 1 else readers[0],
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=count,
+            seq_length=plan.batches.seq_length,
+            micro_batch_size=plan.batches.micro_batch_size,
+            forward_only=forward_only,
+        )
+        return losses
+
+    def _mean(self, losses: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element."""
+        total = torch.zeros(1, dtype=torch.float64, device=self.where)
+        # Tensor- and context-parallel ranks all have the loss of their micro batches.
+        if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
+            total += torch.stack([entry["lm loss"] for entry in losses]).double().mean() / self.plan.parallelism.data
+        if self.plan.parallelism.world_size > 1:
+            torch.distributed.all_reduce(total)
+        return total
+
+
+def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
+    """megatron-core's callback: one micro batch through this stage, and the function that turns the output into a loss."""
+    batch = next(batches)
+    documents = batch.get("documents")
+    tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
+    output = chunk(tokens, positions, documents, labels=labels)
+    return output, partial(mean_loss, mask)
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tokens of this context-parallel rank, of all samples [b, s]."""
+    ranks = parallel_state.get_context_parallel_world_size()
+    return tensor if ranks == 1 else sequence_share(tensor, 1, parallel_state.get_context_parallel_rank(), ranks)
+
+
+def mean_loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The mean over the tokens that count; `mask` and `losses` are [b, s].
+
+    With context parallelism the mean is over all its ranks. What is returned for the backward pass is then this rank's share of
+    it; the schedule multiplies it by the number of these ranks, because gradients are averaged over them.
+    """
+    total, count = (losses.float() * mask).sum(), mask.sum()
+    reported = torch.stack((total.detach(), count))
+    if parallel_state.get_context_parallel_world_size() > 1:
+        torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
+    whole_total, whole_count = reported[0], reported[1].clamp(min=1)
+    return total / whole_count, {"lm loss": whole_total / whole_count}

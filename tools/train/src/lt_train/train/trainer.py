@@ -1,0 +1,207 @@
+"""The training loop of one rank: megatron-core's schedules do the forward and backward passes, this file puts them together.
+
+Every rank builds its share of the model, reads its own samples, and runs the same steps. Rank 0 reports and publishes
+checkpoints.
+"""
+
+import datetime
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from lt_shared.console import ExitCode
+from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
+from lt_train.checkpoint import remote_run, training_state
+from lt_train.checkpoint.saver import Saver
+from lt_train.checkpoint.training_state import TrainingState, Unlogged
+from lt_train.config import megatron_arguments
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.model import describe
+from lt_train.data import loader
+from lt_train.data.loader import Batch
+from lt_train.data.samples import Samples
+from lt_train.metrics.log import Log
+from lt_train.metrics.profiling import Profiler
+from lt_train.metrics.step_timer import Clock
+from lt_train.metrics.throughput import Speedometer
+from lt_train.models import build_gpt
+from lt_train.optim import optimizer
+from lt_train.runtime import agreement, device, rendezvous
+from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.signals import Limits, Reason
+from lt_train.runtime.watchdog import Watchdog
+from lt_train.train import timers
+from lt_train.train.anomalies import Anomalies
+from lt_train.train.bench import Measurement
+from lt_train.train.crash_loop import Attempt
+from lt_train.train.train_step import Stepper, StepResult
+
+
+def train(plan: RunConfig, place: Place, where: torch.device) -> ExitCode:
+    """Run `plan` as the rank at `place`: TRY_AGAIN when it was ended before its last iteration, and saved.
+
+    Manifest lines of checkpoints go to stdout of rank 0.
+    """
+    rendezvous.join(place, where, plan.faults.timeout_seconds)
+    with rendezvous.connecting_when_used():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=plan.parallelism.tensor,
+            pipeline_model_parallel_size=plan.parallelism.pipeline,
+            virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
+            context_parallel_size=plan.parallelism.context,
+            expert_model_parallel_size=plan.parallelism.expert,
+            num_distributed_optimizer_instances=plan.memory.instances,
+        )
+    model_parallel_cuda_manual_seed(plan.seed)
+    is_first = place.rank == 0
+    with Measurement(plan, is_first, device.name(where)) if plan.benchmark else Log(plan, is_first) as log:
+        arguments = megatron_arguments.of(plan)
+        log.arguments(arguments)
+        for line in describe(plan.architecture):
+            log.line(line)
+        chunks = build_gpt.build(plan, where)
+        state = TrainingState(chunks, *optimizer.build(plan, chunks))
+        start = _from_rank_zero(plan.checkpointing.start)
+        if start is not None:
+            training_state.load(Path(start), plan, state)
+            log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
+            torch.distributed.barrier()
+            remote_run.forget(Path(start))
+        optimizer.create_state(state.optimizer)
+        loop = Loop(plan, state, log, where, place)
+        log.begin(state.iteration, arguments)
+        with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
+            stopped = loop.run(profiler)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
+
+
+def _from_rank_zero(path: str | None) -> str | None:
+    """The same start for all: nodes may see a shared filesystem at different moments."""
+    shared = [path]
+    torch.distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now()
+
+
+class Loop:
+    """The steps from a state's iteration to the plan's last."""
+
+    def __init__(self, plan: RunConfig, state: TrainingState, log: Log, where: torch.device, place: Place):
+        self.plan = plan
+        self.state = state
+        self.log = log
+        self.where = where
+        self.stepper = Stepper(plan, state, where)
+        settings = plan.checkpointing
+        self.saver = Saver(plan, state, where, log)
+        self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
+        self.train_data, self.validation_data, self.test_data = loader.build(plan, state.consumed_samples, state.iteration)
+        self.speedometer = Speedometer(plan, device.name(where))
+        self.clock = Clock()
+        self.timers = timers.attach(plan, state)
+        self.logged_samples = state.consumed_samples
+        self.anomalies = Anomalies(plan.optimization.max_nan_steps)
+        self.watchdog = Watchdog(plan.faults.timeout_seconds, place, settings.directory)
+        keeps_attempts = place.rank == 0 and settings.directory is not None
+        self.attempt = Attempt(Path(str(settings.directory)), plan, state.iteration) if keeps_attempts else None
+
+    def run(self, profiler: Profiler) -> Reason:
+        """Train to the last step, or to the first after which the run has a reason to end."""
+        plan, state, clock = self.plan, self.state, self.clock
+        stop = Reason(agreement.largest(Limits.received(), self.where))
+        assert self.train_data
+        batches = clock.reading(loader.batches(self.train_data, plan, self.where, state.consumed_samples))
+        clock.start()
+        with self.saver, self.watchdog:
+            stop = self._steps(batches, profiler, stop)
+        if self.attempt:
+            self.attempt.end(state.iteration)
+        if stop:
+            is_saved = plan.checkpointing.save and not plan.checkpointing.no_save_optim
+            then = "the same command continues" if is_saved else "nothing is saved to continue from"
+            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; {then}")
+        else:
+            self.log.end()
+        return stop
+
+    def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
+        plan, state, clock = self.plan, self.state, self.clock
+        while state.iteration < plan.batches.train_iters and not stop:
+            with clock.step():
+                result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
+            with clock.pause():
+                profiler.step()
+            self.watchdog.beat(state.iteration)
+            if self.attempt:
+                self.attempt.reached(state.iteration)
+            self.log.advance()
+            state.unlogged.add(result.loss, result.updated)
+            spike = self.anomalies.observe(state.iteration, result)
+            if spike:
+                self.log.line(spike)
+            last = state.iteration == plan.batches.train_iters
+            stop = Reason.NONE if last else Reason(result.largest[0])
+            if last or state.iteration % plan.reporting.log_interval == 0:
+                self._report(result)
+            with clock.pause(), self.watchdog.slow():
+                if self.validation_data and (last or state.iteration % plan.data.eval_interval == 0):
+                    self._evaluate("validation", self.validation_data)
+                if self.test_data and last:
+                    self._evaluate("test", self.test_data)
+                self.saver.poll()
+                if last or stop or state.iteration % plan.checkpointing.save_interval == 0:
+                    device.release(self.where)
+                    self.saver.save(result.loss)
+        return stop
+
+    def _own(self, iteration: int) -> list[int]:
+        """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved."""
+        needed, reserved = device.peak_memory(self.where)
+        return [self.limits.reached(iteration), needed, reserved or 0]
+
+    def _report(self, result: StepResult) -> None:
+        """A log line about the steps since the last one; all ranks call it."""
+        plan, state = self.plan, self.state
+        lap = self.clock.lap()
+        # The ranks were asked before the optimizer's step.
+        needed, reserved = device.peak_memory(self.where)
+        speed = self.speedometer.speed(state.consumed_samples - self.logged_samples, lap.step_seconds * lap.steps)
+        step = Step(
+            step=state.iteration,
+            total_steps=plan.batches.train_iters,
+            consumed_samples=state.consumed_samples,
+            step_seconds=lap.step_seconds,
+            tflops_per_gpu=speed.tflops_per_gpu,
+            learning_rate=state.optimizer.param_groups[0]["lr"],
+            global_batch_size=result.samples,
+            loss=state.unlogged.mean_loss,
+            loss_scale=result.loss_scale,
+            grad_norm=result.grad_norm,
+            skipped_steps=state.unlogged.skipped_steps,
+            nan_steps=state.unlogged.nan_steps,
+            time=_now(),
+            tokens_per_second_per_gpu=speed.tokens_per_second_per_gpu,
+            mfu=speed.mfu,
+            memory_bytes=max(result.largest[1], needed),
+            reserved_memory_bytes=max(result.largest[2], reserved or 0) or None,
+        )
+        self.log.step(step, speed.tokens_per_second, lap)
+        if self.timers:
+            for line in timers.report(self.timers, lap.steps):
+                self.log.line(line)
+        state.unlogged, self.logged_samples = Unlogged(), state.consumed_samples
+
+    def _evaluate(self, split: str, samples: Samples) -> None:
+        """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
+        batches = loader.batches(samples, self.plan, self.where, 0)
+        loss = self.stepper.evaluate(batches, self.plan.data.eval_iters)
+        self.log.evaluation(Evaluation(self.state.iteration, loss, split))
