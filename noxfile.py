@@ -96,11 +96,12 @@ def demo(session: nox.Session) -> None:
 
 @task
 def lint(session: nox.Session) -> None:
-    """Check style, formatting, that no tool imports another, and that devices are named in one file."""
+    """Check style, formatting, that imports only go down, that rooms are small, and that devices are named in one file."""
     session.install("-c", str(CONSTRAINTS), "-r", "tests/lint/requirements.txt")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", env={"PYTHONPATH": ":".join(SOURCES)})
+    session.run("python", "tests/lint/room_sizes.py")
     session.run("python", "tests/lint/device_names.py")
 
 
