@@ -29,6 +29,7 @@ class ExitCode(enum.IntEnum):
     OK = 0
     FOUND = 1
     USAGE = 2
+    CRITICAL = 3
     BAD_DATA = 65
     NO_INPUT = 66
     UNAVAILABLE = 69

@@ -18,6 +18,7 @@ import pytest
 from lt_shared import run_log
 
 TOOL = [sys.executable, "-m", "lt_monitor"]
+CRITICAL = 3
 
 
 def stamp(seconds_ago: float) -> str:
@@ -90,7 +91,7 @@ def test_findings_are_new_once(tool: Any, tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write(step(31, 0, nans=1))
     done = tool("alert", "--state", "s", "run.log")
-    assert (done.returncode, done.stdout) == (2, "CRITICAL nan run: step 31: 1 step with a loss that is not a number\n")
+    assert (done.returncode, done.stdout) == (CRITICAL, "CRITICAL nan run: step 31: 1 step with a loss that is not a number\n")
     done = tool("alert", "--state", "s", "run.log")
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -99,7 +100,7 @@ def test_what_holds_is_said_once_and_counts_in_each_pass(tool: Any, tmp_path: Pa
     (tmp_path / "run.log").write_text(step(1, 4000) + step(2, 3999))
     first, second = (tool("alert", "--state", "s", "run.log") for _ in range(2))
     assert first.stdout.startswith("CRITICAL hang run: no step after 2 for 67 min")
-    assert (first.returncode, second.returncode, second.stdout) == (2, 2, "")
+    assert (first.returncode, second.returncode, second.stdout) == (CRITICAL, CRITICAL, "")
     done = tool("alert", "run.log")
     assert done.stdout.startswith("CRITICAL hang")
 
@@ -155,7 +156,7 @@ def test_a_log_of_another_zone_is_read_by_the_time_of_its_file(tool: Any, tmp_pa
     os.utime(log, (time.time() - 3000 + 400,) * 2)
     if has_state:
         done = tool("alert", *state, "run.log")
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+        assert (done.returncode, done.stdout, done.stderr) == (CRITICAL, "", "")
 
 
 def test_times_in_the_future_are_said(tool: Any) -> None:
@@ -262,7 +263,7 @@ def test_a_webhook_gets_escaped_text(tool: Any, webhook: Any) -> None:
     done = tool(
         "alert", "-", stdin=fault(1, message=hostile), LT_MONITOR_ALERT_WEBHOOK=url(webhook), LT_MONITOR_WEBHOOK_TOKEN="t0ken"
     )
-    assert (done.returncode, done.stderr) == (2, "")
+    assert (done.returncode, done.stderr) == (CRITICAL, "")
     ((headers, body),) = webhook.received
     assert headers["Authorization"] == "Bearer t0ken"
     assert body["text"] == "CRITICAL xid r: &lt;!channel&gt; &lt;script&gt;alert(1)&lt;/script&gt; &amp; \\x1b[31mred"
@@ -286,7 +287,7 @@ def test_a_webhook_that_fails_is_tried_again_and_its_url_is_not_shown(
 
 def test_a_webhook_that_is_gone(tool: Any) -> None:
     done = tool("alert", "--webhook", "http://127.0.0.1:9/SECRET", "-", stdin=fault(1))
-    assert done.returncode == 2
+    assert done.returncode == CRITICAL
     assert "--webhook: 127.0.0.1: Connection refused" in done.stderr
     assert "SECRET" not in done.stderr
 
@@ -317,7 +318,7 @@ def test_hostile_lines_reach_the_terminal_as_text(tmp_path: Path) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\rOK everything fine\u202e\ud800"
     events = json.dumps(json.loads(fault(1, message=hostile)) | {"run": hostile}) + "\n"
     done = alert("-", cwd=tmp_path, stdin=events)
-    assert done.returncode == 2
+    assert done.returncode == CRITICAL
     assert done.stdout.rstrip("\n").isprintable()
     assert len(done.stdout.splitlines()) == 1
 
@@ -338,7 +339,7 @@ def test_two_at_once(tmp_path: Path) -> None:
             time.sleep(0.01)
         second = alert("--state", "s", "-", cwd=tmp_path, stdin=fault(1))
         first.communicate(fault(1).encode())
-    assert (first.returncode, second.returncode, second.stdout) == (2, 75, "")
+    assert (first.returncode, second.returncode, second.stdout) == (CRITICAL, 75, "")
 
 
 def test_a_pass_that_is_killed_loses_nothing(tmp_path: Path) -> None:
@@ -367,15 +368,15 @@ def test_a_checkpoint_that_the_log_claims(tool: Any, tmp_path: Path) -> None:
 
     assert said() == (1, "SAVE does not exist on this machine")
     save.mkdir()
-    assert said() == (2, "SAVE is empty")
+    assert said() == (CRITICAL, "SAVE is empty")
     (save / "iter_0000020").mkdir()
-    assert said() == (2, "SAVE/iter_0000030 does not exist")
+    assert said() == (CRITICAL, "SAVE/iter_0000030 does not exist")
     (save / "iter_0000030").mkdir()
-    assert said() == (2, "SAVE/iter_0000030 is empty")
+    assert said() == (CRITICAL, "SAVE/iter_0000030 is empty")
     (save / "iter_0000030" / "mp_rank_00").mkdir()
     assert said() == (0, "")
     (save / "iter_0000030" / "run.json").write_text("{}")
-    assert said()[0] == 2
+    assert said()[0] == CRITICAL
 
 
 def test_state_does_not_grow_with_findings(tool: Any, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from lt_monitor.runs.run_state import RunState, state_of
 from lt_shared import checkpoint_layout, console
 from lt_shared.console import BadData, ExitCode, IoFailure, warn
 
-EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": 2}
+# Not 2, which a wrong command line has.
+EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": ExitCode.CRITICAL}
 CAUSE_ORDER = {"root": 0, "unknown": 1, None: 2, "cascade": 3}
 
 
@@ -45,7 +46,7 @@ def alert(
     as_json: bool = False,
     now: float | None = None,
 ) -> int:
-    """One pass; returns the exit code: 0 when nothing is wrong, 1 with a warning, 2 with something critical.
+    """One pass; returns the exit code: 0 when nothing is wrong, 1 with a warning, 3 with something critical.
 
     Raises what `Memory.open` does, BadConfig for a bad rules file, UsageError for a bad webhook.
     """

@@ -73,7 +73,7 @@ def alert(
     heartbeat: str | None,
     as_json: bool,
 ) -> int:
-    """Print what is wrong with the runs, a line for each new finding. Exit code 0: nothing, 1: warnings, 2: critical.
+    """Print what is wrong with the runs, a line for each new finding. Exit code 0: nothing, 1: warnings, 3: critical.
 
     Times without a zone are local ones. Of a log that a machine in another zone writes, the time of the file tells the zone.
     Where it cannot, and for -, say the log's zone: TZ=UTC lt-monitor alert ...
