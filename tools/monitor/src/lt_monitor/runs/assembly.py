@@ -9,8 +9,10 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.logs import log_files
 from lt_monitor.logs.log_parser import Block, attributed
+from lt_monitor.runs.attempt_boundary import guessed_resume, interval_begin, log_interval
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.log_attempts import History
+from lt_monitor.runs.run_state import positive
 from lt_shared.console import BadData, warn
 
 SAME_ATTEMPT_TOLERANCE = 1e-3
@@ -143,30 +145,41 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
     attempts = list(logs[0])
     for other in logs[1:]:
         attempts = _merged(attempts, other)
+    arguments: Record = {}
+    intervals: list[int | None] = []
+    begins: list[int | None] = []
     for index, attempt in enumerate(attempts):
         attempt.number = index + 1
+        arguments |= attempt.arguments
+        numbers = attempt.steps.numbers
+        own = int(numbers[1] - numbers[0]) if len(numbers) > 1 else None
+        interval = log_interval(positive(arguments.get("log_interval")), own, intervals)
+        intervals.append(own)
         if attempt.resumed_at is None:
-            attempt.resumed_at = _guessed_resume(attempt, attempts[:index])
-    for index, attempt in enumerate(attempts):
+            attempt.resumed_at = _guessed_resume(attempt, attempts[:index], interval)
+        begins.append(_begin_step(attempt, interval))
+    for index, (attempt, begin) in enumerate(zip(attempts, begins, strict=True)):
         later = [other.resumed_at for other in attempts[index + 1 :] if other.resumed_at is not None]
-        if attempt.last_step is not None and later:
-            kept = max(min(later), attempt.resumed_at or 0)
-            attempt.lost_steps = max(0, attempt.last_step - kept)
+        if attempt.last_step is not None and begin is not None and later:
+            attempt.lost_steps = max(0, attempt.last_step - max(min(later), begin))
     files = dict.fromkeys(file for attempt in attempts for file in attempt.files)
     return Run(name, attempts, list(files))
 
 
-def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt]) -> int | None:
-    """Where an attempt without a word about it went on: the last checkpoint before its first step, or one logged step earlier."""
-    first = attempt.first_step
+def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt], interval: int) -> int | None:
+    if attempt.first_step is None:
+        return None
+    saved = [event for other in earlier for event in other.of_kind("checkpoint") if not event.get("begun")]
+    steps = [event["step"] for event in saved if event.get("step") is not None]
+    return guessed_resume(attempt.first_step, interval, steps, is_first=not any(len(other.steps) for other in earlier))
+
+
+def _begin_step(attempt: Attempt, interval: int) -> int | None:
+    """The step after which the attempt's first step line began."""
+    first, resumed = attempt.first_step, attempt.resumed_at
     if first is None:
         return None
-    numbers = attempt.steps.numbers
-    interval = int(np.diff(numbers).min()) if len(numbers) > 1 else 1
-    if not any(len(other.steps) for other in earlier):
-        return 0 if first <= interval else None
-    saved = [event["step"] for other in earlier for event in other.of_kind("checkpoint") if event.get("step") is not None]
-    return max((step for step in saved if first - interval <= step < first), default=max(0, first - interval))
+    return resumed if resumed is not None and resumed < first else interval_begin(first, interval)
 
 
 def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:

@@ -1,8 +1,7 @@
 """What one log tells of one run, attempt by attempt.
 
-An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
-Several processes may print the same lines into one log: a stream is one of them (a task of srun, a rank of torchrun, a pod). The
-events of one stream are in order, those of several may not be.
+An attempt begins as `attempt_boundary` says. Several processes may print the same lines into one log: a stream is one of them (a
+task of srun, a rank of torchrun, a pod). The events of one stream are in order, those of several may not be.
 """
 
 import math
@@ -12,6 +11,7 @@ import numpy as np
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps, epoch_seconds
 from lt_monitor.logs.step_rows import StepBlock, Stream
+from lt_monitor.runs.attempt_boundary import begins_attempt, start_key
 from lt_monitor.runs.attempts import Attempt
 
 
@@ -23,18 +23,14 @@ class History:
         self._open: list[_Attempt] = [_Attempt()]
 
     def take(self, event: Record) -> None:
-        kind = event["kind"]
         stream: Stream = event.get("task"), event.get("rank"), event.get("node")
-        if kind == "step":
-            if event["step"] < self._open[-1].last_steps.get(stream, 0):
-                self._open.append(_Attempt())
-            self._open[-1].take_step(event, stream)
-            return
         current = self._open[-1]
-        begins_anew = kind == "load" or event.get("note") == "initialized"
-        if (kind == "start" and current.has_started(event, stream)) or (begins_anew and current.last_steps):
+        if begins_attempt(event, stream, current.last_steps, current.started):
             self._open.append(_Attempt())
-        self._open[-1].take(event, stream)
+        if event["kind"] == "step":
+            self._open[-1].take_step(event, stream)
+        else:
+            self._open[-1].take(event, stream)
 
     def take_steps(self, block: StepBlock, begin: int, end: int) -> None:
         """Steps `begin` to before `end` of a block, one after the other as `take` would, but whole stretches at a time."""
@@ -75,20 +71,16 @@ class _Attempt:
         self._records: list[Record] = []
         self._parts: list[Steps] = []
         self._extras: list[Record] = []
-        self._started: set[tuple[Stream, frozenset[str], bool]] = set()
+        self.started: set[str] = set()
         self._first_to_say: dict[tuple[object, ...], Stream] = {}
         self._begin_time, self._end_time = math.inf, -math.inf
-
-    def has_started(self, event: Record, stream: Stream) -> bool:
-        """Whether a start that this stream tells now is another attempt's: after steps, or told in the same words before."""
-        return bool(self.last_steps) or _start(event, stream) in self._started
 
     def take(self, event: Record, stream: Stream) -> None:
         self._note_time(epoch_seconds(event.get("time")))
         if event["kind"] in ("eval", "checkpoint", "load") and not self._is_news(event, stream):
             return
         if event["kind"] == "start":
-            self._started.add(_start(event, stream))
+            self.started.add(start_key(event, stream))
         elif event["kind"] == "note" and event["note"] == "throughput":
             self._extras.append({"step": None, **event.get("fields", {})})
         self.events.append(event)
@@ -152,8 +144,3 @@ class _Attempt:
             if event["kind"] == "start" and event.get("first_step"):
                 return int(event["first_step"]) - 1
         return None
-
-
-def _start(event: Record, stream: Stream) -> tuple[Stream, frozenset[str], bool]:
-    """What a start tells: a trainer may tell its sizes in several lines, each once."""
-    return stream, frozenset(event["arguments"]), "first_step" in event

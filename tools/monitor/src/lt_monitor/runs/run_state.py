@@ -4,8 +4,7 @@ Everything that is printed for machines (alerts, metrics, goodput) is computed f
 only. The state of a run is about 10 kB, whatever its length: the recent steps, sums, the last checkpoint, the faults since the
 last step, and the totals of each attempt (`accounting`).
 
-Attempts begin as in `attempts`: where the trainer starts again, where a checkpoint is loaded after steps, or where the steps of
-one process go back. Logs of several ranks and several files are merged, a step counts once in an attempt.
+Attempts begin as `attempt_boundary` says. Logs of several ranks and several files are merged, a step counts once in an attempt.
 """
 
 import dataclasses
@@ -15,12 +14,14 @@ from typing import Self
 
 from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record
 from lt_monitor.events.steps import epoch_seconds
+from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
 from lt_monitor.runs.log_state import LogState
 from lt_monitor.runs.time_accounting import Totals
 
 RECENT_STEPS = 100
 RECENT_FAULTS = 100
 RECENT_SAVES = 8
+SAVED_STEPS = 64
 MAXIMUM_ATTEMPTS = 1000
 _MODEL_ARGUMENTS = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size"),
@@ -61,6 +62,7 @@ class RunState:
     checkpoint: Record = dataclasses.field(default_factory=dict)
     saving: float | None = None
     save_seconds: list[float] = dataclasses.field(default_factory=list)
+    saved_steps: list[int] = dataclasses.field(default_factory=list)
     faults: list[Record] = dataclasses.field(default_factory=list)
     fault_counts: dict[str, int] = dataclasses.field(default_factory=dict)
     end: Record = dataclasses.field(default_factory=dict)
@@ -189,22 +191,14 @@ class RunState:
 
     def _enter(self, log: LogState, record: Record) -> None:
         """Move the log on to its next attempt where this record begins one."""
-        kind, stream = record["kind"], f"{record.get('task')}/{record.get('rank')}/{record.get('node')}"
-        if kind == "start":
-            # A trainer may tell of its start in several lines, each with other things in it.
-            start = f"{stream} {' '.join(sorted(record['arguments']))} {bool(record.get('first_step'))}"
-            begins = bool(log.steps) or start in log.started
-        elif kind == "step":
-            begins = record["step"] < log.steps.get(stream, 0)
-        else:
-            begins = bool(log.steps) and (kind == "load" or record.get("note") == "initialized")
-        if begins:
+        stream = f"{record.get('task')}/{record.get('rank')}/{record.get('node')}"
+        if begins_attempt(record, stream, log.steps, log.started):
             log.steps, log.started = {}, []
             log.attempt = log.attempt + 1 if log.attempt + 1 < len(self.attempts) else self._open()
-        if kind == "step":
+        if record["kind"] == "step":
             log.steps[stream] = record["step"]
-        elif kind == "start":
-            log.started.append(start)
+        elif record["kind"] == "start":
+            log.started.append(start_key(record, stream))
 
     def _open(self) -> int:
         """Begin an attempt and forget what only concerned the one before."""
@@ -222,12 +216,15 @@ class RunState:
         totals.note_time(at)
         if not current or (totals.last_step is not None and step <= totals.last_step):
             return False
-        if totals.resumed_at is None and totals.first_step is None:
-            totals.resumed_at = self._guessed_resume(step)
-        totals.take_step(step, record.get("step_seconds"), at, positive(self.arguments.get("log_interval")) or 1)
-        if self.step_lines == 1 and totals.resumed_at is None and totals.first_step is not None and step >= 2 * totals.first_step:
-            # The second line tells how often the trainer logs: the first one was the first of all.
-            totals.resumed_at = 0
+        is_first, is_second = totals.first_step is None, totals.first_step is not None and totals.interval is None
+        if is_first:
+            totals.is_guessed = totals.resumed_at is None
+            self._guess_resume(totals, step)
+        totals.take_step(step, record.get("step_seconds"), at, self._log_interval(totals))
+        if is_second and totals.first_step is not None:
+            # Two lines tell how often the trainer logs, and so for how many steps the first one stood.
+            self._guess_resume(totals, totals.first_step)
+            totals.know_interval(self._log_interval(totals))
         self.last, self.last_at = record, at
         self.seen, self.saving, self.end, self.faults = now, None, {}, []
         loss, seconds = record.get("loss"), record.get("step_seconds")
@@ -243,12 +240,14 @@ class RunState:
             self.maximum_loss = loss
         return True
 
-    def _guessed_resume(self, step: int) -> int | None:
-        interval = positive(self.arguments.get("log_interval")) or 1
-        if not self.step_lines:
-            return 0 if step <= interval else None
-        saved = self.checkpoint.get("step")
-        return saved if saved is not None and step - interval <= saved < step else max(0, step - interval)
+    def _guess_resume(self, totals: Totals, first_step: int) -> None:
+        if totals.is_guessed:
+            is_first = not any(other.first_step is not None for other in self.attempts[:-1])
+            totals.resumed_at = guessed_resume(first_step, self._log_interval(totals), self.saved_steps, is_first)
+
+    def _log_interval(self, totals: Totals) -> int:
+        argument = positive(self.arguments.get("log_interval"))
+        return log_interval(argument, totals.interval, (other.interval for other in self.attempts[:-1]))
 
     def _other(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
         kind = record["kind"]
@@ -284,6 +283,8 @@ class RunState:
             self.saving = at if at is not None else now
             return
         self.saving = None
+        if record.get("step") is not None:
+            self.saved_steps = [*self.saved_steps[1 - SAVED_STEPS :], record["step"]]
         step = record.get("step", totals.last_step)
         time = at if at is not None else now
         if step is None or step == self.checkpoint.get("step"):

@@ -12,6 +12,8 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+from lt_monitor.runs.attempt_boundary import interval_begin
+
 CAUSES = ("queue", "start", "compile", "data", "checkpoint", "evaluation", "lost-work", "hang", "slow-steps", "stop")
 BIN_WIDTH = math.log(1.02)
 MARKS = 32
@@ -27,12 +29,15 @@ class Totals:
     `histogram` maps a bin of step durations to [steps, seconds], `marks` are [step, seconds of training so far, those of them in
     slow steps], `gaps` are seconds between step lines by cause, `waiting` is what happened since the last step line, the last of
     it complete at `waited_until`. `first_seconds` and `first_steps` are those of the first step line, which holds the
-    compilation. `failed` tells of a critical fault since the last step.
+    compilation. `interval` are the steps between the first two step lines, None before the second; `is_guessed` says that no
+    line has told `resumed_at`. `failed` tells of a critical fault since the last step.
     """
 
     begin: float | None = None
     end: float | None = None
     resumed_at: int | None = None
+    is_guessed: bool = False
+    interval: int | None = None
     first_step: int | None = None
     last_step: int | None = None
     first_step_begin: float | None = None
@@ -55,8 +60,8 @@ class Totals:
     def take_step(self, step: int, seconds: float | None, time: float | None, log_interval: int) -> None:
         """A step line: `seconds` a step since the line before, None where the line does not say."""
         first = self.first_step is None
-        before = self.last_step if not first else self._step_before(step, log_interval)
-        steps = max(1, step - before) if before is not None else 1
+        before = self.last_step if self.last_step is not None else self._step_before(step, log_interval)
+        steps = max(1, step - before)
         since = time - self.last_step_time if time is not None and self.last_step_time is not None else None
         if seconds is None:
             seconds = self._from_times(since, steps)
@@ -64,16 +69,30 @@ class Totals:
         if first:
             self.first_step, self.first_seconds, self.first_steps = step, seconds or 0.0, steps
             self.first_step_begin = time - spent if time is not None else None
-            self.marks = [[before if before is not None else step - steps, 0.0, 0.0], [step, spent, 0.0]]
+            self.marks = [[step - steps, 0.0, 0.0], [step, spent, 0.0]]
         elif seconds:
             entry = self.histogram.setdefault(str(round(math.log(max(seconds, 1e-6)) / BIN_WIDTH)), [0, 0.0])
             entry[0] += steps
             entry[1] += spent
+        if not first and self.interval is None and self.first_step is not None:
+            self.interval = step - self.first_step
         self.step_seconds += spent
         if since is not None:
             self._book(since - spent)
         self.waiting, self.waited_until, self.failed = {}, None, False
         self.last_step, self.last_step_time = step, time
+
+    def know_interval(self, log_interval: int) -> None:
+        """Count the first step line for the steps that it stands for, once a later line or `resumed_at` has told how many."""
+        if self.first_step is None or len(self.marks) < 2:
+            return
+        steps = max(1, self.first_step - self._step_before(self.first_step, log_interval))
+        more = (steps - self.first_steps) * self.first_seconds
+        self.first_steps = steps
+        self.marks = [[self.first_step - steps, 0.0, 0.0], *([step, spent + more, slow] for step, spent, slow in self.marks[1:])]
+        self.step_seconds += more
+        if self.first_step_begin is not None:
+            self.first_step_begin -= more
 
     def take_pause(self, cause: str, seconds: float | None, until: float | None = None) -> None:
         """A checkpoint or an evaluation; `seconds` is what its line says it took, `until` the time at which it was complete."""
@@ -124,11 +143,11 @@ class Totals:
             lost -= compilation * min(1.0, (first - resumed_at) / self.first_steps)
         return min(max(0.0, lost), max(0.0, self.step_seconds - self.slow_seconds() - compilation))
 
-    def _step_before(self, step: int, log_interval: int) -> int | None:
+    def _step_before(self, step: int, log_interval: int) -> int:
         """The step after which the first line's interval began."""
         if self.resumed_at is not None and self.resumed_at < step:
             return self.resumed_at
-        return step - log_interval if step >= log_interval and step % log_interval == 0 else None
+        return interval_begin(step, log_interval)
 
     def _from_times(self, since: float | None, steps: int) -> float | None:
         """The duration of a step from the times of its lines, unless something else happened between them."""
