@@ -27,8 +27,8 @@ def compare(one: str, other: str) -> dict[str, Any]:
     except ImportError:
         raise BadConfig("--logits needs torch and transformers", "pip install torch transformers") from None
 
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as place:
         first, second = (_load(argument, Path(place) / str(number)) for number, argument in enumerate((one, other)))
         positions = min(POSITIONS, first.config.max_position_embeddings, second.config.max_position_embeddings)

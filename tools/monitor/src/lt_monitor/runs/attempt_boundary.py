@@ -6,11 +6,14 @@ first step line, or else that line's interval is taken to begin where it went on
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from lt_monitor.events.records import Record
 
+Stream = TypeVar("Stream", bound=Hashable)
 
-def begins_attempt(record: Record, stream: Hashable, last_steps: Mapping[Hashable, int], started: Collection[str]) -> bool:
+
+def begins_attempt(record: Record, stream: Stream, last_steps: Mapping[Stream, int], started: Collection[str]) -> bool:
     """Whether `record`, told by the process `stream`, belongs to another attempt than what its log said before.
 
     `last_steps` is the last step of each process in the present attempt, `started` what `start_key` gave for its starts.
