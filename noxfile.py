@@ -5,6 +5,7 @@ are those of constraints.txt.
 """
 
 import functools
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -35,16 +36,35 @@ nox.options.sessions = ["tests"]
 nox.needs_version = ">=2024.3.2"
 
 
-def install(session: nox.Session, *more: str) -> None:
-    """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once.
+def install(session: nox.Session, *more: str, alone: tuple[str, ...] = ()) -> None:
+    """Install all distributions from this checkout, and `more`, in one go: pip then resolves and downloads once. `alone` is what
+    comes without what it requires. An environment for which nothing has changed is taken as it is: sources are not copied.
 
     Without compiling every file of every package: a session imports few of them. Those the first process compiles, for the
     hundreds that follow, even where the environment says otherwise. torch comes first, as its CPU build where that is enough.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    stamp = Path(session.virtualenv.location) / "installed.sha256"
+    digest = requirements_digest(*more, *alone)
+    if stamp.is_file() and stamp.read_text() == digest:
+        session.log("what this session installs has not changed since it was installed")
+        return
     session.run_install("python", "tests/install/torch_build.py")
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
     session.install("--no-compile", "-c", str(CONSTRAINTS), *editable, *more)
+    if alone:
+        session.install("-c", str(CONSTRAINTS), "--no-deps", *alone)
+    session.run_install(stamp.write_text, digest)
+
+
+def requirements_digest(*words: str) -> str:
+    """A hash of all that decides what an environment holds: `words` of pip's command line, and the files with requirements."""
+    files = [
+        CONSTRAINTS,
+        *(Path(path) / "pyproject.toml" for path in DISTRIBUTIONS),
+        *sorted(Path("tests").rglob("requirements*.txt")),
+    ]
+    return hashlib.sha256(b"\0".join([*(path.read_bytes() for path in files), *map(str.encode, words)])).hexdigest()
 
 
 def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]]) -> None:
@@ -70,8 +90,7 @@ def tests(session: nox.Session) -> None:
     Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere.
     """
     install_programs(session, PROGRAMS | CLUSTER_PROGRAMS)
-    install(session, "-r", "tests/requirements.txt")
-    session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
+    install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
     # Tests wait a quarter of their time: for ranks, for jobs, for time limits.
     workers = 1 + len(os.sched_getaffinity(0))
     # Threads of torch that wait for each other would spin on cores that other processes need: a fifth of all processor time.
@@ -122,8 +141,7 @@ def bench(session: nox.Session) -> None:
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")
-    install(session, "-r", "tests/bench/requirements.txt")
-    session.install("-c", str(CONSTRAINTS), "--no-deps", "-r", "tests/requirements-no-deps.txt")
+    install(session, "-r", "tests/bench/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
     session.run("python", BENCHMARKS[session.posargs[0]], *session.posargs[1:])
 
 
