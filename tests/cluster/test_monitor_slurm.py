@@ -50,7 +50,7 @@ def test_a_job_from_the_queue_to_its_end(slurm: Any, tmp_path: Path) -> None:
     assert json.loads(scraped.splitlines()[0])["run"] == found["run"]
 
     hanging = monitor(slurm, "alert", "-", stdin=scraped + monitor(slurm, "slurm").stdout)
-    assert (hanging.returncode, hanging.stdout.split()[:2]) == (2, ["CRITICAL", "hang"])
+    assert (hanging.returncode, hanging.stdout.split()[:2]) == (3, ["CRITICAL", "hang"])
 
     slurm.run("scancel", job)
     slurm.wait(job, "CANCELLED")
@@ -67,7 +67,7 @@ def test_a_job_that_fails(slurm: Any, tmp_path: Path) -> None:
     (found,) = jobs(slurm, job)
     assert (found["state"], found["exit_code"], found["reason"]) == ("FAILED", 3, "NonZeroExitCode")
     done = monitor(slurm, "alert", "-", stdin=json.dumps(found) + "\n")
-    assert (done.returncode, done.stdout.split()[:2]) == (2, ["CRITICAL", "job-failed"])
+    assert (done.returncode, done.stdout.split()[:2]) == (3, ["CRITICAL", "job-failed"])
 
 
 def test_a_job_that_waits(slurm: Any, tmp_path: Path) -> None:

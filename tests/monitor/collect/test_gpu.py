@@ -135,7 +135,7 @@ def test_a_sample_goes_into_alert(tool: Any) -> None:
     bad = ROW.replace("0x0000000000000004, 0", "0x0000000000000040, 3")
     sampled = tool("gpu", "-", stdin=HEADER + bad).stdout
     done = tool("alert", "-", stdin=sampled)
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [["CRITICAL", "gpu-errors"], ["WARNING", "gpu-slowdown"]]
 
 

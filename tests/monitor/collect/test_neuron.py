@@ -95,7 +95,7 @@ def test_a_report() -> None:
 def test_errors_go_into_alert(tool: Any) -> None:
     sampled = tool("neuron", "-", stdin=json.dumps(REPORT)).stdout
     done = tool("alert", "-", stdin=sampled)
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert len([line for line in done.stdout.splitlines() if line.startswith("CRITICAL neuron-errors")]) == 3
 
 

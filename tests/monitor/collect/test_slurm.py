@@ -213,7 +213,7 @@ def test_the_state_of_a_job_decides_whether_silence_is_a_hang(tool: Any, tmp_pat
     log.write_text("".join(line.format(number, number) for number in range(1, 30)))
     queue = {"standard_output": "gpt_76.out", "current_working_directory": str(tmp_path)}
     scraped = tool("scrape", str(log)).stdout
-    for state, code in (("RUNNING", 2), ("PENDING", 0)):
+    for state, code in (("RUNNING", 3), ("PENDING", 0)):
         jobs = tool("slurm", "-", stdin=json.dumps({"jobs": [OLD | queue | {"job_state": state}]})).stdout
         assert tool("alert", "-", stdin=scraped + jobs).returncode == code
 
