@@ -37,7 +37,8 @@ from lt_train.runtime.rank_environment import Place
 LONGEST_SECONDS = 900
 # One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores.
 LONGEST_LAYOUT_SECONDS = 60
-NOT_CONNECTED = "Gloo connectFullMesh failed"
+# The second: a port that was free when the runs were planned, minutes before, and that another process has taken since.
+NOT_CONNECTED = ("Gloo connectFullMesh failed", "EADDRINUSE")
 # At this signal a rank prints where it is.
 STACKS = signal.SIGUSR2
 
@@ -94,7 +95,7 @@ def train_all(
         if result.returncode:
             name = _failing(place, [entry["name"] for entry in left], result.stderr)
             said = [file.read_text() for file in sorted((place / name).glob("error-*"), key=os.path.getmtime)]
-            if name in hung or (said and not any(NOT_CONNECTED in text for text in said)):
+            if name in hung or (said and not any(reason in text for text in said for reason in NOT_CONNECTED)):
                 failed[name] = said[0] if said else result.stderr[-6000:]
                 continue
             hung.add(name)
