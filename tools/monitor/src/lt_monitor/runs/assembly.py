@@ -1,4 +1,4 @@
-"""From logs to runs: the attempts of each log (`history`), and those of several logs of one run merged."""
+"""From logs to runs: the attempts of each log (`log_attempts`), and those of several logs of one run merged."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -157,7 +157,8 @@ def _run(name: str, logs: Sequence[list[Attempt]]) -> Run:
         intervals.append(own)
         if attempt.resumed_at is None:
             attempt.resumed_at = _guessed_resume(attempt, attempts[:index], interval)
-        begins.append(_begin_step(attempt, interval))
+        first = attempt.first_step
+        begins.append(None if first is None else interval_begin(first, interval, attempt.resumed_at))
     for index, (attempt, begin) in enumerate(zip(attempts, begins, strict=True)):
         later = [other.resumed_at for other in attempts[index + 1 :] if other.resumed_at is not None]
         if attempt.last_step is not None and begin is not None and later:
@@ -172,14 +173,6 @@ def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt], interval: int)
     saved = [event for other in earlier for event in other.of_kind("checkpoint") if not event.get("begun")]
     steps = [event["step"] for event in saved if event.get("step") is not None]
     return guessed_resume(attempt.first_step, interval, steps, is_first=not any(len(other.steps) for other in earlier))
-
-
-def _begin_step(attempt: Attempt, interval: int) -> int | None:
-    """The step after which the attempt's first step line began."""
-    first, resumed = attempt.first_step, attempt.resumed_at
-    if first is None:
-        return None
-    return resumed if resumed is not None and resumed < first else interval_begin(first, interval)
 
 
 def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:

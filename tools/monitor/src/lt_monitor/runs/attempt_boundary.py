@@ -36,8 +36,10 @@ def log_interval(argument: int | None, own: int | None, earlier: Iterable[int | 
     return known[-1] if known else 1
 
 
-def interval_begin(first_step: int, interval: int) -> int:
-    """The step after which the interval of an attempt's first step line began."""
+def interval_begin(first_step: int, interval: int, resumed_at: int | None = None) -> int:
+    """The step after which the interval of an attempt's first step line began: `resumed_at`, where that is known."""
+    if resumed_at is not None and resumed_at < first_step:
+        return resumed_at
     return first_step - interval if first_step >= interval and first_step % interval == 0 else first_step - 1
 
 

@@ -60,7 +60,7 @@ class Totals:
     def take_step(self, step: int, seconds: float | None, time: float | None, log_interval: int) -> None:
         """A step line: `seconds` a step since the line before, None where the line does not say."""
         first = self.first_step is None
-        before = self.last_step if self.last_step is not None else self._step_before(step, log_interval)
+        before = self.last_step if self.last_step is not None else interval_begin(step, log_interval, self.resumed_at)
         steps = max(1, step - before)
         since = time - self.last_step_time if time is not None and self.last_step_time is not None else None
         if seconds is None:
@@ -86,7 +86,7 @@ class Totals:
         """Count the first step line for the steps that it stands for, once a later line or `resumed_at` has told how many."""
         if self.first_step is None or len(self.marks) < 2:
             return
-        steps = max(1, self.first_step - self._step_before(self.first_step, log_interval))
+        steps = max(1, self.first_step - interval_begin(self.first_step, log_interval, self.resumed_at))
         more = (steps - self.first_steps) * self.first_seconds
         self.first_steps = steps
         self.marks = [[self.first_step - steps, 0.0, 0.0], *([step, spent + more, slow] for step, spent, slow in self.marks[1:])]
@@ -142,12 +142,6 @@ class Totals:
             # The compilation is in the part of the first line's interval that is lost, as far as that goes.
             lost -= compilation * min(1.0, (first - resumed_at) / self.first_steps)
         return min(max(0.0, lost), max(0.0, self.step_seconds - self.slow_seconds() - compilation))
-
-    def _step_before(self, step: int, log_interval: int) -> int:
-        """The step after which the first line's interval began."""
-        if self.resumed_at is not None and self.resumed_at < step:
-            return self.resumed_at
-        return interval_begin(step, log_interval)
 
     def _from_times(self, since: float | None, steps: int) -> float | None:
         """The duration of a step from the times of its lines, unless something else happened between them."""
