@@ -241,6 +241,20 @@ def test_a_bare_prefix_carries_what_its_sidecar_says(tmp_path: Path) -> None:
             manifest.read([prefix])
 
 
+@pytest.mark.parametrize(
+    ("version", "is_read"), [(None, True), (1, True), (manifest.SIDECAR_VERSION, True), (3, False), ("2", False)]
+)
+def test_a_sidecar_of_a_newer_version_is_refused(tmp_path: Path, version: object, is_read: bool) -> None:
+    prefix = str(tmp_path / "data")
+    record = {"dataset": {"prefix": prefix, "tokens": 7}} | ({} if version is None else {"v": version})
+    Path(manifest.sidecar_path(prefix)).write_text(json.dumps(record))
+    if is_read:
+        assert manifest.describe(prefix).tokens == 7
+    else:
+        with pytest.raises(BadData, match=f"version {version}, known is 2"):
+            manifest.describe(prefix)
+
+
 def test_filters_by_kind_name_the_source() -> None:
     entries = manifest.parse([A, B, END % 2], "pipe")
     assert manifest.datasets(entries, "pipe") == [Dataset("/data/a")]

@@ -20,6 +20,8 @@ from lt_shared import storage
 from lt_shared.console import BadData, NoInput, UsageError, note, print_json
 
 VERSION = 1
+# Of the sidecar beside a dataset. Older ones are read: what is read of them here has not changed.
+SIDECAR_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,15 +262,27 @@ def sidecar_path(prefix: str) -> str:
     return f"{prefix}.json"
 
 
+def check_sidecar_version(record: dict[str, Any], path: str) -> None:
+    """Raise BadData, naming `path`, for a sidecar of a newer version than `SIDECAR_VERSION`. One without a version is old."""
+    version = record.get("v", SIDECAR_VERSION)
+    if not isinstance(version, int) or version > SIDECAR_VERSION:
+        raise BadData(f"{path}: version {version}, known is {SIDECAR_VERSION}", "it was written by a newer lt-preprocess: update")
+
+
 def describe(prefix: str) -> Dataset:
-    """The dataset at `prefix` with what its sidecar says, or with nothing but the prefix when it has none."""
+    """The dataset at `prefix` with what its sidecar says, or with nothing but the prefix when it has none.
+
+    Raises BadData when the sidecar is malformed or of a newer version.
+    """
     path = sidecar_path(prefix)
     if not storage.exists(path):
         return Dataset(prefix)
     try:
-        entry = Dataset.from_record(json.loads(storage.read_bytes(path))["dataset"])
+        record = json.loads(storage.read_bytes(path))
+        entry = Dataset.from_record(record["dataset"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the prefix without one") from None
+    check_sidecar_version(record, path)
     return dataclasses.replace(entry, prefix=prefix)
 
 

@@ -17,8 +17,6 @@ from lt_shared.console import BadData, NoInput, warn
 from lt_shared.indexed_dataset import bin_path, idx_path
 from lt_shared.manifest import Dataset
 
-SIDECAR_VERSION = 2
-
 
 @dataclasses.dataclass(frozen=True)
 class Derivation:
@@ -41,7 +39,7 @@ def fingerprint(prefix: str) -> dict[str, Any]:
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
-    """The sidecar, or None when there is none. Raises BadData for one that is not JSON or of another shape."""
+    """The sidecar, or None when there is none. Raises BadData for one that is not JSON, of another shape or newer."""
     path = manifest.sidecar_path(prefix)
     if not storage.exists(path):
         return None
@@ -51,6 +49,7 @@ def read_sidecar(prefix: str) -> dict[str, Any] | None:
         raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the dataset without it") from None
     if not isinstance(record, dict):
         raise BadData(f"{path}: not a dataset description", "delete it to use the dataset without it")
+    manifest.check_sidecar_version(record, path)
     if wrong := [name for name, is_sound in _SHAPES.items() if record.get(name) is not None and not is_sound(record[name])]:
         raise BadData(f"{path}: not a dataset description: {wrong[0]} is malformed", "delete it to use the dataset without it")
     return record
@@ -155,7 +154,7 @@ def sidecar(
 ) -> tuple[str, bytes]:
     """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order."""
     record = {
-        "v": SIDECAR_VERSION,
+        "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
         "sources": files,
         "options": options,

@@ -48,7 +48,7 @@ class Plan:
     def to_record(self) -> dict[str, Any]:
         """The plan as `--dry-run` prints it."""
         return {
-            "v": provenance.SIDECAR_VERSION,
+            "v": manifest.SIDECAR_VERSION,
             "kind": "plan",
             "command": "shuffle",
             "source": manifest.record_of(self.source),

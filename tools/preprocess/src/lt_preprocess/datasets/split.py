@@ -49,7 +49,7 @@ class Plan:
     def to_record(self) -> dict[str, Any]:
         """The plan as `--dry-run` prints it."""
         return {
-            "v": provenance.SIDECAR_VERSION,
+            "v": manifest.SIDECAR_VERSION,
             "kind": "plan",
             "command": "split",
             "source": manifest.record_of(self.source),

@@ -106,8 +106,8 @@ def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
     except BadData as error:
         result.find(place, str(error).removeprefix(f"{place}: "))
         return {}
-    if "v" in record and record["v"] != provenance.SIDECAR_VERSION:
-        result.find(place, f"version {record['v']}, known is {provenance.SIDECAR_VERSION}")
+    if "v" in record and record["v"] != manifest.SIDECAR_VERSION:
+        result.find(place, f"version {record['v']}, known is {manifest.SIDECAR_VERSION}")
     return record
 
 

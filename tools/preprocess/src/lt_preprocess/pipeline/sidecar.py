@@ -24,7 +24,6 @@ from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadData, CannotCreate
 from lt_shared.indexed_dataset import Extent
 
-VERSION = 2
 HEAD_BYTES = 1 << 16
 PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
 
@@ -38,7 +37,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State)
     ]
     options = {"json_key": json_key} | dataclasses.asdict(plan.options)
     record = {
-        "v": VERSION,
+        "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
         "plan": plan.fingerprint,
         "run": _fingerprint_of_all_shards(plan),
@@ -142,7 +141,7 @@ def _is_of(record: dict[str, Any], plan: Plan) -> bool:
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
         has_place = isinstance(record["part"]["is_last"], bool)
-        return bool(record["v"] == VERSION and record["plan"] == plan.fingerprint and same_losses and has_place)
+        return bool(record["v"] == manifest.SIDECAR_VERSION and record["plan"] == plan.fingerprint and same_losses and has_place)
     except (KeyError, TypeError):
         return False
 
