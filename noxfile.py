@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nox
 
-DISTRIBUTIONS = ["shared", *(f"tools/{tool}" for tool in ("preprocess", "train", "convert", "monitor"))]
+DISTRIBUTIONS = ["shared", *sorted(path.parent.as_posix() for path in Path().glob("tools/*/pyproject.toml"))]
 SOURCES = [f"{distribution}/src" for distribution in DISTRIBUTIONS]
 BENCHMARKS = {
     "help": "tests/bench/help_time.py",

@@ -21,7 +21,7 @@ import uv
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
-DISTRIBUTIONS = ("shared", "tools/preprocess", "tools/train", "tools/convert", "tools/monitor")
+DISTRIBUTIONS = ("shared", *sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("tools/*/pyproject.toml")))
 # What `nox -s tests` installs, with dependencies and without.
 TEST_REQUIREMENTS = (*DISTRIBUTIONS, "tests/requirements.txt")
 ALONE_REQUIREMENTS = ("tests/requirements-no-deps.txt",)
