@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_preprocess.tokenizers.base import Encoder, Texts
-from lt_preprocess.tokenizers.files.sentencepiece_model import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from lt_preprocess.tokenizers.sentencepiece import piece_tokenizer
 from lt_preprocess.tokenizers.vocabulary import Unrecognised
 from lt_shared.console import BadData
+from lt_shared.sentencepiece_proto import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 MISTRAL = {
     "v1": "tokenizer.model.v1",

@@ -41,9 +41,9 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
     elif files.kind == "tekken":
         _tekken(files.files[0]).save(str(directory / TOKENIZER))
     elif files.kind == "sentencepiece":
-        from lt_convert.tokenizers import sentencepiece_model
+        from lt_convert.tokenizers import sentencepiece_conversion
 
-        sentencepiece_model.read(files.files[0]).save(str(directory / TOKENIZER))
+        sentencepiece_conversion.convert(files.files[0]).save(str(directory / TOKENIZER))
     elif files.files[0].name != TOKENIZER:
         storage.write_bytes(directory / TOKENIZER, files.files[0].read_bytes())
     return _describe(directory, maximum_length, vocab_size)

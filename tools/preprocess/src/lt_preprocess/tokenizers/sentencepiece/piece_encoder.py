@@ -11,7 +11,6 @@ from lt_preprocess.kernels.jit import AnnounceCompilation
 from lt_preprocess.kernels.jit import bare_inner as inner
 from lt_preprocess.kernels.jit import bare_kernel as kernel
 from lt_preprocess.tokenizers.base import Encoder, Texts
-from lt_preprocess.tokenizers.files.sentencepiece_model import SPACE
 from lt_preprocess.tokenizers.sentencepiece.merging import NO_ROOM, Scratch, emit, merge
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Integers, Tables
 from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
@@ -31,6 +30,7 @@ from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
     short_place,
 )
 from lt_preprocess.tokenizers.sentencepiece.segments import are_neighbours, code_point, segment_end, width
+from lt_shared.sentencepiece_proto import SPACE
 
 _BLANK = ord(" ")
 _SPACE_MARK = ord(SPACE)

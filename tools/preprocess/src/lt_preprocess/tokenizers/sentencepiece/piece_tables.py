@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lt_preprocess.kernels.jit import bare_inner as inner
 from lt_preprocess.kernels.jit import bare_kernel as kernel
-from lt_preprocess.tokenizers.files.sentencepiece_model import NORMAL, SPACE, UNKNOWN, USER_DEFINED, Model
+from lt_shared.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
 
 Bytes = npt.NDArray[np.uint8]
 Shorts = npt.NDArray[np.uint16]
@@ -68,11 +68,11 @@ class Tables(NamedTuple):
     trie_ids: Ids
 
 
-def build(model: Model) -> Tables:
+def build(model: SentencePieceModel) -> Tables:
     normal = [
         (piece.text, piece.score, number)
         for number, piece in enumerate(model.pieces)
-        if piece.kind == NORMAL and " " not in piece.text
+        if piece.type == NORMAL and " " not in piece.text
     ]
     normal.sort(key=lambda entry: -entry[1])
     texts = [text for text, _, _ in normal]
@@ -84,8 +84,8 @@ def build(model: Model) -> Tables:
             symbols[ord(text)] = symbol
     symbols[ord(" ")] = symbols[ord(SPACE)]
     classes, class_bits, neighbours = _build_neighbours(texts)
-    starts, trie, trie_ids = _build_trie({p.text: number for number, p in enumerate(model.pieces) if p.kind == USER_DEFINED})
-    unknown = next(number for number, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
+    starts, trie, trie_ids = _build_trie({p.text: number for number, p in enumerate(model.pieces) if p.type == USER_DEFINED})
+    unknown = next(number for number, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
     return Tables(
         ids,
         ranks,
@@ -96,7 +96,7 @@ def build(model: Model) -> Tables:
         neighbours,
         np.array(model.byte_ids if model.byte_fallback else [], np.int32),
         unknown,
-        model.dummy_prefix,
+        model.add_dummy_prefix,
         starts,
         trie,
         trie_ids,

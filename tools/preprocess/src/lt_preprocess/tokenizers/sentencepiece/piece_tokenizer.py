@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
-from lt_preprocess.tokenizers.files import sentencepiece_model
-from lt_preprocess.tokenizers.files.sentencepiece_model import (
+from lt_preprocess.tokenizers.vocabulary import Unrecognised
+from lt_shared import sentencepiece_proto
+from lt_shared.console import BadData
+from lt_shared.sentencepiece_proto import (
     BPE,
     BYTE,
     CONTROL,
@@ -24,10 +26,8 @@ from lt_preprocess.tokenizers.files.sentencepiece_model import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    Model,
+    SentencePieceModel,
 )
-from lt_preprocess.tokenizers.vocabulary import Unrecognised
-from lt_shared.console import BadData
 
 if TYPE_CHECKING:
     from lt_preprocess.tokenizers.sentencepiece.piece_tables import Tables
@@ -38,10 +38,10 @@ MAX_PIECES = 1 << 20
 class SentencePieceBpe(Tokenizer):
     """A tokenizer over a model to which there is no obstacle."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: SentencePieceModel):
         self.vocab_size = len(model.pieces)
-        self.eod = model.eos
-        self.special_tokens = {piece.text: number for number, piece in enumerate(model.pieces) if piece.kind == CONTROL}
+        self.eod = model.eos_id
+        self.special_tokens = {piece.text: number for number, piece in enumerate(model.pieces) if piece.type == CONTROL}
         self._model = model
         self._surfaces = [_surface(model, number) for number in range(len(model.pieces))]
         self._tables: Tables | None = None
@@ -50,7 +50,7 @@ class SentencePieceBpe(Tokenizer):
         """Call from one thread: the first call builds the tables and compiles, and tells the user when that takes time."""
         from lt_preprocess.tokenizers.sentencepiece import piece_encoder, piece_tables
 
-        removes = self._model.removes_extra_whitespaces
+        removes = self._model.remove_extra_whitespaces
         if self._tables is None:
             self._tables = piece_tables.build(self._model)
             piece_encoder.compile_for(self._tables, removes)
@@ -63,7 +63,7 @@ class SentencePieceBpe(Tokenizer):
             number = next(number for number in numbers if not 0 <= number < self.vocab_size)
             raise BadData(f"token id {number} is not in the vocabulary of {self.vocab_size:,}")
         parts = [self._surfaces[number] for number in numbers]
-        if self._model.dummy_prefix or self._model.removes_extra_whitespaces:
+        if self._model.add_dummy_prefix or self._model.remove_extra_whitespaces:
             self._strip_prefix(numbers, parts)
         return b"".join(parts)
 
@@ -71,56 +71,56 @@ class SentencePieceBpe(Tokenizer):
         """Take the space of the dummy prefix from the first part that has text."""
         for index, number in enumerate(numbers):
             piece = self._model.pieces[number]
-            if piece.kind in (NORMAL, USER_DEFINED) and piece.text.startswith(SPACE):
+            if piece.type in (NORMAL, USER_DEFINED) and piece.text.startswith(SPACE):
                 parts[index] = parts[index][1:]
-                if not self._model.removes_extra_whitespaces:
+                if not self._model.remove_extra_whitespaces:
                     return
             if parts[index]:
                 return
 
 
-def _surface(model: Model, number: int) -> bytes:
+def _surface(model: SentencePieceModel, number: int) -> bytes:
     """What a piece stands for in text."""
     piece = model.pieces[number]
-    if piece.kind == CONTROL:
+    if piece.type == CONTROL:
         return b""
-    if piece.kind == UNKNOWN:
-        return model.unknown_surface
-    if piece.kind == BYTE:
+    if piece.type == UNKNOWN:
+        return model.unk_surface
+    if piece.type == BYTE:
         return bytes([model.byte_ids.index(number)])
     return piece.text.replace(SPACE, " ").encode()
 
 
 def recognise(path: Path) -> SentencePieceBpe:
     """The tokenizer of a model file. Raises Unrecognised with the reason to leave it to the library, BadData for no model."""
-    model = sentencepiece_model.read(path)
+    model = sentencepiece_proto.read(path)
     for reason, applies in _obstacles(model).items():
         if applies:
             raise Unrecognised(reason)
     return SentencePieceBpe(model)
 
 
-def _obstacles(model: Model) -> dict[str, bool]:
+def _obstacles(model: SentencePieceModel) -> dict[str, bool]:
     """Reasons, and whether they apply."""
-    kinds = [piece.kind for piece in model.pieces]
+    kinds = [piece.type for piece in model.pieces]
     texts = [piece.text for piece in model.pieces]
-    reserved = {piece.text for piece in model.pieces if piece.kind in (UNKNOWN, CONTROL, BYTE)}
-    user_defined = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
+    reserved = {piece.text for piece in model.pieces if piece.type in (UNKNOWN, CONTROL, BYTE)}
+    user_defined = [piece.text for piece in model.pieces if piece.type == USER_DEFINED]
     return {
-        "its model is not BPE": model.kind != BPE,
-        "it normalizes characters": model.normalizes or model.denormalizes,
-        "it keeps spaces as they are": not model.escapes_whitespaces,
-        "it puts white space at the end of words": model.whitespace_as_suffix,
+        "its model is not BPE": model.model_type != BPE,
+        "it normalizes characters": bool(model.precompiled_charsmap or model.denormalizer_charsmap),
+        "it keeps spaces as they are": not model.escape_whitespaces,
+        "it puts white space at the end of words": model.treat_whitespace_as_suffix,
         "it has unused pieces": UNUSED in kinds,
         "it has pieces of an unknown type": not {*kinds} <= {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE},
         "it has not one unknown piece": kinds.count(UNKNOWN) != 1,
-        "it has no piece for a space": not any(p.text == SPACE and p.kind in (NORMAL, USER_DEFINED) for p in model.pieces),
+        "it has no piece for a space": not any(p.text == SPACE and p.type in (NORMAL, USER_DEFINED) for p in model.pieces),
         "several of its pieces have the same text": len({*texts}) < len(texts),
         "a special token of it is one character": any(len(text) < 2 for text in reserved),
         "it has no piece for some byte": model.byte_fallback and -1 in model.byte_ids,
         "it has bytes among its pieces, but does not use them": not model.byte_fallback and BYTE in kinds,
         "a user-defined piece has a space or NUL in it": any(" " in text or "\0" in text for text in user_defined),
-        "a user-defined piece begins with the space that it puts before texts": model.dummy_prefix
+        "a user-defined piece begins with the space that it puts before texts": model.add_dummy_prefix
         and any(text.startswith(SPACE) for text in user_defined),
         "it has scores that are no numbers": any(math.isnan(piece.score) for piece in model.pieces),
         "it has more than a million pieces": len(texts) > MAX_PIECES,

@@ -8,7 +8,7 @@ import sentencepiece
 import zstandard
 from transformers import AutoTokenizer
 
-from lt_convert.tokenizers import sentencepiece_model, tokenizer_json
+from lt_convert.tokenizers import sentencepiece_conversion, tokenizer_json
 from lt_shared import tokenizer_files
 from lt_shared.console import BadData
 
@@ -51,4 +51,4 @@ def test_encodes_as_the_library(options: dict[str, Any], texts: list[str], tmp_p
 def test_damaged_models_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(BadData, match="SentencePiece model"):
-        sentencepiece_model.read(tmp_path / "tokenizer.model")
+        sentencepiece_conversion.convert(tmp_path / "tokenizer.model")
