@@ -17,15 +17,13 @@ from lt_preprocess.pipeline.plan import Options, Plan, plan
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_shared import manifest, tokenizer_files
+from lt_shared.byte_symbols import BYTE_OF_SYMBOL
 
 DEMO = Path(__file__).parents[1] / "demo"
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-BYTE_OF_SYMBOL = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

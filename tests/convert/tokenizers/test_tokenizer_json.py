@@ -16,6 +16,7 @@ from lt_convert.commands.conversion import Request
 from lt_convert.tokenizers import tokenizer_json
 from lt_shared import checkpoint_layout, huggingface, llama3, tokenizer_files
 from lt_shared.architecture import Architecture
+from lt_shared.byte_symbols import BYTE_OF_SYMBOL
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
 
@@ -86,8 +87,9 @@ def test_tokenizer_json_is_kept_as_it_is(tmp_path: Path) -> None:
 
 def test_llama3_file_encodes_as_tiktoken_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt2 = json.loads((GPT2 / "vocab.json").read_text())
-    symbols = {symbol: byte for byte, symbol in enumerate(tokenizer_json._byte_symbols())}
-    ranks = {bytes(symbols[character] for character in token): rank for token, rank in gpt2.items() if token != "<|endoftext|>"}
+    ranks = {
+        bytes(BYTE_OF_SYMBOL[character] for character in token): rank for token, rank in gpt2.items() if token != "<|endoftext|>"
+    }
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(ranks.items(), key=lambda item: item[1])]
     (tmp_path / "tokenizer.model").write_text("".join(lines))
     monkeypatch.setattr(tokenizer_json, "LLAMA3_RANKS", len(ranks))

@@ -19,6 +19,7 @@ from lt_preprocess.tokenizers.files import tiktoken_ranks
 from lt_preprocess.tokenizers.python_bpe import UncompiledEncoder
 from lt_preprocess.tokenizers.reference_libraries import HuggingFaceEncoder
 from lt_shared import tokenizer_files
+from lt_shared.byte_symbols import SYMBOL_OF_BYTE
 from lt_shared.console import BadData
 
 RANKS = 6000
@@ -57,8 +58,7 @@ def make_json(qwen_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
     """`make_json(regex, normalizer, added)`: a tokenizer.json over the first ranks of Qwen's vocabulary."""
     ranks = {token: rank for token, rank in tiktoken_ranks.read_ranks(qwen_model).items() if rank < RANKS}
     plain = vocabulary.from_ranks(ranks, 0, 0, None)
-    symbols = {byte: symbol for symbol, byte in vocabulary.bytes_of_symbols().items()}
-    spelled = {rank: "".join(symbols[byte] for byte in token) for token, rank in ranks.items()}
+    spelled = {rank: "".join(SYMBOL_OF_BYTE[byte] for byte in token) for token, rank in ranks.items()}
     # As GPT-2's merges: for each token the one pair that a merge of lower ranks leaves.
     rank_of_pair = {(left, right): rank for left, right, rank, _ in plain.merges.tolist()}
     merges = []

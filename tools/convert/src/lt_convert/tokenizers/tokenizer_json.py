@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_shared import llama3, storage, tekken
+from lt_shared.byte_symbols import SYMBOL_OF_BYTE
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -160,10 +161,9 @@ def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) 
             left, right = token[:cut], token[cut:]
             if left in ranks and right in ranks:
                 merges.append((rank, ranks[left], ranks[right], left, right))
-    symbols = _byte_symbols()
 
     def text(token: bytes) -> str:
-        return "".join(symbols[byte] for byte in token)
+        return "".join(SYMBOL_OF_BYTE[byte] for byte in token)
 
     model = BPE(
         vocab={text(token): rank for token, rank in ranks.items()} | special,
@@ -190,10 +190,3 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         except ValueError:
             raise BadData(f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank") from None
     return ranks
-
-
-def _byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lt_shared.byte_symbols import BYTE_OF_SYMBOL
+
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -56,16 +58,9 @@ class Vocabulary:
     is_nfc: bool = False
 
 
-def bytes_of_symbols() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where it prints, else the next character from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
 def token_bytes(tokens: Mapping[str, int]) -> dict[int, bytes]:
     """The bytes of each id, from tokens spelled in GPT-2's symbols; a token with another character in it stands for itself."""
-    numbers = {ord(symbol): byte for symbol, byte in bytes_of_symbols().items()}
+    numbers = {ord(symbol): byte for symbol, byte in BYTE_OF_SYMBOL.items()}
     # Characters beyond the symbols keep their number, which is no byte.
     to_latin = str.maketrans(numbers | {point: 0x100 for point in range(0x100) if point not in numbers})
     return {number: _latin(token.translate(to_latin), token) for token, number in tokens.items()}

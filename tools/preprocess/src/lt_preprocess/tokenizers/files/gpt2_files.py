@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from lt_preprocess.tokenizers import pattern_codes, split_patterns
 from lt_preprocess.tokenizers.files import json_files
-from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary, bytes_of_symbols, table, token_bytes
+from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary, table, token_bytes
+from lt_shared.byte_symbols import BYTE_OF_SYMBOL, SYMBOL_OF_BYTE
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -20,7 +21,7 @@ def read(files: TokenizerFiles) -> Vocabulary:
     vocabulary_path, merges_path = files.files
     _check_class(files)
     ids = json_files.check_ids(vocabulary_path, json_files.read_object(vocabulary_path))
-    missing = [f"0x{byte:02X}" for symbol, byte in bytes_of_symbols().items() if symbol not in ids]
+    missing = [f"0x{byte:02X}" for symbol, byte in BYTE_OF_SYMBOL.items() if symbol not in ids]
     if missing:
         raise BadData(f"{vocabulary_path}: no token for byte {missing[0]} ({len(missing)} bytes have none): not byte-level BPE")
     end_of_text = ids.get(END_OF_TEXT)
@@ -45,10 +46,7 @@ def merge_table(pairs: Sequence[Sequence[str]], ranks: Sequence[int], ids: dict[
 
 def byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
     """The id of each byte, int32 [256]."""
-    found = np.zeros(256, np.int32)
-    for symbol, byte in bytes_of_symbols().items():
-        found[byte] = ids[symbol]
-    return found
+    return np.array([ids[symbol] for symbol in SYMBOL_OF_BYTE], np.int32)
 
 
 def _check_class(files: TokenizerFiles) -> None:

@@ -20,9 +20,9 @@ from lt_preprocess.tokenizers.vocabulary import (
     AddedToken,
     Unrecognised,
     Vocabulary,
-    bytes_of_symbols,
     token_bytes,
 )
+from lt_shared.byte_symbols import BYTE_OF_SYMBOL
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -45,7 +45,7 @@ def _read(path: Path, content: dict[str, Any], companions: Sequence[Path]) -> Vo
     if code == split_patterns.NOT_COMPILED:
         raise Unrecognised("it cuts text by a pattern that is not compiled")
     ids = json_files.check_ids(path, model["vocab"])
-    missing = [symbol for symbol in bytes_of_symbols() if symbol not in ids]
+    missing = [symbol for symbol in BYTE_OF_SYMBOL if symbol not in ids]
     if missing:
         raise Unrecognised(f"{len(missing)} bytes have no token")
     tokens = token_bytes(ids)
