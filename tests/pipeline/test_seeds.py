@@ -115,6 +115,7 @@ def workplace(place: Path, run_directory: Path) -> dict[str, str]:
     (place / "recipe.yaml").write_text(RECIPE)
     (place / "2.distributed-training.sbatch").write_text(MEGATRON)
     (place / "custom_config.toml").write_text(TITAN)
+    shutil.copy(ROOT / "tests/train/importers/samples/nemo.yaml", place / "megatron_llama_config.yaml")
     for directory in ("bin", "kept"):
         (place / directory).mkdir()
     for name, body in STAND_INS.items():

@@ -17,7 +17,7 @@ from lt_train.commands.render import command
 
 SCHEMAS = Path(__file__).parent / "render/schemas"
 KUBERNETES_VERSION = "1.30"
-OPERATORS = {"PyTorchJob": ("pytorchjob.json", "pytorchReplicaSpecs"), "MPIJob": ("mpijob.json", "mpiReplicaSpecs")}
+OPERATORS = {"PyTorchJob": ("pytorchjob.json", "pytorchReplicaSpecs")}
 
 
 def render(*arguments: str) -> str:

@@ -39,19 +39,11 @@ def test_key_of_wandb(tmp_path: Path) -> None:
     assert not said(job.wandb_key, situation(tmp_path, *asked, HOME=str(tmp_path)))
 
 
-def test_neuron_cache(tmp_path: Path) -> None:
-    assert said(job.neuron_cache, situation(tmp_path)) == ["not checked: not on Trainium"]
-    found = said(job.neuron_cache, situation(tmp_path, INSTANCE_TYPE="trn1.32xlarge"))
-    assert "ended with Neuron 2.31" in found[0]
-    assert "every node compiles for itself" in found[1]
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    write(tmp_path, "/proc/mounts", "/dev/root / ext4 rw 0 0\n")
-    variables = {"INSTANCE_TYPE": "trn2.48xlarge", "NEURON_COMPILE_CACHE_URL": str(cache)}
-    found = said(job.neuron_cache, situation(tmp_path, nodes=2, **variables))
-    assert ["for itself" in found[0], "no compiled graph" in found[1]] == [True, True]
-    write(cache, "/module/model.neff")
-    assert not said(job.neuron_cache, situation(tmp_path, **variables))
+def test_trainium_has_no_backend(tmp_path: Path) -> None:
+    assert said(job.trainium, situation(tmp_path, INSTANCE_TYPE="p5.48xlarge")) == ["not checked: not on Trainium"]
+    assert "trn1.32xlarge: lt-train has no backend" in said(job.trainium, situation(tmp_path, INSTANCE_TYPE="trn1.32xlarge"))[0]
+    write(tmp_path, "/dev/neuron0", "")
+    assert "/dev/neuron0: lt-train has no backend" in said(job.trainium, situation(tmp_path))[0]
 
 
 def test_variables_that_name_no_option(tmp_path: Path) -> None:

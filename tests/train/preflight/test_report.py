@@ -33,7 +33,7 @@ def test_all_findings_at_once(tmp_path: Path) -> None:
     assert (record["v"], record["kind"], len(record["findings"])) == (1, "preflight", len(result.out.splitlines()))
     assert {"level", "what", "where", "remedy", "nodes"} == set(record["findings"][0])
     assert "job.image" in record["checked"]
-    assert record["not_checked"]["job.neuron_cache"] == "not on Trainium"
+    assert record["not_checked"]["job.trainium"] == "not on Trainium"
     assert sorted(tmp_path.iterdir()) == [file]
 
 

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from click import UsageError as ClickUsageError
-from rendering import Cluster, remarks, render
+from rendering import Cluster, remarks, render, scripts
 
 from lt_shared.console import BadConfig, UsageError
-from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES, SLURM_EXAMPLES
+from lt_train.cli import command as train_command
+from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, SLURM_EXAMPLES
+from lt_train.commands.render import command as render_command
 from lt_train.config.cluster import GPUS
 from lt_train.config.instances import INSTANCES
 
@@ -45,7 +48,7 @@ def test_too_few_ranks(scheduler: str, size: str) -> None:
     assert caught.value.hint == "start a multiple of 16 ranks"
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "k8s", "mpijob"])
+@pytest.mark.parametrize("scheduler", ["slurm", "k8s"])
 def test_more_nodes_than_there_are(scheduler: str) -> None:
     with pytest.raises(ClickUsageError, match="is not in the range"):
         render(scheduler, "--nodes", "99999999999999999999", *TRAIN, "--save", "/fsx/run")
@@ -81,6 +84,7 @@ def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
         (("--model", "tiny", "--save", "run", "--preprocess", " "), "without arguments"),
         (("--model", "tiny", "--save", "run", "--preprocess", "it's"), "quotation"),
         ((*TRAIN, "--save", "run", "--instance-type", "p9.huge"), "no instance type"),
+        ((*TRAIN, "--save", "run", "--instance-type", "trn1.32xlarge"), "no backend for Trainium"),
         ((*TRAIN, "--save", "run", "--job-name", "x\n#SBATCH --uid=0"), "--job-name"),
         ((*TRAIN, "--save", "run", "--job-name", "x y"), "--job-name"),
         ((*TRAIN, "--save", "run", "--job-name", ""), "--job-name"),
@@ -108,7 +112,7 @@ def test_what_a_job_cannot_be(arguments: tuple[str, ...], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [line for text in (EXAMPLES, SLURM_EXAMPLES, K8S_EXAMPLES, MPIJOB_EXAMPLES) for line in text.strip().splitlines()]
+    "example", [line for text in (EXAMPLES, SLURM_EXAMPLES, K8S_EXAMPLES) for line in text.strip().splitlines()]
 )
 def test_every_example_of_the_help(example: str) -> None:
     line, _, consumer = example.partition(" | ")
@@ -116,6 +120,47 @@ def test_every_example_of_the_help(example: str) -> None:
     assert (program, named) == ("lt-train", "render")
     assert render(*arguments).startswith("#!/bin/bash" if arguments[0] == "slurm" else "---")
     assert consumer in ("", "sbatch" if arguments[0] == "slurm" else "kubectl apply -f -")
+
+
+def shell_of(renderer: str, printed: str) -> str:
+    """The shell in which a rendered job calls lt-train, the same on all nodes."""
+    if renderer == "slurm":
+        return printed
+    (script,) = {script for document in yaml.safe_load_all(printed) for script in scripts(document) if "train=(" in script}
+    return script
+
+
+@pytest.mark.parametrize("stages", [(), ("--preprocess", "corpus --tokenizer gpt2 -o web")], ids=["train", "preprocess"])
+@pytest.mark.parametrize(
+    ("renderer", "options"),
+    [("slurm", ()), ("slurm", ("--chain", "dependency")), ("k8s", ("--image", "registry/lt"))],
+    ids=["slurm", "slurm-dependency", "k8s"],
+)
+def test_lt_train_accepts_every_rendered_command_line(
+    renderer: str, options: tuple[str, ...], stages: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert set(render_command.commands) == {"slurm", "k8s"}  # type: ignore[attr-defined]
+    cluster = Cluster(tmp_path)
+    cluster.add("lt-preprocess", "")
+    cluster.add("lt-train", f"""printf '%s\\n' "$@" > {tmp_path}/words; echo '{{"v":1,"kind":"end","count":1}}'""")
+    cluster.add("sbatch", "bash >&2; echo 77")
+    model = ("--model", "llama3-8b", "--bf16", "--parallel", "auto")
+    given = (*model, "--global-batch-size", "64", "--rampup-batch-size", "32", "32", "64")
+    data = () if stages else ("0.7", f"{tmp_path}/web", "0.3", f"{tmp_path}/code")
+    mount = ("--mount", str(tmp_path)) if renderer == "k8s" else ()
+    stages = tuple(word.replace("-o web", f"-o {tmp_path}/web") for word in stages)
+    printed = render(renderer, "--nodes", "2", *options, *mount, *stages, *given, "--save", f"{tmp_path}/run", *data)
+    done = cluster.run(shell_of(renderer, printed), PET_NODE_RANK="0")
+    assert done.returncode == 0, done.stderr
+    accepted = train_command.make_context("lt-train", (tmp_path / "words").read_text().splitlines()).params
+    assert (accepted["model"], accepted["rampup_batch_size"]) == ("llama3-8b", (32, 32, 64))
+    assert accepted["data"] == (data or (f"@{tmp_path}/run/data.manifest",))
+
+
+def test_an_unknown_renderer() -> None:
+    with pytest.raises(UsageError, match="no renderer 'mpijob'") as caught:
+        render("mpijob", *TRAIN, "--save", "run")
+    assert caught.value.hint == "lt-train render k8s or lt-train render slurm"
 
 
 @pytest.mark.parametrize("words", [("--micro-batch", "4"), ("--micro-batch-size", "many"), ("--hf_token=secret",)])

@@ -50,7 +50,7 @@ def test_the_signal_leaves_time_to_save_and_time_to_train(limit: str, seconds: i
     assert f"#SBATCH --signal=USR1@{seconds}\n" in script
 
 
-@pytest.mark.parametrize("instance", sorted(INSTANCES))
+@pytest.mark.parametrize("instance", sorted(name for name, instance in INSTANCES.items() if instance.gpu))
 def test_variables_of_an_instance_type_come_after_those_of_the_user(instance: str, cluster: Cluster, tmp_path: Path) -> None:
     script = render("slurm", "--instance-type", f"ml.{instance}", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
     shellcheck(script)

@@ -22,9 +22,6 @@ lt-train render slurm --model tiny --save /fsx/run2 --preprocess '/fsx/corpus --
 K8S_EXAMPLES = """
 lt-train render k8s --image registry/lt --model llama3-8b --bf16 --parallel auto --save /fsx/run1 @/fsx/web | kubectl apply -f -
 """
-MPIJOB_EXAMPLES = """
-lt-train render mpijob --nodes 4 --image registry/lt --model llama2-7b --save /shared/run1 @/shared/red.manifest
-"""
 Function = Callable[..., Any]
 # What is not an option of the job is one of lt-train, and is checked as such.
 PASSED_ON = {"ignore_unknown_options": True}
@@ -43,49 +40,17 @@ def stages(function: Function) -> Function:
     return function
 
 
-def machines(instance: str, image: str) -> Callable[[Function], Function]:
-    """What a manifest asks for, with the names that the manifests around Megatron-LM have for it."""
+class Renderers(console.Group):
+    """Says which renderers there are when another one is asked for."""
 
-    def add(function: Function) -> Function:
-        for option in reversed(
-            (
-                click.option(
-                    "--nodes",
-                    type=cluster.NODES,
-                    default=1,
-                    envvar=["LT_TRAIN_NODES", "NUM_NODES"],
-                    help="Nodes of the job.",
-                ),
-                click.option(
-                    "--instance-type",
-                    default=instance,
-                    envvar=["LT_TRAIN_INSTANCE_TYPE", "INSTANCE_TYPE"],
-                    help="Its accelerators and EFA devices are asked for.",
-                ),
-                click.option(
-                    "--gpus-per-node",
-                    type=cluster.GPUS_PER_NODE,
-                    envvar=["LT_TRAIN_GPUS_PER_NODE", "GPU_PER_NODE"],
-                    help="Accelerators to ask for; by default all of the instance.",
-                ),
-                click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help=image),
-            )
-        ):
-            function = option(function)
-        return function
-
-    return add
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            names = " or ".join(f"lt-train render {name}" for name in self.list_commands(ctx))
+            raise UsageError(f"no renderer {args[0]!r}", names)
+        return super().resolve_command(ctx, args)
 
 
-def volume(mount: str) -> Callable[[Function], Function]:
-    def add(function: Function) -> Function:
-        function = click.option("--mount", default=mount, help="Where it is mounted.")(function)
-        return click.option("--claim", default="fsx-claim", help="PersistentVolumeClaim of the shared filesystem.")(function)
-
-    return add
-
-
-@click.group(cls=console.Group, examples=EXAMPLES)
+@click.group(cls=Renderers, examples=EXAMPLES)
 def command() -> None:
     """Print a job file for a scheduler; nothing is submitted.
 
@@ -111,8 +76,22 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
 
 
 @command.command("k8s", cls=console.Command, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
-@machines("p5.48xlarge", "Container image with the lt tools.")
-@volume("/fsx")
+@click.option("--nodes", type=cluster.NODES, default=1, envvar=["LT_TRAIN_NODES", "NUM_NODES"], help="Nodes of the job.")
+@click.option(
+    "--instance-type",
+    default="p5.48xlarge",
+    envvar=["LT_TRAIN_INSTANCE_TYPE", "INSTANCE_TYPE"],
+    help="Its GPUs and EFA devices are asked for.",
+)
+@click.option(
+    "--gpus-per-node",
+    type=cluster.GPUS_PER_NODE,
+    envvar=["LT_TRAIN_GPUS_PER_NODE", "GPU_PER_NODE"],
+    help="GPUs to ask for; by default all of the instance.",
+)
+@click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help="Container image with the lt tools.")
+@click.option("--claim", default="fsx-claim", help="PersistentVolumeClaim of the shared filesystem.")
+@click.option("--mount", default="/fsx", help="Where it is mounted.")
 @click.option("--download", multiple=True, metavar="URL", help="File to download first. Repeatable.")
 @click.option("--download-to", help="Directory for these files; by default MOUNT/download.")
 @stages
@@ -121,27 +100,8 @@ def k8s(claim: str, mount: str, download: tuple[str, ...], download_to: str | No
     from lt_train.render import kubernetes
 
     job = _job(options, os.environ)
-    if job.instance and job.instance.gpu is None:
-        raise UsageError(f"{job.instance.name} has no GPUs", "lt-train render mpijob is for Trainium")
     directory = (download_to or f"{mount.rstrip('/')}/download").rstrip("/")
     click.echo(kubernetes.render(job, claim, mount, download, directory), nl=False)
-
-
-@command.command(cls=console.Command, examples=MPIJOB_EXAMPLES, context_settings=PASSED_ON)
-@machines("trn1.32xlarge", "Container image with the lt tools, sshd and Open MPI.")
-@volume("/shared")
-@stages
-def mpijob(claim: str, mount: str, **options: Any) -> None:
-    """Print MPIJobs for kubectl: one that compiles for Trainium, and one that trains."""
-    from lt_shared.console import warn
-    from lt_train.render import mpijob
-
-    if options["preprocess"] or options["convert"]:
-        raise UsageError("stages beside training", "lt-train render k8s prints them")
-    job = _job(options, os.environ)
-    if job.instance and job.instance.gpu is None:
-        warn("lt-train has no device for Trainium yet: these jobs will end with its usage error")
-    click.echo(mpijob.render(job, claim, mount), nl=False)
 
 
 def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:
@@ -149,12 +109,15 @@ def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:
     from lt_train.render import job
 
     name = options["instance_type"]
+    instance = dataclasses.replace(instances.instance(name), name=name) if name else None
+    if instance and instance.gpu is None:
+        raise UsageError(f"{name} has no GPUs: lt-train has no backend for Trainium", "--instance-type p5.48xlarge")
     return job.make(
         options["train"],
         program=click.get_current_context().command_path,
         name=options["job_name"],
         nodes=options["nodes"],
-        instance=dataclasses.replace(instances.instance(name), name=name) if name else None,
+        instance=instance,
         accelerators=options["gpus_per_node"],
         image=options["image"],
         preprocess=options["preprocess"],

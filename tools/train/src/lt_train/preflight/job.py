@@ -1,20 +1,16 @@
-"""The job around the run: image, Slurm's variables, HyperPod, keys of services, Trainium's cache."""
+"""The job around the run: image, Slurm's variables, HyperPod, keys of services, Trainium."""
 
 import difflib
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import storage
 from lt_train.config.options import schema
 from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
-from lt_train.preflight.saving import LOCAL
 
 PREFIX = "LT_TRAIN_"
 # Of other commands, and lt-train's own.
 OTHER_VARIABLES = ("GPU", "GPUS_PER_NODE", "NODES", "NETWORK", "IMAGE", "INSTANCE_TYPE", "AS_JSON", "PARENT")
 OTHER_PREFIXES = ("BENCH_", "IMPORT_", "RENDER_")
-NATIVE_NEURON = ("trn2", "trn3")
 
 
 def image(situation: Situation) -> Iterator[Finding]:
@@ -77,27 +73,11 @@ def wandb_key(situation: Situation) -> Iterator[Finding]:
     yield error("no key for Weights & Biases", "WANDB_API_KEY", "export it, wandb login, or WANDB_MODE=offline")
 
 
-def neuron_cache(situation: Situation) -> Iterator[Finding]:
-    """Trainium's compiled graphs: in a directory that all nodes share, made before the run."""
-    instance, environment = situation.instance, situation.environment
-    is_trainium = (instance and instance.gpu is None) or situation.path("/dev/neuron0").exists()
-    if not is_trainium:
+def trainium(situation: Situation) -> Iterator[Finding]:
+    """lt-train sees no accelerator there and takes the CPU."""
+    instance = situation.instance
+    has_neuron = situation.path("/dev/neuron0").exists()
+    if not has_neuron and (instance is None or instance.gpu is not None):
         raise NotChecked("not on Trainium")
-    if instance and not instance.name.startswith(NATIVE_NEURON):
-        yield warning(
-            f"{instance.name} runs torch-neuronx on XLA only, which ended with Neuron 2.31",
-            "instance type",
-            "use trn2 or later for TorchNeuron, or stay with Neuron 2.29 and torch 2.9",
-        )
-    cache = environment.get("NEURON_COMPILE_CACHE_URL")
-    if cache is None:
-        yield warning("every node compiles for itself", "NEURON_COMPILE_CACHE_URL", "name a directory that all nodes share")
-        return
-    if storage.is_remote(cache):
-        return
-    if situation.nodes > 1 and situation.filesystem(Path(cache)) in LOCAL:
-        yield warning("each node has it for itself", f"NEURON_COMPILE_CACHE_URL={cache}", "name a directory that all nodes share")
-    if not list(itertools.islice(Path(cache).glob("**/*.neff"), 1)):
-        yield warning(
-            "holds no compiled graph", f"NEURON_COMPILE_CACHE_URL={cache}", "compile first: lt-train render mpijob does"
-        )
+    where = instance.name if instance else "/dev/neuron0"
+    yield warning("lt-train has no backend for Trainium and trains on the CPU there", where, "use an instance type with GPUs")

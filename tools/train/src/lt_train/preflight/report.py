@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
     *(saving.is_set, saving.writable, saving.space, saving.shared, saving.load),
     *(network.gpus, network.efa_devices, network.efa_used, network.interfaces, network.deprecated_variables),
     *(machine.open_files, machine.shared_memory, machine.rendezvous_port, machine.clock, machine.preloaded_libraries),
-    *(job.image, job.unknown_variables, job.slurm_nodes, job.auto_resume, job.wandb_key, job.neuron_cache),
+    *(job.image, job.unknown_variables, job.slurm_nodes, job.auto_resume, job.wandb_key, job.trainium),
 )
 
 
