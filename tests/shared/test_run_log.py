@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_shared import run_log
-from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, DocumentsProcessed, Evaluation, Step
+from lt_shared.run_log import CheckpointLoaded, CheckpointSaved, Evaluation, Step
 
-EVENT_TYPES = (Step, Evaluation, CheckpointSaved, CheckpointLoaded, DocumentsProcessed)
+EVENT_TYPES = (Step, Evaluation, CheckpointSaved, CheckpointLoaded)
 
 TAIL = "number of skipped iterations:   0 | number of nan iterations:   0 |"
 MEGATRON_LINES: list[tuple[str, run_log.Event]] = [
@@ -61,10 +61,6 @@ MEGATRON_LINES: list[tuple[str, run_log.Event]] = [
         "  successfully loaded checkpoint from /fsx/checkpoints [ t 1/2, p 1/1 ] at iteration 60",
         CheckpointLoaded(60, "/fsx/checkpoints"),
     ),
-    (
-        "Processed 79000 documents (1298.6715286585202 docs/s, 16.763634765830606 MB/s).",
-        DocumentsProcessed(79000, 1298.6715286585202, 16.763634765830606),
-    ),
 ]
 
 
@@ -83,7 +79,7 @@ def test_lines_of_megatron_are_one_kind_of_event(line: str, event: run_log.Event
         " validation loss at the end of training for val data | lm loss value: 4.5E+00 | lm loss PPL: 9.7E+01 | ",
         " iteration       25/     100 | consumed samples:           50 | elapsed time per iter",
         "exiting program at iteration 100",
-        "Processed 79 documents (many docs/s, few MB/s).",
+        "Processed 79000 documents (1298.6715286585202 docs/s, 16.763634765830606 MB/s).",
     ],
 )
 def test_other_lines_are_no_events(line: str) -> None:
@@ -158,10 +154,35 @@ def test_checkpoints_are_read_back(step: int, path: str, time: datetime.datetime
     assert run_log.parse(kind(step, path, time).format()) == kind(step, path, time)
 
 
+@given(COUNTS, st.floats(0, 1e6), st.floats(0, 1e6))
+def test_what_a_checkpoint_took_is_read_back(step: int, waited: float, seconds: float) -> None:
+    match = run_log.CHECKPOINT_WAITED.search(run_log.format_checkpoint_waited(step, waited, seconds).encode())
+    assert match is not None and int(match["step"]) == step
+    assert [float(match[name]) for name in ("waited", "seconds")] == pytest.approx([waited, seconds], abs=0.006)
+
+
+@given(COUNTS, st.sampled_from(["SIGTERM", "--exit-interval"]), MICROSECONDS)
+def test_why_training_ended_is_read_back(step: int, reason: str, time: datetime.datetime) -> None:
+    match = run_log.ENDED.search(run_log.format_ended(step, reason, "the same command continues", time).encode())
+    assert match is not None and (int(match["step"]), match["reason"].decode()) == (step, reason)
+
+
 @given(COUNTS, POSITIVE, POSITIVE)
-def test_document_counts_are_read_back(documents: int, rate: float, megabytes: float) -> None:
-    event = DocumentsProcessed(documents, rate, megabytes)
-    assert run_log.parse(event.format()) == event
+def test_loss_spikes_are_read_back(step: int, loss: float, mean: float) -> None:
+    match = run_log.LOSS_SPIKE.search(run_log.format_loss_spike(step, loss, mean, 50).encode())
+    assert match is not None and int(match["step"]) == step
+    assert float(match["loss"]) == pytest.approx(loss, abs=6e-5)
+
+
+def test_lines_read_as_they_always_did() -> None:
+    time = datetime.datetime(2026, 11, 21, 10, 0, 0, 123456)
+    assert run_log.format_checkpoint_waited(300, 0.41, 7.25) == "  checkpoint of iteration 300: training waited 0.41 s of 7.25 s"
+    assert run_log.format_ended(318, "SIGUSR1", "the same command continues", time) == (
+        "  [2026-11-21 10:00:00.123456] ended by SIGUSR1 at iteration 318; the same command continues"
+    )
+    assert run_log.format_loss_spike(77, 9.1234, 3.2, 50) == (
+        " loss spike at iteration 77: 9.1234, mean of the 50 steps before it 3.2000"
+    )
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,60}", fullmatch=True), st.text("abc0/._- ").map(str.strip)))

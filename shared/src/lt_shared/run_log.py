@@ -1,4 +1,4 @@
-"""The lines of a training log: one definition prints them (lt-train) and parses them (lt-monitor).
+"""The lines of a training log: what lt-train prints, and the patterns by which lt-monitor recognises the same lines.
 
 The format is Megatron-LM's, so tools made for Megatron logs read ours and lt-monitor reads Megatron's:
 
@@ -6,31 +6,115 @@ The format is Megatron-LM's, so tools made for Megatron logs read ours and lt-mo
 
 A step line is a list of `key: value |` pairs. They are parsed by key, never by position: versions and forks add and drop some.
 The loss is absent from Megatron's line when an iteration was skipped or its loss is not a number.
+
+Patterns match bytes, are searched for anywhere in a line, and bound every repetition. lt-monitor needs that: its lines have
+prefixes of launchers, may follow a line that a killed process left unfinished, and come from untrusted sources. lt-monitor parses
+the first line of each shape with these patterns and reads the lines that differ in digits only with NumPy. `parse`, which makes
+one object per line, is for tests and scripts.
 """
 
 import dataclasses
 import datetime
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Self
 
-_TIMESTAMP = r"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\] )?"
-_STEP = re.compile(rf"\s*{_TIMESTAMP}iteration\s+(?P<step>\d+)/\s*(?P<total>\d+) \|(?P<pairs>.*)\|\s*")
-_EVALUATION = re.compile(
-    r"\s*validation\S* loss at iteration (?P<step>\d+)(?: on (?P<split>\w+) set)? \| lm loss value: (?P<loss>\S+) \|.*"
-)
-_SAVED = re.compile(
-    rf"\s*{_TIMESTAMP}successfully saved checkpoint (?:from|at) iteration\s+(?P<step>\d+) to (?P<path>.+?)(?: \[ t .*\])?\s*"
-)
-_LOADED = re.compile(
-    rf"\s*{_TIMESTAMP}successfully loaded checkpoint from (?P<path>.+?)(?: \[ t .*\])? at iteration (?P<step>\d+)\s*"
-)
-_DOCUMENTS = re.compile(r"\s*Processed (?P<documents>\d+) documents \((?P<rate>\S+) docs/s, (?P<megabytes>\S+) MB/s\)\.?\s*")
-ARGUMENTS_BEGIN = re.compile(r"\s*-+ arguments -+\s*")
-ARGUMENTS_END = re.compile(r"\s*-+ end of arguments -+\s*")
-ARGUMENT = re.compile(r"\s*(\w+) \.{2,} (.*?)\s*")
 GIB = 2**30
+
+NUMBER = rb"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|NaN|inf|Infinity|N/A)"
+TIMESTAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
+
+STEP_HEAD = re.compile(TIMESTAMP + rb"iteration {1,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
+STEP_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:|]{0,80}): {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:A-Za-z]{0,80})")
+LAST_STEP_PAIR = re.compile(rb"number of nan iterations: {1,16}\d{1,15} \|")
+EVALUATION = re.compile(
+    rb"validation(?P<suffix>\S{0,80}) loss at iteration (?P<step>\d{1,15})(?: on (?P<split>\w{1,20}) set)? \| "
+    rb"lm loss value: (?P<loss>\S{1,40}) \|"
+)
+CHECKPOINT_SAVED = re.compile(
+    TIMESTAMP + rb"successfully saved checkpoint (?:from|at) iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})"
+)
+CHECKPOINT_LOADED = re.compile(
+    TIMESTAMP + rb"successfully loaded checkpoint from (?P<path>.{1,4096}) at iteration {1,16}(?P<step>\d{1,15})"
+)
+# Megatron prints the parallel sizes behind a checkpoint's path: `/fsx/run [ t 1/4, p 1/2 ]`.
+PARALLEL_SIZES = re.compile(rb" \[ t .*$")
+CHECKPOINT_WAITED = re.compile(
+    rb"checkpoint of iteration (?P<step>\d{1,15}): training waited (?P<waited>[\d.]{1,20}) s of (?P<seconds>[\d.]{1,20}) s"
+)
+ENDED = re.compile(rb"ended by (?P<reason>\S{1,40}) at iteration (?P<step>\d{1,15});")
+LOSS_SPIKE = re.compile(rb"loss spike at iteration (?P<step>\d{1,15}): (?P<loss>[\d.]{1,20})")
+ARGUMENTS_HEADING = re.compile(rb"-{3,200} (?P<end>end of )?arguments -{3,200}\s*$")
+ARGUMENT = re.compile(rb"\s{0,8}(?P<name>\w{1,80}) \.{2,80} (?P<value>.{0,4096}?)\s*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPair:
+    """One `key: value |` of a step line: the `field` of Step that it holds, which is `value / divisor * factor`.
+
+    `form` is how lt-train prints the value, as a format specification.
+    """
+
+    field: str
+    form: str
+    is_count: bool = False
+    divisor: float = 1.0
+    factor: float = 1.0
+
+    def text(self, value: float) -> str:
+        """`value`, which is the field's, as it is printed: N/A for an MFU that is not known."""
+        if self.field == "mfu" and not math.isfinite(value):
+            return "N/A"
+        # Four digits behind the point: a CPU run at 0.01 TFLOP/s would read 0.0 with Megatron's one.
+        form = ".4f" if self.field == "tflops_per_gpu" and value < 100 else self.form
+        return format(value if self.is_count and self.factor == 1 else value / self.factor * self.divisor, form)
+
+    def value(self, text: bytes) -> float | None:
+        """The field's value from its printed text; None when that is not a finite number."""
+        number = _number(text)
+        if number is None:
+            return None
+        value = number / self.divisor * self.factor
+        return round(value) if self.is_count else value
+
+
+# In the order in which lt-train prints them.
+STEP_PAIRS = {
+    "consumed samples": StepPair("consumed_samples", "12d", is_count=True),
+    "elapsed time per iteration (ms)": StepPair("step_seconds", ".1f", divisor=1000.0),
+    "throughput per GPU (TFLOP/s/GPU)": StepPair("tflops_per_gpu", ".1f"),
+    "tokens per second per GPU": StepPair("tokens_per_second_per_gpu", ".1f"),
+    "MFU (%)": StepPair("mfu", ".2f", divisor=100.0),
+    "memory (GiB)": StepPair("memory_bytes", ".3f", is_count=True, factor=float(GIB)),
+    "reserved memory (GiB)": StepPair("reserved_memory_bytes", ".3f", is_count=True, factor=float(GIB)),
+    "learning rate": StepPair("learning_rate", ".6E"),
+    "global batch size": StepPair("global_batch_size", "5d", is_count=True),
+    "lm loss": StepPair("loss", ".6E"),
+    "loss scale": StepPair("loss_scale", ".1f"),
+    "grad norm": StepPair("grad_norm", ".3f"),
+    "number of skipped iterations": StepPair("skipped_steps", "3d", is_count=True),
+    "number of nan iterations": StepPair("nan_steps", "3d", is_count=True),
+}
+
+
+def find_step(text: bytes) -> tuple[re.Match[bytes], list[re.Match[bytes]]] | None:
+    """The matches of STEP_HEAD and of each STEP_PAIR of the last step line in `text`; None without a whole one.
+
+    The line of a process that was killed may be cut off anywhere and another line may follow it: of several heads the last one
+    counts, and where text follows the last `|` the line is whole only if it has Megatron's last pair.
+    """
+    heads = list(STEP_HEAD.finditer(text))
+    if not heads:
+        return None
+    head = heads[-1]
+    end = text.rfind(b"|") + 1
+    if text[end:].strip():
+        last = LAST_STEP_PAIR.search(text, head.end())
+        if last is None:
+            return None
+        end = last.end()
+    return head, list(STEP_PAIR.finditer(text, head.end(), end))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,105 +145,43 @@ class Step:
     reserved_memory_bytes: int | None = None
 
     def format(self) -> str:
-        """The line as printed, without a newline."""
-        stamp = f"[{self.time:%Y-%m-%d %H:%M:%S.%f}] " if self.time else ""
-        parts = [f" {stamp}iteration {self.step:8d}/{self.total_steps:8d} |"]
-        if self.consumed_samples is not None:
-            parts.append(f" consumed samples: {self.consumed_samples:12d} |")
-        if self.step_seconds is not None:
-            parts.append(f" elapsed time per iteration (ms): {self.step_seconds * 1000:.1f} |")
-        if self.tflops_per_gpu is not None:
-            # Four significant digits: a CPU run at 0.01 TFLOP/s would read 0.0 with Megatron's one decimal.
-            digits = 1 if self.tflops_per_gpu >= 100 else 4
-            parts.append(f" throughput per GPU (TFLOP/s/GPU): {self.tflops_per_gpu:.{digits}f} |")
-        if self.tokens_per_second_per_gpu is not None:
-            parts.append(f" tokens per second per GPU: {self.tokens_per_second_per_gpu:.1f} |")
-        if self.mfu is not None:
-            parts.append(f" MFU (%): {self.mfu * 100:.2f} |" if math.isfinite(self.mfu) else " MFU (%): N/A |")
-        if self.memory_bytes is not None:
-            parts.append(f" memory (GiB): {self.memory_bytes / GIB:.3f} |")
-        if self.reserved_memory_bytes is not None:
-            parts.append(f" reserved memory (GiB): {self.reserved_memory_bytes / GIB:.3f} |")
-        if self.learning_rate is not None:
-            parts.append(f" learning rate: {self.learning_rate:.6E} |")
-        if self.global_batch_size is not None:
-            parts.append(f" global batch size: {self.global_batch_size:5d} |")
-        if self.loss is not None and math.isfinite(self.loss):
-            parts.append(f" lm loss: {self.loss:.6E} |")
-        if self.loss_scale is not None:
-            parts.append(f" loss scale: {self.loss_scale:.1f} |")
-        if self.grad_norm is not None:
-            parts.append(f" grad norm: {self.grad_norm:.3f} |")
-        if self.skipped_steps is not None:
-            parts.append(f" number of skipped iterations: {self.skipped_steps:3d} |")
-        if self.nan_steps is not None:
-            parts.append(f" number of nan iterations: {self.nan_steps:3d} |")
+        """The line as printed, without a newline. A loss that is not a number is left out, as Megatron does."""
+        parts = [f" {_stamp(self.time)}iteration {self.step:8d}/{self.total_steps:8d} |"]
+        for key, pair in STEP_PAIRS.items():
+            value = getattr(self, pair.field)
+            if value is not None and (pair.field != "loss" or math.isfinite(value)):
+                parts.append(f" {key}: {pair.text(value)} |")
         return "".join(parts)
 
     @classmethod
     def parse(cls, line: str) -> Self | None:
-        """Read a step line without outer prefixes; None when it is not one."""
-        match = _STEP.fullmatch(line)
-        if not match:
+        """Read a step line; None when it is not one."""
+        found = find_step(line.encode(errors="replace"))
+        if found is None:
             return None
-        pairs = dict(_pairs(match["pairs"]))
-        return cls(
-            step=int(match["step"]),
-            total_steps=int(match["total"]),
-            consumed_samples=_whole(pairs.get("consumed samples")),
-            step_seconds=_divided(pairs.get("elapsed time per iteration (ms)"), 1000),
-            tflops_per_gpu=_number(pairs.get("throughput per GPU (TFLOP/s/GPU)")),
-            learning_rate=_number(pairs.get("learning rate")),
-            global_batch_size=_whole(pairs.get("global batch size")),
-            loss=_number(pairs.get("lm loss")),
-            loss_scale=_number(pairs.get("loss scale")),
-            grad_norm=_number(pairs.get("grad norm")),
-            skipped_steps=_whole(pairs.get("number of skipped iterations")),
-            nan_steps=_whole(pairs.get("number of nan iterations")),
-            time=_time(match["time"]),
-            tokens_per_second_per_gpu=_number(pairs.get("tokens per second per GPU")),
-            mfu=_divided(pairs.get("MFU (%)"), 100),
-            memory_bytes=_bytes(pairs.get("memory (GiB)")),
-            reserved_memory_bytes=_bytes(pairs.get("reserved memory (GiB)")),
-        )
+        head, pairs = found
+        known = [(STEP_PAIRS.get(pair["key"].decode()), pair["value"]) for pair in pairs]
+        values: dict[str, Any] = {pair.field: pair.value(text) for pair, text in known if pair is not None}
+        return cls(step=int(head["step"]), total_steps=int(head["total"]), time=_time(head["time"]), **values)
 
 
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for part in text.split("|"):
-        key, colon, value = part.rpartition(":")
-        if colon:
-            yield key.strip(), value.strip()
-
-
-def _number(text: str | None) -> float | None:
-    """The first number of a value: forks print `last/average`."""
-    if text is None:
-        return None
+def _number(text: bytes) -> float | None:
+    """A finite number; None for anything else."""
     try:
-        return float(text.split("/")[0])
+        number = float(text.replace(b",", b""))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
-def _whole(text: str | None) -> int | None:
-    value = _number(text)
-    return None if value is None or not math.isfinite(value) else int(value)
+def _stamp(time: datetime.datetime | None) -> str:
+    return f"[{time:%Y-%m-%d %H:%M:%S.%f}] " if time else ""
 
 
-def _divided(text: str | None, divisor: float) -> float | None:
-    value = _number(text)
-    return None if value is None else value / divisor
-
-
-def _bytes(text: str | None) -> int | None:
-    gibibytes = _number(text)
-    return None if gibibytes is None or not math.isfinite(gibibytes) else round(gibibytes * GIB)
-
-
-def _time(text: str | None) -> datetime.datetime | None:
+def _time(text: bytes | None) -> datetime.datetime | None:
     """The time of a line; None without one and for digits that are no date, as in a line that two processes wrote at once."""
     try:
-        return datetime.datetime.fromisoformat(text) if text else None
+        return datetime.datetime.fromisoformat(text.decode()) if text else None
     except ValueError:
         return None
 
@@ -185,11 +207,16 @@ class Evaluation:
 
     @classmethod
     def parse(cls, line: str) -> Self | None:
-        match = _EVALUATION.fullmatch(line)
+        match = EVALUATION.search(line.encode(errors="replace"))
         loss = _number(match["loss"]) if match else None
         if match is None or loss is None:
             return None
-        return cls(int(match["step"]), loss, match["split"] or "validation")
+        return cls(int(match["step"]), loss, match["split"].decode() if match["split"] else "validation")
+
+
+def checkpoint_path(printed: bytes) -> bytes:
+    """The directory in the path of CHECKPOINT_SAVED or CHECKPOINT_LOADED, without Megatron's parallel sizes behind it."""
+    return PARALLEL_SIZES.sub(b"", printed).rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,13 +228,12 @@ class CheckpointSaved:
     time: datetime.datetime | None = None
 
     def format(self) -> str:
-        stamp = f"[{self.time:%Y-%m-%d %H:%M:%S.%f}] " if self.time else ""
-        return f"  {stamp}successfully saved checkpoint from iteration {self.step:7d} to {self.path}"
+        return f"  {_stamp(self.time)}successfully saved checkpoint from iteration {self.step:7d} to {self.path}"
 
     @classmethod
     def parse(cls, line: str) -> Self | None:
-        match = _SAVED.fullmatch(line)
-        return cls(int(match["step"]), match["path"], _time(match["time"])) if match else None
+        match = CHECKPOINT_SAVED.search(line.encode(errors="replace"))
+        return cls(int(match["step"]), checkpoint_path(match["path"]).decode(), _time(match["time"])) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,47 +245,39 @@ class CheckpointLoaded:
     time: datetime.datetime | None = None
 
     def format(self) -> str:
-        stamp = f"[{self.time:%Y-%m-%d %H:%M:%S.%f}] " if self.time else ""
-        return f"  {stamp}successfully loaded checkpoint from {self.path} at iteration {self.step}"
+        return f"  {_stamp(self.time)}successfully loaded checkpoint from {self.path} at iteration {self.step}"
 
     @classmethod
     def parse(cls, line: str) -> Self | None:
-        match = _LOADED.fullmatch(line)
-        return cls(int(match["step"]), match["path"], _time(match["time"])) if match else None
+        match = CHECKPOINT_LOADED.search(line.encode(errors="replace"))
+        return cls(int(match["step"]), checkpoint_path(match["path"]).decode(), _time(match["time"])) if match else None
 
 
-@dataclasses.dataclass(frozen=True)
-class DocumentsProcessed:
-    """Progress of Megatron's own preprocessing script: documents so far, and its rates since the start."""
-
-    documents: int
-    documents_per_second: float
-    megabytes_per_second: float
-
-    def format(self) -> str:
-        return f"Processed {self.documents} documents ({self.documents_per_second} docs/s, {self.megabytes_per_second} MB/s)."
-
-    @classmethod
-    def parse(cls, line: str) -> Self | None:
-        match = _DOCUMENTS.fullmatch(line)
-        if not match:
-            return None
-        rate, megabytes = _number(match["rate"]), _number(match["megabytes"])
-        return None if rate is None or megabytes is None else cls(int(match["documents"]), rate, megabytes)
-
-
-Event = Step | Evaluation | CheckpointSaved | CheckpointLoaded | DocumentsProcessed
+Event = Step | Evaluation | CheckpointSaved | CheckpointLoaded
 
 
 def parse(line: str) -> Event | None:
-    """The event of one log line, with outer prefixes (srun labels, timestamps of kubectl) already removed."""
-    if "iteration" not in line and "Processed" not in line:
-        return None
-    for event_type in (Step, Evaluation, CheckpointSaved, CheckpointLoaded, DocumentsProcessed):
+    """The event of one log line; None for a line that is none."""
+    for event_type in (Step, Evaluation, CheckpointSaved, CheckpointLoaded):
         event = event_type.parse(line)
         if event is not None:
             return event
     return None
+
+
+def format_checkpoint_waited(step: int, waited_seconds: float, seconds: float) -> str:
+    """A checkpoint was complete `seconds` after its step; training waited for some of them."""
+    return f"  checkpoint of iteration {step}: training waited {waited_seconds:.2f} s of {seconds:.2f} s"
+
+
+def format_ended(step: int, reason: str, then: str, time: datetime.datetime) -> str:
+    """Training ended before its last step: `reason` is a signal or the option that set the limit, `then` how to continue."""
+    return f"  {_stamp(time)}ended by {reason} at iteration {step}; {then}"
+
+
+def format_loss_spike(step: int, loss: float, mean: float, steps: int) -> str:
+    """The loss of a step is far above the `mean` of the `steps` before it."""
+    return f" loss spike at iteration {step}: {loss:.4f}, mean of the {steps} steps before it {mean:.4f}"
 
 
 def format_arguments(arguments: dict[str, Any]) -> list[str]:
@@ -275,11 +293,12 @@ def parse_arguments(lines: Iterable[str]) -> dict[str, str] | None:
     """The first argument dump among `lines`, values as text; None when there is no complete one."""
     arguments: dict[str, str] | None = None
     for line in lines:
-        if arguments is None:
-            if ARGUMENTS_BEGIN.fullmatch(line):
-                arguments = {}
-        elif ARGUMENTS_END.fullmatch(line):
+        text = line.encode(errors="replace")
+        heading = ARGUMENTS_HEADING.search(text)
+        if heading and not heading["end"]:
+            arguments = {}
+        elif heading and arguments is not None:
             return arguments
-        elif match := ARGUMENT.fullmatch(line):
-            arguments[match[1]] = match[2]
+        elif arguments is not None and (match := ARGUMENT.match(text)):
+            arguments[match["name"].decode()] = match["value"].decode()
     return None

@@ -14,11 +14,12 @@ from lt_monitor.logs.deduplication import Merger
 from lt_monitor.logs.dumps import START_ARGUMENTS
 from lt_monitor.logs.formats import benchmarks, devices, jobs, megatron, nccl, nemo, processes, table, torchtitan
 from lt_monitor.logs.log_parser import LogParser
+from lt_shared import run_log
 
 MICROSECONDS_PER_BYTE = 20.0
 LINE_BYTES = 20_000
 
-MODULES = (lines, benchmarks, devices, jobs, megatron, nccl, nemo, processes, torchtitan)
+MODULES = (run_log, lines, benchmarks, devices, jobs, megatron, nccl, nemo, processes, torchtitan)
 PATTERNS = [
     (f"{module.__name__}.{name}", value)
     for module in MODULES

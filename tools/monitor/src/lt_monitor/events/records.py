@@ -5,25 +5,14 @@ shares of 1). A field whose value is not a finite number is null, because JSON h
 Fields that are not known here pass through, so a newer trainer may add some.
 """
 
-import datetime
 import math
 from typing import Any
-
-from lt_shared import run_log
 
 VERSION = 1
 MESSAGE_CHARACTERS = 500
 LARGEST_COUNT = 2**53
 
 Record = dict[str, Any]
-
-KINDS: dict[type[run_log.Event], str] = {
-    run_log.Step: "step",
-    run_log.Evaluation: "eval",
-    run_log.CheckpointSaved: "checkpoint",
-    run_log.CheckpointLoaded: "load",
-    run_log.DocumentsProcessed: "preprocess",
-}
 
 END_REASONS = ("completed", "signal", "duration", "iterations", "failed")
 CAUSES = ("root", "cascade", "unknown")
@@ -135,17 +124,6 @@ _TEXTS = frozenset(
     {"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note", "state", "uuid"}
 )
 _FLAGS = frozenset({"asynchronous", "begun"})
-
-
-def from_log(event: run_log.Event) -> Record:
-    """The record of a parsed log line, without its run and source."""
-    record: Record = {"v": VERSION, "kind": KINDS[type(event)]}
-    for field, value in vars(event).items():
-        if isinstance(value, datetime.datetime):
-            record[field] = value.isoformat()
-        elif value is not None:
-            record[field] = _finite(value)
-    return record
 
 
 def problem(record: object) -> str | None:

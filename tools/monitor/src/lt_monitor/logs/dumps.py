@@ -11,6 +11,7 @@ from typing import Any
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.logs.lines import Line
+from lt_shared.run_log import ARGUMENT, ARGUMENTS_HEADING
 
 LONGEST_DUMP_BYTES = 1 << 20
 LARGEST_NUMBER = 2**63
@@ -55,8 +56,6 @@ START_ARGUMENTS = frozenset(
     }
 )
 
-_HEADING = re.compile(rb"-{3,200} (?P<end>end of )?arguments -{3,200}\s*$")
-_ARGUMENT = re.compile(rb"\s{0,8}(?P<name>\w{1,80}) \.{2,80} (?P<value>.{0,4096}?)\s*$")
 _TIMERS = re.compile(rb"(?P<what>\(min, max\)|max) time across ranks \(ms\):\s*$")
 _TIMER = re.compile(
     rb" {2,12}(?P<name>[A-Za-z][\w-]{0,60}) ?\.{0,80}: (?:\((?P<least>[\d.]{1,20}), )?(?P<most>[\d.]{1,20})\)?\s*$"
@@ -77,7 +76,7 @@ class Dumps:
 
     def heading(self, line: Line) -> tuple[int, Record] | None:
         """Take the first or last line of a dump; the whole dump's record with the offset to sort it by at its end."""
-        if (match := _HEADING.search(line.text)) is not None:
+        if (match := ARGUMENTS_HEADING.search(line.text)) is not None:
             if not match["end"]:
                 self.arguments, self.arguments_offset = {}, line.offset
             elif self.arguments is not None:
@@ -95,7 +94,7 @@ class Dumps:
                 return
             if line.offset - self.arguments_offset > LONGEST_DUMP_BYTES:
                 self.arguments = None
-            elif (match := _ARGUMENT.match(line.text, line.body)) is not None:
+            elif (match := ARGUMENT.match(line.text, line.body)) is not None:
                 name, value = match["name"].decode(), _value(match["value"].decode(errors="replace"))
                 if name in START_ARGUMENTS and value is not None:
                     self.arguments[name] = value

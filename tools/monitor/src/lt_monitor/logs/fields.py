@@ -11,7 +11,6 @@ from typing import Any
 
 from lt_monitor.events.records import LARGEST_COUNT, Record
 
-NUMBER = rb"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|NaN|inf|Infinity|N/A)"
 MOST_DIGITS = 15
 # Progress bars print rates with two decimals: those below are off by more than a tenth.
 LEAST_RATE = 0.05

@@ -4,9 +4,10 @@ import json
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import NUMBER, Measure, Value
+from lt_monitor.logs.fields import Measure, Value
 from lt_monitor.logs.formats import Numbers, note
 from lt_monitor.logs.lines import Line
+from lt_shared.run_log import NUMBER
 
 _MLLOG = re.compile(rb":::MLLOG (?P<json>\{.{1,20000}\})\s*$")
 _NANOCHAT = re.compile(

@@ -1,42 +1,25 @@
 """Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus.
 
 A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some. The loss is absent when an
-iteration was skipped or its loss is not a number.
+iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of `lt_shared.run_log`.
 """
 
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import NUMBER, TIME, Measure, Value, decimal
-from lt_monitor.logs.formats import Numbers, fault, last_match, note
+from lt_monitor.logs.fields import TIME, Measure, Value, decimal
+from lt_monitor.logs.formats import Numbers, fault, note
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB
+from lt_shared import run_log
 
-_STAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
-_STEP = re.compile(_STAMP + rb"iteration {1,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
-_LAST_PAIR = re.compile(rb"number of nan iterations: {1,16}\d{1,15} \|")
-_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:|]{0,80}): {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:A-Za-z]{0,80})")
-_EVALUATION = re.compile(
-    rb"validation(?P<suffix>\S{0,80}) loss at iteration (?P<step>\d{1,15})(?: on (?P<split>\w{1,20}) set)? \| "
-    rb"lm loss value: (?P<loss>\S{1,40}) \|"
-)
-_SAVED = re.compile(
-    _STAMP + rb"successfully saved checkpoint (?:from|at) iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})"
-)
-_SAVING = re.compile(_STAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
-_LOADED = re.compile(_STAMP + rb"successfully loaded checkpoint from (?P<path>.{1,4096}) at iteration {1,16}(?P<step>\d{1,15})")
-_PARALLEL_TAIL = re.compile(rb" \[ t .*$")
+_SAVING = re.compile(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
 _SAVE_FORMAT = re.compile(rb" in (?P<format>\S{1,40}) format$")
-_WAITED = re.compile(
-    rb"checkpoint of iteration (?P<step>\d{1,15}): training waited (?P<waited>[\d.]{1,20}) s of (?P<seconds>[\d.]{1,20}) s"
-)
 _DOCUMENTS = re.compile(
     rb"Processed (?P<documents>\d{1,15}) documents \((?P<rate>[\d.e+]{1,40}) docs/s, (?P<megabytes>[\d.e+]{1,40}) MB/s\)"
 )
 _EXITING = re.compile(
     rb"exiting program (?:after receiving (?P<signal>SIG[A-Z0-9]{1,10})|at iteration (?P<step>\d{1,15})|after [\d.]{1,20} min)"
 )
-_ENDED = re.compile(rb"ended by (?P<reason>\S{1,40}) at iteration (?P<step>\d{1,15});")
 _DATETIME = re.compile(rb"\] datetime: (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _STARTED = re.compile(
     rb"\[after megatron is initialized\] datetime|time to initialize megatron \(seconds\): (?P<seconds>[\d.]{1,20})"
@@ -52,36 +35,28 @@ _STRAGGLER_PAIR = re.compile(rb"(?P<key>M[nx][A-Z][a-z]{2,4})/Rnk: (?P<value>[\d
 _SLOWEST = re.compile(rb"Bottom (?P<count>\d{1,6}) Ranks with lowest Etpt\(TF\): (?P<ranks>.{1,1000})")
 _BRIDGE = re.compile(rb"Step Time : (?P<seconds>[\d.]{1,20})s GPU utilization: (?P<tflops>[\d.]{1,20})MODEL_TFLOP/s/GPU")
 _NAN = re.compile(rb"found NaN in|Unexpected result nan|gradients were not finite in \d{1,9} steps in a row")
-_SPIKE = re.compile(rb"loss spike at iteration (?P<step>\d{1,15}): (?P<loss>[\d.]{1,20})")
 _RANK = re.compile(rb"\bRank (?P<rank>\d{1,6})\b")
 _JOB_ID = re.compile(
     rb"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\tJob ID: (?P<job>[^\t]{0,40})\t# GPUs: (?P<gpus>\d{1,9})\t(?P<what>[^\t]{1,80})"
 )
 _PROGRESS_PAIR = re.compile(rb"\t(?P<key>[A-Z][^:\t]{1,60}): (?P<value>[\d.e+-]{1,40})")
 
+_CHECKPOINTS = (
+    (run_log.CHECKPOINT_SAVED, "checkpoint", False),
+    (_SAVING, "checkpoint", True),
+    (run_log.CHECKPOINT_LOADED, "load", False),
+)
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
 _STEP_NUMBER = Measure("step", whole=True)
 _TOTAL = Measure("total_steps", whole=True)
-_MEASURES = {
-    b"consumed samples": Measure("consumed_samples", whole=True),
-    b"elapsed time per iteration (ms)": Measure("step_seconds", divisor=1000.0),
-    b"throughput per GPU (TFLOP/s/GPU)": Measure("tflops_per_gpu"),
-    b"tokens per second per GPU": Measure("tokens_per_second_per_gpu"),
-    b"MFU (%)": Measure("mfu", divisor=100.0),
-    b"memory (GiB)": Measure("memory_bytes", whole=True, factor=float(GIB)),
-    b"reserved memory (GiB)": Measure("reserved_memory_bytes", whole=True, factor=float(GIB)),
+# What lt-train prints, then what only Megatron-LM and its forks do.
+_MEASURES: dict[bytes, Measure | None] = {
+    **{key.encode(): Measure(pair.field, pair.is_count, pair.divisor, pair.factor) for key, pair in run_log.STEP_PAIRS.items()},
     b"energy per GPU (J/iter/GPU)": Measure("energy_joules"),
     b"power per GPU (W/GPU)": Measure("power_watts"),
-    b"learning rate": Measure("learning_rate"),
-    b"global batch size": Measure("global_batch_size", whole=True),
-    b"lm loss": Measure("loss"),
-    b"loss scale": Measure("loss_scale"),
-    b"grad norm": Measure("grad_norm"),
     b"params norm": Measure("params_norm"),
     b"num zeros": Measure("zeros"),
-    b"number of skipped iterations": Measure("skipped_steps", whole=True),
-    b"number of nan iterations": Measure("nan_steps", whole=True),
     b"skipped samples": Measure("skipped_samples", whole=True),
     b"samples/sec": Measure("samples_per_second"),
     b"s samples/sec": Measure("samples_per_second"),
@@ -91,20 +66,12 @@ _MEASURES = {
 
 def step(line: Line) -> Numbers | None:
     """A whole step line, the last one when a process that died left the beginning of another before it."""
-    text = line.text
-    head = last_match(_STEP, text)
-    if head is None:
+    found = run_log.find_step(line.text)
+    if found is None:
         return None
-    end = text.rfind(b"|") + 1
-    if text[end:].strip():
-        # Something else stands behind it: it is whole only if Megatron's last pair is there.
-        last = _LAST_PAIR.search(text, head.end())
-        if last is None:
-            return None
-        end = last.end()
+    head, pairs = found
     values: list[Value] = [(_STEP_NUMBER, *head.span("step")), (_TOTAL, *head.span("total"))]
-    begin = head.end()
-    for pair in _PAIR.finditer(text, begin, end):
+    for pair in pairs:
         key = pair["key"]
         measure = _MEASURES[key] if key in _MEASURES else Measure(key.decode(errors="replace"), is_metric=True)
         values.append((measure, *pair.span("value")))
@@ -115,7 +82,7 @@ def step(line: Line) -> Numbers | None:
 
 
 def evaluation(line: Line) -> Record | None:
-    match = _EVALUATION.search(line.text)
+    match = run_log.EVALUATION.search(line.text)
     if match is None:
         return None
     split = match["split"].decode() if match["split"] else "validation"
@@ -124,17 +91,17 @@ def evaluation(line: Line) -> Record | None:
 
 def checkpoint(line: Line) -> Record | None:
     """Saved, being saved, or loaded."""
-    for pattern, kind, begun in ((_SAVED, "checkpoint", False), (_SAVING, "checkpoint", True), (_LOADED, "load", False)):
+    for pattern, kind, begun in _CHECKPOINTS:
         match = pattern.search(line.text)
         if match is not None:
-            path = _SAVE_FORMAT.sub(b"", _PARALLEL_TAIL.sub(b"", match["path"]).rstrip())
+            path = _SAVE_FORMAT.sub(b"", run_log.checkpoint_path(match["path"]))
             record = {"kind": kind, "step": int(match["step"]), "path": path.decode(errors="replace")}
             if begun:
                 record["begun"] = True
             if match["time"]:
                 record["time"] = match["time"].decode().replace(" ", "T")
             return record
-    match = _WAITED.search(line.text)
+    match = run_log.CHECKPOINT_WAITED.search(line.text)
     if match is None:
         return None
     return {
@@ -166,7 +133,7 @@ def lifecycle(line: Line) -> Record | None:
         record = {"kind": "end", "reason": reason, "message": line.decode(match.start())}
         if match["step"]:
             record["step"] = int(match["step"])
-    elif (match := _ENDED.search(line.text)) is not None:
+    elif (match := run_log.ENDED.search(line.text)) is not None:
         words = {b"--exit-interval": "iterations", b"--exit-duration-in-mins": "duration"}
         record = {"kind": "end", "reason": words.get(match["reason"], "signal"), "step": int(match["step"])}
     elif (match := _DONE.search(line.text)) is not None:
@@ -204,7 +171,7 @@ def anomaly(line: Line) -> Record | None:
     rank = _RANK.search(line.text)
     if _NAN.search(line.text) is not None:
         return fault(line, "nan", "root", "critical", rank=int(rank["rank"]) if rank else None)
-    spike = _SPIKE.search(line.text)
+    spike = run_log.LOSS_SPIKE.search(line.text)
     return None if spike is None else fault(line, "loss-spike", "unknown", "warning", step=int(spike["step"]))
 
 

@@ -7,9 +7,10 @@ are merged later. The bar's own count is not used, its total is, and what it say
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import NUMBER, Measure, Value
+from lt_monitor.logs.fields import Measure, Value
 from lt_monitor.logs.formats import Numbers, last_match
 from lt_monitor.logs.lines import Line
+from lt_shared.run_log import NUMBER
 
 _BAR = re.compile(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
 _BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?=[,\]])")

@@ -8,10 +8,10 @@ import ast
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import NUMBER, Measure, Value, decimal
+from lt_monitor.logs.fields import Measure, Value, decimal
 from lt_monitor.logs.formats import Numbers, last_match, note
 from lt_monitor.logs.lines import Line
-from lt_shared.run_log import GIB
+from lt_shared.run_log import GIB, NUMBER
 
 _STEP = re.compile(
     rb"(?P<validate>validate )?step: {0,8}(?P<step>\d{1,15}) {1,8}loss: {0,8}(?P<loss>" + NUMBER + rb")"
