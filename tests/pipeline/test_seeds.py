@@ -23,7 +23,7 @@ from rendering import Cluster, manifests, remarks, render, shellcheck
 from lt_train.cli import command as training
 from lt_train.config.cluster import GPUS
 from lt_train.config.cluster import Cluster as Gpus
-from lt_train.planner import report
+from lt_train.planner import layout_table
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "tests/demo"
@@ -177,7 +177,7 @@ def test_sizes_in_the_environment_of_one_job_file(
     assert cluster.run(script, **sizes, **layout).returncode == 0
     options = training.make_context("lt-train", (tmp_path / "words").read_text().splitlines()).params
     lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
-    choice = report.on_cluster(options | lists | {"mock_data": True, "eval_iters": 0, "split": None}, P5)
+    choice = layout_table.on_cluster(options | lists | {"mock_data": True, "eval_iters": 0, "split": None}, P5)
     assert choice.best.fits
     assert choice.best.plan.architecture.parameters(51200) == pytest.approx(billions * 1e9, abs=0.05e9)
     if layout:

@@ -112,7 +112,7 @@ def attend(connection: socket.socket) -> None:
 
 def become(request: dict[str, Any], files: list[int]) -> None:
     """The process that was asked for, in its directory and with its streams."""
-    from lt_train.launch import processes
+    from lt_train.launch import rank_processes
     from lt_train.runtime import process_lifetime, signals
 
     process_lifetime.die_with(os.getppid())
@@ -124,12 +124,12 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["directory"])
     signals._started = time.monotonic()
     tempfile.tempdir = None
-    processes.subprocess = Copies  # type: ignore[attr-defined]
+    rank_processes.subprocess = Copies  # type: ignore[attr-defined]
     run(request["arguments"], request["environment"])
 
 
 class Copies:
-    """In place of `subprocess` in lt_train.launch.processes."""
+    """In place of `subprocess` in lt_train.launch.rank_processes."""
 
     DEVNULL = subprocess.DEVNULL
 

@@ -7,7 +7,7 @@ from layouts import assembled
 
 from lt_train.config.cluster import GPUS, Cluster
 from lt_train.config.draft import Draft
-from lt_train.preflight.findings import Finding, NotChecked, Situation
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation
 
 MODEL = ("--model", "tiny", "--mock-data", "--device", "cpu", "--eval-iters", "0")
 

@@ -14,7 +14,7 @@ from running import RUNS, faulty, losses, run, train
 from lt_shared import checkpoint_layout, storage
 from lt_shared.manifest import Checkpoint, Dataset
 from lt_train.checkpoint import remote_run, saver
-from lt_train.checkpoint.writer import Writer
+from lt_train.checkpoint.shard_writer import Writer
 from lt_train.train import crash_loop
 
 

@@ -13,7 +13,7 @@ from layouts import assembled, plan_of
 from running import run
 
 from lt_shared.console import BadConfig, UsageError
-from lt_train.commands.plan import command
+from lt_train.commands.plan_layout import command
 from lt_train.config import cluster
 from lt_train.config.checks import problems
 from lt_train.config.cluster import GPUS, Cluster

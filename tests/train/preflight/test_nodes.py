@@ -12,9 +12,9 @@ from running import command, environment
 from situations import MODEL
 
 from lt_train.preflight import nodes
-from lt_train.preflight.findings import error, warning
+from lt_train.preflight.check_interface import error, warning
+from lt_train.preflight.check_runner import Result
 from lt_train.preflight.nodes import Meeting, Report
-from lt_train.preflight.report import Result
 from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import Node, Place
 

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from lt_shared.console import ToolError
 from lt_train.cli import command as train
-from lt_train.commands.plan import command as plan
+from lt_train.commands.plan_layout import command as plan
 from lt_train.config.settings import layers
 
 OPTIONS = ("--swiglu-in", "--loss-in")

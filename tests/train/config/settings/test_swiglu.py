@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from lt_train.commands.plan import command
+from lt_train.commands.plan_layout import command
 
 AGAIN = ("--recompute-granularity", "selective", "--recompute-modules", "swiglu,swiglu")
 PLAN = (

@@ -30,7 +30,7 @@ lt-train bench --model llama3-8b --layers 8 --seq-length 8192 --micro-batch-size
 lt-train bench --model tiny --device cpu --steps 3 --warmup-steps 1 --json
 """
 # Commands and their modules in lt_train.commands, imported when a command is called or listed.
-MODULES = {"import": "importing", "plan": "plan", "preflight": "preflight", "render": "render"}
+MODULES = {"import": "importing", "plan": "plan_layout", "preflight": "preflight", "render": "render"}
 
 
 class Command(RunCommand):

@@ -38,11 +38,11 @@ def command(data: tuple[str, ...], network: bool, image: str | None, as_json: bo
     nodes that each finding is about, and compares their clocks. Every start makes the checks that cost nothing. Exit code 78 when
     there are errors.
     """
-    from lt_train.preflight import bandwidth, measuring, nodes, report
+    from lt_train.preflight import bandwidth, check_runner, measuring, nodes
 
     planned = cluster.named(options)
     settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
-    result = report.of_options(settings, data, planned, image)
+    result = check_runner.of_options(settings, data, planned, image)
     if network:
         result = measuring.add(result, settings)
     if (at := nodes.meeting(rank_environment.find(), rank_environment.find_node())) and not planned:

@@ -69,10 +69,10 @@ def command() -> None:
 @stages
 def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: Any) -> None:
     """Print a script for sbatch, or with --chain dependency one for bash that submits several."""
-    from lt_train.render import slurm
+    from lt_train.render import sbatch
 
-    sbatch = slurm.Sbatch(time_limit, container_mounts, options["gpus_per_node"])
-    click.echo(slurm.render(_job(options, {}), chain, sbatch), nl=False)
+    script_options = sbatch.SbatchOptions(time_limit, container_mounts, options["gpus_per_node"])
+    click.echo(sbatch.render(_job(options, {}), chain, script_options), nl=False)
 
 
 @command.command("k8s", cls=console.Command, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
@@ -106,13 +106,13 @@ def k8s(claim: str, mount: str, download: tuple[str, ...], download_to: str | No
 
 def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:
     from lt_train.config import instances
-    from lt_train.render import job
+    from lt_train.render import job_spec
 
     name = options["instance_type"]
     instance = dataclasses.replace(instances.instance(name), name=name) if name else None
     if instance and instance.gpu is None:
         raise UsageError(f"{name} has no GPUs: lt-train has no backend for Trainium", "--instance-type p5.48xlarge")
-    return job.make(
+    return job_spec.make(
         options["train"],
         program=click.get_current_context().command_path,
         name=options["job_name"],

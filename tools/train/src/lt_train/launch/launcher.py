@@ -12,9 +12,9 @@ from lt_train.checkpoint import pickle_allowlist, remote_run, resume
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import check_datasets
 from lt_train.data import remote_datasets
-from lt_train.launch import processes, worker
+from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
-from lt_train.preflight import report
+from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment
 from lt_train.runtime.rank_environment import Place
 from lt_train.train import crash_loop
@@ -56,7 +56,7 @@ def launch(plan: RunConfig) -> int:
         if is_first:
             _report_finished(plan)
         return ExitCode.OK
-    report.at_start(plan)
+    check_runner.at_start(plan)
     plan = _fetch_start(remote_datasets.fetch(plan))
     if here is not None:
         return _become(plan, here)
@@ -74,8 +74,8 @@ def _run_again(plan: RunConfig) -> int:
     code: int = ExitCode.OK
     for left in reversed(range(plan.faults.max_restarts + 1)):
         try:
-            code = processes.run(plan)
-        except processes.RankKilled as error:
+            code = rank_processes.run(plan)
+        except rank_processes.RankKilled as error:
             if not left:
                 raise
             warn(str(error))

@@ -51,9 +51,9 @@ def start(plan: RunConfig, here: Place) -> int:
 
         return train(plan, here, where)
     except Exception as error:
-        from lt_train.runtime import failures
+        from lt_train.runtime import failure_report
 
-        raise failures.raised(error, here) from error
+        raise failure_report.raised(error, here) from error
 
 
 def _leave_out(**used: object) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import Unavailable
-from lt_train.preflight.findings import Finding, error
+from lt_train.preflight.check_interface import Finding, error
 from lt_train.runtime import device, process_lifetime
 from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import Node, Place

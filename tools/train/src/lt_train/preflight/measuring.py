@@ -5,8 +5,8 @@ from typing import Any
 from lt_shared.console import ToolError, note
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import GIGA, Measurement
-from lt_train.preflight.findings import of
-from lt_train.preflight.report import Result
+from lt_train.preflight.check_interface import of
+from lt_train.preflight.check_runner import Result
 from lt_train.runtime import device, rank_environment
 
 NAME = "bandwidth.measure"

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lt_shared.console import warn
-from lt_train.preflight.findings import Finding, error, warning
-from lt_train.preflight.report import Result
+from lt_train.preflight.check_interface import Finding, error, warning
+from lt_train.preflight.check_runner import Result
 from lt_train.runtime.rank_environment import LOOPBACK, Node, Place, shown
 
 # Python's start from a shared filesystem can take a minute on many nodes.

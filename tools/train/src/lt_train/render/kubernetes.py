@@ -18,7 +18,7 @@ from lt_shared.console import UsageError
 from lt_train.config import credentials
 from lt_train.config.instances import EFA
 from lt_train.render import shell
-from lt_train.render.job import Job, check_value
+from lt_train.render.job_spec import Job, check_value
 
 SECRET = "lt-secrets"
 # A CronJob's name has at most 52 characters; the longest that is added to the job's is -monitor there.

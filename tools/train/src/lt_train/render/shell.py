@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from lt_train.config.settings.parallelism import AUTO
-from lt_train.render.job import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
+from lt_train.render.job_spec import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
 
 # Of text in single quotes: a dollar sign there is meant.
 LITERAL = re.compile(r"'[^']*[$`][^']*'")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_train.config.cluster import GIB
-from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 from lt_train.runtime import device, rank_environment
 
 OPEN_FILES = 16384

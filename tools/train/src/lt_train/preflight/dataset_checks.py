@@ -8,7 +8,7 @@ from lt_shared import storage
 from lt_shared.console import NoInput, ToolError
 from lt_shared.manifest import Dataset
 from lt_train.config.settings.data import check_datasets, check_same_tokenizer
-from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of
 
 NAMED = 3
 

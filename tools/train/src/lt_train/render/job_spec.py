@@ -232,10 +232,10 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
 def _check_plan(options: dict[str, Any], gpu: str, nodes: int, accelerators: int) -> None:
     """Assemble the plan for that cluster, without looking at data, which may be on another machine's disks."""
     from lt_train.config.cluster import GPUS, Cluster
-    from lt_train.planner import report
+    from lt_train.planner import layout_table
 
     lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
     settings = options | lists | {"mock_data": True, "eval_iters": 0, "split": None}
-    choice = report.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
+    choice = layout_table.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
     if not choice.best.fits:
         warn(f"{choice.best.estimate} does not fit into a {gpu}: see lt-train plan")

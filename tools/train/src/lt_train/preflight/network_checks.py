@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterator
 
-from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 from lt_train.runtime import device
 
 DEPRECATED = {

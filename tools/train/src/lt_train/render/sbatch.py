@@ -14,7 +14,7 @@ import shlex
 
 from lt_shared.console import UsageError
 from lt_train.render import shell
-from lt_train.render.job import Job, check_value
+from lt_train.render.job_spec import Job, check_value
 
 # Before the time limit; of a short limit a fifth.
 SIGNAL_SECONDS = 300
@@ -65,7 +65,7 @@ TASK = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Sbatch:
+class SbatchOptions:
     """What only Slurm knows: its time limit, pyxis's mounts, and GPUs where Slurm counts them."""
 
     time_limit: str | None
@@ -73,7 +73,7 @@ class Sbatch:
     gpus_per_node: int | None
 
 
-def render(job: Job, chain: str, sbatch: Sbatch) -> str:
+def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
     """The job file, or with `chain` DEPENDENCY a script that submits one per stage. Raises UsageError for no time limit."""
     check_value(sbatch.mounts, "--container-mounts")
     stages = [
@@ -106,7 +106,7 @@ def render(job: Job, chain: str, sbatch: Sbatch) -> str:
     return "\n".join(lines)
 
 
-def _script(job: Job, name: str, nodes: int, stages: str, sbatch: Sbatch) -> str:
+def _script(job: Job, name: str, nodes: int, stages: str, sbatch: SbatchOptions) -> str:
     blocks = [
         _header(name, nodes, sbatch),
         "# Dollar signs in single quotes are meant.\n# shellcheck disable=SC2016",
@@ -122,7 +122,7 @@ def _script(job: Job, name: str, nodes: int, stages: str, sbatch: Sbatch) -> str
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _header(name: str, nodes: int, sbatch: Sbatch) -> str:
+def _header(name: str, nodes: int, sbatch: SbatchOptions) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
@@ -155,7 +155,7 @@ def _signal_seconds(limit: str | None) -> int:
     return min(SIGNAL_SECONDS, total // SIGNAL_SHARE) or SIGNAL_SECONDS
 
 
-def _container(job: Job, sbatch: Sbatch) -> str:
+def _container(job: Job, sbatch: SbatchOptions) -> str:
     """pyxis's arguments. An image that is a file must exist: enroot's own message comes from every node."""
     if job.image is None:
         return "container=()"

@@ -9,7 +9,7 @@ from pathlib import Path
 from lt_shared import storage
 from lt_train.config.cluster import GIB
 from lt_train.config.run_config import RunConfig
-from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 
 # Filesystems of one machine. All others, of which there are many, are taken to be shared.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs", "f2fs", "devtmpfs"}

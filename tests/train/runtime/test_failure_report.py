@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lt_shared.console import BadData
-from lt_train.runtime import failures, signals
-from lt_train.runtime.failures import Echo, RankError
+from lt_train.runtime import failure_report, signals
+from lt_train.runtime.failure_report import Echo, RankError
 from lt_train.runtime.rank_environment import Place
 
 RANKS = 4
@@ -26,11 +26,11 @@ def place(rank: int, found: str = "srun") -> Place:
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.distributed.Store]:
     shared = torch.distributed.HashStore()
-    monkeypatch.setattr(failures, "_get_default_store", lambda: shared)
-    monkeypatch.setattr(failures, "ECHO_SECONDS", 0.4)
+    monkeypatch.setattr(failure_report, "_get_default_store", lambda: shared)
+    monkeypatch.setattr(failure_report, "ECHO_SECONDS", 0.4)
     monkeypatch.setattr(signals, "die_by_signals", lambda: None)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(failures.atexit, "register", lambda *arguments: None)
+    monkeypatch.setattr(failure_report.atexit, "register", lambda *arguments: None)
     return shared
 
 
@@ -39,7 +39,7 @@ def raised_by(errors: list[Exception]) -> list[BaseException]:
     found: list[BaseException] = [Exception()] * RANKS
 
     def fail(rank: int) -> None:
-        found[rank] = failures.raised(errors[rank], place(rank))
+        found[rank] = failure_report.raised(errors[rank], place(rank))
 
     threads = [threading.Thread(target=fail, args=(rank,)) for rank in range(RANKS)]
     for thread in threads:
@@ -71,16 +71,16 @@ def test_rank_1_reports_the_loss_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> N
     def gone() -> torch.distributed.Store:
         raise torch.distributed.DistNetworkError("Broken pipe")
 
-    monkeypatch.setattr(failures, "_get_default_store", gone)
-    assert "connection to rank 0 was lost" in str(failures.raised(ECHOES[1], place(1)))
-    assert isinstance(failures.raised(ECHOES[1], place(2)), SystemExit)
-    assert isinstance(failures.raised(ECHOES[1], place(1, "torchrun")), SystemExit)
+    monkeypatch.setattr(failure_report, "_get_default_store", gone)
+    assert "connection to rank 0 was lost" in str(failure_report.raised(ECHOES[1], place(1)))
+    assert isinstance(failure_report.raised(ECHOES[1], place(2)), SystemExit)
+    assert isinstance(failure_report.raised(ECHOES[1], place(1, "torchrun")), SystemExit)
 
 
 def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = failures.raised(RuntimeError("shapes differ\nframe #0: libtorch"), place(0))
+    long = failure_report.raised(RuntimeError("shapes differ\nframe #0: libtorch"), place(0))
     assert str(long).endswith("internal error: RuntimeError: shapes differ")
-    lost = failures._report(ECHOES[1], place(0))
+    lost = failure_report._report(ECHOES[1], place(0))
     assert lost.exit_code == 74
     assert "communication with the other ranks failed" in str(lost)
 
@@ -95,7 +95,7 @@ def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["torch", "nccl", "cuda"],
 )
 def test_memory_that_is_used_up_is_the_configurations_fault(error: Exception, shown: str) -> None:
-    memory = failures._report(error, place(3))
+    memory = failure_report._report(error, place(3))
     assert memory.exit_code == 78
     assert str(memory).endswith(f": {shown}")
     assert "--micro-batch-size" in str(memory.hint)

@@ -17,14 +17,14 @@ LAUNCHER = """
 import sys
 from layouts import plan_of
 from lt_shared import console
-from lt_train.launch import processes
+from lt_train.launch import rank_processes
 import click
 
 @click.command()
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words):
     sys.executable, *arguments = words
-    return processes.run(plan_of(arguments))
+    return rank_processes.run(plan_of(arguments))
 
 console.run(command, "lt-train")
 """

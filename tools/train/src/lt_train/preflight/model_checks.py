@@ -7,7 +7,7 @@ from lt_train.config.checks import missing_packages, problems_here, problems_of,
 from lt_train.config.cluster import GIB
 from lt_train.config.settings import parallelism
 from lt_train.planner import memory_estimate, search
-from lt_train.preflight.findings import Finding, NotChecked, Situation, error, of, warning
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of, warning
 
 FAST_HEAD_MULTIPLE = 8
 

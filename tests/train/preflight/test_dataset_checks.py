@@ -7,8 +7,8 @@ from situations import MODEL, said, situation
 
 from lt_shared.manifest import Dataset
 from lt_train.config.draft import Draft
-from lt_train.preflight import data
-from lt_train.preflight.findings import Situation
+from lt_train.preflight import dataset_checks
+from lt_train.preflight.check_interface import Situation
 
 REAL = tuple(word for word in MODEL if word != "--mock-data")
 
@@ -22,7 +22,7 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
     whole = write_dataset(tmp_path / "gpt2/my-gpt2_text_document", documents=20).prefix
     cut = write_dataset(tmp_path / "cut", documents=20).prefix
     Path(f"{cut}.bin").write_bytes(Path(f"{cut}.bin").read_bytes()[:-2])
-    assert not said(data.files, of(whole))
+    assert not said(dataset_checks.files, of(whole))
     # A manifest is written with the name that the other step uses.
     missing = str(tmp_path / "gpt2_text_document")
     good = of(whole, cut)
@@ -31,7 +31,7 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
     plan = dataclasses.replace(
         good.plan, data=dataclasses.replace(good.plan.data, datasets=(renamed, good.plan.data.datasets[1]))
     )
-    found = said(data.files, dataclasses.replace(good, made=Draft.of(plan)))
+    found = said(dataset_checks.files, dataclasses.replace(good, made=Draft.of(plan)))
     assert len(found) == 2
     assert f"near it: {cut}, {whole}" in found[0]
     assert f"{cut}.bin" in found[1]
@@ -40,9 +40,9 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
 def test_tokenizers(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
     one = write_dataset(tmp_path / "one", documents=20).prefix
     other = write_dataset(tmp_path / "other", documents=20, sha256="0" * 64).prefix
-    assert not said(data.tokenizers, of(one, one))
-    assert "different tokenizers" in said(data.tokenizers, of(one, other))[0]
+    assert not said(dataset_checks.tokenizers, of(one, one))
+    assert "different tokenizers" in said(dataset_checks.tokenizers, of(one, other))[0]
 
 
 def test_made_up_data(tmp_path: Path) -> None:
-    assert said(data.files, situation(tmp_path)) == ["not checked: the data is made up"]
+    assert said(dataset_checks.files, situation(tmp_path)) == ["not checked: the data is made up"]

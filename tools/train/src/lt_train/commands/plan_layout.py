@@ -29,7 +29,7 @@ def command(as_json: bool, **options: Any) -> int:
     Also shows why, and what a rank will hold; needs no GPU. With sizes of its own (--tensor-model-parallel-size and so on) it
     shows whether that layout fits. Exit code 1 when nothing fits.
     """
-    from lt_train.planner import report, search
+    from lt_train.planner import layout_table, search
 
     there = cluster.named(options)
     if there is None:
@@ -40,9 +40,9 @@ def command(as_json: bool, **options: Any) -> int:
         "eval_iters": 0,
         "parallel": parallelism.MANUAL if search.given(settings) else parallelism.AUTO,
     }
-    choice = report.on_cluster(settings, there)
+    choice = layout_table.on_cluster(settings, there)
     if as_json:
-        console.print_json(report.record(choice))
+        console.print_json(layout_table.record(choice))
     else:
-        click.echo(report.table(choice))
+        click.echo(layout_table.table(choice))
     return ExitCode.OK if choice.best.fits else ExitCode.FOUND

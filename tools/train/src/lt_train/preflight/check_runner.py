@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lt_shared.console import BadConfig, ToolError, note
@@ -13,30 +13,45 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import training_datasets
 from lt_train.config.settings.parallelism import AUTO
 from lt_train.planner import search
-from lt_train.preflight import data, job, machine, model, network, saving
-from lt_train.preflight.findings import Finding, NotChecked, Situation, of
+from lt_train.preflight import dataset_checks, job_checks, machine_checks, model_checks, network_checks, save_checks
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, of
 from lt_train.runtime import rank_environment
 
 Check = Callable[[Situation], Iterator[Finding]]
-# They read a few small files. The plan and the data are checked by every start anyhow.
-CHEAP: tuple[Check, ...] = (
-    *(model.feed_forward, model.fits, saving.writable, saving.space, saving.shared),
-    *(network.deprecated_variables, network.interfaces, job.unknown_variables),
-    *(machine.open_files, machine.shared_memory, machine.preloaded_libraries),
-)
-CHECKS: tuple[Check, ...] = (
-    *(model.settings, model.head_size, model.feed_forward, model.vocabulary, model.capability, model.fits),
-    *(data.files, data.tokenizers),
-    *(saving.is_set, saving.writable, saving.space, saving.shared, saving.load),
-    *(network.gpus, network.efa_devices, network.efa_used, network.interfaces, network.deprecated_variables),
-    *(machine.open_files, machine.shared_memory, machine.rendezvous_port, machine.clock, machine.preloaded_libraries),
-    *(job.image, job.unknown_variables, job.slurm_nodes, job.auto_resume, job.wandb_key, job.trainium),
-)
+
+
+def _group(name: str, *checks: Check) -> dict[str, Check]:
+    """`checks` under the names that they have in reports: that of the group and that of the function."""
+    return {f"{name}.{check.__name__}": check for check in checks}
+
+
+CHECKS: dict[str, Check] = {
+    **_group("model", model_checks.settings, model_checks.head_size, model_checks.feed_forward, model_checks.vocabulary),
+    **_group("model", model_checks.capability, model_checks.fits),
+    **_group("data", dataset_checks.files, dataset_checks.tokenizers),
+    **_group("saving", save_checks.is_set, save_checks.writable, save_checks.space),
+    **_group("saving", save_checks.shared, save_checks.load),
+    **_group("network", network_checks.gpus, network_checks.efa_devices, network_checks.efa_used),
+    **_group("network", network_checks.interfaces, network_checks.deprecated_variables),
+    **_group("machine", machine_checks.open_files, machine_checks.shared_memory, machine_checks.rendezvous_port),
+    **_group("machine", machine_checks.clock, machine_checks.preloaded_libraries),
+    **_group("job", job_checks.image, job_checks.unknown_variables, job_checks.slurm_nodes, job_checks.auto_resume),
+    **_group("job", job_checks.wandb_key, job_checks.trainium),
+}
+# They read a few small files. The options and the data are checked by every start anyhow.
+CHECKS_AT_START: dict[str, Check] = {
+    name: CHECKS[name]
+    for name in (
+        *("model.feed_forward", "model.fits", "saving.writable", "saving.space", "saving.shared"),
+        *("network.deprecated_variables", "network.interfaces", "job.unknown_variables"),
+        *("machine.open_files", "machine.shared_memory", "machine.preloaded_libraries"),
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Names of checks are those of their module and function. `not_checked` has the reasons.
+    """What was found. `checked` are names of `CHECKS`; `not_checked` has those that found nothing to check, with the reason.
 
     `nodes` are those that were looked at, empty for this machine alone.
     """
@@ -83,13 +98,12 @@ class Result:
         return cls(findings, tuple(record["checked"]), dict(record["not_checked"]))
 
 
-def run(checks: Sequence[Check], situation: Situation) -> Result:
+def run(checks: Mapping[str, Check], situation: Situation) -> Result:
     """Every check, whatever the others find."""
     findings: list[Finding] = []
     checked: list[str] = []
     not_checked: dict[str, str] = {}
-    for check in checks:
-        name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
+    for name, check in checks.items():
         try:
             for finding in check(situation):
                 findings.append(finding)
@@ -140,7 +154,7 @@ def at_start(plan: RunConfig) -> None:
     Raises BadConfig when there are errors.
     """
     there = cluster.here(plan.parallelism.device, plan.parallelism.world_size)
-    result = run(CHEAP, Situation(Draft.of(plan), there, os.environ))
+    result = run(CHECKS_AT_START, Situation(Draft.of(plan), there, os.environ))
     here, node = rank_environment.find(), rank_environment.find_node()
     is_first = not (here.rank if here else node.index if node else 0)
     for finding in result.findings if is_first else result.errors:

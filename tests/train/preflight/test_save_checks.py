@@ -8,19 +8,19 @@ import pytest
 from layouts import assembled
 from situations import MODEL, said, situation, write
 
-from lt_train.preflight import model, saving
+from lt_train.preflight import model_checks, save_checks
 
 
 def test_no_directory(tmp_path: Path) -> None:
-    assert "lost when the run ends" in said(saving.is_set, situation(tmp_path))[0]
-    assert said(saving.writable, situation(tmp_path)) == ["not checked: there is no --save"]
+    assert "lost when the run ends" in said(save_checks.is_set, situation(tmp_path))[0]
+    assert said(save_checks.writable, situation(tmp_path)) == ["not checked: there is no --save"]
 
 
 def test_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = situation(tmp_path, "--save", str(tmp_path / "a/b/run"))
-    assert not said(saving.writable, run)
+    assert not said(save_checks.writable, run)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    assert f"{tmp_path} is not a directory that this user can write" in said(saving.writable, run)[0]
+    assert f"{tmp_path} is not a directory that this user can write" in said(save_checks.writable, run)[0]
 
 
 def test_what_is_no_directory(tmp_path: Path) -> None:
@@ -28,22 +28,22 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     run = situation(tmp_path, "--save", str(file))
-    assert [said(check, run) for check in (saving.writable, saving.space)] == [
+    assert [said(check, run) for check in (save_checks.writable, save_checks.space)] == [
         ["not checked: --save is not a directory"],
         ["not checked: no checkpoint can be written there"],
     ]
-    assert "exists and is not a directory; name a directory" in said(model.settings, run)[0]
+    assert "exists and is not a directory; name a directory" in said(model_checks.settings, run)[0]
     below = situation(tmp_path, "--save", str(file / "run"))
-    assert said(saving.writable, below) == [f"error: --save {file}/run: {file} is not a directory; name a directory"]
+    assert said(save_checks.writable, below) == [f"error: --save {file}/run: {file} is not a directory; name a directory"]
     write(tmp_path, "/proc/mounts", f"proc {tmp_path} proc rw 0 0\n")
     kernel = situation(tmp_path, "--save", str(tmp_path / "foo"))
-    assert "is on proc, where nothing can be saved" in said(saving.writable, kernel)[0]
-    assert said(saving.space, kernel) == ["not checked: no checkpoint can be written there"]
+    assert "is on proc, where nothing can be saved" in said(save_checks.writable, kernel)[0]
+    assert said(save_checks.space, kernel) == ["not checked: no checkpoint can be written there"]
 
 
 def test_a_small_filesystem_has_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    (found,) = said(saving.space, situation(tmp_path, "--save", str(tmp_path)))
+    (found,) = said(save_checks.space, situation(tmp_path, "--save", str(tmp_path)))
     assert re.search(r"1\.0 MiB are free, a checkpoint takes [1-9][0-9.]*;", found)
 
 
@@ -62,17 +62,17 @@ def test_space(
 ) -> None:
     """A run of ten checkpoints."""
     saved = ("--save", str(tmp_path), "--train-iters", "1000", "--save-interval", "100")
-    size = saving.checkpoint_bytes(assembled([*MODEL, *saved]))
+    size = save_checks.checkpoint_bytes(assembled([*MODEL, *saved]))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(checkpoints_free * size)))
-    found = said(saving.space, situation(tmp_path, *saved, *options))
+    found = said(save_checks.space, situation(tmp_path, *saved, *options))
     assert [text.partition(":")[0] for text in found] == ([outcome] if outcome else [])
 
 
 def test_size_of_a_checkpoint() -> None:
     """Llama 3.1 8B, 8.03 billion parameters: 14 bytes each with bfloat16, 2 without the optimizer."""
     options = (*MODEL, "--model", "llama3.1-8b", "--bf16", "--save", "x")
-    assert saving.checkpoint_bytes(assembled(options)) == pytest.approx(14 * 8.03e9, rel=0.01)
-    assert saving.checkpoint_bytes(assembled([*options, "--no-save-optim"])) == pytest.approx(2 * 8.03e9, rel=0.01)
+    assert save_checks.checkpoint_bytes(assembled(options)) == pytest.approx(14 * 8.03e9, rel=0.01)
+    assert save_checks.checkpoint_bytes(assembled([*options, "--no-save-optim"])) == pytest.approx(2 * 8.03e9, rel=0.01)
 
 
 def test_shared(tmp_path: Path) -> None:
@@ -80,32 +80,32 @@ def test_shared(tmp_path: Path) -> None:
     write(tmp_path, "/proc/mounts", mounts)
     (tmp_path / "fs x").mkdir()
     here, there = ("--save", str(tmp_path / "run")), ("--save", str(tmp_path / "fs x/run"))
-    assert "is on ext4, which each node has for itself" in said(saving.shared, situation(tmp_path, *here, nodes=2))[0]
-    assert not said(saving.shared, situation(tmp_path, *here))
-    assert not said(saving.shared, situation(tmp_path, *there, nodes=2))
+    assert "is on ext4, which each node has for itself" in said(save_checks.shared, situation(tmp_path, *here, nodes=2))[0]
+    assert not said(save_checks.shared, situation(tmp_path, *here))
+    assert not said(save_checks.shared, situation(tmp_path, *there, nodes=2))
 
 
 def test_inside_a_container(tmp_path: Path) -> None:
     write(tmp_path, "/proc/mounts", "overlay / overlay rw 0 0\n")
     run = ("--save", str(tmp_path / "run"))
-    assert not said(saving.shared, situation(tmp_path, *run))
-    assert "gone when the job ends" in said(saving.shared, situation(tmp_path, *run, ENROOT_ROOTFS="/x"))[0]
+    assert not said(save_checks.shared, situation(tmp_path, *run))
+    assert "gone when the job ends" in said(save_checks.shared, situation(tmp_path, *run, ENROOT_ROOTFS="/x"))[0]
     write(tmp_path, "/.dockerenv")
-    assert "gone when the job ends" in said(saving.shared, situation(tmp_path, *run))[0]
+    assert "gone when the job ends" in said(save_checks.shared, situation(tmp_path, *run))[0]
 
 
 def test_a_filesystem_of_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop has no /fsx; a login node has, and its room is that of the run."""
     elsewhere = ("--save", "/no-such-fsx/run")
-    for check in (saving.writable, saving.space, saving.shared):
+    for check in (save_checks.writable, save_checks.space, save_checks.shared):
         assert said(check, situation(tmp_path, *elsewhere, gpu="h100-80gb")) == [
             "not checked: /no-such-fsx/run is not on this machine: check there too"
         ]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    assert said(saving.space, situation(tmp_path, "--save", str(tmp_path / "run"), gpu="h100-80gb"))
-    assert said(saving.space, situation(tmp_path, *elsewhere))
+    assert said(save_checks.space, situation(tmp_path, "--save", str(tmp_path / "run"), gpu="h100-80gb"))
+    assert said(save_checks.space, situation(tmp_path, *elsewhere))
 
 
 def test_load(tmp_path: Path) -> None:
-    assert "does not exist" in said(saving.load, situation(tmp_path, "--load", str(tmp_path / "nothing")))[0]
-    assert not said(saving.load, situation(tmp_path, "--load", str(tmp_path)))
+    assert "does not exist" in said(save_checks.load, situation(tmp_path, "--load", str(tmp_path / "nothing")))[0]
+    assert not said(save_checks.load, situation(tmp_path, "--load", str(tmp_path)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_train.config.options import schema
-from lt_train.preflight.findings import Finding, NotChecked, Situation, error, warning
+from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 
 PREFIX = "LT_TRAIN_"
 # Of other commands, and lt-train's own.
