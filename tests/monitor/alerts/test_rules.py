@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lt_monitor.alerts.alert import Examination
+from lt_monitor.alerts.alert import AlertPass
 from lt_monitor.alerts.thresholds import DEFAULTS, Thresholds
-from lt_monitor.events.findings import Finding
+from lt_monitor.events.alert_findings import Finding
 
 BEGIN = 1_768_500_000.0
 
@@ -35,7 +35,7 @@ def found(records: list[dict[str, Any]], now: float, changes: dict[str, Any] | N
     placed = [
         {"v": 1, "run": run, **record, "src": {"file": "no/such.log", "offset": index}} for index, record in enumerate(records)
     ]
-    examination = Examination({}, Thresholds(changes or {}), BEGIN + now)
+    examination = AlertPass({}, Thresholds(changes or {}), BEGIN + now)
     for record in placed:
         examination.take(record)
     return examination.findings()
@@ -253,7 +253,7 @@ def test_a_million_steps_are_not_too_many() -> None:
 
     records = [{"v": 1, "run": "r", **record, "src": {"file": "f", "offset": n}} for n, record in enumerate(steps(20_000))]
     begin = time.process_time()
-    examination = Examination({}, Thresholds({}), BEGIN + 200_010)
+    examination = AlertPass({}, Thresholds({}), BEGIN + 200_010)
     for record in records:
         examination.take(record)
     assert examination.findings() == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_monitor.alerts.alert import Examination
+from lt_monitor.alerts.alert import AlertPass
 from lt_monitor.alerts.delivery import body
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events import records
@@ -72,7 +72,7 @@ def a_record(draw: st.DrawFn) -> dict[str, Any]:
 @given(st.lists(a_record().filter(lambda record: records.problem(record) is None), max_size=12))
 def test_no_valid_record_breaks_a_command(taken: list[dict[str, Any]]) -> None:
     runs: dict[str, RunState] = {}
-    examination = Examination(runs, Thresholds({}), NOW)
+    examination = AlertPass(runs, Thresholds({}), NOW)
     for record in taken:
         examination.take(record)
     findings = examination.findings()

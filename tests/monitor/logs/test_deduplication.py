@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.logs.deduplication import Merger
+from lt_monitor.logs.deduplication import Deduplicator
 
 
 def step(number: int, task: int | None = None, loss: float | None = 2.5, **fields: Any) -> dict:
@@ -18,7 +18,7 @@ START = {"v": 1, "kind": "start", "run": "a", "arguments": {}, "src": {"file": "
 
 
 def kept(records: list[dict]) -> list[tuple[int, int | None]]:
-    return [(record["step"], record.get("task")) for record in Merger().news(records) if record["kind"] == "step"]
+    return [(record["step"], record.get("task")) for record in Deduplicator().new_records(records) if record["kind"] == "step"]
 
 
 def test_ranks_that_tell_the_same_step_are_one_event() -> None:
@@ -42,19 +42,19 @@ def test_checkpoints_of_several_ranks_are_one_event() -> None:
     saved = {"v": 1, "kind": "checkpoint", "run": "a", "step": 5, "path": "/x", "src": {"file": "a", "offset": 0}}
     begun = {**saved, "begun": True}
     told = [{**one, "rank": rank} for one in (begun, saved) for rank in range(8)]
-    assert [(record["rank"], record.get("begun")) for record in Merger().news(told)] == [(0, True), (0, None)]
+    assert [(record["rank"], record.get("begun")) for record in Deduplicator().new_records(told)] == [(0, True), (0, None)]
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([None, 0, 1])), max_size=30), st.integers(0, 30))
 def test_the_state_carries_on(told: list[tuple[int, int | None]], cut: int) -> None:
     records = [step(*one) for one in told]
-    first = Merger()
-    news = first.news(records[:cut])
-    news += Merger(json.loads(json.dumps(first.to_record()))).news(records[cut:])
-    assert news == Merger().news(records)
+    first = Deduplicator()
+    news = first.new_records(records[:cut])
+    news += Deduplicator(json.loads(json.dumps(first.to_record()))).new_records(records[cut:])
+    assert news == Deduplicator().new_records(records)
 
 
 def test_the_state_stays_small() -> None:
-    merger = Merger()
-    merger.news([step(number, task) for number in range(10_000) for task in range(4)])
-    assert len(json.dumps(merger.to_record())) < 10_000
+    deduplicator = Deduplicator()
+    deduplicator.new_records([step(number, task) for number in range(10_000) for task in range(4)])
+    assert len(json.dumps(deduplicator.to_record())) < 10_000

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lt_monitor.logs import lines, log_parser
-from lt_monitor.logs.deduplication import Merger
+from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.dumps import START_ARGUMENTS
-from lt_monitor.logs.formats import benchmarks, devices, jobs, megatron, nccl, nemo, processes, table, torchtitan
+from lt_monitor.logs.formats import benchmarks, devices, jobs, megatron, nccl, nemo, process_exits, table, torchtitan
 from lt_monitor.logs.log_parser import LogParser
 from lt_shared import run_log
 
 MICROSECONDS_PER_BYTE = 20.0
 LINE_BYTES = 20_000
 
-MODULES = (run_log, lines, benchmarks, devices, jobs, megatron, nccl, nemo, processes, torchtitan)
+MODULES = (run_log, lines, benchmarks, devices, jobs, megatron, nccl, nemo, process_exits, torchtitan)
 PATTERNS = [
     (f"{module.__name__}.{name}", value)
     for module in MODULES
@@ -36,7 +36,7 @@ def seconds_of(content: bytes) -> float:
     times = []
     for _ in range(3):
         begin = time.process_time()
-        Merger().new_lines(LogParser().parse(content, 0), "a", "a")
+        Deduplicator().new_lines(LogParser().parse(content, 0), "a", "a")
         times.append(time.process_time() - begin)
     return min(times)
 
@@ -67,14 +67,14 @@ def test_noise_of_every_byte_gives_no_event() -> None:
 
 @given(st.lists(st.one_of(st.binary(max_size=30), st.sampled_from(KEYWORDS)), max_size=20))
 def test_any_bytes_give_json_without_control_characters(pieces: list[bytes]) -> None:
-    for line in Merger().new_lines(LogParser().parse(b"".join(pieces) + b"\n", 0), "a\x1b\n", "run"):
+    for line in Deduplicator().new_lines(LogParser().parse(b"".join(pieces) + b"\n", 0), "a\x1b\n", "run"):
         assert json.loads(line)["src"]["file"] == "a\x1b\n"
         assert not re.search(rb"[\x00-\x1f\x7f]", line.replace(b"\x7f", b""))
 
 
 def test_a_message_is_short_and_escapes_do_not_reach_a_terminal() -> None:
     content = b"RuntimeError: \x1b]0;owned\x07\x1b[2J<script>" + b"x" * 100_000 + b"\n"
-    (line,) = Merger().new_lines(LogParser().parse(content, 0), "a", "a")
+    (line,) = Deduplicator().new_lines(LogParser().parse(content, 0), "a", "a")
     assert b"\x1b" not in line and b"\x07" not in line
     assert len(json.loads(line)["message"]) <= 500
 
@@ -95,7 +95,7 @@ def test_a_dump_that_never_ends_is_given_up() -> None:
         parser.parse(block, offset)
         offset += len(block)
     assert parser.to_record()["dumps"]["arguments"] is None
-    assert log_parser.LONGEST_LAYOUT_BYTES < LINE_BYTES
+    assert log_parser.MAXIMUM_TEMPLATE_BYTES < LINE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,6 @@ def test_a_dump_that_never_ends_is_given_up() -> None:
     ],
 )
 def test_numbers_that_are_none_do_not_stop_the_reading(line: str) -> None:
-    for encoded in Merger().new_lines(LogParser().parse(line.encode() + b"\n", 0), "a", "a"):
+    for encoded in Deduplicator().new_lines(LogParser().parse(line.encode() + b"\n", 0), "a", "a"):
         record = json.loads(encoded, parse_constant=lambda constant: pytest.fail(constant))
         assert record["kind"] not in ("step", "eval") or record["step"] < 2**53

@@ -12,7 +12,7 @@ import pytest
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.logs import log_parser
-from lt_monitor.logs.deduplication import Merger
+from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_shared import run_log
 
@@ -115,9 +115,9 @@ NOISE = [
 
 def one_by_one(content: bytes) -> list[bytes]:
     """The records of each line, parsed alone."""
-    lines, offset, parser, merger = [], 0, LogParser(), Merger()
+    lines, offset, parser, deduplicator = [], 0, LogParser(), Deduplicator()
     for line in content.splitlines(keepends=True):
-        lines += merger.new_lines(parser.parse(line, offset), "a.log", "a")
+        lines += deduplicator.new_lines(parser.parse(line, offset), "a.log", "a")
         offset += len(line)
     return lines
 
@@ -132,12 +132,12 @@ def test_a_block_says_what_its_lines_say(name: str, seed: int) -> None:
         steps += [choice.choice(NOISE)] if choice.random() < 0.1 else []
         steps.append(WRITERS[name](choice, step))
     content = "\n".join(steps).encode() + b"\n"
-    lines = Merger().new_lines(LogParser().parse(content, 0), "a.log", "a")
+    lines = Deduplicator().new_lines(LogParser().parse(content, 0), "a.log", "a")
     assert lines == one_by_one(content)
-    parser, merger = LogParser(), Merger()
+    parser, deduplicator = LogParser(), Deduplicator()
     middle = content.index(b"\n", len(content) // 2) + 1
     halves = [(content[:middle], 0), (content[middle:], middle)]
-    assert [line for half, offset in halves for line in merger.new_lines(parser.parse(half, offset), "a.log", "a")] == lines
+    assert [line for half, offset in halves for line in deduplicator.new_lines(parser.parse(half, offset), "a.log", "a")] == lines
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
@@ -148,7 +148,9 @@ def test_most_lines_are_read_by_columns_and_curves_are_the_same(name: str) -> No
     block = parser.parse(content, 0)
     assert sum(len(part.offsets) for part in block.rows) > 900
     records = block.records("a", "a")
-    assert [json.loads(line) for line in Merger().new_lines(LogParser().parse(content, 0), "a", "a")] == Merger().news(records)
+    assert [
+        json.loads(line) for line in Deduplicator().new_lines(LogParser().parse(content, 0), "a", "a")
+    ] == Deduplicator().new_records(records)
     rows = [record for part in block.rows for record in part.records("a", "a")]
     rows.sort(key=lambda record: record["src"]["offset"])
     steps, expected = block.step_block().steps, Steps.from_records(rows)
@@ -193,4 +195,4 @@ def test_shapes_without_end_do_not_fill_the_memory() -> None:
     parser = LogParser()
     for step in range(9000):
         parser.parse(f" iteration {step}/ 9000 | x{'y' * (step % 97)}{chr(97 + step % 26)}: 1 | lm loss: 1.5 |\n".encode(), 0)
-    assert sum(map(len, parser._layouts.values())) <= log_parser.MOST_LAYOUTS
+    assert sum(map(len, parser._templates.values())) <= log_parser.MAXIMUM_TEMPLATES

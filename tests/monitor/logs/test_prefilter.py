@@ -5,26 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.logs.formats.table import keywords
-from lt_monitor.logs.prefilter import Gate
+from lt_monitor.logs.prefilter import Prefilter
 
 KEYWORDS = [b"lm loss:", b"loss value", b"aaaaaaa", b"aaaaaaab", b"\x00\xff\x00\xff\x00\xff\x00", b"elapsed time per iteration"]
-TABLE = Gate(keywords())
-GATE = Gate({keyword: place for place, keyword in enumerate(KEYWORDS)})
+TABLE = Prefilter(keywords())
+PREFILTER = Prefilter({keyword: place for place, keyword in enumerate(KEYWORDS)})
 
 
-def found(gate: Gate[int], block: bytes) -> set[int]:
+def found(gate: Prefilter[int], block: bytes) -> set[int]:
     return {meaning for _, meaning in gate.confirmed(block, gate.candidates(block).tolist())}
 
 
 @given(st.lists(st.one_of(st.sampled_from(KEYWORDS), st.binary(max_size=9), st.just(b"\n")), max_size=12))
 def test_the_keywords_in_a_block_are_those_that_a_search_finds(pieces: list[bytes]) -> None:
     block = b"".join(pieces)
-    assert found(GATE, block) == {place for place, keyword in enumerate(KEYWORDS) if keyword in block}
+    assert found(PREFILTER, block) == {place for place, keyword in enumerate(KEYWORDS) if keyword in block}
 
 
 def test_a_hit_lies_within_its_keyword() -> None:
     block = b"x" * 1001 + KEYWORDS[-1] + b"\n" + b"y" * 50
-    ((position, _),) = GATE.confirmed(block, GATE.candidates(block).tolist())
+    ((position, _),) = PREFILTER.confirmed(block, PREFILTER.candidates(block).tolist())
     assert 1001 <= position < 1001 + len(KEYWORDS[-1])
 
 
@@ -38,4 +38,4 @@ def test_every_keyword_of_the_table_is_found_at_every_place(keyword: bytes, begi
 
 def test_a_keyword_must_not_be_short() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        Gate({b"Error:": 1})
+        Prefilter({b"Error:": 1})

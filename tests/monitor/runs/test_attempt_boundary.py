@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.runs import assembly, time_accounting
+from lt_monitor.runs import run_loader, time_accounting
 from lt_monitor.runs.run_state import RunState
 
 TOOL = [sys.executable, "-m", "lt_monitor"]
@@ -62,7 +62,7 @@ def stories(draw: st.DrawFn) -> Story:
 
 def views(records: list[dict[str, Any]]) -> Iterator[tuple[int, int, list[int | None]]]:
     """Restarts, lost steps and where each attempt went on: of whole runs (summarize, plot), and as states grow (alert, prom)."""
-    (run,) = assembly.assemble(records)
+    (run,) = run_loader.assemble(records)
     yield run.restarts, run.lost_steps, [attempt.resumed_at for attempt in run.attempts]
     state = RunState("run")
     for record in records:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.logs import log_files
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.run_state import RunState, seconds_of
 from lt_monitor.runs.time_accounting import account
 
@@ -59,7 +59,7 @@ def story(seed: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(30))
 def test_restarts_and_lost_steps_are_those_of_the_summary(seed: int) -> None:
     records = story(seed)
-    (run,) = assembly.assemble(records)
+    (run,) = run_loader.assemble(records)
     result = account(taken(records).attempts)
     assert (result.restarts, result.lost_steps) == (run.restarts, run.lost_steps)
 
@@ -68,7 +68,7 @@ def test_restarts_and_lost_steps_are_those_of_the_summary(seed: int) -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in LOGS.glob("*.*") if "lines" not in path.name))
 def test_whole_logs_agree_with_the_summary(name: str) -> None:
     records = [record for block in log_files.event_blocks(str(LOGS / name)) for record in block]
-    for run in assembly.assemble(records):
+    for run in run_loader.assemble(records):
         state = RunState(run.name)
         for record in records:
             if record["run"] == run.name:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import Summary, summarize
@@ -19,7 +19,7 @@ LOGS = Path(__file__).parents[1] / "samples"
 
 
 def of_log(name: str, known: Known | None = None) -> Summary:
-    (run,) = assembly.read([str(LOGS / name)])
+    (run,) = run_loader.read([str(LOGS / name)])
     return summarize(run, known)
 
 
@@ -122,7 +122,7 @@ def test_a_loss_that_is_printed_as_nan_counts_as_one() -> None:
 
 
 def test_updated_is_the_newest_time_or_the_logs_change(tmp_path: Path) -> None:
-    (run,) = assembly.assemble(
+    (run,) = run_loader.assemble(
         {"v": 1, "kind": "step", "run": "a", "step": step, "time": time, "src": {"file": "a", "offset": step}}
         for step, time in enumerate(["2026-11-21T10:00:00+09:00", "2026-11-21T02:00:00Z"], 1)
     )

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.runs.time_accounting import Totals, account
+from lt_monitor.runs.time_accounting import AttemptTotals, account
 
 
-def attempt(durations: list[float], begin: float = 0.0, first: int = 1, **more: object) -> Totals:
+def attempt(durations: list[float], begin: float = 0.0, first: int = 1, **more: object) -> AttemptTotals:
     """An attempt with a step line a step, which begins 5 s after the attempt."""
-    totals = Totals(resumed_at=first - 1, **more)
+    totals = AttemptTotals(resumed_at=first - 1, **more)
     totals.note_time(begin)
     time = begin + 5
     for index, seconds in enumerate(durations):
@@ -72,7 +72,7 @@ def test_work_that_is_done_again_is_lost() -> None:
 
 
 def test_marks_between_uneven_steps_are_exact() -> None:
-    first = Totals(resumed_at=0)
+    first = AttemptTotals(resumed_at=0)
     for step, seconds in ((1, 1.0), (2, 1.0), (3, 5.0), (4, 5.0)):
         first.take_step(step, seconds, None, 1)
         if step == 2:
@@ -93,7 +93,7 @@ def test_without_a_mark_compilation_still_stays_in_the_first_line() -> None:
     first = attempt([605.0] + [5.0] * 19)
     assert first.lost_seconds(15) == pytest.approx(25)
     assert first.lost_seconds(0) == pytest.approx(100)
-    every_ten = Totals(resumed_at=0)
+    every_ten = AttemptTotals(resumed_at=0)
     for step, seconds in ((10, 65.0), (20, 5.0), (30, 5.0)):
         every_ten.take_step(step, seconds, None, 10)
     assert every_ten.lost_seconds(5) == pytest.approx(125)
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_never_became_complete_is_where_it_hung() -> None:
 
 def test_a_first_step_without_anything_timed_before_it_is_counted_once() -> None:
     first = attempt([2.0] * 10)
-    second = Totals(resumed_at=10)
+    second = AttemptTotals(resumed_at=10)
     for step, time in ((20, 220.0), (30, 240.0)):
         second.note_time(time)
         second.take_step(step, 2.0, time, 10)
@@ -167,7 +167,7 @@ def test_an_attempt_that_failed_hung_to_its_end() -> None:
 
 
 def test_without_step_times_the_times_of_the_lines_tell() -> None:
-    totals = Totals(resumed_at=0)
+    totals = AttemptTotals(resumed_at=0)
     for step in range(10, 110, 10):
         totals.take_step(step, None, step * 2.0, 10)
     totals.take_pause("checkpoint", None)
@@ -177,7 +177,7 @@ def test_without_step_times_the_times_of_the_lines_tell() -> None:
 
 
 def test_without_any_times_there_is_nothing_to_divide() -> None:
-    totals = Totals()
+    totals = AttemptTotals()
     totals.take_step(1, None, None, 1)
     assert account([totals]).goodput is None
     assert not account([totals]).has_times

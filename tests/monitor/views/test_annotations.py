@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.views import annotations
 
@@ -13,13 +13,13 @@ STORY = str(Path(__file__).parents[1] / "samples" / "story.jsonl")
 
 @pytest.fixture(scope="module")
 def story() -> Run:
-    (run,) = assembly.read([STORY])
+    (run,) = run_loader.read([STORY])
     return run
 
 
 def run_of(*events: dict) -> Run:
     records = [{"v": 1, "run": "a", "src": {"file": "a.log", "offset": offset}, **event} for offset, event in enumerate(events)]
-    (run,) = assembly.assemble(records)
+    (run,) = run_loader.assemble(records)
     return run
 
 
@@ -32,7 +32,7 @@ def step(number: int, **fields: object) -> dict:
 
 
 def test_the_story_has_its_restarts_faults_and_missing_losses(story: Run) -> None:
-    assert [(mark.kind, mark.step, mark.until) for mark in annotations.marks(story)] == [
+    assert [(mark.kind, mark.step, mark.until) for mark in annotations.annotations_of(story)] == [
         ("restart", 150, 172),
         ("fault", 172, 172),
         ("nan", 220, 220),
@@ -43,7 +43,7 @@ def test_the_story_has_its_restarts_faults_and_missing_losses(story: Run) -> Non
 
 
 def test_the_root_cause_names_a_mark_that_cascades_share(story: Run) -> None:
-    texts = [mark.text for mark in annotations.marks(story)]
+    texts = [mark.text for mark in annotations.annotations_of(story)]
     assert texts[0] == "attempt 2 went on from step 150, 22 steps done again"
     assert texts[1].startswith("out-of-memory (and 2 more): torch.OutOfMemoryError")
     assert texts[2] == "loss is not a number at step 220"
@@ -52,28 +52,28 @@ def test_the_root_cause_names_a_mark_that_cascades_share(story: Run) -> None:
 def test_a_fault_is_at_the_step_logged_last_before_it() -> None:
     minutes = [f"2026-01-01T00:0{minute}:00" for minute in range(6)]
     steps = [step(number, time=minutes[number]) for number in (1, 2, 4)]
-    (mark,) = annotations.marks(run_of(*steps, fault(time=minutes[3])))
+    (mark,) = annotations.annotations_of(run_of(*steps, fault(time=minutes[3])))
     assert mark.step == 2
-    (mark,) = annotations.marks(run_of(*steps, fault(time=minutes[0])))
+    (mark,) = annotations.annotations_of(run_of(*steps, fault(time=minutes[0])))
     assert mark.step == 0
-    (mark,) = annotations.marks(run_of(*steps, fault()))
+    (mark,) = annotations.annotations_of(run_of(*steps, fault()))
     assert mark.step == 4
-    (mark,) = annotations.marks(run_of(*steps, fault(step=1)))
+    (mark,) = annotations.annotations_of(run_of(*steps, fault(step=1)))
     assert mark.step == 1
 
 
 def test_a_first_attempt_that_began_at_a_later_step_is_no_restart_unless_it_says_so() -> None:
-    assert annotations.marks(run_of(step(10), step(20))) == []
-    (mark,) = annotations.marks(run_of({"kind": "load", "step": 100}, step(110)))
+    assert annotations.annotations_of(run_of(step(10), step(20))) == []
+    (mark,) = annotations.annotations_of(run_of({"kind": "load", "step": 100}, step(110)))
     assert (mark.kind, mark.step, mark.text) == ("restart", 100, "attempt 1 went on from step 100")
 
 
 def test_faults_that_only_inform_are_not_marked() -> None:
-    assert annotations.marks(run_of(step(1), fault(severity="info"))) == []
+    assert annotations.annotations_of(run_of(step(1), fault(severity="info"))) == []
 
 
 def test_very_many_losses_without_a_number_share_marks() -> None:
-    found = annotations.marks(run_of(*[step(number, loss=None) for number in range(1, 1001)]))
+    found = annotations.annotations_of(run_of(*[step(number, loss=None) for number in range(1, 1001)]))
     assert len(found) == annotations.NAN_GROUPS
     assert found[0].text == "losses are not numbers, 1 to 5"
 
@@ -81,7 +81,7 @@ def test_very_many_losses_without_a_number_share_marks() -> None:
 def test_very_many_faults_share_marks() -> None:
     times = [f"2026-01-01T{number // 60:02}:{number % 60:02}:00" for number in range(601)]
     events = [event for number in range(1, 601) for event in (step(number, time=times[number]), fault(time=times[number]))]
-    found = annotations.marks(run_of(*events))
+    found = annotations.annotations_of(run_of(*events))
     assert len(found) == annotations.FAULT_GROUPS
     assert (found[1].step, found[1].text) == (4, "xid (and 2 more): m")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import figure, plot
@@ -15,7 +15,7 @@ LOGS = Path(__file__).parents[1] / "samples"
 
 
 def read(*names: str) -> list[Run]:
-    return assembly.read([str(LOGS / name) for name in names])
+    return run_loader.read([str(LOGS / name) for name in names])
 
 
 def draw(runs: list[Run], references: list[tuple[str, float]] | None = None) -> object:

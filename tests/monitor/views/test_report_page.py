@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
-from lt_monitor.views import report
+from lt_monitor.views import html_report
 
 LOGS = Path(__file__).parents[1] / "samples"
 # Debian's names and those of Google's own packages.
@@ -141,11 +141,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 
 def read(*names: str) -> list[Run]:
-    return assembly.read([str(LOGS / name) for name in names])
+    return run_loader.read([str(LOGS / name) for name in names])
 
 
 def write(path: Path, runs: list[Run], names: list[str]) -> Path:
-    path.write_text(report.build(runs, names, Known(gpu="NVIDIA H100 80GB HBM3"), [("unigram", 7.6)] if len(runs) > 1 else []))
+    path.write_text(
+        html_report.build(runs, names, Known(gpu="NVIDIA H100 80GB HBM3"), [("unigram", 7.6)] if len(runs) > 1 else [])
+    )
     return path
 
 
@@ -232,7 +234,7 @@ def test_hostile_text_does_not_run(browser: Chromium, tmp_path: Path) -> None:
         event["message"] = event["fault"] = script
     page = tmp_path / "hostile.html"
     names = [f"</script {script}", f"</script>{script}"]
-    page.write_text(report.build([run, run], names, Known(), [(script, 2.0)]))
+    page.write_text(html_report.build([run, run], names, Known(), [(script, 2.0)]))
     browser.open(page, PHONE)
     readout = "document.getElementById('readout').innerText"
     assert names[0] in browser.evaluate(readout)

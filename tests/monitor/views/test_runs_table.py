@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.summary import summarize
 from lt_monitor.views import runs_table
@@ -19,7 +19,7 @@ def run_with(name: str, **arguments: object) -> Run:
 
 
 def test_a_row_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = assembly.read([str(LOGS / name) for name in ("story.jsonl", "megatron_old.log")])
+    runs = run_loader.read([str(LOGS / name) for name in ("story.jsonl", "megatron_old.log")])
     runs_table.print_table(runs, ["story", "old"], [summarize(run) for run in runs])
     head, first, second, *_ = capsys.readouterr().out.splitlines()
     assert head.split()[:8] == ["run", "step", "done", "loss", "validation", "best", "tokens/s", "left"]

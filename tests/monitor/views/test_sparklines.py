@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.curves import SPARKS
 from lt_monitor.runs.speed import Known
@@ -19,7 +19,7 @@ def of_steps(*steps: dict) -> Run:
 
 
 def test_the_story_on_a_terminal_of_80_columns() -> None:
-    (run,) = assembly.read([STORY])
+    (run,) = run_loader.read([STORY])
     lines = sparklines.of_run(run, "story", Known(), 80).splitlines()
     assert lines[0] == "story  step 400 of 500"
     assert [line[:12].strip() for line in lines[1:4]] == ["loss", "grad norm", "tokens/s"]
@@ -34,7 +34,7 @@ def test_the_story_on_a_terminal_of_80_columns() -> None:
 
 @pytest.mark.parametrize("width", [1, 20, 40, 500])
 def test_any_width_will_do(width: int) -> None:
-    (run,) = assembly.read([STORY])
+    (run,) = run_loader.read([STORY])
     assert max(len(line) for line in sparklines.of_run(run, "story", Known(), width).splitlines()) <= max(width, 60)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lt_monitor.runs import assembly, summary
+from lt_monitor.runs import run_loader, summary
 from lt_monitor.views import summary_table
 
 LOGS = Path(__file__).parents[1] / "samples"
@@ -14,7 +14,7 @@ NAMES = ("lt_train.log", "megatron_new.log", "megatron_old.log")
 
 def test_plain_table_is_aligned(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(LOGS)
-    summary_table.print_table([summary.summarize(run) for run in assembly.read(NAMES)])
+    summary_table.print_table([summary.summarize(run) for run in run_loader.read(NAMES)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "lt_train", "megatron_new", "megatron_old"]
     rows = {line[: lines[0].index("lt_train")].strip(): line for line in lines}
@@ -28,7 +28,7 @@ def test_plain_table_is_aligned(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_many_runs_are_shown_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = assembly.read([str(LOGS / "lt_train.log")])
+    (run,) = run_loader.read([str(LOGS / "lt_train.log")])
     one = summary.summarize(run)
     summary_table.print_table([one] * 5)
     groups = capsys.readouterr().out.rstrip().split("\n\n")
@@ -44,7 +44,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_names_and_texts_from_logs_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    (run,) = run_loader.read([str(LOGS / "story.jsonl")])
     one = summary.summarize(run)
     fault = (one.fault or {}) | {"node": "n\x1b]0;title\x07", "fault": "x\x9b31m"}
     hostile = dataclasses.replace(one, run="a\x1b[2J", checkpoint_path="/x\x1b[H", ended="\x1bc", fault=fault)

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import watch
@@ -41,7 +41,7 @@ def screen(views: list[View], now: float = 0.0, width: int = 100, height: int = 
 
 
 def test_a_panel_tells_what_a_person_asks() -> None:
-    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    (run,) = run_loader.read([str(LOGS / "story.jsonl")])
     shown = screen([View.of(run, "story", Known(gpu="NVIDIA H100 80GB HBM3"))], (run.updated or 0) + 65)
     for text in ("400 / 500 (80.0%)", "11 min 55 s left", "1.8756 (-0.0258)", "586,330 tokens/s", "MFU 47.7%", "best 1.9304"):
         assert text in shown
@@ -111,7 +111,7 @@ def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch
     log.write_bytes((LOGS / "lt_train.log").read_bytes())
     logs = watch._Logs([str(log)], Known())
     logs.look()
-    monkeypatch.setattr(assembly, "read", lambda patterns: pytest.fail("read again"))
+    monkeypatch.setattr(run_loader, "read", lambda patterns: pytest.fail("read again"))
     logs.look_again()
 
 

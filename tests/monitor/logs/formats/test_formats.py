@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.events import records
-from lt_monitor.logs.deduplication import Merger
+from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.fields import read_values
 from lt_monitor.logs.formats.megatron import step as megatron_step
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_files import event_blocks
 from lt_monitor.logs.log_parser import LogParser
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_shared import run_log
 
 LOGS = Path(__file__).parents[2] / "samples"
@@ -31,8 +31,8 @@ def log_of(name: str) -> Path:
 
 
 def scraped(path: Path) -> list[dict]:
-    merger = Merger()
-    return [record for block in event_blocks(path.name) for record in merger.news(block)]
+    deduplicator = Deduplicator()
+    return [record for block in event_blocks(path.name) for record in deduplicator.new_records(block)]
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
@@ -89,7 +89,7 @@ def test_lines_that_only_look_like_events_are_none(line: bytes) -> None:
     ],
 )
 def test_attempts_of_whole_logs(name: str, attempts: list[tuple[int, int, int]]) -> None:
-    (run,) = assembly.read([str(log_of(name))])
+    (run,) = run_loader.read([str(log_of(name))])
     assert [(attempt.resumed_at, attempt.last_step, attempt.lost_steps) for attempt in run.attempts] == attempts
 
 

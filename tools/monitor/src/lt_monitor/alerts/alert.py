@@ -15,11 +15,11 @@ import click
 
 from lt_monitor.alerts import delivery, rules, thresholds
 from lt_monitor.alerts.thresholds import Thresholds
-from lt_monitor.collect.state import Memory
-from lt_monitor.events.findings import Finding, duration, worst
+from lt_monitor.collect.command_state import CommandState
+from lt_monitor.events.alert_findings import Finding, duration, worst
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
-from lt_monitor.runs import failures
+from lt_monitor.runs import failure_causes
 from lt_monitor.runs.run_state import RunState, state_of
 from lt_shared import checkpoint_layout, console
 from lt_shared.console import BadData, ExitCode, IoFailure, warn
@@ -48,14 +48,14 @@ def alert(
 ) -> int:
     """One pass; returns the exit code: 0 when nothing is wrong, 1 with a warning, 3 with something critical.
 
-    Raises what `Memory.open` does, BadConfig for a bad rules file, UsageError for a bad webhook.
+    Raises what `CommandState.open` does, BadConfig for a bad rules file, UsageError for a bad webhook.
     """
     limits = thresholds.read(rules_file)
     if channels.webhook:
         delivery.check_webhook(channels.webhook)
     moment = time.time() if now is None else now
-    with Memory.open(state, "alert", patterns) as memory:
-        examination = Examination(memory.runs, limits, moment)
+    with CommandState.open(state, "alert", patterns) as memory:
+        examination = AlertPass(memory.runs, limits, moment)
         memory.feed(examination.take)
         findings = [*examination.findings(), *_blind(memory, limits, moment)]
         holding = {_identity(finding) for finding in findings}
@@ -71,7 +71,7 @@ def alert(
     return max(int(EXIT_CODES[severity]), int(bool(undelivered)))
 
 
-class Examination:
+class AlertPass:
     """One pass over records: takes them into `runs` and collects the findings, each once."""
 
     def __init__(self, runs: dict[str, RunState], limits: Thresholds, now: float):
@@ -87,7 +87,7 @@ class Examination:
     def take(self, record: Record) -> None:
         state = state_of(self._runs, record["run"])
         if state.faults and record["kind"] in ("step", "start", "load"):
-            self._add(failures.failures(state))
+            self._add(failure_causes.failure_findings(state))
         if state.take(record, self._now):
             # Of an episode the first record tells when it began; a failure is told with all that followed.
             self._add(rules.on_record(state, record, self._limits), newer=False)
@@ -155,7 +155,7 @@ def _problem(directory: Path, step: int) -> str | None:
     return checkpoint_layout.damage(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
 
 
-def _blind(memory: Memory, limits: Thresholds, now: float) -> Iterable[Finding]:
+def _blind(memory: CommandState, limits: Thresholds, now: float) -> Iterable[Finding]:
     """Logs that tell nothing of training are not a sign that all is well, once the trainer has had time to start."""
     if any(state.step_lines or state.arguments for state in memory.runs.values()) or not limits.is_enabled("blind"):
         return
@@ -184,7 +184,7 @@ def _identity(finding: Finding) -> str:
     return f"{finding.run}\t{finding.key}"
 
 
-def _remembered(memory: Memory, holding: set[str]) -> set[str]:
+def _remembered(memory: CommandState, holding: set[str]) -> set[str]:
     """The findings to keep in mind: those that hold, and earlier ones of the runs' present attempts, which may come again."""
     known = sorted(memory.known, key=lambda identity: memory.known[identity])
     return holding | set(known[-10_000:])

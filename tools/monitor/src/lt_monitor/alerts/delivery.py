@@ -15,8 +15,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 
+from lt_monitor.events.alert_findings import Finding
 from lt_monitor.events.escaping import printable
-from lt_monitor.events.findings import Finding
 from lt_shared import storage
 from lt_shared.console import UsageError
 

@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from lt_monitor.alerts.thresholds import Thresholds
+from lt_monitor.events.alert_findings import Finding, duration
 from lt_monitor.events.escaping import counted
-from lt_monitor.events.findings import Finding, duration
 from lt_monitor.events.records import Record
-from lt_monitor.runs import failures
+from lt_monitor.runs import failure_causes
 from lt_monitor.runs.run_state import RunState
 
 STOPPED_JOB_STATES = {
@@ -54,7 +54,7 @@ def on_record(state: RunState, record: Record, thresholds: Thresholds) -> Iterat
 
 def on_pass(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
     """The findings that hold now, causes first."""
-    yield from failures.failures(state)
+    yield from failure_causes.failure_findings(state)
     for rule in (_hang, _straggling, _slow_gpus, _throughput_drop, _checkpoint_stale, _checkpoint_missing):
         yield from rule(state, snapshot, thresholds)
 
@@ -143,7 +143,7 @@ def _value_and_rank(field: object) -> tuple[float, int] | None:
 
 def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     stopped = STOPPED_JOB_STATES.get(record["state"])
-    if stopped is None or (stopped[0] == "job-failed" and failures.has_cause(state)):
+    if stopped is None or (stopped[0] == "job-failed" and failure_causes.has_critical_fault(state)):
         return
     rule, severity = stopped
     code = f", exit code {record['exit_code']}" if record.get("exit_code") else ""
@@ -180,7 +180,7 @@ def _neuron(state: RunState, record: Record, thresholds: Thresholds) -> Iterator
 
 def _hang(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
     waiting = hang_limit(state, thresholds)
-    if waiting is None or state.is_over or failures.has_cause(state):
+    if waiting is None or state.is_over or failure_causes.has_critical_fault(state):
         return
     if state.job and state.job.get("state") != "RUNNING":
         return

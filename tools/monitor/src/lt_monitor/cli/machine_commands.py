@@ -19,7 +19,7 @@ class _JobNumbers(click.ParamType[str]):
     name = "job"
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        from lt_monitor.collect.slurm import is_job
+        from lt_monitor.collect.slurm_jobs import is_job
 
         if not is_job(value):
             self.fail(f"{value!r} is no job number such as 77 or 77_3", parameter, context)
@@ -39,14 +39,14 @@ lt-monitor goodput --json --price-per-gpu-hour 2.5 run1/train.log
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of a table.")
 def goodput(logs: tuple[str, ...], price_per_gpu_hour: float | None, gpus: int | None, as_json: bool) -> None:
     """Print how much of its time each run spent on training that counted, and where the rest went."""
-    from lt_monitor.views import goodput as report
+    from lt_monitor.views import goodput as goodput_view
 
-    found = report.goodput(logs, price_per_gpu_hour, gpus)
+    found = goodput_view.goodput(logs, price_per_gpu_hour, gpus)
     if as_json:
         for one in found:
             console.print_json(one.to_record())
     else:
-        click.echo(report.table(found), nl=False)
+        click.echo(goodput_view.table(found), nl=False)
 
 
 @click.command(
@@ -166,7 +166,7 @@ squeue --json | lt-monitor slurm -
 )
 def slurm(saved: str | None, jobs: tuple[str, ...]) -> None:
     """Print the state of Slurm jobs as events. FILE is a saved answer of squeue, sacct or scontrol, - is stdin."""
-    from lt_monitor.collect import slurm as source
+    from lt_monitor.collect import slurm_jobs as source
 
     _print(source.sample(saved, jobs))
 

@@ -30,11 +30,11 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 @known_options
 def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     """Print where each run is, how fast it is, how good, and what happened to it."""
-    from lt_monitor.runs import assembly, summary
+    from lt_monitor.runs import run_loader, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import summary_table
 
-    summaries = [summary.summarize(run, Known.of(**known)) for run in assembly.join_by_checkpoints(assembly.read(logs))]
+    summaries = [summary.summarize(run, Known.of(**known)) for run in run_loader.join_by_checkpoints(run_loader.read(logs))]
     if as_json:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
@@ -53,11 +53,11 @@ lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).r
 @known_options
 def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     """Compare many runs: a row each, with the arguments in which they differ."""
-    from lt_monitor.runs import assembly, summary
+    from lt_monitor.runs import run_loader, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot, runs_table
 
-    found = assembly.join_by_checkpoints(assembly.read(logs))
+    found = run_loader.join_by_checkpoints(run_loader.read(logs))
     summaries = [summary.summarize(run, Known.of(**known)) for run in found]
     if as_json:
         for run, one in zip(found, summaries, strict=True):

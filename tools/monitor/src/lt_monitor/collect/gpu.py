@@ -7,7 +7,7 @@ driver has lost is a fault, as the log of the job may say nothing about it for t
 
 import re
 
-from lt_monitor.collect import programs
+from lt_monitor.collect import external_programs
 from lt_monitor.collect.sampling import fault, machine_name, missing, read_text, record
 from lt_monitor.events.records import Record
 
@@ -54,7 +54,7 @@ def sample(path: str | None) -> list[Record]:
         return parse(read_text(path), path)
     try:
         return parse(_ask(list(QUERY)), SOURCE)
-    except programs.NoAnswer as error:
+    except external_programs.NoAnswer as error:
         if _LOST.search(str(error)):
             return [fault(SOURCE, "gpu-lost", "critical", str(error))]
         return [missing(SOURCE, str(error))]
@@ -64,8 +64,8 @@ def _ask(fields: list[str]) -> str:
     """nvidia-smi's answer; a field that it does not know is left out or asked by its old name."""
     while True:
         try:
-            return programs.answer([SOURCE, f"--query-gpu={','.join(fields)}", "--format=csv,nounits"])
-        except programs.NoAnswer as error:
+            return external_programs.answer([SOURCE, f"--query-gpu={','.join(fields)}", "--format=csv,nounits"])
+        except external_programs.NoAnswer as error:
             unknown = next((field for field in fields if f'"{field}" is not a valid field' in str(error)), None)
             if unknown is None:
                 raise

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from lt_monitor.collect import programs
+from lt_monitor.collect import external_programs
 from lt_monitor.collect.sampling import machine_name, missing, read_text, record
 from lt_monitor.events.records import Record
 
@@ -22,19 +22,19 @@ def sample(path: str | None) -> list[Record]:
         return parse(read_text(path), path)
     try:
         return parse(_ask(), SOURCE)
-    except programs.NoAnswer as error:
+    except external_programs.NoAnswer as error:
         return [missing(SOURCE, str(error))]
 
 
 def _ask() -> str:
     try:
-        return programs.first_line([SOURCE])
-    except programs.NoAnswer as error:
+        return external_programs.first_line([SOURCE])
+    except external_programs.NoAnswer as error:
         if "not installed" not in str(error):
             raise
         try:
-            return programs.first_line([AWS_PATH])
-        except programs.NoAnswer:
+            return external_programs.first_line([AWS_PATH])
+        except external_programs.NoAnswer:
             raise error from None
 
 

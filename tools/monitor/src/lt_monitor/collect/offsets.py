@@ -3,7 +3,7 @@
 A position is recognised by content (hashes of the log's beginning and of the bytes just before the offset); inode and path only
 lead to it. So it survives a rename, a copy over the log (rsync), and truncation followed by new output, even when the new output
 is longer than the old. A log whose inode, size and modification time are as they were is not even opened: ten thousand of them
-take 0.2 s. The state keeps what the parser and the merger carry from line to line, so nothing depends on when a log is read.
+take 0.2 s. The state keeps what the parser and the deduplicator carry from line to line, so nothing depends on when a log is read.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ TAIL_BYTES = 256
 
 
 @dataclasses.dataclass
-class Position:
+class LogOffset:
     """The place in one log up to which its lines were read. `head` and `tail` are bytes before `offset`.
 
     `size_bytes` and `mtime_ns` are the log's when it was opened.
@@ -36,7 +36,7 @@ class Position:
     head: bytes = b""
     tail: bytes = b""
     parser: Record | None = None
-    merger: Record | None = None
+    deduplicator: Record | None = None
 
     @classmethod
     def at_begin(cls, path: str, status: os.stat_result) -> Self:
@@ -48,8 +48,8 @@ class Position:
         self.head += data[: HEAD_BYTES - len(self.head)]
         self.tail = (self.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
 
-    def saved(self) -> "SavedPosition":
-        return SavedPosition(
+    def saved(self) -> "SavedLogOffset":
+        return SavedLogOffset(
             path=self.path,
             inode=self.inode,
             size_bytes=self.size_bytes,
@@ -58,13 +58,13 @@ class Position:
             head_sha256=hashlib.sha256(self.head).hexdigest(),
             tail_sha256=hashlib.sha256(self.tail).hexdigest(),
             parser=self.parser,
-            merger=self.merger,
+            merger=self.deduplicator,
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedPosition:
-    """A position as the state file has it."""
+class SavedLogOffset:
+    """A LogOffset as it is stored: the fields are the keys in the state file, `merger` is the state of the deduplicator."""
 
     path: str
     inode: int
@@ -79,7 +79,7 @@ class SavedPosition:
     def is_unchanged(self, status: os.stat_result) -> bool:
         return (self.inode, self.size_bytes, self.mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
 
-    def resume(self, descriptor: int, path: str) -> Position | None:
+    def resume(self, descriptor: int, path: str) -> LogOffset | None:
         """The same position in an open file, or None when that file does not hold what was read."""
         status = os.fstat(descriptor)
         head = os.pread(descriptor, min(HEAD_BYTES, self.offset), 0)
@@ -87,20 +87,22 @@ class SavedPosition:
         tail = os.pread(descriptor, tail_bytes, self.offset - tail_bytes)
         if hashlib.sha256(head).hexdigest() != self.head_sha256 or hashlib.sha256(tail).hexdigest() != self.tail_sha256:
             return None
-        position = Position.at_begin(path, status)
-        return dataclasses.replace(position, offset=self.offset, head=head, tail=tail, parser=self.parser, merger=self.merger)
+        position = LogOffset.at_begin(path, status)
+        return dataclasses.replace(
+            position, offset=self.offset, head=head, tail=tail, parser=self.parser, deduplicator=self.merger
+        )
 
 
-class Positions:
+class LogOffsets:
     """All positions of a state file by absolute path, and the place in the output that they agree with.
 
     `saved` is where logs were when this pass began, `new` where it left them.
     """
 
-    def __init__(self, saved: list[SavedPosition], output: Record | None = None):
+    def __init__(self, saved: list[SavedLogOffset], output: Record | None = None):
         self.saved = {position.path: position for position in saved}
         self.output = output
-        self.new: dict[str, Position] = {}
+        self.new: dict[str, LogOffset] = {}
         self._by_inode = {position.inode: position for position in saved}
 
     @classmethod
@@ -117,16 +119,16 @@ class Positions:
             state: dict[str, Any] = orjson.loads(content)
             if state["v"] != STATE_VERSION or state["kind"] != "scrape-state":
                 raise ValueError("written by another version or another program")
-            return cls([SavedPosition(**log) for log in state["logs"]], state["output"])
+            return cls([SavedLogOffset(**log) for log in state["logs"]], state["output"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadData(
                 f"{path}: not a state of lt-monitor scrape: {error}", "delete it to read every log from its beginning"
             ) from None
 
-    def settled(self, output: Record | None) -> "Positions":
+    def settled(self, output: Record | None) -> "LogOffsets":
         """The state after this pass, whose events end at `output`."""
         saved = {**self.saved, **{path: position.saved() for path, position in self.new.items()}}
-        return Positions(list(saved.values()), output)
+        return LogOffsets(list(saved.values()), output)
 
     def to_bytes(self) -> bytes:
         """As a state file; without what `new` holds (see `settled`)."""
@@ -134,7 +136,7 @@ class Positions:
         state = {"v": STATE_VERSION, "kind": "scrape-state", "output": self.output, "logs": logs}
         return orjson.dumps(state, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
-    def find(self, path: str, descriptor: int) -> Position:
+    def find(self, path: str, descriptor: int) -> LogOffset:
         """Where to go on in the open log `path`: at the beginning when it was never read or was replaced."""
         if path in self.new:
             return self.new[path]
@@ -145,9 +147,9 @@ class Positions:
             position = saved.resume(descriptor, path) if saved is not None else None
             if position is not None:
                 return position
-        return Position.at_begin(path, status)
+        return LogOffset.at_begin(path, status)
 
-    def replaced(self, position: Position) -> SavedPosition | None:
+    def replaced(self, position: LogOffset) -> SavedLogOffset | None:
         """What was read at this path before, when the file that is there now is another one."""
         saved = self.saved.get(position.path)
         return saved if position.offset == 0 and saved is not None and saved.offset > 0 else None

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import IO
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.deduplication import Merger
-from lt_monitor.logs.log_parser import Block
+from lt_monitor.logs.deduplication import Deduplicator
+from lt_monitor.logs.log_parser import ParsedBlock
 from lt_shared.console import IoFailure, warn
 
 
@@ -61,9 +61,9 @@ class Output:
         self._unfinished = lines.pop()
         self._written.update(line for line in lines if line)
 
-    def take(self, block: Block, merger: Merger, path: str, run: str) -> None:
+    def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None:
         """Write what is new in a block of the log `path` and not there yet, and pass it on at once."""
-        lines = merger.new_lines(block, path, run)
+        lines = deduplicator.new_lines(block, path, run)
         if self._written:
             lines = [line for line in lines if not self._is_written(line)]
         if not lines:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Protocol
 
-from lt_monitor.collect.offsets import Position, Positions, SavedPosition, rotated_siblings
+from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset, rotated_siblings
 from lt_monitor.collect.outputs import Output
-from lt_monitor.collect.state_files import locked
+from lt_monitor.collect.state_lock import locked
 from lt_monitor.events import records
 from lt_monitor.logs import log_files
-from lt_monitor.logs.deduplication import Merger
-from lt_monitor.logs.log_parser import Block, LogParser
+from lt_monitor.logs.deduplication import Deduplicator
+from lt_monitor.logs.log_parser import LogParser, ParsedBlock
 from lt_shared import storage
 from lt_shared.console import NoInput, UsageError, note
 
@@ -34,21 +34,21 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
     if state is None and not follow:
         output = Output(stream)
         for path in paths:
-            merger = Merger()
+            deduplicator = Deduplicator()
             run, shown = log_files.run_name(path), log_files.printable(path)
             for block in log_files.parsed_blocks(path):
-                output.take(block, merger, shown, run)
+                output.take(block, deduplicator, shown, run)
         return
     option = "--state" if state is not None else "--follow"
     for path in paths:
         _require_offsets(path, option)
     output = Output(stream)
     with contextlib.ExitStack() as stack:
-        positions = Positions([])
-        publish: Callable[[Positions], None] = _keep_in_memory
+        positions = LogOffsets([])
+        publish: Callable[[LogOffsets], None] = _keep_in_memory
         if state is not None:
             stack.enter_context(locked(state))
-            positions = Positions.read(state)
+            positions = LogOffsets.read(state)
             publish = _Publisher(state)
         if not output.resume(positions.output):
             positions.output = output.place()
@@ -61,7 +61,7 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
             positions = _pass(paths, positions, output, publish)
 
 
-def _keep_in_memory(positions: Positions) -> None:
+def _keep_in_memory(positions: LogOffsets) -> None:
     """Without a state file nothing outlives the process."""
 
 
@@ -71,7 +71,7 @@ class _Publisher:
     def __init__(self, path: str):
         self._path = path
 
-    def __call__(self, positions: Positions) -> None:
+    def __call__(self, positions: LogOffsets) -> None:
         storage.write_bytes(self._path, positions.to_bytes())
 
 
@@ -85,7 +85,7 @@ def _require_offsets(path: str, option: str) -> None:
         raise UsageError(f"{option} needs files: {path} is not a regular file", f"leave {option} out to read it once")
 
 
-def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: Callable[[Positions], None]) -> Positions:
+def _pass(paths: Sequence[str], positions: LogOffsets, output: Output, publish: Callable[[LogOffsets], None]) -> LogOffsets:
     """Read what is new in all logs; the positions after it."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -101,10 +101,10 @@ def _pass(paths: Sequence[str], positions: Positions, output: Output, publish: C
 class Sink(Protocol):
     """What takes the events of a log, a block at a time."""
 
-    def take(self, block: Block, merger: Merger, path: str, run: str) -> None: ...
+    def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None: ...
 
 
-def scrape_log(path: str, positions: Positions, output: Sink) -> None:
+def scrape_log(path: str, positions: LogOffsets, output: Sink) -> None:
     """Give `output` the records of one log that are new since `positions`, and move these on."""
     absolute = os.path.abspath(path)
     saved = positions.saved.get(absolute)
@@ -120,7 +120,7 @@ def scrape_log(path: str, positions: Positions, output: Sink) -> None:
     positions.new[absolute] = position
 
 
-def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, output: Sink) -> None:
+def _finish_rotated(path: str, earlier: SavedLogOffset, positions: LogOffsets, output: Sink) -> None:
     """Read the rest of the log that was at `path` before rotation."""
     for sibling in rotated_siblings(earlier.path):
         with contextlib.suppress(PermissionError, FileNotFoundError), open(sibling, "rb") as log:
@@ -134,7 +134,7 @@ def _finish_rotated(path: str, earlier: SavedPosition, positions: Positions, out
     note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
 
 
-def _tell_replaced(path: str, earlier: SavedPosition, output: Sink) -> None:
+def _tell_replaced(path: str, earlier: SavedLogOffset, output: Sink) -> None:
     """An event before those of the new log: two logs may begin alike, and its reader must not take one for a repetition.
 
     What was read of the log before tells this event from that of another replacement, but not from its own repetition.
@@ -147,17 +147,17 @@ def _tell_replaced(path: str, earlier: SavedPosition, output: Sink) -> None:
         "fields": {"offset": earlier.offset, "tail_sha256": earlier.tail_sha256},
         "src": {"offset": 0},
     }
-    output.take(Block([(0, item)], []), Merger(), log_files.printable(path), log_files.run_name(path))
+    output.take(ParsedBlock([(0, item)], []), Deduplicator(), log_files.printable(path), log_files.run_name(path))
 
 
-def _read_on(path: str, run: str, log: IO[bytes], position: Position, output: Sink) -> None:
-    parser, merger = LogParser(position.parser), Merger(position.merger)
+def _read_on(path: str, run: str, log: IO[bytes], position: LogOffset, output: Sink) -> None:
+    parser, deduplicator = LogParser(position.parser), Deduplicator(position.deduplicator)
     shown = log_files.printable(path)
     log.seek(position.offset)
     for block in log_files.blocks(log.read):
         if position.offset == 0:
             log_files.warn_of_no_text(block, path)
-        output.take(parser.parse(block, position.offset), merger, shown, run)
+        output.take(parser.parse(block, position.offset), deduplicator, shown, run)
         position.advance(block)
-    position.parser, position.merger = parser.to_record(), merger.to_record()
+    position.parser, position.deduplicator = parser.to_record(), deduplicator.to_record()
     log_files.warn_of_malformed(parser, path)

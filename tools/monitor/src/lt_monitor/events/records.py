@@ -10,7 +10,7 @@ from typing import Any
 
 VERSION = 1
 MESSAGE_CHARACTERS = 500
-LARGEST_COUNT = 2**53
+MAXIMUM_COUNT = 2**53
 
 Record = dict[str, Any]
 
@@ -139,7 +139,7 @@ def problem(record: object) -> str | None:
             return f"has no {field}"
     for field, value in record.items():
         if field in _COUNTS:
-            if (type(value) is not int or not 0 <= value <= LARGEST_COUNT) and (value is not None or field in required):
+            if (type(value) is not int or not 0 <= value <= MAXIMUM_COUNT) and (value is not None or field in required):
                 return f"{field} is {value!r}"
         elif field in _NUMBERS:
             if value is not None and type(value) not in (int, float):

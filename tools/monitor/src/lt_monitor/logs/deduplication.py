@@ -15,23 +15,23 @@ from typing import Any
 import orjson
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import Block, attributed
+from lt_monitor.logs.log_parser import ParsedBlock, attributed
 from lt_monitor.logs.step_rows import UNNAMED, StepBlock, Stream
 
 REMEMBERED_PER_STREAM = 8
 _OTHER_KINDS = frozenset({"eval", "checkpoint", "load"})
 
-Words = tuple[Any, ...]
+Key = tuple[Any, ...]
 
 
-class Merger:
-    """Which records of one log are news. `state` continues another merger's work, as `to_record` gave it."""
+class Deduplicator:
+    """Which records of one log are news. `state` continues another deduplicator's work, as `to_record` gave it."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
         # What was said last by each stream, and what by which streams, oldest first.
-        self._latest: dict[Stream, Words] = {tuple(stream): tuple(words) for stream, words in state.get("latest", [])}
-        self._said: OrderedDict[Words, set[Stream]] = OrderedDict(
+        self._latest: dict[Stream, Key] = {tuple(stream): tuple(words) for stream, words in state.get("latest", [])}
+        self._said: OrderedDict[Key, set[Stream]] = OrderedDict(
             (tuple(words), {tuple(stream) for stream in streams}) for words, streams in state.get("said", [])
         )
 
@@ -39,22 +39,22 @@ class Merger:
         said = [[list(words), sorted(map(list, streams), key=str)] for words, streams in self._said.items()]
         return {"latest": [[list(stream), list(words)] for stream, words in self._latest.items()], "said": said}
 
-    def news(self, records: Sequence[Record]) -> list[Record]:
+    def new_records(self, records: Sequence[Record]) -> list[Record]:
         """The records without those that repeat another one."""
-        return [record for record in records if self.is_news(record)]
+        return [record for record in records if self.is_new(record)]
 
-    def new_lines(self, block: Block, path: str, run: str) -> list[bytes]:
+    def new_lines(self, block: ParsedBlock, path: str, run: str) -> list[bytes]:
         """What is new in a block of the log `path`, as lines of JSON in the order of the log."""
         steps = block.step_block()
         if steps is None:
-            return encoded(self.news(block.records(path, run)))
+            return encoded(self.new_records(block.records(path, run)))
         lines = steps.lines(path, run)
         new: list[bytes] = []
         begin = 0
         for order, item in block.ordered_items():
             end = bisect.bisect_left(steps.offsets, order)
             new += [lines[place] for place in self._new_steps(steps, begin, end, run)]
-            new += encoded(self.news([attributed(item, path, run)]))
+            new += encoded(self.new_records([attributed(item, path, run)]))
             begin = end
         new += [lines[place] for place in self._new_steps(steps, begin, len(lines), run)]
         return new
@@ -90,10 +90,10 @@ class Merger:
         self._latest[stream] = exactly
         return stream == UNNAMED or self._is_new_for(stream, words)
 
-    def is_news(self, record: Record) -> bool:
+    def is_new(self, record: Record) -> bool:
         kind = record["kind"]
         stream: Stream = record.get("task"), record.get("rank"), record.get("node")
-        words: Words
+        words: Key
         if kind == "step":
             return self._is_new_step(record["run"], stream, record["step"], record.get("loss"))
         if kind in _OTHER_KINDS:
@@ -103,7 +103,7 @@ class Merger:
             self._latest.clear()
         return True
 
-    def _is_new_for(self, stream: Stream, words: Words) -> bool:
+    def _is_new_for(self, stream: Stream, words: Key) -> bool:
         streams = self._said.get(words)
         if streams is None:
             self._said[words] = {stream}

@@ -13,8 +13,8 @@ from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import ARGUMENT, ARGUMENTS_HEADING
 
-LONGEST_DUMP_BYTES = 1 << 20
-LARGEST_NUMBER = 2**63
+MAXIMUM_DUMP_BYTES = 1 << 20
+MAXIMUM_ARGUMENT = 2**63
 
 START_ARGUMENTS = frozenset(
     {
@@ -92,7 +92,7 @@ class Dumps:
         for line in lines:
             if self.arguments is None:
                 return
-            if line.offset - self.arguments_offset > LONGEST_DUMP_BYTES:
+            if line.offset - self.arguments_offset > MAXIMUM_DUMP_BYTES:
                 self.arguments = None
             elif (match := ARGUMENT.match(line.text, line.body)) is not None:
                 name, value = match["name"].decode(), _value(match["value"].decode(errors="replace"))
@@ -134,4 +134,4 @@ def _value(text: str) -> Any:
         number: int | float = int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
         return text
-    return number if abs(number) < LARGEST_NUMBER else None
+    return number if abs(number) < MAXIMUM_ARGUMENT else None

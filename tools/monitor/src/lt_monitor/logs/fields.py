@@ -1,7 +1,7 @@
 """Numbers in a log line: which field of a record each one is, and how it becomes that field's unit.
 
 A line of numbers is described by the places of its values, so that the same description serves to read one line and, as a
-`layouts.Layout`, thousands of lines that look alike.
+`layouts.LineTemplate`, thousands of lines that look alike.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ import math
 import re
 from typing import Any
 
-from lt_monitor.events.records import LARGEST_COUNT, Record
+from lt_monitor.events.records import MAXIMUM_COUNT, Record
 
-MOST_DIGITS = 15
+MAXIMUM_DIGITS = 15
 # Progress bars print rates with two decimals: those below are off by more than a tenth.
-LEAST_RATE = 0.05
+MINIMUM_RATE_PER_SECOND = 0.05
 
 _TIME = re.compile(rb"\d{4}-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _UPPER_BOUNDS = (12, 31, 23, 59, 59)
@@ -25,7 +25,7 @@ class Measure:
 
     `is_metric`: the field goes to the record's `metrics`. `is_time`: the text is a date and time, not a number. `is_constant`:
     what the rest of the line means depends on this number. `is_rate`: the number is per second and the field has seconds; a rate
-    below LEAST_RATE is no number.
+    below MINIMUM_RATE_PER_SECOND is no number.
     """
 
     field: str
@@ -42,14 +42,14 @@ class Measure:
         if self.is_time:
             return read_time(text)
         number = math.nan if text == b"N/A" else float(text.replace(b",", b""))
-        if not math.isfinite(number) or (self.is_rate and number < LEAST_RATE):
+        if not math.isfinite(number) or (self.is_rate and number < MINIMUM_RATE_PER_SECOND):
             return None
         if self.is_rate:
             return 1 / number
         value = number / self.divisor * self.factor
         if not self.whole:
             return value
-        if not 0 <= value <= LARGEST_COUNT:
+        if not 0 <= value <= MAXIMUM_COUNT:
             raise ValueError(f"{self.field} is {value}")
         return round(value)
 

@@ -2,7 +2,7 @@
 
 A trainer prints its numbers with fixed formats, so the step lines of a run have only a few shapes: a line is like another one
 when they differ in nothing but the digits of its values. The first line of a shape is read by its trainer's parser, and its
-`Layout` then reads all others of a block at once: compare the constant bytes, turn columns of digits into integers, scale. Values
+`LineTemplate` then reads all others of a block at once: compare the constant bytes, turn columns of digits into integers, scale. Values
 are the same to the last bit as `Measure.read` gives, since both divide one exact integer by one exact power of ten. A line of 300
 bytes takes 1 microsecond where parsing it alone takes 15. A word in the place of a number (nan, N/A) makes another shape.
 """
@@ -12,13 +12,13 @@ from typing import Self
 
 import numpy as np
 
-from lt_monitor.events.records import LARGEST_COUNT
+from lt_monitor.events.records import MAXIMUM_COUNT
 from lt_monitor.events.steps import epoch_seconds, is_local
-from lt_monitor.logs.fields import LEAST_RATE, MOST_DIGITS, Measure, Value
+from lt_monitor.logs.fields import MAXIMUM_DIGITS, MINIMUM_RATE_PER_SECOND, Measure, Value
 from lt_monitor.logs.lines import Line
 
-LARGEST_EXPONENT = 22
-_POWERS = np.array([10.0**exponent for exponent in range(LARGEST_EXPONENT + 1)])
+MAXIMUM_EXPONENT = 22
+_POWERS = np.array([10.0**exponent for exponent in range(MAXIMUM_EXPONENT + 1)])
 _PLAIN_NUMBER = re.compile(
     rb"(?P<sign>[-+]?)(?P<mantissa>[\d,]+(?:\.\d*)?)(?:[eE](?P<exponent_sign>[-+]?)(?P<exponent>\d{1,2}))?"
 )
@@ -55,7 +55,7 @@ class Column:
 
     def is_exact(self, rows: np.ndarray) -> np.ndarray:
         """Where (bool) `read` gives what Python's float does: up to a power of ten that float64 holds exactly."""
-        return _integer(rows, self.exponent_digits) + self.decimals <= LARGEST_EXPONENT
+        return _integer(rows, self.exponent_digits) + self.decimals <= MAXIMUM_EXPONENT
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """The values (float64) of all rows (uint8, one line each) in base units; infinite for a word such as nan."""
@@ -71,12 +71,12 @@ class Column:
         if self.is_negative:
             number = -number
         if self.measure.is_rate:
-            return np.where(number < LEAST_RATE, np.inf, 1 / np.maximum(number, LEAST_RATE))
+            return np.where(number < MINIMUM_RATE_PER_SECOND, np.inf, 1 / np.maximum(number, MINIMUM_RATE_PER_SECOND))
         value = number / self.measure.divisor * self.measure.factor
         return np.rint(value) if self.measure.whole else value
 
 
-class Layout:
+class LineTemplate:
     """One shape of line. `columns` are in the order in which a record has its fields; `node` is one of its constants."""
 
     def __init__(self, sample: np.ndarray, columns: list[Column], variable: np.ndarray, padding: np.ndarray, node: str | None):
@@ -91,7 +91,7 @@ class Layout:
 
     @classmethod
     def of(cls, raw: bytes, line: Line, values: list[Value]) -> Self | None:
-        """The layout of a parsed line (without its line end); None when a number has too many digits to be exact."""
+        """The template of a parsed line (without its line end); None when a number has too many digits to be exact."""
         sample = np.frombuffer(raw, dtype=np.uint8)
         variable = np.zeros(len(raw), dtype=bool)
         padding = np.zeros(len(raw), dtype=bool)
@@ -117,13 +117,13 @@ class Layout:
                 spaces = _padding(raw, place)
                 variable[place - spaces : place] = padding[place - spaces : place] = True
                 column.digits = [*range(place - spaces, place), *column.digits]
-                if len(column.digits) > MOST_DIGITS:
+                if len(column.digits) > MAXIMUM_DIGITS:
                     return None
             columns.append(column)
         return cls(sample, columns, variable, padding, line.node)
 
     def matches(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the rows (uint8, shape (lines, length)) have this layout (bool)."""
+        """Which of the rows (uint8, shape (lines, length)) have this template (bool)."""
         # Whole rows with a mask take half the time of gathering their constant bytes first.
         alike: np.ndarray = np.bitwise_or.reduce((rows ^ self._sample) & self._constant_mask, axis=1) == 0
         cells = rows[:, self._digits]
@@ -185,7 +185,7 @@ def _is_small_count(measure: Measure, text: bytes) -> bool:
     if match is None:
         return True
     digits = len(match["mantissa"].replace(b",", b"").partition(b".")[0]) + 2
-    return match["exponent"] is None and 10.0**digits / measure.divisor * measure.factor <= LARGEST_COUNT
+    return match["exponent"] is None and 10.0**digits / measure.divisor * measure.factor <= MAXIMUM_COUNT
 
 
 def _integer(rows: np.ndarray, places: list[int]) -> np.ndarray:

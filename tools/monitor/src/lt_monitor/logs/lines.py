@@ -27,7 +27,7 @@ _OWN_TIME = re.compile(rb"[\s\[]{0,9}(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(
 _INNER_TIME = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?(?![\d:])")
 _LABELS_BEFORE = re.compile(rb"(?:\[rank(?P<rank>\d{1,6})\]: ?|\[titan\] ){1,2}$")
 _LEVEL_BEHIND = re.compile(rb" - \S{1,100} - [A-Z]{4,8} - ")
-LONGEST_LABELS_BYTES = 32
+MAXIMUM_LABEL_BYTES = 32
 
 
 class Line:
@@ -67,7 +67,7 @@ class Line:
             begin, end = time.span()
             if self.raw_index(begin) >= event:
                 break
-            before = _LABELS_BEFORE.search(self.text[:begin], max(0, begin - LONGEST_LABELS_BYTES))
+            before = _LABELS_BEFORE.search(self.text[:begin], max(0, begin - MAXIMUM_LABEL_BYTES))
             is_bracketed = self.text[begin - 1 : begin] == b"[" and self.text[end : end + 1] == b"]"
             if before is None and not is_bracketed and _LEVEL_BEHIND.match(self.text, end) is None:
                 continue

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import Block, LogParser
+from lt_monitor.logs.log_parser import LogParser, ParsedBlock
 from lt_shared import storage
 from lt_shared.console import NoInput, warn
 
@@ -110,7 +110,7 @@ def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]
         yield pending
 
 
-def parsed_blocks(path: str) -> Iterator[Block]:
+def parsed_blocks(path: str) -> Iterator[ParsedBlock]:
     """What one log (or `-`) says, as much at a time as one read gave. Warns on stderr about malformed event records."""
     parser = LogParser()
     offset = 0

@@ -1,6 +1,6 @@
 """From blocks of whole log lines to event records, whatever a launcher or a terminal put around the lines.
 
-Three ways through a block, each for what is common in some logs: the gate drops noise without looking at lines (2 GB/s), layouts
+Three ways through a block, each for what is common in some logs: the gate drops noise without looking at lines (2 GB/s), templates
 read step lines that look alike by columns (300 MB/s), and what is left is parsed line by line (10 microseconds each). They give
 the same events; which way a line goes depends on the lines before it only in how long it takes.
 """
@@ -19,17 +19,17 @@ from lt_monitor.events import records
 from lt_monitor.events.records import Record
 from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fields import read_values
-from lt_monitor.logs.formats import Numbers
+from lt_monitor.logs.formats import StepLine
 from lt_monitor.logs.formats.table import PARSERS, keywords
-from lt_monitor.logs.line_templates import Layout
+from lt_monitor.logs.line_templates import LineTemplate
 from lt_monitor.logs.lines import Line
-from lt_monitor.logs.prefilter import Gate
+from lt_monitor.logs.prefilter import Prefilter
 from lt_monitor.logs.step_rows import StepBlock, StepRows
 
-FEWEST_ALIKE = 16
-MOST_LAYOUTS = 256
-MOST_SHAPES = 4096
-LONGEST_LAYOUT_BYTES = 2000
+MINIMUM_ALIKE_LINES = 16
+MAXIMUM_TEMPLATES = 256
+MAXIMUM_SHAPES = 4096
+MAXIMUM_TEMPLATE_BYTES = 2000
 
 # Kinds of manifest lines, and what they have that no event of the same kind has.
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
@@ -37,14 +37,14 @@ MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
 _DIGITS_ALIKE = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _EVENT_RECORD, _DUMP = -1, -2
-_GATE = Gate({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
+_PREFILTER = Prefilter({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
 
 Item = tuple[int, Record]
 """A record with the offset that orders it among the others."""
 
 
 @dataclasses.dataclass
-class Block:
+class ParsedBlock:
     """What a block of lines says. Records lack their run and have only an `offset` under `src`, unless they came with both."""
 
     items: list[Item]
@@ -69,7 +69,7 @@ class Block:
 
 
 def attributed(record: Record, path: str, run: str) -> Record:
-    """A record of `Block.items` with its run and source; those that it brought stay."""
+    """A record of `ParsedBlock.items` with its run and source; those that it brought stay."""
     source = record.pop("src")
     file = source.get("file")
     return {
@@ -103,8 +103,8 @@ class LogParser:
         state = state or {}
         self._dumps = Dumps(**state.get("dumps", {}))
         self._last_step: int | None = state.get("last_step")
-        self._layouts: dict[int, list[Layout]] = {}
-        self._layout_count = 0
+        self._templates: dict[int, list[LineTemplate]] = {}
+        self._template_count = 0
         self._shapes: set[bytes] = set()
         self.malformed = 0
         self.first_malformed = ""
@@ -112,26 +112,26 @@ class LogParser:
     def to_record(self) -> Record:
         return {"dumps": self._dumps.to_record(), "last_step": self._last_step}
 
-    def parse(self, block: bytes, offset: int) -> Block:
+    def parse(self, block: bytes, offset: int) -> ParsedBlock:
         """The events of whole lines that begin at byte `offset` of the log. The last line may lack its line end."""
         if b"\r" in block:
             block = block.replace(b"\r", b"\n")
         items: list[Item] = []
         rows: list[StepRows] = []
         self._go_on_with_dumps(block, 0, offset, items)
-        candidates = _GATE.candidates(block)
-        patience = FEWEST_ALIKE
+        candidates = _PREFILTER.candidates(block)
+        patience = MINIMUM_ALIKE_LINES
         while len(candidates):
-            if self._layouts and len(candidates) >= FEWEST_ALIKE:
+            if self._templates and len(candidates) >= MINIMUM_ALIKE_LINES:
                 candidates = self._read_alike(block, offset, candidates, rows)
             begin = self._read_singly(block, offset, candidates, items, patience)
             candidates = candidates[np.searchsorted(candidates, begin) :]
             patience *= 2
         self._add_steps(items, rows)
-        return Block(items, rows)
+        return ParsedBlock(items, rows)
 
     def _read_alike(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
-        """Read the lines that a known layout fits; the candidates in other lines."""
+        """Read the lines that a known template fits; the candidates in other lines."""
         cells = np.frombuffer(block, dtype=np.uint8)
         ends = np.flatnonzero(cells == ord("\n"))
         if not block.endswith(b"\n"):
@@ -141,16 +141,16 @@ class LogParser:
         starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
         lengths = ends[numbers] - starts
         taken = np.zeros(len(numbers), dtype=bool)
-        for length, layouts in self._layouts.items():
+        for length, templates in self._templates.items():
             places = np.flatnonzero(lengths == length)
-            if len(places) < FEWEST_ALIKE:
+            if len(places) < MINIMUM_ALIKE_LINES:
                 continue
             lines = np.lib.stride_tricks.sliding_window_view(cells, length)[starts[places]]
-            for layout in layouts:
-                alike = layout.matches(lines)
+            for template in templates:
+                alike = template.matches(lines)
                 if not alike.any():
                     continue
-                rows.append(StepRows(layout, starts[places[alike]] + offset, lines[alike]))
+                rows.append(StepRows(template, starts[places[alike]] + offset, lines[alike]))
                 taken[places[alike]] = True
                 places, lines = places[~alike], lines[~alike]
                 if not len(places):
@@ -163,7 +163,7 @@ class LogParser:
         line_end = -1
         line_begin = 0
         ranks: dict[int, int] = {}
-        for position, meaning in _GATE.confirmed(block, candidates.tolist()):
+        for position, meaning in _PREFILTER.confirmed(block, candidates.tolist()):
             if position < line_end:
                 ranks |= dict.fromkeys(meaning, position)
                 continue
@@ -181,7 +181,7 @@ class LogParser:
         return len(block)
 
     def _read_line(self, block: bytes, begin: int, end: int, offset: int, ranks: dict[int, int], items: list[Item]) -> bool:
-        """Parse one line; whether it is a step line that a layout may fit. `ranks`: what its keywords mean, and where."""
+        """Parse one line; whether it is a step line that a template may fit. `ranks`: what its keywords mean, and where."""
         raw = block[begin:end]
         if _EVENT_RECORD in ranks and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
@@ -199,7 +199,7 @@ class LogParser:
                 continue
             line.relabel(ranks[rank] - begin)
             parsed = PARSERS[rank][0](line)
-            if isinstance(parsed, Numbers):
+            if isinstance(parsed, StepLine):
                 try:
                     record = {"kind": "step", **read_values(line.text, parsed.values)}
                 except ValueError:
@@ -211,19 +211,19 @@ class LogParser:
                 return False
         return False
 
-    def _learn(self, raw: bytes, line: Line, numbers: Numbers) -> bool:
-        """Whether there is a layout for lines like this one; makes it when its shape is new."""
+    def _learn(self, raw: bytes, line: Line, numbers: StepLine) -> bool:
+        """Whether there is a template for lines like this one; makes it when its shape is new."""
         shape = raw.translate(_DIGITS_ALIKE)
         if shape in self._shapes:
             return True
-        if len(self._shapes) >= MOST_SHAPES or self._layout_count >= MOST_LAYOUTS or len(raw) > LONGEST_LAYOUT_BYTES:
+        if len(self._shapes) >= MAXIMUM_SHAPES or self._template_count >= MAXIMUM_TEMPLATES or len(raw) > MAXIMUM_TEMPLATE_BYTES:
             return False
         self._shapes.add(shape)
-        layout = Layout.of(raw, line, numbers.values)
-        if layout is None:
+        template = LineTemplate.of(raw, line, numbers.values)
+        if template is None:
             return False
-        self._layouts.setdefault(layout.length, []).append(layout)
-        self._layout_count += 1
+        self._templates.setdefault(template.length, []).append(template)
+        self._template_count += 1
         return True
 
     def _go_on_with_dumps(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
@@ -262,7 +262,7 @@ class LogParser:
         if without or not rows:
             places = [(order, record["step"]) for order, record in items if record["kind"] == "step"]
         for part in rows:
-            steps = next(column for column in part.layout.columns if column.measure.field == "step")
+            steps = next(column for column in part.template.columns if column.measure.field == "step")
             chosen: Any = slice(None) if without else slice(-1, None)
             numbers = steps.read(part.cells[chosen]).astype(np.int64)
             places += zip(part.offsets[chosen].tolist(), numbers.tolist(), strict=True)

@@ -13,14 +13,14 @@ FIRST = 946684800.0
 AHEAD_SECONDS = 26 * 3600.0
 
 
-class PossibleTimes:
+class PlausibleTimes:
     """Takes impossible times from records and counts them by run. `latest` is the last possible one, seconds since 1970."""
 
     def __init__(self, now: float):
         self.latest = now + AHEAD_SECONDS
         self._dropped: dict[str, tuple[int, str]] = {}
 
-    def of(self, record: Record) -> Record:
+    def checked(self, record: Record) -> Record:
         """The record, without its time where that cannot be."""
         time = record.get("time")
         if time is None:

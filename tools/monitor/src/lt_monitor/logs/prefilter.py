@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-WINDOW = 7
-GROUP = 4
+WINDOW_BYTES = 7
+GROUP_BYTES = 4
 HASH_BITS = 18
 
 _MULTIPLIER = np.uint32(2654435761)
@@ -31,28 +31,28 @@ _NOISE = (
 Meaning = TypeVar("Meaning")
 
 
-class Gate(Generic[Meaning]):
-    """Finds keywords, each with what it means to the caller. Raises ValueError for a keyword shorter than WINDOW bytes."""
+class Prefilter(Generic[Meaning]):
+    """Finds keywords, each with what it means to the caller. Raises ValueError for a keyword shorter than WINDOW_BYTES."""
 
     def __init__(self, keywords: Mapping[bytes, Meaning]):
         self._groups: dict[bytes, list[tuple[bytes, int, Meaning]]] = {}
         for keyword, meaning in keywords.items():
             start = _rarest_window(keyword)
-            for shift in range(start, start + WINDOW - GROUP + 1):
-                self._groups.setdefault(keyword[shift : shift + GROUP], []).append((keyword, shift, meaning))
+            for shift in range(start, start + WINDOW_BYTES - GROUP_BYTES + 1):
+                self._groups.setdefault(keyword[shift : shift + GROUP_BYTES], []).append((keyword, shift, meaning))
         self._flags = np.zeros(1 << HASH_BITS, dtype=bool)
         self._flags[_hashes(np.frombuffer(b"".join(self._groups), dtype="<u4"))] = True
 
     def candidates(self, block: bytes) -> np.ndarray:
-        """Positions (int64, ascending) in `block` where a keyword may be, within the keyword's length."""
-        groups = np.frombuffer(block, dtype="<u4", count=len(block) // GROUP)
-        return np.flatnonzero(self._flags[_hashes(groups)]) * GROUP
+        """Offsets (int64, ascending) in `block` where a keyword may be, within the keyword's length."""
+        groups = np.frombuffer(block, dtype="<u4", count=len(block) // GROUP_BYTES)
+        return np.flatnonzero(self._flags[_hashes(groups)]) * GROUP_BYTES
 
     def confirmed(self, block: bytes, candidates: Iterable[int]) -> Iterator[tuple[int, Meaning]]:
         """Those of the candidates where a keyword is, with its meaning."""
         groups = self._groups
         for position in candidates:
-            for keyword, shift, meaning in groups.get(block[position : position + GROUP], ()):
+            for keyword, shift, meaning in groups.get(block[position : position + GROUP_BYTES], ()):
                 if position >= shift and block.startswith(keyword, position - shift):
                     yield position, meaning
 
@@ -62,15 +62,15 @@ def _hashes(groups: np.ndarray) -> np.ndarray:
 
 
 def _rarest_window(keyword: bytes) -> int:
-    """Where the WINDOW bytes begin whose commonest group is the rarest."""
-    if len(keyword) < WINDOW:
-        raise ValueError(f"{keyword!r} is shorter than {WINDOW} bytes")
+    """Where the WINDOW_BYTES begin whose commonest group is the rarest."""
+    if len(keyword) < WINDOW_BYTES:
+        raise ValueError(f"{keyword!r} is shorter than {WINDOW_BYTES} bytes")
     return min(
-        range(len(keyword) - WINDOW + 1), key=lambda start: max(_commonness(keyword[start + shift :]) for shift in range(4))
+        range(len(keyword) - WINDOW_BYTES + 1), key=lambda start: max(_commonness(keyword[start + shift :]) for shift in range(4))
     )
 
 
 def _commonness(text: bytes) -> int:
     """How often a group is to be expected in logs: by its bytes, and first of all by what fills most logs."""
-    places = (_FREQUENT.find(byte) for byte in text[:GROUP])
-    return sum(len(_FREQUENT) - place if place >= 0 else 0 for place in places) + 1000 * _NOISE.count(text[:GROUP])
+    places = (_FREQUENT.find(byte) for byte in text[:GROUP_BYTES])
+    return sum(len(_FREQUENT) - place if place >= 0 else 0 for place in places) + 1000 * _NOISE.count(text[:GROUP_BYTES])

@@ -1,4 +1,4 @@
-"""Step lines that were read by columns: those of one layout, and all of a block.
+"""Step lines that were read by columns: those of one template, and all of a block.
 
 As JSON they never become objects: a column is encoded at once and its texts are put into one template, which takes 2 microseconds
 a line where a dict and its encoding take 6.
@@ -13,7 +13,7 @@ import orjson
 
 from lt_monitor.events.records import VERSION, Record
 from lt_monitor.events.steps import Steps
-from lt_monitor.logs.line_templates import Layout
+from lt_monitor.logs.line_templates import LineTemplate
 
 Stream = tuple[object, ...]
 UNNAMED: Stream = (None, None, None)
@@ -23,35 +23,35 @@ UNNAMED: Stream = (None, None, None)
 class StepRows:
     """`offsets` (int64, ascending) are where the lines begin in the log, `cells` (uint8) their bytes, one line a row."""
 
-    layout: Layout
+    template: LineTemplate
     offsets: np.ndarray
     cells: np.ndarray
 
     @cached_property
     def values(self) -> list[np.ndarray]:
         """The values of each column (float64, counts int64); of the time ISO 8601 text (bytes)."""
-        return [self.layout.values(column, self.cells) for column in self.layout.columns]
+        return [self.template.values(column, self.cells) for column in self.template.columns]
 
     def steps(self) -> Steps:
         """As columns by field, those of metrics under their own names."""
         columns = {
             column.measure.field: values.astype(np.float64, copy=False)
-            for column, values in zip(self.layout.columns, self.values, strict=True)
+            for column, values in zip(self.template.columns, self.values, strict=True)
             if not column.measure.is_time
         }
-        return Steps(columns.pop("step").astype(np.int64), columns, self.layout.epoch_seconds(self.cells))
+        return Steps(columns.pop("step").astype(np.int64), columns, self.template.epoch_seconds(self.cells))
 
     def records(self, path: str, run: str) -> list[Record]:
         """The same records that reading each line alone gives."""
         rows = zip(*[self._listed(values) for values in self.values], strict=True)
-        fields = [(column.measure.field, column.measure.is_metric) for column in self.layout.columns]
+        fields = [(column.measure.field, column.measure.is_metric) for column in self.template.columns]
         records = []
         for offset, row in zip(self.offsets.tolist(), rows, strict=True):
             record: Record = {"v": VERSION, "kind": "step", "run": run}
             for (field, is_metric), value in zip(fields, row, strict=True):
                 (record.setdefault("metrics", {}) if is_metric else record)[field] = value
-            if self.layout.node is not None:
-                record["node"] = self.layout.node
+            if self.template.node is not None:
+                record["node"] = self.template.node
             record["src"] = {"file": path, "offset": offset}
             records.append(record)
         return records
@@ -76,15 +76,15 @@ class StepRows:
     def _template(self, path: str, run: str) -> bytes:
         marks = [_Mark() for _ in self.values]
         record: Record = {"v": VERSION, "kind": "step", "run": run}
-        for column, mark in zip(self.layout.columns, marks, strict=True):
+        for column, mark in zip(self.template.columns, marks, strict=True):
             measure = column.measure
             (record.setdefault("metrics", {}) if measure.is_metric else record)[measure.field] = mark
-        if self.layout.node is not None:
-            record["node"] = self.layout.node
+        if self.template.node is not None:
+            record["node"] = self.template.node
         record["src"] = {"file": path, "offset": _Mark()}
         encoded = orjson.dumps(record, default=lambda mark: _MARK)
         template = encoded.replace(b"%", b"%%").replace(b'"' + _MARK.encode() + b'"', b"%b")
-        time = next((column.measure.field.encode() for column in self.layout.columns if column.measure.is_time), None)
+        time = next((column.measure.field.encode() for column in self.template.columns if column.measure.is_time), None)
         return template if time is None else template.replace(b'"%b":%%b' % time, b'"%b":"%%b"' % time)
 
 
@@ -137,7 +137,7 @@ class StepBlock:
         """The values of one field (float64), NaN where a line has none."""
         parts = []
         for part in self.rows:
-            places = (place for place, column in enumerate(part.layout.columns) if column.measure.field == field)
+            places = (place for place, column in enumerate(part.template.columns) if column.measure.field == field)
             place = next(places, None)
             parts.append(np.full(len(part.offsets), np.nan) if place is None else part.values[place].astype(np.float64))
         values = np.concatenate(parts)
@@ -150,8 +150,8 @@ class StepBlock:
 
 def _streams(rows: list[StepRows]) -> tuple[list[Stream], np.ndarray | None]:
     block = StepBlock(rows, np.empty(0), None, [], None)
-    nodes = list(dict.fromkeys(part.layout.node for part in rows))
-    node_of = np.concatenate([np.full(len(part.offsets), float(nodes.index(part.layout.node))) for part in rows])
+    nodes = list(dict.fromkeys(part.template.node for part in rows))
+    node_of = np.concatenate([np.full(len(part.offsets), float(nodes.index(part.template.node))) for part in rows])
     table = np.stack([block.column("task"), block.column("rank"), node_of], axis=1)
     if nodes == [None] and np.isnan(table[:, :2]).all():
         return [UNNAMED], None

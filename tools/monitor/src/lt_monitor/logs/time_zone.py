@@ -46,7 +46,7 @@ def describe(seconds: float) -> str:
     return f"{abs(seconds) / 3600:g} h {'behind' if seconds > 0 else 'ahead of'}"
 
 
-class Clock:
+class TimeZoneCorrection:
     """Puts the times of one log right, and warns once where they lie in the future all the same."""
 
     def __init__(self, path: str, behind: float, now: float):

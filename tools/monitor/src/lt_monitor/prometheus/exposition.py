@@ -14,7 +14,7 @@ from lt_monitor.alerts.rules import hang_limit
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events.records import FAULTS
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import failures, speed, time_accounting
+from lt_monitor.runs import failure_causes, speed, time_accounting
 from lt_monitor.runs.run_state import RunState, positive
 from lt_monitor.runs.speed import Known, Sizes
 
@@ -101,7 +101,7 @@ def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]
         ("consumed_samples", last.get("consumed_samples")),
         ("skipped_steps_total", state.skipped_steps),
         ("nan_steps_total", state.nan_steps),
-        ("failed", float(failures.has_cause(state))),
+        ("failed", float(failure_causes.has_critical_fault(state))),
         ("running", float(is_running(state))),
         ("last_step_timestamp_seconds", state.last_step_time),
         ("last_checkpoint_timestamp_seconds", state.checkpoint.get("at")),

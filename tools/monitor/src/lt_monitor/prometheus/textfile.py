@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from lt_monitor.collect.state import Memory
-from lt_monitor.logs.plausible_times import PossibleTimes
+from lt_monitor.collect.command_state import CommandState
+from lt_monitor.logs.plausible_times import PlausibleTimes
 from lt_monitor.prometheus import exposition
 from lt_monitor.runs.run_state import state_of
 from lt_monitor.runs.speed import Known
@@ -24,15 +24,15 @@ MODE = 0o644
 def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None, known: Known | None = None) -> None:
     """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `known` is for what they do not tell.
 
-    Raises: UsageError for a name that the collector does not read, what `Memory.open` and `storage.publish` raise.
+    Raises: UsageError for a name that the collector does not read, what `CommandState.open` and `storage.publish` raise.
     """
     moment = time.time() if now is None else now
     if output != STANDARD_OUTPUT and not output.endswith(".prom"):
         raise UsageError(f"{output}: node_exporter reads only files whose names end in .prom")
     state = None if output == STANDARD_OUTPUT else f"{output}.state"
-    times = PossibleTimes(moment)
-    with Memory.open(state, "prom", patterns) as memory:
-        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(times.of(record), moment))
+    times = PlausibleTimes(moment)
+    with CommandState.open(state, "prom", patterns) as memory:
+        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(times.checked(record), moment))
         times.warn()
         text = exposition.render(memory.runs.values(), moment, known or Known())
         if output == STANDARD_OUTPUT:

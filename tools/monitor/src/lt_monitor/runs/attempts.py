@@ -1,4 +1,4 @@
-"""Runs and their attempts: what happened when, and which steps were done again. `assembly.read` makes them from logs.
+"""Runs and their attempts: what happened when, and which steps were done again. `run_loader.read` makes them from logs.
 
 A job that dies after its last checkpoint repeats steps when it is resumed. Each step counts once in an attempt, and in the run
 the latest attempt that reached it wins. What an attempt did after the step from which a later one went on is lost work.

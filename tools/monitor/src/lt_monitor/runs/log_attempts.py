@@ -15,18 +15,18 @@ from lt_monitor.runs.attempt_boundary import begins_attempt, start_key
 from lt_monitor.runs.attempts import Attempt
 
 
-class History:
+class LogAttempts:
     """The attempts of one run in one log, which is taken in the order in which it was written."""
 
     def __init__(self, file: str):
         self._file = file
-        self._open: list[_Attempt] = [_Attempt()]
+        self._open: list[_OpenAttempt] = [_OpenAttempt()]
 
     def take(self, event: Record) -> None:
         stream: Stream = event.get("task"), event.get("rank"), event.get("node")
         current = self._open[-1]
         if begins_attempt(event, stream, current.last_steps, current.started):
-            self._open.append(_Attempt())
+            self._open.append(_OpenAttempt())
         if event["kind"] == "step":
             self._open[-1].take_step(event, stream)
         else:
@@ -43,7 +43,7 @@ class History:
             for stop in goes_back.tolist():
                 if stop > begin:
                     self._open[-1].take_steps(block.steps[begin:stop], {streams[0]: int(numbers[stop - 1])})
-                self._open.append(_Attempt())
+                self._open.append(_OpenAttempt())
                 begin = stop
             self._open[-1].take_steps(block.steps[begin:end], {streams[0]: int(numbers[end - 1])})
             return
@@ -53,7 +53,7 @@ class History:
             stream = streams[int(stream_of[index])]
             if numbers[index] < self._open[-1].last_steps.get(stream, 0):
                 self._open[-1].take_steps(block.steps[begin:index], {})
-                self._open.append(_Attempt())
+                self._open.append(_OpenAttempt())
                 begin = index
             self._open[-1].last_steps[stream] = int(numbers[index])
         self._open[-1].take_steps(block.steps[begin:end], {})
@@ -62,7 +62,7 @@ class History:
         return [attempt.finished(self._file) for attempt in self._open if attempt.events or attempt.last_steps]
 
 
-class _Attempt:
+class _OpenAttempt:
     """An attempt while its log is read."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Attempt:
 
     def take(self, event: Record, stream: Stream) -> None:
         self._note_time(epoch_seconds(event.get("time")))
-        if event["kind"] in ("eval", "checkpoint", "load") and not self._is_news(event, stream):
+        if event["kind"] in ("eval", "checkpoint", "load") and not self._is_new(event, stream):
             return
         if event["kind"] == "start":
             self.started.add(start_key(event, stream))
@@ -85,7 +85,7 @@ class _Attempt:
             self._extras.append({"step": None, **event.get("fields", {})})
         self.events.append(event)
 
-    def _is_news(self, event: Record, stream: Stream) -> bool:
+    def _is_new(self, event: Record, stream: Stream) -> bool:
         """False for what another process has told already."""
         said = tuple(event.get(field) for field in ("kind", "step", "split", "path", "begun", "seconds"))
         return self._first_to_say.setdefault(said, stream) == stream

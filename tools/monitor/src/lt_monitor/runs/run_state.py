@@ -16,7 +16,7 @@ from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
 from lt_monitor.runs.log_state import LogState
-from lt_monitor.runs.time_accounting import Totals
+from lt_monitor.runs.time_accounting import AttemptTotals
 
 RECENT_STEPS = 100
 RECENT_FAULTS = 100
@@ -43,7 +43,7 @@ class RunState:
     """
 
     run: str
-    attempts: list[Totals] = dataclasses.field(default_factory=lambda: [Totals()])
+    attempts: list[AttemptTotals] = dataclasses.field(default_factory=lambda: [AttemptTotals()])
     logs: dict[str, LogState] = dataclasses.field(default_factory=dict)
     arguments: Record = dataclasses.field(default_factory=dict)
     last: Record = dataclasses.field(default_factory=dict)
@@ -77,7 +77,7 @@ class RunState:
         self._loss_median_line = -1
 
     @property
-    def attempt(self) -> Totals:
+    def attempt(self) -> AttemptTotals:
         return self.attempts[-1]
 
     @property
@@ -169,7 +169,7 @@ class RunState:
     def from_record(cls, record: Record) -> Self:
         """Raises TypeError, KeyError or ValueError when the record is none."""
         fields = dict(record)
-        fields["attempts"] = [Totals(**each) for each in fields["attempts"]]
+        fields["attempts"] = [AttemptTotals(**each) for each in fields["attempts"]]
         fields["logs"] = {file: LogState(**each) for file, each in fields["logs"].items()}
         if not fields["attempts"] or not isinstance(fields["run"], str):
             raise ValueError("a run without a name or without attempts")
@@ -206,12 +206,12 @@ class RunState:
         if median is not None and sum(steps for steps, _ in self.attempt.histogram.values()) >= 20:
             self.best_seconds = min(median, self.best_seconds or median)
         if len(self.attempts) < MAXIMUM_ATTEMPTS:
-            self.attempts.append(Totals())
+            self.attempts.append(AttemptTotals())
         self.recent, self.faults, self.end, self.saving, self.episodes = [], [], {}, None, {}
         self.losses_missing = self.skipped_in_a_row = 0
         return len(self.attempts) - 1
 
-    def _step(self, log: LogState, totals: Totals, current: bool, record: Record, at: float | None, now: float) -> bool:
+    def _step(self, log: LogState, totals: AttemptTotals, current: bool, record: Record, at: float | None, now: float) -> bool:
         step = record["step"]
         totals.note_time(at)
         if not current or (totals.last_step is not None and step <= totals.last_step):
@@ -240,16 +240,16 @@ class RunState:
             self.maximum_loss = loss
         return True
 
-    def _guess_resume(self, totals: Totals, first_step: int) -> None:
+    def _guess_resume(self, totals: AttemptTotals, first_step: int) -> None:
         if totals.is_guessed:
             is_first = not any(other.first_step is not None for other in self.attempts[:-1])
             totals.resumed_at = guessed_resume(first_step, self._log_interval(totals), self.saved_steps, is_first)
 
-    def _log_interval(self, totals: Totals) -> int:
+    def _log_interval(self, totals: AttemptTotals) -> int:
         argument = positive(self.arguments.get("log_interval"))
         return log_interval(argument, totals.interval, (other.interval for other in self.attempts[:-1]))
 
-    def _other(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
+    def _other(self, totals: AttemptTotals, record: Record, at: float | None, now: float) -> None:
         kind = record["kind"]
         if kind == "start":
             said = record["arguments"]
@@ -277,7 +277,7 @@ class RunState:
                 self.faults.append(fault)
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
-    def _checkpoint(self, totals: Totals, record: Record, at: float | None, now: float) -> None:
+    def _checkpoint(self, totals: AttemptTotals, record: Record, at: float | None, now: float) -> None:
         totals.take_pause("checkpoint", record.get("seconds"), None if record.get("begun") else at)
         if record.get("begun"):
             self.saving = at if at is not None else now

@@ -12,7 +12,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.failures import suspect_ranks
+from lt_monitor.runs.failure_causes import suspect_ranks
 from lt_monitor.runs.speed import Known, Sizes, positive
 
 RECENT_STEPS = 50

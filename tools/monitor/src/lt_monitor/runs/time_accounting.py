@@ -23,7 +23,7 @@ HANG_STEP_FACTOR = 10.0
 
 
 @dataclasses.dataclass
-class Totals:
+class AttemptTotals:
     """One attempt. Times are seconds since 1970, None where the log has none.
 
     `histogram` maps a bin of step durations to [steps, seconds], `marks` are [step, seconds of training so far, those of them in
@@ -208,7 +208,7 @@ class Account:
         return self.productive_seconds / self.allocated_seconds if self.allocated_seconds > 0 else None
 
 
-def account(attempts: Sequence[Totals]) -> Account:
+def account(attempts: Sequence[AttemptTotals]) -> Account:
     """Add up the attempts of one run, in their order."""
     lost = dict.fromkeys(CAUSES, 0.0)
     productive = 0.0
@@ -230,7 +230,7 @@ def account(attempts: Sequence[Totals]) -> Account:
     return Account(productive, lost, lost_steps, restarts, has_times)
 
 
-def _edges(attempt: Totals) -> Iterable[tuple[str, float]]:
+def _edges(attempt: AttemptTotals) -> Iterable[tuple[str, float]]:
     """The seconds before the first and after the last step."""
     if attempt.begin is None or attempt.end is None:
         return
@@ -243,7 +243,7 @@ def _edges(attempt: Totals) -> Iterable[tuple[str, float]]:
         yield from _tail(attempt, attempt.last_step_time, attempt.end)
 
 
-def _tail(attempt: Totals, last_step_time: float, end: float) -> Iterable[tuple[str, float]]:
+def _tail(attempt: AttemptTotals, last_step_time: float, end: float) -> Iterable[tuple[str, float]]:
     """The seconds after the last step: what was saved or evaluated then, and the rest."""
     tail = max(0.0, end - last_step_time)
     rest = "hang" if attempt.failed else "stop"
@@ -262,12 +262,12 @@ def _tail(attempt: Totals, last_step_time: float, end: float) -> Iterable[tuple[
     yield (rest, tail - paused)
 
 
-def _begin(attempt: Totals) -> float | None:
+def _begin(attempt: AttemptTotals) -> float | None:
     """The first time of an attempt. Where nothing before its first step line has a time, that step was earlier than any."""
     if attempt.begin is None or attempt.first_step_begin is None:
         return attempt.begin
     return min(attempt.begin, attempt.first_step_begin)
 
 
-def _latest_end(attempts: Iterable[Totals]) -> float | None:
+def _latest_end(attempts: Iterable[AttemptTotals]) -> float | None:
     return max((attempt.end for attempt in attempts if attempt.end is not None), default=None)

@@ -21,7 +21,7 @@ TEXT_CHARACTERS = 160
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class Annotation:
     """`kind` is restart, fault or nan. `until` is the last step that a restart lost, else `step`. `text` is one safe line."""
 
     kind: str
@@ -30,7 +30,7 @@ class Mark:
     text: str
 
 
-def marks(run: Run) -> list[Mark]:
+def annotations_of(run: Run) -> list[Annotation]:
     """All marks of a run by step."""
     found = _restarts(run) + [mark for attempt in run.attempts for mark in _faults(attempt)] + _without_number(run)
     return sorted(found, key=lambda mark: mark.step)
@@ -48,19 +48,21 @@ def fault_step(fault: Record, attempt: Attempt) -> int | None:
     return attempt.last_step if attempt.last_step is not None else attempt.resumed_at
 
 
-def _restarts(run: Run) -> list[Mark]:
+def _restarts(run: Run) -> list[Annotation]:
     found = []
     highest = 0
     for attempt in run.attempts:
         step = attempt.resumed_at if attempt.resumed_at is not None else attempt.first_step
         if step is not None and (attempt.number > 1 or attempt.resumed_at):
             again = f", {counted(highest - step, 'step')} done again" if highest > step else ""
-            found.append(Mark("restart", step, max(step, highest), f"attempt {attempt.number} went on from step {step:,}{again}"))
+            found.append(
+                Annotation("restart", step, max(step, highest), f"attempt {attempt.number} went on from step {step:,}{again}")
+            )
         highest = max(highest if step is None else min(highest, step), attempt.last_step or 0)
     return found
 
 
-def _faults(attempt: Attempt) -> list[Mark]:
+def _faults(attempt: Attempt) -> list[Annotation]:
     """One mark a step: the root cause or the first fault there, and how many more there are. Very many share marks."""
     by_step: dict[int, list[Record]] = {}
     for fault in attempt.of_kind("fault"):
@@ -73,21 +75,21 @@ def _faults(attempt: Attempt) -> list[Mark]:
     ]
 
 
-def _fault_mark(step: int, faults: Sequence[Record]) -> Mark:
+def _fault_mark(step: int, faults: Sequence[Record]) -> Annotation:
     chosen = next((fault for fault in faults if fault["cause"] == "root"), faults[0])
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
     message = printable(chosen["message"], TEXT_CHARACTERS)
-    return Mark("fault", step, step, f"{printable(chosen['fault'])}{more}: {message}")
+    return Annotation("fault", step, step, f"{printable(chosen['fault'])}{more}: {message}")
 
 
-def _without_number(run: Run) -> list[Mark]:
+def _without_number(run: Run) -> list[Annotation]:
     """Losses that are not a number; neighbours share a mark where there are very many."""
     steps = run.steps
     numbers = steps.numbers[summary.nan_steps(steps) > 0]
     return [_group(part) for part in np.array_split(numbers, min(NAN_GROUPS, len(numbers)) or 1) if len(part)]
 
 
-def _group(steps: Sequence[int] | np.ndarray) -> Mark:
+def _group(steps: Sequence[int] | np.ndarray) -> Annotation:
     first, last = int(steps[0]), int(steps[-1])
     text = f"loss is not a number at step {first:,}" if first == last else f"losses are not numbers, {first:,} to {last:,}"
-    return Mark("nan", first, first, text)
+    return Annotation("nan", first, first, text)

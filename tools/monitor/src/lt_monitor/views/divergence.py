@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Run
 from lt_shared.console import BadData
 
@@ -65,7 +65,7 @@ def compare(a: str, b: str, fields: Sequence[str], tolerance: float) -> Comparis
 
 
 def _only_run(pattern: str) -> Run:
-    runs = assembly.join_by_checkpoints(assembly.read([pattern]))
+    runs = run_loader.join_by_checkpoints(run_loader.read([pattern]))
     if len(runs) > 1:
         raise BadData(f"{pattern}: {len(runs)} runs: {', '.join(run.name for run in runs)}", "name the log of one run")
     return runs[0]

@@ -16,7 +16,7 @@ from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, envelope, medians, smoothed, thinned
 from lt_monitor.runs.speed import Known, Sizes
-from lt_monitor.views.annotations import marks
+from lt_monitor.views.annotations import annotations_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,7 @@ def _panels(runs: Sequence[Run], known: Known) -> list[tuple[str, list[Series]]]
 
 def _draw_marks(axes: Sequence["Axes"], run: Run, colour: str) -> None:
     """Restarts as dotted lines, faults as red ones, each with a sign above the loss."""
-    found = marks(run)
+    found = annotations_of(run)
     top = axes[0].get_xaxis_transform()
     style: dict[str, Any] = {"linestyle": "none", "transform": top, "clip_on": False, "zorder": 6}
     for axis in axes:
@@ -160,7 +160,7 @@ def _draw_loss(axis: "Axes", runs: Sequence[Run], names: Sequence[str], referenc
             axis.plot(saved, heights, transform=axis.get_xaxis_transform(), clip_on=False, zorder=5, **triangle)
     if any(run.checkpoints for run in runs):
         handles.append(Line2D([], [], linestyle="none", marker="^", markersize=5, color=_mark_colour(runs), label="checkpoint"))
-    kinds = {mark.kind for run in runs for mark in marks(run)}
+    kinds = {mark.kind for run in runs for mark in annotations_of(run)}
     if "restart" in kinds:
         handles.append(Line2D([], [], color=MUTED, linewidth=0.8, dashes=(2, 3), label="resumed"))
     if "fault" in kinds:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from lt_monitor.events.alert_findings import duration
 from lt_monitor.events.escaping import counted, printable
-from lt_monitor.events.findings import duration
 from lt_monitor.logs import log_files
-from lt_monitor.logs.plausible_times import PossibleTimes
+from lt_monitor.logs.plausible_times import PlausibleTimes
 from lt_monitor.runs import time_accounting
-from lt_monitor.runs.assembly import Job, checkpoint_directory, jobs_of_one_run
+from lt_monitor.runs.run_loader import Job, checkpoint_directory, jobs_of_one_run
 from lt_monitor.runs.run_state import RunState, positive, state_of
 from lt_monitor.runs.time_accounting import Account
 from lt_shared.console import BadData, warn
@@ -58,11 +58,11 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
     Raises NoInput when a log is missing, BadData when no log has a training step.
     """
     runs: dict[str, RunState] = {}
-    times = PossibleTimes(time.time())
+    times = PlausibleTimes(time.time())
     for path in log_files.expand(patterns):
         for block in log_files.event_blocks(path):
             for record in block:
-                state_of(runs, record["run"]).take(times.of(record), times.latest)
+                state_of(runs, record["run"]).take(times.checked(record), times.latest)
     times.warn()
     trained = [run for run in runs.values() if run.step_lines]
     if not trained:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lt_monitor.logs.log_files import STANDARD_INPUT
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import sparklines
@@ -39,7 +39,7 @@ def plot(patterns: Sequence[str], output: str | None, known: Known, references: 
     Raises: NoInput when a log is missing, BadData when no run has a loss, CannotCreate when the output cannot be written.
     """
     form = _format(output) if output is not None else ""
-    runs = assembly.join_by_checkpoints(assembly.read(patterns))
+    runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
     runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()]
     if not runs:
         raise BadData("no step has a loss", "all steps were skipped or not a number")
@@ -70,9 +70,9 @@ def _format(output: str) -> str:
 
 def _content(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, references: References) -> bytes:
     if form == "html":
-        from lt_monitor.views import report
+        from lt_monitor.views import html_report
 
-        return report.build(runs, names, known, references).encode()
+        return html_report.build(runs, names, known, references).encode()
     from lt_monitor.views import figure
 
     return figure.render(form, runs, names, known, references)

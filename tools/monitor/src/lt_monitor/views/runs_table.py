@@ -9,7 +9,7 @@ from lt_monitor.runs.summary import Summary
 from lt_monitor.views.summary_table import ROWS
 
 VALUE_CHARACTERS = 24
-MOST_ARGUMENTS = 6
+MAXIMUM_ARGUMENTS = 6
 # They differ between any two runs and say nothing about them.
 NEVER_SHOWN = ("save", "load")
 
@@ -48,11 +48,11 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 def print_table(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary]) -> None:
     """A rich table on a terminal, aligned text elsewhere."""
     different = differences(runs)
-    shown_arguments = dict(list(different.items())[:MOST_ARGUMENTS])
+    shown_arguments = dict(list(different.items())[:MAXIMUM_ARGUMENTS])
     table = {"run": [printable(name) for name in names]} | columns(summaries) | shown_arguments
     _print(table)
-    if len(different) > MOST_ARGUMENTS:
-        others = ", ".join(list(different)[MOST_ARGUMENTS:])
+    if len(different) > MAXIMUM_ARGUMENTS:
+        others = ", ".join(list(different)[MAXIMUM_ARGUMENTS:])
         print(f"\nThey differ in these arguments too (--json has their values): {others}")
 
 

@@ -13,19 +13,19 @@ from lt_monitor.runs import curves, speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series
 from lt_monitor.runs.speed import Known, Sizes
-from lt_monitor.views.annotations import marks
+from lt_monitor.views.annotations import annotations_of
 
 # Later ones cover earlier ones in the line of marks.
 SIGNS = {"restart": ("R", "restart"), "nan": ("N", "loss not a number"), "fault": ("X", "fault")}
 LABEL_WIDTH = 20
-WIDEST = 100
+MAXIMUM_WIDTH = 100
 
 
 def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
     """A heading, a line for each curve that the run has, and one that marks what happened. `width` is in characters."""
     steps = run.steps
     first, last = int(steps.numbers[0]), int(steps.numbers[-1])
-    wide = min(width or shutil.get_terminal_size().columns, WIDEST) - LABEL_WIDTH - 10
+    wide = min(width or shutil.get_terminal_size().columns, MAXIMUM_WIDTH) - LABEL_WIDTH - 10
     cells = min(max(10, wide), len(steps))
     measure, (rate,) = speed.measured([steps], [Sizes.of(run.arguments, known)])
     rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm")), (measure.short, rate)]
@@ -41,7 +41,7 @@ def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
 
 
 def _marks(run: Run, first: int, last: int, cells: int) -> list[str]:
-    found = marks(run)
+    found = annotations_of(run)
     if not found:
         return []
     line = [" "] * cells

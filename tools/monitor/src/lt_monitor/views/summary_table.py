@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.records import Record
-from lt_monitor.runs.failures import ranks_text
+from lt_monitor.runs.failure_causes import ranks_text
 from lt_monitor.runs.summary import Summary
 from lt_shared.run_log import GIB
 

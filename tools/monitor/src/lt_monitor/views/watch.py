@@ -15,7 +15,7 @@ import numpy as np
 
 from lt_monitor.events.escaping import printable
 from lt_monitor.logs.log_files import STANDARD_INPUT, expand
-from lt_monitor.runs import assembly, speed
+from lt_monitor.runs import run_loader, speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, sparkline
 from lt_monitor.runs.speed import Known, Sizes
@@ -107,7 +107,7 @@ class _Logs:
     def look(self) -> None:
         begin = time.monotonic()
         self._seen = self._state()
-        runs = assembly.join_by_checkpoints(assembly.read(self.patterns))
+        runs = run_loader.join_by_checkpoints(run_loader.read(self.patterns))
         names = plot.short_names([run.name for run in runs])
         self.views = [View.of(run, name, self.known) for run, name in zip(runs, names, strict=True)]
         self.look_seconds = time.monotonic() - begin

@@ -1,6 +1,6 @@
 """The formats of log lines, a module for each trainer or source of failures.
 
-A parser takes a `lines.Line` and returns what it says, or None: `Numbers` for a training step, else a record with `kind` and
+A parser takes a `lines.Line` and returns what it says, or None: `StepLine` for a training step, else a record with `kind` and
 fields. `table.PARSERS` says which parsers look at a line.
 """
 
@@ -13,13 +13,13 @@ from lt_monitor.logs.fields import Value
 from lt_monitor.logs.lines import Line
 
 
-class Numbers(NamedTuple):
+class StepLine(NamedTuple):
     """A step line: where its values are."""
 
     values: list[Value]
 
 
-Parser = Callable[[Line], Numbers | Record | None]
+Parser = Callable[[Line], StepLine | Record | None]
 
 
 def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = None, **fields: Any) -> Record:

@@ -5,7 +5,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Measure, Value
-from lt_monitor.logs.formats import Numbers, note
+from lt_monitor.logs.formats import StepLine, note
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
@@ -55,7 +55,7 @@ def mlperf(line: Line) -> Record | None:
     return {"kind": "note", "note": "mlperf", "message": entry["key"], "fields": fields}
 
 
-def nanochat(line: Line) -> Numbers | None:
+def nanochat(line: Line) -> StepLine | None:
     match = _NANOCHAT.search(line.text)
     if match is None:
         return None
@@ -68,7 +68,7 @@ def nanochat(line: Line) -> Numbers | None:
     ]
     for pair in _NANOCHAT_PAIR.finditer(line.text, *match.span("pairs")):
         values.append((_NANOCHAT_MEASURES[pair["key"]], *pair.span("value")))
-    return Numbers([*values, *line.labels])
+    return StepLine([*values, *line.labels])
 
 
 def wandb(line: Line) -> Record | None:

@@ -8,7 +8,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import TIME, Measure, Value, decimal
-from lt_monitor.logs.formats import Numbers, fault, note
+from lt_monitor.logs.formats import StepLine, fault, note
 from lt_monitor.logs.lines import Line
 from lt_shared import run_log
 
@@ -64,7 +64,7 @@ _MEASURES: dict[bytes, Measure | None] = {
 }
 
 
-def step(line: Line) -> Numbers | None:
+def step(line: Line) -> StepLine | None:
     """A whole step line, the last one when a process that died left the beginning of another before it."""
     found = run_log.find_step(line.text)
     if found is None:
@@ -78,7 +78,7 @@ def step(line: Line) -> Numbers | None:
         if not pair["rest"].isspace():
             values.append((None, *pair.span("rest")))
     own = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]
-    return Numbers([*values, *own, *(label for label in line.labels if label[0] is not TIME)])
+    return StepLine([*values, *own, *(label for label in line.labels if label[0] is not TIME)])
 
 
 def evaluation(line: Line) -> Record | None:

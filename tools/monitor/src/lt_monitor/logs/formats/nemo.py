@@ -8,7 +8,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Measure, Value
-from lt_monitor.logs.formats import Numbers, last_match
+from lt_monitor.logs.formats import StepLine, last_match
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
@@ -60,7 +60,7 @@ _NXD_MEASURES = {
 }
 
 
-def step(line: Line) -> Numbers | None:
+def step(line: Line) -> StepLine | None:
     """A frame of a bar or a line of NeMo 2 that names the global step."""
     text = line.text
     head = last_match(_BAR, text)
@@ -88,7 +88,7 @@ def step(line: Line) -> Numbers | None:
         known = key in _MEASURES
         measure = _MEASURES[key] if known else Measure(key.decode(), is_metric=True)
         values.append((Measure("loss") if key == b"loss" else measure, *span))
-    return Numbers([*values, *line.labels])
+    return StepLine([*values, *line.labels])
 
 
 def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool) -> list[Value]:
@@ -104,12 +104,12 @@ def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool
     return values
 
 
-def nxd_step(line: Line) -> Numbers | None:
+def nxd_step(line: Line) -> StepLine | None:
     match = _NXD_STEP.search(line.text)
     if match is None:
         return None
     values: list[Value] = [(measure, *match.span(name)) for name, measure in _NXD_MEASURES.items() if match[name] is not None]
-    return Numbers([*values, *line.labels])
+    return StepLine([*values, *line.labels])
 
 
 def lifecycle(line: Line) -> Record | None:

@@ -1,10 +1,10 @@
 """Which lines are looked at by which parser: the one table of keywords.
 
-Keywords are at least seven bytes long (see `gate.Gate`). A line goes to the parsers of all keywords in it, in the order of this
+Keywords are at least seven bytes long (see `prefilter`). A line goes to the parsers of all keywords in it, in the order of this
 table, until one of them knows it.
 """
 
-from lt_monitor.logs.formats import Parser, benchmarks, devices, jobs, megatron, nccl, nemo, processes, torchtitan
+from lt_monitor.logs.formats import Parser, benchmarks, devices, jobs, megatron, nccl, nemo, process_exits, torchtitan
 
 PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (megatron.step, (b"elapsed time per iteration", b"lm loss:", b"number of nan iterations")),
@@ -44,12 +44,12 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (nccl.error, (b"ncclUnhandledCudaError", b"ncclInvalidUsage", b"ncclInvalidArgument")),
     (nccl.network, (b"elected Provider is", b"elected provider is", b"NET/Socket : Using")),
     (megatron.anomaly, (b"found NaN in", b"Unexpected result nan", b"gradients were not finite", b"loss spike at iteration")),
-    (processes.disk, (b"No space left on", b"Disk quota exceeded")),
+    (process_exits.disk, (b"No space left on", b"Disk quota exceeded")),
     (devices.driver, (b"CUDA error:", b"CUDNN_STATUS_", b"CUBLAS_STATUS_", b"NRT_EXEC", b"NRT_FAILURE", b"NRT_TIMEOUT")),
     (devices.driver, (b"FATAL-RT-", b"NEURONCORE_NOT_AVAILABLE", b"NRT_RESOURCE")),
-    (processes.exception, (b"Error: ", b"Exception: ", b"KeyboardInterrupt", b"AssertionError", b"NotImplementedError")),
-    (processes.ending, (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Bus error", b"Fatal Python error")),
-    (processes.tool_error, (b"lt-train: error: ",)),
+    (process_exits.exception, (b"Error: ", b"Exception: ", b"KeyboardInterrupt", b"AssertionError", b"NotImplementedError")),
+    (process_exits.ending, (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Bus error", b"Fatal Python error")),
+    (process_exits.tool_error, (b"lt-train: error: ",)),
 )
 
 

@@ -9,7 +9,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Measure, Value, decimal
-from lt_monitor.logs.formats import Numbers, last_match, note
+from lt_monitor.logs.formats import StepLine, last_match, note
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
@@ -66,13 +66,13 @@ _CONFIGURED = {
 }
 
 
-def step(line: Line) -> Numbers | Record | None:
+def step(line: Line) -> StepLine | Record | None:
     match = last_match(_STEP, line.text)
     if match is None:
         return None
     values: list[Value] = [(measure, *match.span(name)) for name, measure in _MEASURES.items() if match[name] is not None]
     if match["validate"] is None:
-        return Numbers([*values, *line.labels])
+        return StepLine([*values, *line.labels])
     loss = _MEASURES["loss"]
     assert loss is not None
     record = {"kind": "eval", "step": int(match["step"]), "loss": loss.read(match["loss"]), "split": "validation"}

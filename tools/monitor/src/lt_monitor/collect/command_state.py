@@ -13,14 +13,14 @@ from typing import IO, Any
 
 import orjson
 
-from lt_monitor.collect.offsets import Positions, SavedPosition
+from lt_monitor.collect.offsets import LogOffsets, SavedLogOffset
 from lt_monitor.collect.scrape import scrape_log
-from lt_monitor.events.findings import Finding
+from lt_monitor.events.alert_findings import Finding
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files, time_zone
-from lt_monitor.logs.deduplication import Merger
-from lt_monitor.logs.log_parser import Block
-from lt_monitor.logs.time_zone import Clock
+from lt_monitor.logs.deduplication import Deduplicator
+from lt_monitor.logs.log_parser import ParsedBlock
+from lt_monitor.logs.time_zone import TimeZoneCorrection
 from lt_monitor.runs.run_state import RunState
 from lt_shared import storage
 from lt_shared.console import BadData, UsageError, note
@@ -28,7 +28,7 @@ from lt_shared.console import BadData, UsageError, note
 STATE_VERSION = 2
 
 
-class Memory:
+class CommandState:
     """What a pass knows: `runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
 
     `behind` are seconds by which the times of a log, by its absolute path, are behind this machine's zone.
@@ -43,12 +43,12 @@ class Memory:
         self.known: dict[str, float] = {}
         self.undelivered: list[Record] = []
         self.behind: dict[str, float] = {}
-        self._positions: Positions | None = None
+        self._positions: LogOffsets | None = None
         self._file: IO[bytes] | None = None
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[Memory]":
+    def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[CommandState]":
         """The memory in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
 
         Raises: BadData when the file holds something else, TryAgain when another pass holds it, CannotCreate and IoFailure when
@@ -61,7 +61,7 @@ class Memory:
         if storage.is_remote(path):
             raise UsageError(f"{path}: a state file needs a local or mounted path")
         with storage.publish(path) as memory._file:
-            memory._positions = Positions([])
+            memory._positions = LogOffsets([])
             memory._read(path)
             yield memory
 
@@ -79,15 +79,15 @@ class Memory:
             else:
                 scrape_log(path, self._positions, _Taker(take, clock))
 
-    def _clock(self, path: str) -> Clock:
+    def _clock(self, path: str) -> TimeZoneCorrection:
         """By which the times of a log are read: as its growing file tells, or as it told before."""
         shown, place = log_files.printable(path), os.path.abspath(path)
         if path == log_files.STANDARD_INPUT or not os.path.isfile(path):
-            return Clock("standard input" if path == log_files.STANDARD_INPUT else shown, 0.0, time.time())
+            return TimeZoneCorrection("standard input" if path == log_files.STANDARD_INPUT else shown, 0.0, time.time())
         before = self.behind.get(place, 0.0)
         saved = self._positions.saved.get(place) if self._positions is not None else None
         if saved is not None and saved.is_unchanged(os.stat(path)):
-            return Clock(shown, before, time.time())
+            return TimeZoneCorrection(shown, before, time.time())
         behind = time_zone.behind_seconds(path)
         if behind is None:
             behind = before
@@ -95,7 +95,7 @@ class Memory:
             told = f"{time_zone.describe(behind)} the file's time" if behind else "those of this machine's zone"
             note(f"{shown}: its times have no zone and are {told}, and are read so; TZ=... says another zone")
         self.behind[place] = behind
-        return Clock(shown, behind, time.time())
+        return TimeZoneCorrection(shown, behind, time.time())
 
     def save(self) -> None:
         """Write the state; it is published when the block of `open` ends."""
@@ -128,7 +128,7 @@ class Memory:
             self.known = {str(key): float(moment) for key, moment in state["known"].items()}
             undelivered = [(Finding(**one["finding"]), list(one["channels"])) for one in state["undelivered"]]
             self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
-            self._positions = Positions([SavedPosition(**log) for log in state["logs"]])
+            self._positions = LogOffsets([SavedLogOffset(**log) for log in state["logs"]])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadData(f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it") from None
 
@@ -136,10 +136,10 @@ class Memory:
 class _Taker:
     """Takes the records of a log one by one."""
 
-    def __init__(self, take: Callable[[Record], object], clock: Clock):
+    def __init__(self, take: Callable[[Record], object], clock: TimeZoneCorrection):
         self._take = take
         self._clock = clock
 
-    def take(self, block: Block, merger: Merger, path: str, run: str) -> None:
-        for record in merger.news(block.records(path, run)):
+    def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None:
+        for record in deduplicator.new_records(block.records(path, run)):
             self._take(self._clock.correct(record))

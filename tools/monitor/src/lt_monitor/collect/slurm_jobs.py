@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lt_monitor.collect import programs
+from lt_monitor.collect import external_programs
 from lt_monitor.collect.sampling import missing, read_text, record
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files
@@ -50,7 +50,7 @@ def sample(path: str | None, jobs: Sequence[str]) -> list[Record]:
         return [each for each in found if each["kind"] != "job" or not jobs or _is_wanted(each, jobs)]
     try:
         found = _queue()
-    except programs.NoAnswer as error:
+    except external_programs.NoAnswer as error:
         return [missing(SOURCE, str(error))]
     found = [each for each in found if each["kind"] != "job" or not jobs or _is_wanted(each, jobs)]
     absent = [job for job in jobs if not any(_is_wanted(each, [job]) for each in found)]
@@ -63,11 +63,11 @@ def is_job(text: str) -> bool:
 
 def _queue() -> list[Record]:
     try:
-        found = parse(programs.answer(["squeue", "--json"]), SOURCE)
-    except programs.NoAnswer as error:
+        found = parse(external_programs.answer(["squeue", "--json"]), SOURCE)
+    except external_programs.NoAnswer as error:
         if "--json" not in str(error) and "unrecognized" not in str(error) and "serializer" not in str(error):
             raise
-        columns = programs.answer(["squeue", "-h", "-r", "-o", COLUMNS])
+        columns = external_programs.answer(["squeue", "-h", "-r", "-o", COLUMNS])
         found = _jobs((_columns(line) for line in columns.splitlines()), SOURCE)
     return found
 
@@ -83,8 +83,8 @@ def _finished(jobs: Sequence[str]) -> list[Record]:
         reasons = []
         for arguments in answers:
             try:
-                records = parse(programs.answer(arguments), arguments[0])
-            except programs.NoAnswer as error:
+                records = parse(external_programs.answer(arguments), arguments[0])
+            except external_programs.NoAnswer as error:
                 reasons.append(str(error))
                 continue
             if any(each["kind"] == "job" for each in records):

@@ -8,59 +8,59 @@ import numpy as np
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.logs import log_files
-from lt_monitor.logs.log_parser import Block, attributed
+from lt_monitor.logs.log_parser import ParsedBlock, attributed
 from lt_monitor.runs.attempt_boundary import guessed_resume, interval_begin, log_interval
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.log_attempts import History
+from lt_monitor.runs.log_attempts import LogAttempts
 from lt_monitor.runs.run_state import positive
 from lt_shared.console import BadData, warn
 
 SAME_ATTEMPT_TOLERANCE = 1e-3
 
 
-class Assembly:
+class RunLoader:
     """Runs while their logs are read: a history for each run and log."""
 
     def __init__(self) -> None:
-        self._histories: dict[tuple[str, str], History] = {}
+        self._attempts_by_source: dict[tuple[str, str], LogAttempts] = {}
 
     def add(self, event: Record) -> None:
-        self._history(event["run"], event["src"]["file"]).take(event)
+        self._log_attempts(event["run"], event["src"]["file"]).take(event)
 
-    def add_block(self, block: Block, path: str, run: str) -> bool:
+    def add_block(self, block: ParsedBlock, path: str, run: str) -> bool:
         """Add what a block of the log `path` says, its step lines as columns; whether it says anything."""
         steps = block.step_block()
         begin = 0
         for order, record in block.ordered_items():
             end = begin if steps is None else int(np.searchsorted(steps.offsets, order))
             if steps is not None and end > begin:
-                self._history(run, path).take_steps(steps, begin, end)
+                self._log_attempts(run, path).take_steps(steps, begin, end)
             self.add(attributed(record, path, run))
             begin = end
         if steps is not None and len(steps.offsets) > begin:
-            self._history(run, path).take_steps(steps, begin, len(steps.offsets))
+            self._log_attempts(run, path).take_steps(steps, begin, len(steps.offsets))
         return bool(block.items or block.rows)
 
-    def _history(self, run: str, file: str) -> History:
+    def _log_attempts(self, run: str, file: str) -> LogAttempts:
         source = run, file
-        if source not in self._histories:
-            self._histories[source] = History(file)
-        return self._histories[source]
+        if source not in self._attempts_by_source:
+            self._attempts_by_source[source] = LogAttempts(file)
+        return self._attempts_by_source[source]
 
     def runs(self) -> list[Run]:
         """In order of appearance; a run in several logs has the attempts of all of them."""
         by_run: dict[str, list[list[Attempt]]] = {}
-        for (name, _), history in self._histories.items():
+        for (name, _), history in self._attempts_by_source.items():
             by_run.setdefault(name, []).append(history.attempts())
         return [_run(name, attempts) for name, attempts in by_run.items()]
 
 
 def assemble(events: Iterable[Record]) -> list[Run]:
     """The runs among records that are complete with run and source."""
-    assembly = Assembly()
+    loader = RunLoader()
     for event in events:
-        assembly.add(event)
-    return assembly.runs()
+        loader.add(event)
+    return loader.runs()
 
 
 def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
@@ -69,15 +69,15 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
     Raises: NoInput when a log is missing, BadData when no log has a step and one is needed. Warns about a log without events.
     """
     paths = log_files.expand(patterns)
-    assembly = Assembly()
+    loader = RunLoader()
     for path in paths:
         shown, run = log_files.printable(path), log_files.run_name(path)
         says_something = False
         for block in log_files.parsed_blocks(path):
-            says_something |= assembly.add_block(block, shown, run)
+            says_something |= loader.add_block(block, shown, run)
         if not says_something and len(paths) > 1:
             warn(f"{shown}: no training events")
-    runs = [run for run in assembly.runs() if not need_steps or len(run.steps)]
+    runs = [run for run in loader.runs() if not need_steps or len(run.steps)]
     if need_steps and not runs:
         raise BadData(
             f"{paths[0]}: no training steps" if len(paths) == 1 else f"no training steps in {len(paths)} logs",

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import assembly
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
-from lt_monitor.views import report
+from lt_monitor.views import html_report
 
 LOGS = Path(__file__).parents[1] / "samples"
 ELEMENTS = (
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def page_of(runs: list[Run], references: list[tuple[str, float]] | None = None) -> Page:
-    return Page(report.build(runs, [run.name for run in runs], Known(), references or []))
+    return Page(html_report.build(runs, [run.name for run in runs], Known(), references or []))
 
 
 def hostile_run() -> Run:
@@ -80,7 +80,7 @@ def test_hostile_text_stays_text(runs: int) -> None:
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
-    text = report.build(assembly.read([str(LOGS / "story.jsonl")]), ["story"], Known(), [])
+    text = html_report.build(run_loader.read([str(LOGS / "story.jsonl")]), ["story"], Known(), [])
     page = Page(text)
     used = {name for _, attributes in page.elements for name in attributes}
     assert not used & {"src", "href", "srcset", "action", "xlink:href"}
@@ -92,7 +92,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_the_figures_are_those_of_the_summary() -> None:
-    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    (run,) = run_loader.read([str(LOGS / "story.jsonl")])
     text = " ".join(page_of([run]).text.split())
     for expected in (
         "Step 400 of 500 (80.0%) · 11 min 55 s left · last line 2026-11-18 07:24",
@@ -114,7 +114,7 @@ def test_the_figures_are_those_of_the_summary() -> None:
 
 
 def test_the_curves_have_the_steps_of_the_run_and_its_marks() -> None:
-    (run,) = assembly.read([str(LOGS / "story.jsonl")])
+    (run,) = run_loader.read([str(LOGS / "story.jsonl")])
     data = json.loads(page_of([run], [("unigram", 6.5)]).data)
     assert [panel["key"] for panel in data["panels"]] == ["loss", "grad_norm", "tokens_per_second"]
     assert (data["steps"], data["references"]) == ([2, 400], [["unigram", 6.5]])
@@ -145,7 +145,7 @@ def test_a_run_of_a_million_steps_keeps_its_spikes_and_a_small_page() -> None:
     losses[654_321] = 77.0
     columns = {"loss": losses, "grad_norm": np.abs(np.sin(numbers)), "step_seconds": np.ones(len(numbers))}
     run = Run("a", [Attempt(1, 0, Steps(numbers, columns, 1e9 + numbers))], [])
-    text = report.build([run], ["a"], Known(), [])
+    text = html_report.build([run], ["a"], Known(), [])
     assert len(text) < 300_000
     raw = json.loads(Page(text).data)["runs"][0]["loss"]["raw"]
     assert raw["steps"][raw["values"].index(77.0)] == 654_322

@@ -26,7 +26,7 @@ from lt_monitor.runs.curves import Series, envelope, finite, medians, smoothed, 
 from lt_monitor.runs.speed import Known, Measure, Sizes
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import report_tables
-from lt_monitor.views.annotations import marks
+from lt_monitor.views.annotations import annotations_of
 
 RAW_POINTS = 3000
 SMOOTH_POINTS = 1000
@@ -126,7 +126,7 @@ def _run_data(run: Run, name: str, measure: Measure, rate: Series) -> dict[str, 
         "name": name,
         "validation": [[step, _rounded(value)] for step, value in _evenly(validation)],
         "checkpoints": _evenly([event["step"] for event in run.checkpoints]),
-        "marks": [vars(mark) for mark in marks(run)],
+        "marks": [vars(mark) for mark in annotations_of(run)],
         "times": _times(*finite(steps.numbers, steps.times)),
     }
     others = {"grad_norm": steps.finite("grad_norm"), measure.key: rate}

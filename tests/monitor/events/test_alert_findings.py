@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.events.findings import Finding, duration, worst
+from lt_monitor.events.alert_findings import Finding, duration, worst
 
 
 @given(st.text())

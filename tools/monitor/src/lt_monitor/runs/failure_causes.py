@@ -6,7 +6,7 @@ report. All that is one failure. Its headline is what came first and explains th
 
 from collections.abc import Iterable, Sequence
 
-from lt_monitor.events.findings import Finding, worst
+from lt_monitor.events.alert_findings import Finding, worst
 from lt_monitor.events.records import Record
 from lt_monitor.runs.run_state import RunState, positive
 
@@ -14,7 +14,7 @@ MAXIMUM_NAMED = 8
 SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
 
 
-def failures(state: RunState) -> list[Finding]:
+def failure_findings(state: RunState) -> list[Finding]:
     """The findings about the faults since the last step, roots first; one for each kind of root."""
     groups = _grouped(state.faults)
     by_cause = {cause: [group for group in groups if group[0]["cause"] == cause] for cause in ("root", "unknown", "cascade")}
@@ -33,7 +33,7 @@ def failures(state: RunState) -> list[Finding]:
     return findings
 
 
-def has_cause(state: RunState) -> bool:
+def has_critical_fault(state: RunState) -> bool:
     """Whether a critical fault explains why there are no steps any more."""
     return any(fault["severity"] == "critical" for fault in state.faults)
 

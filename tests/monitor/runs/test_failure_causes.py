@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lt_monitor.runs.failures import failures, suspect_ranks
+from lt_monitor.runs.failure_causes import failure_findings, suspect_ranks
 from lt_monitor.runs.run_state import RunState
 
 
@@ -22,7 +22,7 @@ def state(*faults: dict[str, Any], **more: Any) -> RunState:
 def test_the_root_is_the_headline_and_cascades_are_counted() -> None:
     timeouts = [fault("nccl-timeout", "cascade", rank=rank) for rank in range(8) if rank != 3]
     root = fault("out-of-memory", "root", "torch.OutOfMemoryError", rank=3)
-    (found,) = failures(state(*timeouts[:4], root, *timeouts[4:], fault("exit", "cascade", exit_code=1)))
+    (found,) = failure_findings(state(*timeouts[:4], root, *timeouts[4:], fault("exit", "cascade", exit_code=1)))
     assert found.rule == "out-of-memory"
     assert found.message == "rank 3: torch.OutOfMemoryError; then nccl-timeout x7, exit"
     assert found.fields["followed_by"] == {"nccl-timeout": 7, "exit": 1}
@@ -31,7 +31,7 @@ def test_the_root_is_the_headline_and_cascades_are_counted() -> None:
 
 def test_each_kind_of_root_is_one_finding() -> None:
     xids = [fault("xid", "root", f"Xid {number}", xid=number, node=node) for number in (79, 48) for node in ("n1", "n2")]
-    found = failures(state(*xids, fault("killed", "cascade")))
+    found = failure_findings(state(*xids, fault("killed", "cascade")))
     assert [one.fields["xid"] for one in found] == [79, 48]
     assert found[0].message == "nodes n1, n2: Xid 79; then killed" or found[0].message == "node n1, n2: Xid 79; then killed"
     assert len({one.key for one in found}) == 2
@@ -39,7 +39,7 @@ def test_each_kind_of_root_is_one_finding() -> None:
 
 def test_without_a_root_the_time_out_names_the_suspect() -> None:
     timeouts = [fault("nccl-timeout", "cascade", rank=rank, last_completed=1579 if rank == 5 else 1580) for rank in range(8)]
-    (found,) = failures(state(fault("exit", "cascade"), *timeouts))
+    (found,) = failure_findings(state(fault("exit", "cascade"), *timeouts))
     assert found.rule == "nccl-timeout"
     assert found.message.startswith("first suspect rank 5: last completed collective 1579, others 1580")
     assert found.fields["suspect_ranks"] == [5]
@@ -47,7 +47,7 @@ def test_without_a_root_the_time_out_names_the_suspect() -> None:
 
 def test_a_rank_that_is_silent_is_the_suspect() -> None:
     timeouts = [fault("nccl-timeout", "cascade", rank=rank, last_completed=9) for rank in range(8) if rank != 6]
-    (found,) = failures(state(*timeouts, arguments={"world_size": 8}))
+    (found,) = failure_findings(state(*timeouts, arguments={"world_size": 8}))
     assert found.fields["suspect_ranks"] == [6]
     assert "all others report the time-out" in found.message
 
@@ -67,44 +67,44 @@ def test_the_collective_that_timed_out_tells_where_nothing_else_does() -> None:
 
 
 def test_unknown_comes_before_cascades() -> None:
-    (found,) = failures(state(fault("exit", "cascade"), fault("traceback", "unknown", "ValueError: bad")))
+    (found,) = failure_findings(state(fault("exit", "cascade"), fault("traceback", "unknown", "ValueError: bad")))
     assert (found.rule, found.message) == ("traceback", "ValueError: bad; then exit")
 
 
 def test_roots_come_before_what_may_be_one() -> None:
-    (found,) = failures(state(fault("traceback", "unknown", "ValueError"), fault("out-of-memory", "root", "OOM")))
+    (found,) = failure_findings(state(fault("traceback", "unknown", "ValueError"), fault("out-of-memory", "root", "OOM")))
     assert (found.rule, found.message) == ("out-of-memory", "OOM; then traceback")
 
 
 def test_the_same_failure_has_the_same_key_in_the_next_pass() -> None:
     run = state(fault("nccl-timeout", "cascade", rank=1))
-    before = failures(run)[0].key
+    before = failure_findings(run)[0].key
     run.faults.append(fault("nccl-timeout", "cascade", rank=2))
-    assert failures(run)[0].key == before
+    assert failure_findings(run)[0].key == before
     run.attempt.last_step = 121
-    assert failures(run)[0].key != before
+    assert failure_findings(run)[0].key != before
 
 
 def test_lines_of_one_rank_tell_together() -> None:
     lines = [fault("nccl-timeout", "cascade", rank=rank, sequence=12) for rank in range(2)]
     lines += [fault("nccl-timeout", "cascade", rank=rank, last_completed=11 - rank) for rank in range(2)]
     lines.append(fault("nccl-timeout", "cascade", rank=0, sequence=12))
-    (found,) = failures(state(*lines))
+    (found,) = failure_findings(state(*lines))
     assert (found.fields["suspect_ranks"], found.fields["count"]) == ([1], 2)
 
 
 def test_a_job_that_was_cancelled_because_it_hung() -> None:
     timeouts = [fault("nccl-timeout", "cascade", rank=rank, last_completed=9 - rank) for rank in range(2)]
     cancelled = fault("time-limit", "root", severity="warning")
-    assert [one.rule for one in failures(state(*timeouts, cancelled))] == ["nccl-timeout", "time-limit"]
-    assert [one.rule for one in failures(state(cancelled, *timeouts))] == ["time-limit"]
+    assert [one.rule for one in failure_findings(state(*timeouts, cancelled))] == ["nccl-timeout", "time-limit"]
+    assert [one.rule for one in failure_findings(state(cancelled, *timeouts))] == ["time-limit"]
 
 
 def test_many_ranks_are_named_in_spans() -> None:
     faults = [fault("traceback", "root", rank=rank) for rank in (0, 1, 2, 3, 9, *range(20, 60, 2))]
-    (found,) = failures(state(*faults))
+    (found,) = failure_findings(state(*faults))
     assert found.message.startswith("ranks 0-3, 9, 20, 22, 24, 26, 28, 30, ...: ")
 
 
 def test_no_faults_no_findings() -> None:
-    assert failures(state()) == []
+    assert failure_findings(state()) == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_monitor.collect.state import Memory
+from lt_monitor.collect.command_state import CommandState
 from lt_monitor.runs.run_state import state_of
 from lt_shared.console import BadData, NoInput, TryAgain, UsageError
 
@@ -22,8 +22,8 @@ def line(step: int, loss: float = 2.5) -> str:
     return f" iteration {step:8d}/    1000 | elapsed time per iteration (ms): 1000.0 | lm loss: {loss:.6E} |\n"
 
 
-def one_pass(state: Path | str | None, *logs: Path | str) -> Memory:
-    with Memory.open(None if state is None else str(state), "test", [str(log) for log in logs]) as memory:
+def one_pass(state: Path | str | None, *logs: Path | str) -> CommandState:
+    with CommandState.open(None if state is None else str(state), "test", [str(log) for log in logs]) as memory:
         memory.feed(lambda record: state_of(memory.runs, record["run"]).take(record, NOW))
         memory.save()
     return memory
@@ -34,7 +34,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     taken: list[Any] = []
     for count in (3, 5, 5):
         log.write_text("".join(line(step) for step in range(1, count + 1)))
-        with Memory.open(str(state), "test", [str(log)]) as memory:
+        with CommandState.open(str(state), "test", [str(log)]) as memory:
             memory.feed(lambda record: taken.append(record["step"]))
             memory.save()
     assert taken == [1, 2, 3, 4, 5]
@@ -77,7 +77,7 @@ def test_a_pass_without_save_leaves_the_state(tmp_path: Path) -> None:
     one_pass(state, log)
     before = state.read_bytes()
     log.write_text(line(1) + line(2))
-    with pytest.raises(RuntimeError), Memory.open(str(state), "test", [str(log)]) as memory:
+    with pytest.raises(RuntimeError), CommandState.open(str(state), "test", [str(log)]) as memory:
         memory.feed(lambda record: None)
         raise RuntimeError
     assert state.read_bytes() == before
@@ -86,7 +86,7 @@ def test_a_pass_without_save_leaves_the_state(tmp_path: Path) -> None:
 
 def test_one_pass_at_a_time(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
-    with Memory.open(state, "test", []), pytest.raises(TryAgain), Memory.open(state, "test", []):
+    with CommandState.open(state, "test", []), pytest.raises(TryAgain), CommandState.open(state, "test", []):
         pass
 
 
@@ -101,9 +101,9 @@ def test_an_empty_state_is_new(tmp_path: Path) -> None:
 def test_states_of_other_commands_are_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
     one_pass(state)
-    with pytest.raises(BadData, match="another version or another command"), Memory.open(str(state), "other", []):
+    with pytest.raises(BadData, match="another version or another command"), CommandState.open(str(state), "other", []):
         pass
-    with pytest.raises(UsageError), Memory.open("s3://bucket/state", "test", []):
+    with pytest.raises(UsageError), CommandState.open("s3://bucket/state", "test", []):
         pass
     with pytest.raises(NoInput):
         one_pass(state, tmp_path / "gone.log")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.collect import slurm
+from lt_monitor.collect import slurm_jobs
 from lt_monitor.events import records
 
 START = 1795305881
@@ -69,7 +69,7 @@ RUNNING = {
 
 
 def parsed(*jobs: dict[str, Any]) -> list[dict[str, Any]]:
-    found = slurm.parse(json.dumps({"jobs": jobs}), "-")
+    found = slurm_jobs.parse(json.dumps({"jobs": jobs}), "-")
     assert all(records.problem(record) is None for record in found)
     return [{key: value for key, value in record.items() if key not in ("v", "time", "src")} for record in found]
 
@@ -122,11 +122,11 @@ def test_sacct_json() -> None:
 
 def test_sacct_columns() -> None:
     answer = (
-        f"{slurm.SACCT_FIELDS.replace(',', '|')}\n"
+        f"{slurm_jobs.SACCT_FIELDS.replace(',', '|')}\n"
         "77|77|gpt|CANCELLED by 1000|0:15|2026-11-21T10:00:00|2026-11-21T10:01:00|2026-11-21T12:00:00|2|n[1-2]|ann|p5|/fsx/ann\n"
         "78|75_3|gpt|PENDING|0:0|2026-11-21T10:00:00|Unknown|Unknown|2|None assigned|ann|p5|/fsx/ann\n"
     )
-    found = slurm.parse(answer, "-")
+    found = slurm_jobs.parse(answer, "-")
     assert [(record["job"], record["state"]) for record in found] == [("77", "CANCELLED"), ("78", "PENDING")]
     assert (found[0]["exit_code"], found[0]["signal"]) == (0, 15)
     assert found[0]["start_time"].startswith("2026-11-21T10:01:00")
@@ -144,7 +144,7 @@ SCONTROL = (
 
 @pytest.mark.parametrize("text", [SCONTROL, SCONTROL.replace(" Reason", "\n   Reason").replace(" Partition", "\n   Partition")])
 def test_scontrol(text: str) -> None:
-    first, second = slurm.parse(text + "\n" + text.replace("JobId=90", "JobId=91"), "-")
+    first, second = slurm_jobs.parse(text + "\n" + text.replace("JobId=90", "JobId=91"), "-")
     assert (first["job"], first["name"], first["state"], first["restarts"]) == ("88_3", "my gpt = big", "FAILED", 2)
     assert (first["gpus"], first["user"], first["exit_code"]) == (16, "ann", 3)
     assert first["log"] == "/fsx/ann/with space.out"
@@ -224,11 +224,11 @@ OBJECTS = st.dictionaries(st.sampled_from(["set", "infinite", "number", "current
 
 @given(st.dictionaries(st.sampled_from(sorted(NEWEST)), VALUES | OBJECTS | st.lists(VALUES, max_size=2)))
 def test_any_shape_of_a_job_gives_valid_records(changes: dict[str, Any]) -> None:
-    for record in slurm.parse(json.dumps({"jobs": [NEWEST | changes]}), "-"):
+    for record in slurm_jobs.parse(json.dumps({"jobs": [NEWEST | changes]}), "-"):
         assert records.problem(json.loads(json.dumps(record))) is None
 
 
 @given(st.text(alphabet=st.sampled_from(list('JobId=7 |\n{}[]StdOut,"')), max_size=200))
 def test_any_text_gives_valid_records(text: str) -> None:
-    for record in slurm.parse("JobId=7 JobState=RUNNING " + text, "-"):
+    for record in slurm_jobs.parse("JobId=7 JobState=RUNNING " + text, "-"):
         assert records.problem(record) is None

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lt_monitor.logs import log_files
-from lt_monitor.runs import assembly
-from lt_monitor.runs.assembly import assemble
+from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Run
+from lt_monitor.runs.run_loader import assemble
 from lt_shared.console import BadData
 
 LOGS = Path(__file__).parents[1] / "samples"
@@ -148,7 +148,7 @@ def test_jobs_that_save_into_one_directory_are_attempts_of_one_run() -> None:
     start = event("start", arguments={"save": "/fsx/run"}, run="slurm-2", file="2")
     second = [start, event("load", 3, path="/fsx/run", run="slurm-2", file="2"), *steps(4, 6, run="slurm-2", file="2")]
     other = [event("checkpoint", 3, path="run", run="b", file="b"), event("checkpoint", 3, path="run", run="c", file="c")]
-    runs = assembly.join_by_checkpoints(assemble([*first, *second, *other]))
+    runs = run_loader.join_by_checkpoints(assemble([*first, *second, *other]))
     assert [run.name for run in runs] == ["slurm-1", "b", "c"]
     assert resumes(runs[0]) == [0, 3]
     assert runs[0].lost_steps == 2
@@ -160,7 +160,7 @@ def test_jobs_that_began_from_scratch_in_the_same_directory_are_runs_of_their_ow
         return [*loaded, *steps(begin, begin + 3, run=run), event("checkpoint", begin + 3, run=run, path="/fsx/a")]
 
     events = [*job("one", 1, False), *job("two", 1, False), *job("three", 5, True)]
-    runs = assembly.join_by_checkpoints(assemble(events))
+    runs = run_loader.join_by_checkpoints(assemble(events))
     assert [(run.name, len(run.attempts)) for run in runs] == [("one", 1), ("two", 2)]
 
 
@@ -176,8 +176,8 @@ def test_runs_keep_apart() -> None:
 def test_logs_without_steps_are_bad_data(capfd: pytest.CaptureFixture[str]) -> None:
     nothing, something = str(LOGS / "no_events.log"), str(LOGS / "lt_train.log")
     with pytest.raises(BadData, match="no training steps"):
-        assembly.read([nothing])
-    assert [run.name for run in assembly.read([nothing, something])] == [str(LOGS / "lt_train")]
+        run_loader.read([nothing])
+    assert [run.name for run in run_loader.read([nothing, something])] == [str(LOGS / "lt_train")]
     assert "no_events.log: no training events" in capfd.readouterr().err
 
 
@@ -187,7 +187,7 @@ def test_steps_by_columns_make_the_same_attempts_as_records(tmp_path: Path, labe
     lines = [f"{label} iteration {step}/ 900 | lm loss: {step / 7:.6E} |\n" for step in steps for label in labels]
     log = tmp_path / "a.log"
     log.write_text("".join(lines))
-    (by_columns,) = assembly.read([str(log)])
+    (by_columns,) = run_loader.read([str(log)])
     (by_records,) = assemble(record for block in log_files.event_blocks(str(log)) for record in block)
     for run in (by_columns, by_records):
         assert [(attempt.first_step, attempt.last_step, attempt.lost_steps) for attempt in run.attempts] == [
@@ -200,7 +200,7 @@ def test_steps_by_columns_make_the_same_attempts_as_records(tmp_path: Path, labe
 
 
 def test_jobs_are_joined_in_the_order_in_which_they_began() -> None:
-    job = assembly.Job
+    job = run_loader.Job
     jobs = [job("/a", False, 50.0), job("/b", False, None), job("/a", True, 10.0), job("/a", True, 30.0), job(None, False, 1.0)]
-    assert assembly.jobs_of_one_run(jobs) == [[3, 0], [1], [2], [4]]
-    assert assembly.jobs_of_one_run([job("/a", False, 50.0), job("/a", False, None)]) == [[0, 1]]
+    assert run_loader.jobs_of_one_run(jobs) == [[3, 0], [1], [2], [4]]
+    assert run_loader.jobs_of_one_run([job("/a", False, 50.0), job("/a", False, None)]) == [[0, 1]]
