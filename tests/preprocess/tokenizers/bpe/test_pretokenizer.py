@@ -8,8 +8,9 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_preprocess.kernels.intrinsics import BLOCK_BYTES, address, store64
+from lt_preprocess.kernels.intrinsics import address, store64
 from lt_preprocess.kernels.jit import kernel
+from lt_preprocess.kernels.simd import BLOCK_BYTES
 from lt_preprocess.tokenizers import pattern_codes, split_patterns
 from lt_preprocess.tokenizers.base import Texts
 from lt_preprocess.tokenizers.bpe import character_classes, pretokenizer

@@ -1,143 +1,203 @@
-"""Blocks of 64 bytes as compiled code reads them: one mask says where the bytes are that matter, one bit a byte.
+"""Vector instructions for compiled code: masks of 64 bytes of text, compares and moves of vectors of integers, by address.
 
-numba has no vectors, but LLVM has, on every processor: the functions here are written in its own instructions, and become 64-byte
-registers with AVX-512 and two or four smaller ones elsewhere. A scalar loop looks at one byte a cycle or two, these at about 20.
-Reads may touch 3 bytes before `at` and 64 from it.
+numba has no vectors, but LLVM has, on every processor: these functions are written in its intermediate representation, and become
+64-byte registers with AVX-512 and two or four smaller ones elsewhere. A scalar loop looks at one byte a cycle or two, a mask of
+64 bytes at about 20 a cycle. A mask has a bit for each byte, that of the first byte lowest. Nothing checks bounds: text has
+padding for what is read after its end, and for the 3 bytes that `utf8_errors` reads before it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-Bytes = npt.NDArray[np.uint8]
+from lt_preprocess.kernels.intrinsics import BIT, UINT8, UINT32, UINT64, cgutils, load_as, store_as, typed_intrinsic, types
 
 BLOCK_BYTES = 64
+"""Bytes of text in a mask: as many as an integer has bits."""
 
-Generator = Callable[[Any, Any, Any, Any], Any]
+LANES = 16
+"""32-bit integers that `lane_min`, `copy_lanes` and `fill_lanes` work on at once."""
 
-_VECTOR = ir.VectorType(ir.IntType(8), BLOCK_BYTES)
-_MASK = ir.IntType(BLOCK_BYTES)
-_TWO_MASKS = cast(Any, types).Tuple((types.uint64, types.uint64))
-
-
-def _instruction(function: Callable[..., tuple[Any, Generator]]) -> Callable[..., Any]:
-    """Make the generator of LLVM code callable from compiled functions, without the typing context."""
-    return cast(Callable[..., Any], intrinsic(function))
+_BLOCK = ir.VectorType(UINT8, BLOCK_BYTES)
+_LANES = ir.VectorType(UINT32, LANES)
+_EIGHT_WORDS = ir.VectorType(UINT64, 8)
 
 
-def _splat(value: int) -> ir.Constant:
-    return ir.Constant(_VECTOR, [value] * BLOCK_BYTES)
+def _each_byte(value: int) -> ir.Constant:
+    return ir.Constant(_BLOCK, [value] * BLOCK_BYTES)
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [at]), _VECTOR.as_pointer())
+def _is_equal(builder: Any, block: Any, value: int) -> Any:
+    return builder.icmp_unsigned("==", block, _each_byte(value))
 
 
-def _load(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
-    block = builder.load(_pointer(context, builder, array_type, array, at))
-    block.align = 1
-    return block
+def _is_below(builder: Any, block: Any, value: int) -> Any:
+    return builder.icmp_unsigned("<", block, _each_byte(value))
 
 
-def _mask(builder: Any, lanes: Any) -> Any:
-    return builder.bitcast(lanes, _MASK)
+def _is_at_least(builder: Any, block: Any, value: int) -> Any:
+    return builder.icmp_unsigned(">=", block, _each_byte(value))
 
 
-def _any_of(builder: Any, lanes: Sequence[Any]) -> Any:
-    result = lanes[0]
-    for more in lanes[1:]:
+def _is_within(builder: Any, block: Any, first: int, count: int) -> Any:
+    return builder.icmp_unsigned("<", builder.sub(block, _each_byte(first)), _each_byte(count))
+
+
+def _any_of(builder: Any, flags: Sequence[Any]) -> Any:
+    result = flags[0]
+    for more in flags[1:]:
         result = builder.or_(result, more)
     return result
 
 
-@_instruction
-def string_stops(typing_context: Any, data: Any, at: Any) -> tuple[Any, Generator]:
-    """Two uint64 masks of data[at:at + 64]: quotes, backslashes and control characters; and bytes outside ASCII."""
-    signature = _TWO_MASKS(data, types.int64)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block = _load(context, builder, signature.args[0], *arguments)
-        stops = _any_of(
-            builder,
-            [
-                builder.icmp_unsigned("==", block, _splat(ord('"'))),
-                builder.icmp_unsigned("==", block, _splat(ord("\\"))),
-                builder.icmp_unsigned("<", block, _splat(0x20)),
-            ],
-        )
-        high = builder.icmp_unsigned(">=", block, _splat(0x80))
-        return context.make_tuple(builder, signature.return_type, [_mask(builder, stops), _mask(builder, high)])
-
-    return signature, generate
+def _masks(context: Any, builder: Any, signature: Any, flags: Sequence[Any]) -> Any:
+    return context.make_tuple(builder, signature.return_type, [builder.bitcast(kind, UINT64) for kind in flags])
 
 
-@_instruction
-def copy_block(typing_context: Any, data: Any, at: Any, target: Any, to: Any) -> tuple[Any, Generator]:
-    """Copy 64 bytes from data[at:] to target[to:]."""
-    signature = types.void(data, types.int64, target, types.int64)
+@typed_intrinsic
+def character_masks(typing: Any, address: Any) -> Any:
+    """Which of the BLOCK_BYTES bytes at `address` are of a kind: eight uint64 masks.
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block = _load(context, builder, signature.args[0], *arguments[:2])
-        builder.store(block, _pointer(context, builder, signature.args[2], *arguments[2:]), align=1)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@_instruction
-def utf8_errors(typing_context: Any, data: Any, at: Any) -> tuple[Any, Generator]:
-    """A uint64 mask of the bytes of data[at:at + 64] that cannot stand in UTF-8 after the three bytes before each.
-
-    A character that is cut off shows at the byte after it. The bytes before `at` count as well.
+    ASCII letters; ASCII digits; ASCII white space; line feeds and carriage returns; spaces (0x20); apostrophes; bytes of
+    characters outside ASCII; of these, the continuation bytes.
     """
-    signature = types.uint64(data, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data, at = arguments
+        block = load_as(_BLOCK, builder, arguments[0])
+        kinds = [
+            _is_within(builder, builder.or_(block, _each_byte(0x20)), ord("a"), 26),
+            _is_within(builder, block, ord("0"), 10),
+            builder.or_(_is_within(builder, block, 0x09, 5), _is_equal(builder, block, 0x20)),
+            builder.or_(_is_equal(builder, block, 0x0A), _is_equal(builder, block, 0x0D)),
+            _is_equal(builder, block, 0x20),
+            _is_equal(builder, block, ord("'")),
+            _is_at_least(builder, block, 0x80),
+            _is_within(builder, block, 0x80, 0x40),
+        ]
+        return _masks(context, builder, signature, kinds)
+
+    return types.UniTuple(types.uint64, 8)(types.int64), generate
+
+
+@typed_intrinsic
+def string_stops(typing: Any, address: Any) -> Any:
+    """Two uint64 masks of the BLOCK_BYTES bytes at `address`: quotes, backslashes, control characters; bytes outside ASCII."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = load_as(_BLOCK, builder, arguments[0])
+        stops = [
+            _is_equal(builder, block, ord('"')),
+            _is_equal(builder, block, ord("\\")),
+            _is_below(builder, block, 0x20),
+        ]
+        return _masks(context, builder, signature, [_any_of(builder, stops), _is_at_least(builder, block, 0x80)])
+
+    return types.UniTuple(types.uint64, 2)(types.int64), generate
+
+
+@typed_intrinsic
+def utf8_errors(typing: Any, address: Any) -> Any:
+    """A uint64 mask of the BLOCK_BYTES bytes at `address`: those that are invalid in UTF-8 after the three bytes before each.
+
+    A character that is cut off shows at the byte after it. The three bytes before `address` count as well.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         this, one_before, two_before, three_before = (
-            _load(context, builder, signature.args[0], data, builder.sub(at, ir.Constant(at.type, back))) for back in range(4)
+            load_as(_BLOCK, builder, builder.sub(arguments[0], ir.Constant(UINT64, back))) for back in range(4)
         )
-
-        def at_least(block: Any, value: int) -> Any:
-            return builder.icmp_unsigned(">=", block, _splat(value))
-
-        def below(block: Any, value: int) -> Any:
-            return builder.icmp_unsigned("<", block, _splat(value))
 
         def second_of(first: int, is_wrong: Any) -> Any:
-            return builder.and_(builder.icmp_unsigned("==", one_before, _splat(first)), is_wrong)
+            return builder.and_(_is_equal(builder, one_before, first), is_wrong)
 
-        continues = builder.icmp_signed("<", this, _splat(-64 & 0xFF))
-        must_continue = _any_of(builder, [at_least(one_before, 0xC0), at_least(two_before, 0xE0), at_least(three_before, 0xF0)])
-        errors = _any_of(
+        continues = builder.icmp_signed("<", this, _each_byte(-64 & 0xFF))
+        must_continue = _any_of(
             builder,
             [
-                builder.xor(continues, must_continue),
-                second_of(0xE0, below(this, 0xA0)),
-                second_of(0xED, at_least(this, 0xA0)),
-                second_of(0xF0, below(this, 0x90)),
-                second_of(0xF4, at_least(this, 0x90)),
-                builder.and_(at_least(this, 0xC0), below(this, 0xC2)),
-                at_least(this, 0xF5),
+                _is_at_least(builder, one_before, 0xC0),
+                _is_at_least(builder, two_before, 0xE0),
+                _is_at_least(builder, three_before, 0xF0),
             ],
         )
-        return _mask(builder, errors)
+        errors = [
+            builder.xor(continues, must_continue),
+            second_of(0xE0, _is_below(builder, this, 0xA0)),
+            second_of(0xED, _is_at_least(builder, this, 0xA0)),
+            second_of(0xF0, _is_below(builder, this, 0x90)),
+            second_of(0xF4, _is_at_least(builder, this, 0x90)),
+            builder.and_(_is_at_least(builder, this, 0xC0), _is_below(builder, this, 0xC2)),
+            _is_at_least(builder, this, 0xF5),
+        ]
+        return builder.bitcast(_any_of(builder, errors), UINT64)
 
-    return signature, generate
+    return types.uint64(types.int64), generate
 
 
-@_instruction
-def lowest_bit(typing_context: Any, mask: Any) -> tuple[Any, Generator]:
-    """The number of the lowest bit that is set in a mask, 64 when none is."""
-    signature = types.int64(types.uint64)
+@typed_intrinsic
+def copy_block(typing: Any, source: Any, target: Any) -> Any:
+    """Copy BLOCK_BYTES bytes, all read before any is written."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+        store_as(_BLOCK, builder, load_as(_BLOCK, builder, arguments[0]), arguments[1])
+        return context.get_dummy_value()
 
-    return signature, generate
+    return types.void(types.int64, types.int64), generate
+
+
+def _broadcast(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
+    """A vector with the scalar in every lane."""
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(UINT32, 0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(UINT32, vector.count), [0] * vector.count))
+
+
+@typed_intrinsic
+def lane_min(typing: Any, address: Any) -> Any:
+    """The smallest of the LANES uint32 at `address`, and the index of the first that equals it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = load_as(_LANES, builder, arguments[0])
+        reduce = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(UINT32, [_LANES]), f"llvm.vector.reduce.umin.v{LANES}i32"
+        )
+        value = builder.call(reduce, [lanes])
+        is_smallest = builder.icmp_unsigned("==", lanes, _broadcast(builder, value, _LANES))
+        index = builder.cttz(builder.bitcast(is_smallest, ir.IntType(LANES)), ir.Constant(BIT, 1))
+        return context.make_tuple(builder, signature.return_type, [value, builder.zext(index, UINT64)])
+
+    return types.Tuple((types.uint32, types.int64))(types.int64), generate
+
+
+@typed_intrinsic
+def copy_lanes(typing: Any, source: Any, target: Any) -> Any:
+    """Copy LANES uint32, all read before any is written."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        store_as(_LANES, builder, load_as(_LANES, builder, arguments[0]), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@typed_intrinsic
+def fill_lanes(typing: Any, target: Any) -> Any:
+    """Set all bits of LANES uint32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        store_as(_LANES, builder, ir.Constant(_LANES, [0xFFFFFFFF] * LANES), arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@typed_intrinsic
+def equal_after_shift(typing: Any, address: Any, shift: Any, value: Any) -> Any:
+    """Which of the eight uint64 at `address` equal `value` after a right shift by `shift`; a bit each, the first lowest."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words = load_as(_EIGHT_WORDS, builder, arguments[0])
+        shifted = builder.lshr(words, _broadcast(builder, arguments[1], _EIGHT_WORDS))
+        is_equal = builder.icmp_unsigned("==", shifted, _broadcast(builder, arguments[2], _EIGHT_WORDS))
+        return builder.zext(builder.bitcast(is_equal, UINT8), UINT64)
+
+    return types.uint64(types.int64, types.uint64, types.uint64), generate

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
 from lt_preprocess.kernels.jit import inner, kernel
-from lt_preprocess.kernels.simd import BLOCK_BYTES, copy_block, lowest_bit, string_stops, utf8_errors
+from lt_preprocess.kernels.simd import BLOCK_BYTES, copy_block, string_stops, utf8_errors
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -83,11 +84,12 @@ def _string(data: Bytes, at: int, texts: Bytes, to: int) -> tuple[int, int]:
     """
     before_high = np.uint64(0)
     while True:
-        stops, high = string_stops(data, at)
-        copy_block(data, at, texts, to)
-        size = lowest_bit(stops)
+        block = element_address(data, at)
+        stops, high = string_stops(block)
+        copy_block(block, element_address(texts, to))
+        size = trailing_zeros(stops)
         if high | before_high:
-            errors = utf8_errors(data, at)
+            errors = utf8_errors(block)
             if size < BLOCK_BYTES:
                 errors &= (np.uint64(2) << np.uint64(size)) - np.uint64(1)
             if errors:

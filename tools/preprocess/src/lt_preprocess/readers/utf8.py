@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.kernels.intrinsics import element_address
 from lt_preprocess.kernels.jit import kernel
 from lt_preprocess.kernels.simd import BLOCK_BYTES, utf8_errors
 from lt_preprocess.tokenizers.base import Texts
@@ -38,7 +39,7 @@ def _suspect(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], suspec
         at, end = offsets[text], offsets[text + 1]
         wrong = end > at and data[at] & 0xC0 == 0x80
         while at < end and not wrong:
-            errors = utf8_errors(data, at)
+            errors = utf8_errors(element_address(data, at))
             left = end - at
             if left < BLOCK_BYTES:
                 errors &= (np.uint64(1) << np.uint64(left)) - np.uint64(1)

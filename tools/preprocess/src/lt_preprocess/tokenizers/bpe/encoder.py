@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.kernels.intrinsics import (
-    BLOCK_BYTES,
-    LANES,
     address,
     load32,
     load64,
@@ -27,6 +25,7 @@ from lt_preprocess.kernels.intrinsics import (
     trailing_zeros,
 )
 from lt_preprocess.kernels.jit import AnnounceCompilation, inner, kernel
+from lt_preprocess.kernels.simd import BLOCK_BYTES, LANES
 from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
 from lt_preprocess.tokenizers.bpe import character_classes, merges, pretokenizer, whole_tokens, word_cache
 from lt_preprocess.tokenizers.bpe.merges import Merges, merge

@@ -15,22 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from lt_preprocess.kernels.intrinsics import (
-    LANES,
     address,
     aligned,
-    equal_above,
-    fill_lanes,
     load8,
     load32,
     load64,
-    move_lanes,
     signed,
-    smallest,
     store32,
     store64,
     trailing_zeros,
 )
 from lt_preprocess.kernels.jit import inner, kernel
+from lt_preprocess.kernels.simd import LANES, copy_lanes, equal_after_shift, fill_lanes, lane_min
 
 Ids = npt.NDArray[np.int32]
 Ranks = npt.NDArray[np.uint32]
@@ -176,10 +172,10 @@ def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
     bit = hashed >> tables.known_shift
     may_merge = load64(tables.known + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
     bucket = _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
-    found = equal_above(bucket, _RANK_BITS, key)
+    found = equal_after_shift(bucket, _RANK_BITS, key)
     while (found == 0) & (load64(bucket + _BUCKET_BYTES - 8) != _EMPTY):
         bucket = _next_bucket(tables, bucket)
-        found = equal_above(bucket, _RANK_BITS, key)
+        found = equal_after_shift(bucket, _RANK_BITS, key)
     entry = load64(bucket + 8 * (trailing_zeros(found) & 7))
     return np.uint32(entry & _RANK_MASK) if found else _NO_RANK
 
@@ -200,9 +196,9 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
     fill_lanes(ranks + 4 * (size - 1))
     fill_lanes(ranks + 4 * (size - 1 + LANES))
     while True:
-        best, at = smallest(ranks)
+        best, at = lane_min(ranks)
         for first in range(LANES, size - 1, LANES):
-            other, lane = smallest(ranks + 4 * first)
+            other, lane = lane_min(ranks + 4 * first)
             if other < best:
                 best, at = other, first + lane
         if best == _NO_RANK:
@@ -210,8 +206,8 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
         new = _merged(tables, best)
         size -= 1
         for index in range(at, size, LANES):
-            move_lanes(ids + 4 * index + 4, ids + 4 * index)
-            move_lanes(ranks + 4 * index + 4, ranks + 4 * index)
+            copy_lanes(ids + 4 * index + 4, ids + 4 * index)
+            copy_lanes(ranks + 4 * index + 4, ranks + 4 * index)
         place = 4 * at
         store32(ids + place, new)
         if at + 1 < size:
@@ -219,7 +215,7 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
         if at > 0:
             store32(ranks + place - 4, rank_of(tables, load32(ids + place - 4), new))
     for index in range(0, size, LANES):
-        move_lanes(ids + 4 * index, output + 4 * index)
+        copy_lanes(ids + 4 * index, output + 4 * index)
     return size
 
 

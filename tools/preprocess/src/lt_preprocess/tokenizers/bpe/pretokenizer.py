@@ -24,8 +24,6 @@ What the pieces look like in runs of one class (letters L, numbers N, white spac
 import numpy as np
 
 from lt_preprocess.kernels.intrinsics import (
-    BLOCK_BYTES,
-    block_masks,
     leading_zeros,
     load8,
     load64,
@@ -34,6 +32,7 @@ from lt_preprocess.kernels.intrinsics import (
     trailing_zeros,
 )
 from lt_preprocess.kernels.jit import inner
+from lt_preprocess.kernels.simd import BLOCK_BYTES, character_masks
 from lt_preprocess.tokenizers.bpe import cased_words
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
@@ -203,7 +202,7 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     """
     if pattern >= TEKKEN:
         return _starts_by_case(pattern, at, end, classes, state)
-    letters, numbers, spaces, newlines, blanks, apostrophes, wide, tails = block_masks(at)
+    letters, numbers, spaces, newlines, blanks, apostrophes, wide, tails = character_masks(at)
     valid = _bits(end - at)
     letters &= valid
     numbers &= valid
