@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import AnnounceCompilation, inner, kernel
+from lt_preprocess.kernels.jit import AnnounceCompilation, bare_inner, bare_kernel
+from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.base import Bytes, Encoder, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
+from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
 
 SKIPPED = -1
 _BLOCK_BYTES = 64
 _FIRST_ROOM = 1024
 
 
-@inner
+@bare_inner
 def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> bool:
     """Whether the block at `at` has a byte in the range; without a branch, so that it compiles to vector instructions."""
     found = False
@@ -27,28 +29,12 @@ def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> 
     return found
 
 
-@inner
-def _longest(data: Bytes, start: int, end: int, byte_classes: Bytes, children: Ids, numbers: Ids) -> tuple[int, int]:
-    """The number of the longest token at `start` and where it ends; -1 when there is none."""
-    node, at, number, stop = 0, start, -1, start
-    while at < end:
-        node = children[node, byte_classes[data[at]]]
-        if node == 0:
-            break
-        at += 1
-        if numbers[node] >= 0:
-            number, stop = numbers[node], at
-    return number, stop
-
-
-@kernel
-def _find(
-    data: Bytes, offsets: Lengths, is_first: Bytes, byte_classes: Bytes, children: Ids, numbers: Ids, matches: Lengths
-) -> int:
+@bare_kernel
+def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> int:
     """Write text, start, end and token number of each match to `matches` [room, 4]; returns the number of all matches."""
     least, most = np.uint8(255), np.uint8(0)
     for byte in range(256):
-        if is_first[byte]:
+        if trie.is_first[byte]:
             least, most = min(least, np.uint8(byte)), max(most, np.uint8(byte))
     count = 0
     for text in range(len(offsets) - 1):
@@ -59,10 +45,10 @@ def _find(
                 continue
             block_end = min(at + _BLOCK_BYTES, end)
             while at < block_end:
-                if not is_first[data[at]]:
+                if not trie.is_first[data[at]]:
                     at += 1
                     continue
-                number, stop = _longest(data, at, end, byte_classes, children, numbers)
+                number, stop = longest_match(trie, data, at, end)
                 if number < 0:
                     at += 1
                     continue
@@ -78,36 +64,14 @@ class Search:
 
     def __init__(self, contents: Sequence[str]):
         self.contents = contents
-        tokens = [content.encode() for content in contents]
-        used = sorted({byte for token in tokens for byte in token})
-        self._byte_classes = np.zeros(256, np.uint8)
-        self._byte_classes[used] = np.arange(1, len(used) + 1)
-        self._is_first = np.zeros(256, np.uint8)
-        self._is_first[[token[0] for token in tokens]] = 1
-        nodes: list[dict[int, int]] = [{}]
-        ends: dict[int, int] = {}
-        for number, token in enumerate(tokens):
-            node = 0
-            for byte in token:
-                if byte not in nodes[node]:
-                    nodes[node][byte] = len(nodes)
-                    nodes.append({})
-                node = nodes[node][byte]
-            ends[node] = number
-        self._children = np.zeros((len(nodes), len(used) + 1), np.int32)
-        for node, following in enumerate(nodes):
-            for byte, child in following.items():
-                self._children[node, self._byte_classes[byte]] = child
-        self._numbers = np.full(len(nodes), -1, np.int32)
-        self._numbers[list(ends)] = list(ends.values())
+        self._trie = token_trie.build([content.encode() for content in contents])
 
     def find(self, texts: Texts) -> Lengths:
         """The matches in order, int64 [matches, 4]: number of the text, start and end in `texts.data`, number of the token."""
         room = _FIRST_ROOM
         while True:
             matches = np.empty((room, 4), np.int64)
-            tables = (self._is_first, self._byte_classes, self._children, self._numbers)
-            count = _find(texts.data, texts.offsets, *tables, matches)
+            count = _find(texts.data, texts.offsets, self._trie, matches)
             if count <= room:
                 return matches[:count]
             room = count

@@ -30,6 +30,7 @@ from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
     short_place,
 )
 from lt_preprocess.tokenizers.sentencepiece.segments import are_neighbours, code_point, segment_end, width
+from lt_preprocess.tokenizers.token_trie import longest_match
 from lt_shared.sentencepiece_proto import SPACE
 
 _BLANK = ord(" ")
@@ -90,30 +91,13 @@ def _encode_span(
 @inner
 def _user_defined(tables: Tables, data: Bytes, start: int, end: int) -> tuple[int, int, int]:
     """Where the next user-defined piece starts and ends, the longest of those that start there, and its id; -1 when none does."""
-    if len(tables.trie) > 1:
+    if len(tables.user_defined_ids) > 0:
         for at in range(start, end):
-            if tables.trie_starts[data[at]]:
-                stop, number = _longest_user_defined(tables, data, at, end)
+            if tables.user_defined.is_first[data[at]]:
+                number, stop = longest_match(tables.user_defined, data, at, end)
                 if number >= 0:
-                    return at, stop, number
+                    return at, stop, tables.user_defined_ids[number]
     return end, end, -1
-
-
-@inner
-def _longest_user_defined(tables: Tables, data: Bytes, at: int, end: int) -> tuple[int, int]:
-    node, stop, number = 0, at, -1
-    while at < end:
-        if data[at] == _BLANK:
-            for byte in _SPACE_BYTES:
-                node = tables.trie[node, byte] if node >= 0 else -1
-        else:
-            node = tables.trie[node, data[at]]
-        if node < 0:
-            break
-        at += 1
-        if tables.trie_ids[node] >= 0:
-            stop, number = at, tables.trie_ids[node]
-    return stop, number
 
 
 @kernel

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from lt_preprocess.kernels.jit import bare_inner as inner
 from lt_preprocess.kernels.jit import bare_kernel as kernel
+from lt_preprocess.tokenizers import token_trie
+from lt_preprocess.tokenizers.token_trie import TokenTrie
 from lt_shared.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
 
 Bytes = npt.NDArray[np.uint8]
@@ -47,8 +49,8 @@ class Tables(NamedTuple):
     `pairs` uint64 [slots]. `pair_filter` uint64: a bit for the hash of each pair; these 64 KiB answer for most pairs that do not
     merge. `ascii_pairs` int32 [128 * 128]: what two characters become. `symbols` int32 and `classes` uint16 [code points]: the
     symbol of a character, and its class (0: it stands alone). `neighbours` uint64: bit `left << class_bits | right`. `byte_ids`
-    int32 [256], or [0] when characters that the model does not know are the one id `unknown`. `trie_starts` [256], `trie` int32
-    [nodes, 256] and `trie_ids` int32 [nodes] find user-defined pieces.
+    int32 [256], or [0] when characters that the model does not know are the one id `unknown`. `user_defined` finds
+    user-defined pieces, `user_defined_ids` int32 [user-defined pieces] are their ids.
     """
 
     ids: Ids
@@ -63,9 +65,8 @@ class Tables(NamedTuple):
     byte_ids: Ids
     unknown: int
     dummy_prefix: bool
-    trie_starts: npt.NDArray[np.bool_]
-    trie: npt.NDArray[np.int32]
-    trie_ids: Ids
+    user_defined: TokenTrie
+    user_defined_ids: Ids
 
 
 def build(model: SentencePieceModel) -> Tables:
@@ -84,7 +85,7 @@ def build(model: SentencePieceModel) -> Tables:
             symbols[ord(text)] = symbol
     symbols[ord(" ")] = symbols[ord(SPACE)]
     classes, class_bits, neighbours = _build_neighbours(texts)
-    starts, trie, trie_ids = _build_trie({p.text: number for number, p in enumerate(model.pieces) if p.type == USER_DEFINED})
+    user_defined = {piece.text: number for number, piece in enumerate(model.pieces) if piece.type == USER_DEFINED}
     unknown = next(number for number, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
     return Tables(
         ids,
@@ -97,9 +98,8 @@ def build(model: SentencePieceModel) -> Tables:
         np.array(model.byte_ids if model.byte_fallback else [], np.int32),
         unknown,
         model.add_dummy_prefix,
-        starts,
-        trie,
-        trie_ids,
+        token_trie.build([text.encode() for text in user_defined], {ord(" "): SPACE.encode()}),
+        np.array([*user_defined.values()], np.int32),
     )
 
 
@@ -179,25 +179,3 @@ def _build_neighbours(texts: list[str]) -> tuple[Shorts, int, Words]:
         bit = int(classes[ord(pair[0])]) << class_bits | int(classes[ord(pair[1])])
         neighbours[bit >> 6] |= np.uint64(1 << (bit & 63))
     return classes, class_bits, neighbours
-
-
-def _build_trie(ids: dict[str, int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32], Ids]:
-    """The bytes that may start a piece; children of each node by byte; the id of the piece that ends there. -1: none."""
-    nodes: list[dict[int, int]] = [{}]
-    ends = [-1]
-    for text, number in ids.items():
-        node = 0
-        for byte in text.encode():
-            if byte not in nodes[node]:
-                nodes[node][byte] = len(nodes)
-                nodes.append({})
-                ends.append(-1)
-            node = nodes[node][byte]
-        ends[node] = number
-    children = np.full((len(nodes), 256), -1, np.int32)
-    for node, branches in enumerate(nodes):
-        for byte, child in branches.items():
-            children[node, byte] = child
-    starts = children[0] >= 0
-    starts[ord(" ")] = any(text.startswith(SPACE) for text in ids)
-    return starts, children, np.array(ends, np.int32)
