@@ -16,7 +16,7 @@ from lt_shared import huggingface
 from lt_shared.architecture import Architecture
 from lt_train.runtime import device
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 SEQUENCE = 64
 
@@ -102,8 +102,8 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
 
 
 def main() -> None:
-    place = Place(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
-    os.environ.update(place.environment())
+    place = RankEnvironment(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
+    os.environ.update(place.variables())
     where = device.prepare("cpu", place)
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed

@@ -32,7 +32,7 @@ from lt_train.launch import launcher
 from lt_train.runtime import process_lifetime
 from lt_train.runtime.device import CPU, CUDA
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 LONGEST_SECONDS = 900
 # One that takes longer waits for a rank that has gone another way. The longest took 15 on two busy cores.
@@ -159,7 +159,7 @@ def prepare(on: str, rank: int, ranks: int) -> Any:
     from lt_train.runtime import device
 
     rank_module.quiet()
-    where = device.prepare(on, Place(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
+    where = device.prepare(on, RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", 0, "test"))
     from lt_train.train import trainer  # noqa: F401
 
     return where
@@ -189,8 +189,8 @@ def serve(work_file: str, rank: int) -> None:
             continue
         directory = Path(work_file).parent / name
         (directory / "begun").touch()
-        place = Place(rank, rank, ranks, ranks, "127.0.0.1", port, "test")
-        os.environ.update(place.environment())
+        place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", port, "test")
+        os.environ.update(place.variables())
         if on == CUDA:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -11,7 +11,7 @@ from typing import Any
 
 from lt_train.runtime import device
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "make_vocab_size_divisible_by")
 READ = (
@@ -24,8 +24,8 @@ READ = (
 
 
 def main(runs: list[str]) -> None:
-    place = Place(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
-    os.environ.update(place.environment())
+    place = RankEnvironment(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
+    os.environ.update(place.variables())
     device.prepare(device.CPU, place)
     import torch
     from megatron.core import parallel_state, tensor_parallel

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_train.config.run_config import RunConfig
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 
 def main(work_file: str, rank: int) -> None:
@@ -20,7 +20,7 @@ def main(work_file: str, rank: int) -> None:
     torch.set_num_threads(1)
     rank_module.quiet()
     found: dict[str, dict[str, int]] = {}
-    where = device.prepare("cpu", Place(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
+    where = device.prepare("cpu", RankEnvironment(rank, rank, 2, 2, "127.0.0.1", 0, "test"))
     from megatron.core import parallel_state
 
     from lt_train.train import trainer
@@ -30,8 +30,8 @@ def main(work_file: str, rank: int) -> None:
         ranks = plan.parallelism.world_size
         if rank >= ranks:
             continue
-        place = Place(rank, rank, ranks, ranks, "127.0.0.1", work["ports"][number], "test")
-        os.environ.update(place.environment())
+        place = RankEnvironment(rank, rank, ranks, ranks, "127.0.0.1", work["ports"][number], "test")
+        os.environ.update(place.variables())
         loops: list[Any] = []
         trainer.Loop.run = lambda loop, profiler, loops=loops: loops.append(measure(loop)) or trainer.Reason.NONE
         trainer.build_gpt.build = grown = Growth(trainer.build_gpt.build)

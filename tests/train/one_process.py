@@ -19,7 +19,7 @@ from running import environment
 from lt_train.launch import launcher
 from lt_train.runtime import device
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 
 def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any:
@@ -32,15 +32,15 @@ def start(program: str, place: Path, runs: Mapping[str, tuple[str, ...]]) -> Any
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def prepare() -> tuple[Place, Any]:
+def prepare() -> tuple[RankEnvironment, Any]:
     """Make this process a run's one rank: its place and its device."""
-    place = Place(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
-    os.environ.update(place.environment())
+    place = RankEnvironment(0, 0, 1, 1, "127.0.0.1", free_port(), "test")
+    os.environ.update(place.variables())
     return place, device.prepare("cpu", place)
 
 
 def train_each(
-    rank: tuple[Place, Any],
+    rank: tuple[RankEnvironment, Any],
     folder: Path,
     runs: Mapping[str, list[str]],
     common: tuple[str, ...],
@@ -56,7 +56,7 @@ def train_each(
         before(name, way)
         plan = assembled([*common, *options, "--save", str(folder / name)])
         place = dataclasses.replace(place, master_port=free_port())
-        os.environ.update(place.environment())
+        os.environ.update(place.variables())
         trainer.train(launcher.prepare(plan), place, where)
         parallel_state.destroy_model_parallel()
         gc.collect()

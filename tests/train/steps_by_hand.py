@@ -21,7 +21,7 @@ from running import environment
 
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -335,8 +335,8 @@ def main(place: str, prefix: str, rank: str, port: str) -> None:
     from lt_train.launch import worker as rank_module
     from lt_train.runtime import device
 
-    here = Place(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
-    os.environ.update(here.environment())
+    here = RankEnvironment(int(rank), int(rank), RANKS, RANKS, "127.0.0.1", int(port), "test")
+    os.environ.update(here.variables())
     rank_module.quiet()
     device.prepare(device.CPU, here)
     device.communicate_on_loopback(here)

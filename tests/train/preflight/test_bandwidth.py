@@ -7,7 +7,7 @@ from lt_shared.console import Unavailable
 from lt_train.preflight import bandwidth
 from lt_train.preflight.bandwidth import Measurement, rounds
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 
 def measurement(pairs: dict[str, dict[str, float]], seen: list[str] | None = None) -> Measurement:
@@ -62,8 +62,8 @@ def test_ranks_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_that_nobody_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Place(0, 0, 1, 2, "127.0.0.1", free_port(), "test")
-    for name, value in alone.environment().items():
+    alone = RankEnvironment(0, 0, 1, 2, "127.0.0.1", free_port(), "test")
+    for name, value in alone.variables().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(bandwidth, "TIMEOUT_SECONDS", 1)
     with pytest.raises(Unavailable, match="the ranks cannot exchange data"):

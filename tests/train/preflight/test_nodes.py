@@ -16,7 +16,7 @@ from lt_train.preflight.check_interface import error, warning
 from lt_train.preflight.check_runner import Result
 from lt_train.preflight.nodes import Meeting, Report
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Node, Place
+from lt_train.runtime.rank_environment import Node, RankEnvironment
 
 MISSING, SLOW = error("is not there", "/dev/shm", "mount it"), warning("the name is deprecated", "OLD", "set NEW")
 RESULTS = [
@@ -139,7 +139,7 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_where_processes_meet() -> None:
-    rank = Place(9, 1, 8, 16, "n1", 20000, "srun")
+    rank = RankEnvironment(9, 1, 8, 16, "n1", 20000, "srun")
     assert nodes.meeting(rank, None, {}) == Meeting(9, 1, 16, "n1", 20000)
     assert nodes.meeting(rank, None, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Meeting(9, 1, 16, "n1", 20001)
     assert nodes.meeting(None, Node(1, 2, None, "n1", 20000, "srun"), {}) == Meeting(1, 1, 2, "n1", 20000)

@@ -9,7 +9,7 @@ import torch
 from lt_shared.console import BadData
 from lt_train.runtime import failure_report, signals
 from lt_train.runtime.failure_report import Echo, RankError
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 RANKS = 4
 ECHOES = (
@@ -19,8 +19,8 @@ ECHOES = (
 )
 
 
-def place(rank: int, found: str = "srun") -> Place:
-    return Place(rank, rank, RANKS, RANKS, "127.0.0.1", 0, found)
+def rank_env(rank: int, launcher: str = "srun") -> RankEnvironment:
+    return RankEnvironment(rank, rank, RANKS, RANKS, "127.0.0.1", 0, launcher)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def raised_by(errors: list[Exception]) -> list[BaseException]:
     found: list[BaseException] = [Exception()] * RANKS
 
     def fail(rank: int) -> None:
-        found[rank] = failure_report.raised(errors[rank], place(rank))
+        found[rank] = failure_report.raised(errors[rank], rank_env(rank))
 
     threads = [threading.Thread(target=fail, args=(rank,)) for rank in range(RANKS)]
     for thread in threads:
@@ -72,15 +72,15 @@ def test_rank_1_reports_the_loss_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> N
         raise torch.distributed.DistNetworkError("Broken pipe")
 
     monkeypatch.setattr(failure_report, "_get_default_store", gone)
-    assert "connection to rank 0 was lost" in str(failure_report.raised(ECHOES[1], place(1)))
-    assert isinstance(failure_report.raised(ECHOES[1], place(2)), SystemExit)
-    assert isinstance(failure_report.raised(ECHOES[1], place(1, "torchrun")), SystemExit)
+    assert "connection to rank 0 was lost" in str(failure_report.raised(ECHOES[1], rank_env(1)))
+    assert isinstance(failure_report.raised(ECHOES[1], rank_env(2)), SystemExit)
+    assert isinstance(failure_report.raised(ECHOES[1], rank_env(1, "torchrun")), SystemExit)
 
 
 def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    long = failure_report.raised(RuntimeError("shapes differ\nframe #0: libtorch"), place(0))
+    long = failure_report.raised(RuntimeError("shapes differ\nframe #0: libtorch"), rank_env(0))
     assert str(long).endswith("internal error: RuntimeError: shapes differ")
-    lost = failure_report._report(ECHOES[1], place(0))
+    lost = failure_report._report(ECHOES[1], rank_env(0))
     assert lost.exit_code == 74
     assert "communication with the other ranks failed" in str(lost)
 
@@ -95,7 +95,7 @@ def test_reports_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["torch", "nccl", "cuda"],
 )
 def test_memory_that_is_used_up_is_the_configurations_fault(error: Exception, shown: str) -> None:
-    memory = failure_report._report(error, place(3))
+    memory = failure_report._report(error, rank_env(3))
     assert memory.exit_code == 78
     assert str(memory).endswith(f": {shown}")
     assert "--micro-batch-size" in str(memory.hint)

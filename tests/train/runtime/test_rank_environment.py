@@ -11,7 +11,7 @@ from running import SMALL, environment, losses, quick_command, run
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
 from lt_train.runtime import rank_environment
-from lt_train.runtime.rank_environment import Node, Place
+from lt_train.runtime.rank_environment import Node, RankEnvironment
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[003-004]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
@@ -55,7 +55,7 @@ def test_a_machine_alone() -> None:
 
 def test_srun_with_a_task_per_rank() -> None:
     task = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-    assert rank_environment.find(task) == Place(3, 1, 2, 4, "gpu003", 20000 + 77 * 7 + 3, "srun")
+    assert rank_environment.find(task) == RankEnvironment(3, 1, 2, 4, "gpu003", 20000 + 77 * 7 + 3, "srun")
     assert rank_environment.find_node(task) is None
 
 
@@ -63,7 +63,7 @@ def test_srun_with_unequal_nodes() -> None:
     task = SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
     found = rank_environment.find(task | {"SLURM_STEP_TASKS_PER_NODE": "2,1"})
     assert found is not None
-    assert found.local_ranks == 1
+    assert found.local_world_size == 1
 
 
 def test_srun_with_a_task_per_node() -> None:
@@ -71,7 +71,7 @@ def test_srun_with_a_task_per_node() -> None:
     assert rank_environment.find(task) is None
     node = rank_environment.find_node(task)
     assert node == Node(1, 2, None, "gpu003", 20000 + 77 * 7 + 3, "srun")
-    assert node.place(3, 8) == Place(11, 3, 8, 16, "gpu003", node.master_port, "lt-train")
+    assert node.rank_environment(3, 8) == RankEnvironment(11, 3, 8, 16, "gpu003", node.master_port, "lt-train")
 
 
 def test_two_steps_of_a_job_meet_on_other_ports() -> None:
@@ -85,12 +85,12 @@ def test_mpirun() -> None:
     assert rank_environment.find_node(MPI | first_host | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}) == Node(
         2, 4, None, "w-0", 20000, "mpirun"
     )
-    assert rank_environment.find(MPI | first_host | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == Place(
+    assert rank_environment.find(MPI | first_host | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == RankEnvironment(
         2, 0, 2, 4, "w-0", 20000, "mpirun"
     )
     here = rank_environment.find(MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "12345@1"})
     assert here is not None
-    assert (here.master_address, here.local_ranks) == ("127.0.0.1", 4)
+    assert (here.master_address, here.local_world_size) == ("127.0.0.1", 4)
 
 
 def test_mpirun_on_several_hosts_must_be_told_the_first() -> None:
@@ -114,7 +114,7 @@ def test_an_elastic_pytorchjob_needs_torchrun() -> None:
 
 @pytest.mark.parametrize("around", [{}, SLURM, MPI, PYTORCHJOB], ids=["alone", "in srun", "in mpirun", "in a pod"])
 def test_torchrun_comes_before_what_started_it(around: dict[str, str]) -> None:
-    assert rank_environment.find(around | TORCHRUN) == Place(9, 1, 8, 16, "a", 5, "torchrun")
+    assert rank_environment.find(around | TORCHRUN) == RankEnvironment(9, 1, 8, 16, "a", 5, "torchrun")
     assert rank_environment.find_node(around | TORCHRUN) is None
 
 

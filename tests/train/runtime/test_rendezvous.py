@@ -7,7 +7,7 @@ import torch
 
 from lt_shared.console import ExitCode, Unavailable
 from lt_train.runtime import rendezvous
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 
 def meet(ranks: list[int], world_size: int, seconds: float) -> dict[int, BaseException | None]:
@@ -17,8 +17,8 @@ def meet(ranks: list[int], world_size: int, seconds: float) -> dict[int, BaseExc
 
     def come(rank: int) -> None:
         try:
-            place = Place(rank, rank, world_size, world_size, "127.0.0.1", 0, "srun")
-            rendezvous.meet(store, place, datetime.timedelta(seconds=seconds))
+            rank_env = RankEnvironment(rank, rank, world_size, world_size, "127.0.0.1", 0, "srun")
+            rendezvous.meet(store, rank_env, datetime.timedelta(seconds=seconds))
             ends[rank] = None
         except (Unavailable, SystemExit) as end:
             ends[rank] = end

@@ -61,10 +61,10 @@ def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset
 # Its argument is the port of a store.
 RANK_1 = """
 import sys, time
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.watchdog import Watchdog
 
-with Watchdog(0.5, Place(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
+with Watchdog(0.5, RankEnvironment(1, 1, 2, 2, "127.0.0.1", int(sys.argv[1]), "torchrun"), None):
     time.sleep(60)
 """
 

@@ -36,8 +36,8 @@ from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
 from lt_train.checkpoint import remote_run, training_state
-from lt_train.checkpoint.training_state import TrainingState
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
+from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement, signals

@@ -78,7 +78,7 @@ def named(options: dict[str, Any]) -> Cluster | None:
 def here(where: str, world_size: int) -> Cluster:
     """The nodes of this run, which are taken to be alike. `where` is a resolved device."""
     rank, node = rank_environment.find(), rank_environment.find_node()
-    nodes = max(1, world_size // rank.local_ranks) if rank else node.nodes if node else 1
+    nodes = max(1, world_size // rank.local_world_size) if rank else node.nodes if node else 1
     ranks_per_node = world_size // nodes
     if where == device.CPU:
         return Cluster(Gpu("cpu", device.host_memory() // ranks_per_node, None), nodes, ranks_per_node)

@@ -16,7 +16,7 @@ from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
 
 # How ranks end that would end so again: the work is done, saved for another time, or cannot be done.
@@ -42,15 +42,15 @@ def prepare(plan: RunConfig, is_first: bool = True) -> RunConfig:
 
 def launch(plan: RunConfig) -> int:
     """Run `plan` to its end, or report that it is up to date; returns the exit code."""
-    here, node = rank_environment.find(), rank_environment.find_node()
-    if found := here or node:
+    rank_env, node = rank_environment.find(), rank_environment.find_node()
+    if found := rank_env or node:
         rank_environment.check_rendezvous(found.master_address)
-    if plan.faults.max_restarts and (here or node):
+    if plan.faults.max_restarts and (rank_env or node):
         raise BadConfig(
             "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
             "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
         )
-    is_first = not (here.rank if here else node.index if node else 0)
+    is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
     plan = prepare(plan, is_first)
     if resume.is_finished(plan):
         if is_first:
@@ -58,8 +58,8 @@ def launch(plan: RunConfig) -> int:
         return ExitCode.OK
     check_runner.at_start(plan)
     plan = _fetch_start(remote_datasets.fetch(plan))
-    if here is not None:
-        return _become(plan, here)
+    if rank_env is not None:
+        return _become(plan, rank_env)
     if not is_first:
         return _run_again(plan)
     if node is not None:
@@ -90,7 +90,7 @@ def _run_again(plan: RunConfig) -> int:
 def _told_to_srun(code: int) -> int:
     """The exit code. After a hang that of a run that can go on, but that srun must not wait for the other nodes."""
     node = rank_environment.find_node()
-    if code == process_lifetime.HUNG and not (node and node.found == "srun"):
+    if code == process_lifetime.HUNG and not (node and node.launcher == "srun"):
         return ExitCode.TRY_AGAIN
     return code
 
@@ -131,15 +131,15 @@ def _report_finished(plan: RunConfig) -> None:
     reports.end()
 
 
-def _become(plan: RunConfig, here: Place) -> int:
+def _become(plan: RunConfig, rank_env: RankEnvironment) -> int:
     """Continue as the rank that torchrun or srun started."""
-    os.environ.update(here.environment())
-    if here.rank:
-        return worker.start(plan, here)
-    note(here.described)
+    os.environ.update(rank_env.variables())
+    if rank_env.rank:
+        return worker.start(plan, rank_env)
+    note(rank_env.described)
     _describe(plan)
     with _run_directory(plan):
-        return worker.start(plan, here)
+        return worker.start(plan, rank_env)
 
 
 @contextlib.contextmanager

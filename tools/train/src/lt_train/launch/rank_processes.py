@@ -42,22 +42,22 @@ def run(plan: RunConfig) -> int:
     Raises RankKilled for a rank that a signal ended; other failures are reported by the ranks.
     """
     node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
-    local_ranks = plan.parallelism.world_size // node.nodes
-    with tempfile.TemporaryDirectory(prefix="lt-train-") as place_of_files:
-        plan_file = Path(place_of_files) / "plan.json"
-        plan_file.write_text(plan.to_json())
+    local_world_size = plan.parallelism.world_size // node.nodes
+    with tempfile.TemporaryDirectory(prefix="lt-train-") as directory:
+        config_file = Path(directory) / "run_config.json"
+        config_file.write_text(plan.to_json())
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             # Until a rank listens to signals, those that are passed on to it wait.
             with signals.held_back():
-                for local_rank in range(local_ranks):
-                    variables = node.place(local_rank, local_ranks).environment()
+                for local_rank in range(local_world_size):
+                    variables = node.rank_environment(local_rank, local_world_size).variables()
                     environment = {**os.environ, **variables, PARENT_VARIABLE: str(os.getpid())}
-                    command = [sys.executable, "-m", "lt_train.launch.worker", str(plan_file)]
+                    command = [sys.executable, "-m", "lt_train.launch.worker", str(config_file)]
                     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
                     ranks.append(process)
                 _pass_on_signals(ranks)
-            return _wait(ranks, first=node.index * local_ranks)
+            return _wait(ranks, first=node.node_rank * local_world_size)
         finally:
             _stop(ranks)
 

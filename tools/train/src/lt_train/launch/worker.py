@@ -1,4 +1,7 @@
-"""One rank of a run, started by lt-train: `python -m lt_train.launch.worker PLAN.json`, its place in the environment."""
+"""One rank of a run, started by lt-train as `python -m lt_train.launch.worker RUN_CONFIG.json`.
+
+RANK, WORLD_SIZE and so on are in its environment.
+"""
 
 import logging
 import os
@@ -12,21 +15,21 @@ from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import process_lifetime, rank_environment, signals
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 
 @click.command(cls=console.Command)
-@click.argument("plan_file", type=click.Path(dir_okay=False))
-def command(plan_file: str) -> int:
-    """Run one rank of the plan in PLAN_FILE."""
-    here = rank_environment.find()
-    if here is None:
+@click.argument("config_file", type=click.Path(dir_okay=False))
+def command(config_file: str) -> int:
+    """Run one rank of the run that CONFIG_FILE configures."""
+    rank_env = rank_environment.find()
+    if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
     process_lifetime.die_with_launcher()
-    return start(RunConfig.from_json(Path(plan_file).read_text()), here)
+    return start(RunConfig.from_json(Path(config_file).read_text()), rank_env)
 
 
-def start(plan: RunConfig, here: Place) -> int:
+def start(plan: RunConfig, rank_env: RankEnvironment) -> int:
     """Prepare the device and train; returns the exit code.
 
     An error is raised by the rank that it belongs to, the others end silently. megatron-core is imported after the device is
@@ -46,14 +49,14 @@ def start(plan: RunConfig, here: Place) -> int:
         if plan.parallelism.device == device.CUDA:
             device.allocate_in_expandable_segments()
         _leave_out(wandb=plan.reporting.wandb, tensorboard=plan.reporting.tensorboard_dir)
-        where = device.prepare(plan.parallelism.device, here)
+        where = device.prepare(plan.parallelism.device, rank_env)
         from lt_train.train.trainer import train
 
-        return train(plan, here, where)
+        return train(plan, rank_env, where)
     except Exception as error:
         from lt_train.runtime import failure_report
 
-        raise failure_report.raised(error, here) from error
+        raise failure_report.raised(error, rank_env) from error
 
 
 def _leave_out(**used: object) -> None:

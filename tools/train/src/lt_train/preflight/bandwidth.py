@@ -6,7 +6,7 @@ that is usual among the others is named. With one node it is its ranks that play
 
     python -m lt_train.preflight.bandwidth DEVICE SAVE-OR-EMPTY
 
-is one rank of the measurement; its place is in the environment.
+is one rank of the measurement; which rank is in the environment, as for torch.distributed.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from lt_shared.console import Unavailable
 from lt_train.preflight.check_interface import Finding, error
 from lt_train.runtime import device, process_lifetime
 from lt_train.runtime.ports import free_port
-from lt_train.runtime.rank_environment import Node, Place
+from lt_train.runtime.rank_environment import LOOPBACK, Node, RankEnvironment
 
 TIMEOUT_SECONDS = 120
 MESSAGE_BYTES = {device.CPU: 8 * 2**20, device.CUDA: 256 * 2**20}
@@ -81,10 +81,10 @@ class Measurement:
         return found
 
 
-def measure(place: Place, where: str, save: str | None) -> Measurement | None:
+def measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measurement | None:
     """Take part as one rank; the first gets the result. Raises Unavailable when the ranks do not find each other."""
     try:
-        return _measure(place, where, save)
+        return _measure(rank_env, where, save)
     except RuntimeError as problem:
         # torch's errors of communication are RuntimeErrors, with a stack of C++ frames below the first line.
         reason = str(problem).strip().partition("\n")[0]
@@ -93,32 +93,32 @@ def measure(place: Place, where: str, save: str | None) -> Measurement | None:
         ) from None
 
 
-def _measure(place: Place, where: str, save: str | None) -> Measurement | None:
+def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measurement | None:
     import torch
     import torch.distributed as dist
 
-    os.environ.update(place.environment())
-    device.communicate_on_loopback(place)
-    on = device.prepare(where, place) if where == device.CUDA else torch.device(where)
+    os.environ.update(rank_env.variables())
+    device.communicate_on_loopback(rank_env)
+    on = device.prepare(where, rank_env) if where == device.CUDA else torch.device(where)
     timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
     dist.init_process_group(device.BACKENDS[where], timeout=timeout)
     try:
         talk = dist.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
-        bus_bandwidth = _all_reduce(place, where, on)
-        names, player = _players(place, talk)
+        bus_bandwidth = _all_reduce(rank_env, where, on)
+        names, player = _players(rank_env, talk)
         own = {}
         for opponents in rounds(len(names)):
             dist.barrier(group=talk)
             if player is not None and (peer := opponents.get(player)) is not None:
-                rank = peer * (place.world_size // len(names))
-                own[names[peer]] = _exchange(rank, place.rank < rank, where, on)
-        everything: list[Any] = [None] * place.world_size
+                rank = peer * (rank_env.world_size // len(names))
+                own[names[peer]] = _exchange(rank, rank_env.rank < rank, where, on)
+        everything: list[Any] = [None] * rank_env.world_size
         dist.all_gather_object(everything, own if player is not None else None, group=talk)
-        seen = _seen_by(place, names, player, save, talk)
-        if place.rank:
+        seen = _seen_by(rank_env, names, player, save, talk)
+        if rank_env.rank:
             return None
         rows = [row for row in everything if row is not None]
-        return Measurement(place.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), seen)
+        return Measurement(rank_env.world_size, bus_bandwidth, dict(zip(names, rows, strict=True)), seen)
     finally:
         dist.destroy_process_group()
 
@@ -135,19 +135,19 @@ def rounds(players: int) -> list[dict[int, int]]:
     return played
 
 
-def _players(place: Place, talk: Any) -> tuple[list[str], int | None]:
+def _players(rank_env: RankEnvironment, talk: Any) -> tuple[list[str], int | None]:
     """Names of those who play, nodes or ranks of one node, and this rank's number among them, None for a bystander."""
     import torch.distributed as dist
 
-    nodes = place.world_size // place.local_ranks
-    hosts: list[Any] = [None] * place.world_size
+    nodes = rank_env.world_size // rank_env.local_world_size
+    hosts: list[Any] = [None] * rank_env.world_size
     dist.all_gather_object(hosts, socket.gethostname(), group=talk)
     if nodes == 1:
-        return [f"rank {rank} on {hosts[rank]}" for rank in range(place.world_size)], place.rank
-    firsts = range(0, place.world_size, place.local_ranks)
+        return [f"rank {rank} on {hosts[rank]}" for rank in range(rank_env.world_size)], rank_env.rank
+    firsts = range(0, rank_env.world_size, rank_env.local_world_size)
     is_distinct = len({hosts[rank] for rank in firsts}) == nodes
     names = [hosts[rank] if is_distinct else f"node {number} ({hosts[rank]})" for number, rank in enumerate(firsts)]
-    return names, place.rank // place.local_ranks if place.local_rank == 0 else None
+    return names, rank_env.rank // rank_env.local_world_size if rank_env.local_rank == 0 else None
 
 
 def _timed(work: Callable[[], Any], where: str, on: Any) -> float:
@@ -162,13 +162,13 @@ def _timed(work: Callable[[], Any], where: str, on: Any) -> float:
     return statistics.median(seconds[WARMUP:])
 
 
-def _all_reduce(place: Place, where: str, on: Any) -> float:
+def _all_reduce(rank_env: RankEnvironment, where: str, on: Any) -> float:
     import torch
     import torch.distributed as dist
 
     data = torch.ones(MESSAGE_BYTES[where], dtype=torch.uint8, device=on).view(torch.float32)
     seconds = _timed(lambda: dist.all_reduce(data), where, on)
-    return MESSAGE_BYTES[where] * 2 * (place.world_size - 1) / place.world_size / seconds
+    return MESSAGE_BYTES[where] * 2 * (rank_env.world_size - 1) / rank_env.world_size / seconds
 
 
 def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
@@ -189,7 +189,7 @@ def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
     return 2 * size / _timed(there_and_back, where, on)
 
 
-def _seen_by(place: Place, names: list[str], player: int | None, save: str | None, talk: Any) -> list[str] | None:
+def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, save: str | None, talk: Any) -> list[str] | None:
     """The players that see a file which the first rank wrote into the part of SAVE that exists."""
     import torch.distributed as dist
 
@@ -198,9 +198,9 @@ def _seen_by(place: Place, names: list[str], player: int | None, save: str | Non
     folder = Path(save).absolute()
     while not folder.is_dir():
         folder = folder.parent
-    probe = folder / f".lt-train-preflight-{place.master_port}"
+    probe = folder / f".lt-train-preflight-{rank_env.master_port}"
     written: list[Any] = [None]
-    if place.rank == 0:
+    if rank_env.rank == 0:
         try:
             probe.write_text("")
             written = [str(probe)]
@@ -208,14 +208,14 @@ def _seen_by(place: Place, names: list[str], player: int | None, save: str | Non
             pass
     try:
         dist.broadcast_object_list(written, src=0, group=talk)
-        seen: list[Any] = [None] * place.world_size
+        seen: list[Any] = [None] * rank_env.world_size
         dist.all_gather_object(seen, written[0] is not None and os.path.exists(written[0]), group=talk)
     finally:
-        if place.rank == 0:
+        if rank_env.rank == 0:
             probe.unlink(missing_ok=True)
     if written[0] is None:
         return None
-    step = place.world_size // len(names)
+    step = rank_env.world_size // len(names)
     return [name for number, name in enumerate(names) if seen[number * step]]
 
 
@@ -227,9 +227,10 @@ def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None)
     port = free_port()
     started = []
     for rank in range(ranks):
-        place = node.place(rank, ranks) if node else Place(rank, rank, ranks, ranks, "127.0.0.1", port, "lt-train")
+        alone = RankEnvironment(rank, rank, ranks, ranks, LOOPBACK, port, "lt-train")
+        rank_env = node.rank_environment(rank, ranks) if node else alone
         program = [sys.executable, *PROGRAM, where, save or ""]
-        environment = {**os.environ, **place.environment(), process_lifetime.PARENT_VARIABLE: str(os.getpid())}
+        environment = {**os.environ, **rank_env.variables(), process_lifetime.PARENT_VARIABLE: str(os.getpid())}
         started.append(subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [process.communicate() for process in started]
     for process, (_, said) in zip(started, outputs, strict=True):
@@ -243,11 +244,11 @@ def on_this_machine(node: Node | None, ranks: int, where: str, save: str | None)
 def main() -> None:
     from lt_train.runtime import rank_environment
 
-    here = rank_environment.find()
-    assert here
+    rank_env = rank_environment.find()
+    assert rank_env
     process_lifetime.die_with_launcher()
     try:
-        found = measure(here, sys.argv[1], sys.argv[2] or None)
+        found = measure(rank_env, sys.argv[1], sys.argv[2] or None)
     except Unavailable as problem:
         raise SystemExit(str(problem)) from None
     if found:

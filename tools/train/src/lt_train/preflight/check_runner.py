@@ -155,8 +155,8 @@ def at_start(plan: RunConfig) -> None:
     """
     there = cluster.here(plan.parallelism.device, plan.parallelism.world_size)
     result = run(CHECKS_AT_START, Situation(Draft.of(plan), there, os.environ))
-    here, node = rank_environment.find(), rank_environment.find_node()
-    is_first = not (here.rank if here else node.index if node else 0)
+    rank_env, node = rank_environment.find(), rank_environment.find_node()
+    is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
     for finding in result.findings if is_first else result.errors:
         note(str(finding))
     if result.errors:

@@ -52,22 +52,22 @@ def _on_gpus(situation: Situation) -> bool:
 def rendezvous_port(situation: Situation) -> Iterator[Finding]:
     """The first rank can listen on MASTER_PORT, and the others find its host."""
     situation.need_here()
-    here = rank_environment.find(situation.environment) or rank_environment.find_node(situation.environment)
-    if here is None:
+    rank_env, node = rank_environment.find(situation.environment), rank_environment.find_node(situation.environment)
+    launched = rank_env or node
+    if launched is None:
         raise NotChecked("lt-train chooses a free port itself")
-    where = f"{here.master_address}:{here.master_port}"
-    if here.master_port < PRIVILEGED:
-        yield error(f"port {here.master_port} needs root", where, "set MASTER_PORT above 1023")
+    where = f"{launched.master_address}:{launched.master_port}"
+    if launched.master_port < PRIVILEGED:
+        yield error(f"port {launched.master_port} needs root", where, "set MASTER_PORT above 1023")
         return
     try:
-        address = socket.gethostbyname(here.master_address)
+        address = socket.gethostbyname(launched.master_address)
     except OSError:
         yield error(
-            f"{here.master_address} has no address here", where, "set MASTER_ADDR to a name or address that all nodes know"
+            f"{launched.master_address} has no address here", where, "set MASTER_ADDR to a name or address that all nodes know"
         )
         return
-    is_first = getattr(here, "rank", getattr(here, "index", 0)) == 0
-    if not is_first:
+    if rank_env.rank if rank_env else node and node.node_rank:
         return
     # torchrun listens there itself when it lends its store to the ranks.
     if situation.environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -75,9 +75,9 @@ def rendezvous_port(situation: Situation) -> Iterator[Finding]:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((address if address in LOOPBACK else "", here.master_port))
+            listener.bind((address if address in LOOPBACK else "", launched.master_port))
         except OSError as problem:
-            yield error(f"port {here.master_port} is taken: {problem.strerror}", where, "set MASTER_PORT to a free one")
+            yield error(f"port {launched.master_port} is taken: {problem.strerror}", where, "set MASTER_PORT to a free one")
 
 
 def clock(situation: Situation) -> Iterator[Finding]:

@@ -28,9 +28,9 @@ def add(result: Result, options: dict[str, Any]) -> Result:
 
 def _measure(options: dict[str, Any]) -> Measurement | None:
     where, save = device.resolve(options["device"]), options["save"]
-    here, node = rank_environment.find(), rank_environment.find_node()
-    if here is not None:
-        return bandwidth.measure(here, where, save)
+    rank_env, node = rank_environment.find(), rank_environment.find_node()
+    if rank_env is not None:
+        return bandwidth.measure(rank_env, where, save)
     fewest = -(-FEWEST // node.nodes) if node else FEWEST
     wanted = options["ranks"] or (node and node.ranks) or device.default_ranks(where, fewest)
     return bandwidth.on_this_machine(node, wanted, where, save)

@@ -20,7 +20,7 @@ from typing import Any
 from lt_shared.console import warn
 from lt_train.preflight.check_interface import Finding, error, warning
 from lt_train.preflight.check_runner import Result
-from lt_train.runtime.rank_environment import LOOPBACK, Node, Place, shown
+from lt_train.runtime.rank_environment import LOOPBACK, Node, RankEnvironment, shown
 
 # Python's start from a shared filesystem can take a minute on many nodes.
 WAIT_SECONDS = 120.0
@@ -53,14 +53,16 @@ class Meeting:
     port: int
 
 
-def meeting(here: Place | None, node: Node | None, environment: Mapping[str, str] = os.environ) -> Meeting | None:
+def meeting(rank_env: RankEnvironment | None, node: Node | None, environment: Mapping[str, str] = os.environ) -> Meeting | None:
     """None for a process alone."""
-    if here is not None:
+    if rank_env is not None:
         # torchrun listens on the port of the rendezvous itself when it lends its store to the ranks.
-        port = here.master_port + (environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
-        return Meeting(here.rank, here.rank // here.local_ranks, here.world_size, here.master_address, port)
+        port = rank_env.master_port + (environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+        return Meeting(
+            rank_env.rank, rank_env.rank // rank_env.local_world_size, rank_env.world_size, rank_env.master_address, port
+        )
     if node is not None:
-        return Meeting(node.index, node.index, node.nodes, node.master_address, node.master_port)
+        return Meeting(node.node_rank, node.node_rank, node.nodes, node.master_address, node.master_port)
     return None
 
 

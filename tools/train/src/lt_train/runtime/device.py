@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lt_shared.console import Unavailable
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 if TYPE_CHECKING:
     import torch
@@ -115,19 +115,19 @@ def allocate_in_expandable_segments() -> None:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def prepare(device: str, place: Place) -> "torch.device":
+def prepare(device: str, rank_env: RankEnvironment) -> "torch.device":
     """Make `device` ready for this rank and return it. On the CPU, cores are divided among the ranks of this node."""
     import torch
 
     if device == CUDA:
         if not torch.cuda.is_available():
             raise Unavailable("torch cannot use a GPU here", "install a torch build with CUDA, or use --device cpu")
-        torch.cuda.set_device(place.local_rank)
-        return torch.device(CUDA, place.local_rank)
+        torch.cuda.set_device(rank_env.local_rank)
+        return torch.device(CUDA, rank_env.local_rank)
     from lt_train.runtime import cpu_backend
 
     cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(max(1, cores // place.local_ranks))
+    torch.set_num_threads(max(1, cores // rank_env.local_world_size))
     cpu_backend.install(CUDA)
     return torch.device(CPU)
 
@@ -140,9 +140,9 @@ def use(device: "torch.device") -> None:
         torch.cuda.set_device(device)
 
 
-def communicate_on_loopback(place: Place) -> None:
+def communicate_on_loopback(rank_env: RankEnvironment) -> None:
     """Let gloo use the loopback interface when every rank is on this machine: the host name may not resolve."""
-    if place.local_ranks == place.world_size:
+    if rank_env.local_world_size == rank_env.world_size:
         names = [name for _, name in socket.if_nameindex()]
         if "lo" in names:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

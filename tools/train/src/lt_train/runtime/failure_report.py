@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from lt_shared.console import ExitCode, ToolError
 from lt_train.runtime import signals
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 
 CLAIMS = "lt-train/failures"
 CODE = "lt-train/failure-code"
@@ -30,29 +30,29 @@ class Echo(ToolError):
 
 
 class RankError(ToolError):
-    """The error of the rank at `place`."""
+    """An error of the rank that `rank_env` describes."""
 
-    def __init__(self, place: Place, message: str, hint: str | None, code: int):
-        super().__init__(f"rank {place.rank} on {socket.gethostname()}: {message}", hint)
+    def __init__(self, rank_env: RankEnvironment, message: str, hint: str | None, code: int):
+        super().__init__(f"rank {rank_env.rank} on {socket.gethostname()}: {message}", hint)
         self.exit_code = code  # type: ignore[assignment]
 
 
-def raised(error: Exception, place: Place) -> BaseException:
+def raised(error: Exception, rank_env: RankEnvironment) -> BaseException:
     """What to raise in place of `error`: its report, or a silent end when another rank reports.
 
     From here on a signal ends the process at once.
     """
     signals.die_by_signals()
-    report = _report(error, place)
-    if place.world_size == 1 or not torch.distributed.is_initialized():
+    report = _report(error, rank_env)
+    if rank_env.world_size == 1 or not torch.distributed.is_initialized():
         return report
     try:
         claimed = _claim(int(report.exit_code), wait=is_echo(error))
     except (RuntimeError, OSError):
-        return _without_store(place, int(report.exit_code))
+        return _without_store(rank_env, int(report.exit_code))
     if claimed is not None:
         return SystemExit(claimed)
-    if place.rank == 0:
+    if rank_env.rank == 0:
         # The others must still be able to read the claim. lt-train and torchrun end this process before that.
         atexit.register(time.sleep, ECHO_SECONDS + 1)
     return report
@@ -73,11 +73,13 @@ def _claim(code: int, wait: bool) -> int | None:
     return claimed
 
 
-def _without_store(place: Place, code: int) -> BaseException:
+def _without_store(rank_env: RankEnvironment, code: int) -> BaseException:
     """Rank 0 has gone, and with it the store; lt-train and torchrun see that themselves."""
-    if place.rank != 1 or place.found != "srun":
+    if rank_env.rank != 1 or rank_env.launcher != "srun":
         return SystemExit(code)
-    return RankError(place, "the connection to rank 0 was lost", "see how rank 0 ended; the kernel's log tells of memory", code)
+    return RankError(
+        rank_env, "the connection to rank 0 was lost", "see how rank 0 ended; the kernel's log tells of memory", code
+    )
 
 
 def is_echo(error: BaseException) -> bool:
@@ -87,20 +89,22 @@ def is_echo(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_COMMUNICATION.search(str(error)))
 
 
-def _report(error: Exception, place: Place) -> RankError:
+def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     if isinstance(error, ToolError):
-        return RankError(place, str(error), error.hint, error.exit_code)
+        return RankError(rank_env, str(error), error.hint, error.exit_code)
     # torch adds a stack of C++ frames.
     lines = str(error).strip().split("\n")
     first_line = lines[0]
     # NCCL and CUDA have errors of their own for it: whoever asks last finds nothing left.
     if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
         remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
-        return RankError(place, of_memory, remedy, ExitCode.BAD_CONFIG)
+        return RankError(rank_env, of_memory, remedy, ExitCode.BAD_CONFIG)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return RankError(place, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
+        return RankError(rank_env, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
     if is_echo(error):
         remedy = "see how the other ranks ended; where one was killed, the kernel's log tells of memory"
-        return RankError(place, f"communication with the other ranks failed: {first_line}", remedy, ExitCode.IO)
-    return RankError(place, f"internal error: {type(error).__name__}: {first_line}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
+        return RankError(rank_env, f"communication with the other ranks failed: {first_line}", remedy, ExitCode.IO)
+    return RankError(
+        rank_env, f"internal error: {type(error).__name__}: {first_line}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL
+    )

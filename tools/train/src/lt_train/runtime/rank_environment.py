@@ -1,6 +1,6 @@
-"""Where this process stands: found in the environment that a launcher left, without asking the user.
+"""The rank, world size and rendezvous of this process, from the environment variables of whatever launched it.
 
-| found | this process is |
+| found in the environment | this process is |
 |---|---|
 | torchrun's LOCAL_RANK | a rank |
 | a step of srun, or mpirun, with several tasks on a node | a rank |
@@ -34,27 +34,27 @@ REMEDY = "start with srun, mpirun or torchrun, or unset what one of them has lef
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """One rank: `found` says which launcher put it there."""
+class RankEnvironment:
+    """The numbers of one rank as torch.distributed counts them; `launcher` is who set them: srun, torchrun and so on."""
 
     rank: int
     local_rank: int
-    local_ranks: int
+    local_world_size: int
     world_size: int
     master_address: str
     master_port: int
-    found: str
+    launcher: str
 
     @property
     def described(self) -> str:
-        return f"{self.world_size} ranks found in the environment of {self.found}"
+        return f"{self.world_size} ranks found in the environment of {self.launcher}"
 
-    def environment(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """The variables that torch.distributed reads."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_ranks),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
             "WORLD_SIZE": str(self.world_size),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
@@ -63,45 +63,44 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One of the machines on which lt-train was started, to start the ranks of its own.
+    """One of the nodes on which a launcher started one lt-train each, which starts the ranks of its node.
 
-    `ranks` is the number of them that the launcher asks for, None when it leaves that to lt-train.
+    `ranks` is the number of ranks per node that the launcher asks for, None when it leaves that to lt-train.
     """
 
-    index: int
+    node_rank: int
     nodes: int
     ranks: int | None
     master_address: str
     master_port: int
-    found: str
+    launcher: str
 
     @property
     def described(self) -> str:
-        return (
-            f"{self.nodes} node(s) found in the environment of {self.found}, rendezvous {self.master_address}:{self.master_port}"
-        )
+        rendezvous = f"{self.master_address}:{self.master_port}"
+        return f"{self.nodes} node(s) found in the environment of {self.launcher}, rendezvous {rendezvous}"
 
-    def place(self, local_rank: int, local_ranks: int) -> Place:
-        """The place of a rank that is started here; all nodes have `local_ranks`."""
-        return Place(
-            rank=self.index * local_ranks + local_rank,
+    def rank_environment(self, local_rank: int, local_world_size: int) -> RankEnvironment:
+        """The environment of a rank that is started on this node; all nodes have `local_world_size` ranks."""
+        return RankEnvironment(
+            rank=self.node_rank * local_world_size + local_rank,
             local_rank=local_rank,
-            local_ranks=local_ranks,
-            world_size=self.nodes * local_ranks,
+            local_world_size=local_world_size,
+            world_size=self.nodes * local_world_size,
             master_address=self.master_address,
             master_port=self.master_port,
-            found="lt-train",
+            launcher="lt-train",
         )
 
 
-def find(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place of a rank, None when this process is none. Raises BadConfig for a half or malformed place."""
+def find(environment: Mapping[str, str] = os.environ) -> RankEnvironment | None:
+    """The environment of a rank, None when this process is none. Raises BadConfig when it is incomplete or malformed."""
     found = _found(environment)
-    return found if isinstance(found, Place) else None
+    return found if isinstance(found, RankEnvironment) else None
 
 
 def find_node(environment: Mapping[str, str] = os.environ) -> Node | None:
-    """The node among others on which ranks are to be started, None for a rank and for a machine alone. Raises as `find`."""
+    """The node whose ranks lt-train is to start, None for a rank and for a single machine without launcher. Raises as `find`."""
     found = _found(environment)
     return found if isinstance(found, Node) else None
 
@@ -122,27 +121,27 @@ def check_rendezvous(address: str) -> None:
         ) from None
 
 
-def _found(environment: Mapping[str, str]) -> Place | Node | None:
+def _found(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
     found = _described(environment)
-    if isinstance(found, Place):
+    if isinstance(found, RankEnvironment):
         _check_count("rank", found.rank, found.world_size)
-        _check_count("local rank", found.local_rank, found.local_ranks)
+        _check_count("local rank", found.local_rank, found.local_world_size)
     elif found is not None:
-        _check_count("node", found.index, found.nodes)
+        _check_count("node", found.node_rank, found.nodes)
     if found is not None and not 0 < found.master_port <= LAST_PORT:
         raise BadConfig(f"MASTER_PORT={found.master_port} is no port", f"set one between 1024 and {LAST_PORT}, or none")
     return found
 
 
 def _check_count(what: str, number: int, count: int) -> None:
-    """A rank that nobody waits for would wait for the others until they time out."""
+    """Raises BadConfig for a rank that is not below the world size: it would wait for the others until it times out."""
     if not 0 <= number < count:
         raise BadConfig(
             f"the environment describes {what} {number} of {count}", "unset the variables that another launcher has left"
         )
 
 
-def _described(environment: Mapping[str, str]) -> Place | Node | None:
+def _described(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
     if "LOCAL_RANK" in environment:
         return _from_torchrun(environment)
     if "PET_NNODES" in environment:
@@ -180,7 +179,7 @@ def _family(name: str) -> str:
     return next((f"{prefix}*" for prefix in ("OMPI_COMM_WORLD_", "SLURM_STEP_", "PET_") if name.startswith(prefix)), name)
 
 
-def _from_torchrun(environment: Mapping[str, str]) -> Place:
+def _from_torchrun(environment: Mapping[str, str]) -> RankEnvironment:
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in environment]
     if missing:
@@ -189,14 +188,14 @@ def _from_torchrun(environment: Mapping[str, str]) -> Place:
             "start with torchrun, with srun, or unset RANK and LOCAL_RANK to let lt-train start its own ranks",
         )
     local_rank = _number(environment, "LOCAL_RANK")
-    return Place(
+    return RankEnvironment(
         rank=_number(environment, "RANK"),
         local_rank=local_rank,
-        local_ranks=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1),
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", local_rank + 1),
         world_size=_number(environment, "WORLD_SIZE"),
         master_address=environment["MASTER_ADDR"],
         master_port=_number(environment, "MASTER_PORT"),
-        found="torchrun",
+        launcher="torchrun",
     )
 
 
@@ -209,18 +208,18 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
         )
     ranks = environment.get("PET_NPROC_PER_NODE", "auto")
     return Node(
-        index=_number(environment, "PET_NODE_RANK"),
+        node_rank=_number(environment, "PET_NODE_RANK"),
         nodes=_number(environment, "PET_NNODES"),
         # Otherwise "auto", "gpu" or "cpu".
         ranks=int(ranks) if ranks.isdigit() else None,
         master_address=environment["PET_MASTER_ADDR"],
         master_port=_number(environment, "PET_MASTER_PORT", TORCH_PORT),
-        found="Kubernetes",
+        launcher="Kubernetes",
     )
 
 
-def _from_mpi(environment: Mapping[str, str]) -> Place | Node:
-    """Open MPI tells no rank where the first one is; when all are on this machine it does not need to."""
+def _from_mpi(environment: Mapping[str, str]) -> RankEnvironment | Node:
+    """Open MPI tells no rank the host of the first one, which is needed only when the ranks are on several nodes."""
     size, local_size = _number(environment, "OMPI_COMM_WORLD_SIZE"), _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE")
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_size == size else None)
     if address is None:
@@ -233,10 +232,10 @@ def _from_mpi(environment: Mapping[str, str]) -> Place | Node:
     rank = _number(environment, "OMPI_COMM_WORLD_RANK")
     if local_size == 1:
         return Node(rank, size, None, address, port, "mpirun")
-    return Place(rank, _number(environment, "OMPI_COMM_WORLD_LOCAL_RANK"), local_size, size, address, port, "mpirun")
+    return RankEnvironment(rank, _number(environment, "OMPI_COMM_WORLD_LOCAL_RANK"), local_size, size, address, port, "mpirun")
 
 
-def _from_slurm(environment: Mapping[str, str]) -> Place | Node:
+def _from_slurm(environment: Mapping[str, str]) -> RankEnvironment | Node:
     given = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environment else "SLURM_STEP_NUM_TASKS"
     try:
         tasks = tasks_per_node(environment[given])
@@ -249,7 +248,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Place | Node:
     if set(tasks) == {1}:
         return Node(rank, size, None, address, port, "srun")
     own = tasks[min(_number(environment, "SLURM_NODEID", 0), len(tasks) - 1)]
-    return Place(rank, _number(environment, "SLURM_LOCALID"), own, size, address, port, "srun")
+    return RankEnvironment(rank, _number(environment, "SLURM_LOCALID"), own, size, address, port, "srun")
 
 
 def tasks_per_node(text: str) -> list[int]:

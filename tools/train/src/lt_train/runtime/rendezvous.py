@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lt_shared.console import ExitCode, Unavailable
 from lt_train.runtime import device, watchdog
-from lt_train.runtime.rank_environment import Place, shown
+from lt_train.runtime.rank_environment import RankEnvironment, shown
 
 # What the communication libraries wait beyond the watchdog.
 LATER_SECONDS = 60.0
@@ -23,21 +23,21 @@ LEAST_SECONDS = 120.0
 KEY = "lt-train/joined"
 
 
-def join(place: Place, where: torch.device, timeout_seconds: float) -> None:
+def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float) -> None:
     """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
-    device.communicate_on_loopback(place)
+    device.communicate_on_loopback(rank_env)
     joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
-    # The variables of `Place.environment`; torchrun adds one that says that its own store is to be used.
+    # The variables of `RankEnvironment.environment`; torchrun adds one that says that its own store is to be used.
     store, _, _ = next(rendezvous("env://", timeout=joining))
-    meet(store, place, joining)
+    meet(store, rank_env, joining)
     # Longer than the watchdog's, which knows more.
     timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
     store.set_timeout(timeout)
     torch.distributed.init_process_group(
         backend=device.BACKENDS[where.type],
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=rank_env.rank,
+        world_size=rank_env.world_size,
         device_id=where if where.type == device.CUDA else None,
         timeout=timeout,
     )
@@ -59,18 +59,19 @@ def connecting_when_used() -> Iterator[None]:
         everyone.bound_device_id = bound
 
 
-def meet(store: Any, place: Place, joining: datetime.timedelta) -> None:
+def meet(store: Any, rank_env: RankEnvironment, joining: datetime.timedelta) -> None:
     """Wait until all ranks have called this. Raises as `join`."""
-    store.set(f"{KEY}/{place.rank}", "")
-    if store.add(KEY, 1) == place.world_size:
+    store.set(f"{KEY}/{rank_env.rank}", "")
+    if store.add(KEY, 1) == rank_env.world_size:
         store.set(f"{KEY}/all", "")
     try:
         store.wait([f"{KEY}/all"], joining)
     except torch.distributed.DistStoreError:
-        if place.rank:
+        if rank_env.rank:
             raise SystemExit(ExitCode.UNAVAILABLE) from None
-        missing = [rank for rank in range(place.world_size) if not store.check([f"{KEY}/{rank}"])]
+        missing = [rank for rank in range(rank_env.world_size) if not store.check([f"{KEY}/{rank}"])]
+        minutes = joining.total_seconds() / 60
         raise Unavailable(
-            f"of {place.world_size} ranks, number {shown(missing)} did not come within {joining.total_seconds() / 60:g} minutes",
+            f"of {rank_env.world_size} ranks, number {shown(missing)} did not come within {minutes:g} minutes",
             "see what they say, and whether their nodes reach this one: srun lt-train preflight --network",
         ) from None

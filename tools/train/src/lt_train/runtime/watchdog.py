@@ -27,7 +27,7 @@ import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lt_train.runtime import process_lifetime
-from lt_train.runtime.rank_environment import Place, shown
+from lt_train.runtime.rank_environment import RankEnvironment, shown
 
 # At most.
 ANSWERS_SECONDS = 10.0
@@ -41,10 +41,10 @@ KEY = "lt-train/hung"
 class Watchdog:
     """Watches one rank while it trains: `beat` says that it moved, and what is `slow` may take `SLOW` times as long as a step."""
 
-    def __init__(self, timeout_seconds: float, place: Place, directory: str | None):
+    def __init__(self, timeout_seconds: float, rank_env: RankEnvironment, directory: str | None):
         self.timeout_seconds = timeout_seconds
         self.answers_seconds = min(ANSWERS_SECONDS, timeout_seconds)
-        self.place = place
+        self.rank_env = rank_env
         self.directory = Path(directory) / "stacks" if directory else None
         self.step = 0
         self._last = time.monotonic()
@@ -94,7 +94,7 @@ class Watchdog:
 
     def _suspect_first(self) -> None:
         """Report rank 0. One rank of a node is enough, unless it hangs, too."""
-        if self.place.local_rank and self.place.rank != 1:
+        if self.rank_env.local_rank and self.rank_env.rank != 1:
             time.sleep(REPORT_SECONDS)
         self._say(suspects([], [0]))
 
@@ -104,8 +104,8 @@ class Watchdog:
                 faulthandler.dump_traceback()
                 return
             self.directory.mkdir(parents=True, exist_ok=True)
-            with open(self.directory / f"rank-{self.place.rank:05d}.txt", "w") as file:
-                file.write(f"rank {self.place.rank} on {socket.gethostname()}, after step {self.step}\n")
+            with open(self.directory / f"rank-{self.rank_env.rank:05d}.txt", "w") as file:
+                file.write(f"rank {self.rank_env.rank} on {socket.gethostname()}, after step {self.step}\n")
                 file.flush()
                 faulthandler.dump_traceback(file)
         except OSError:
@@ -114,7 +114,7 @@ class Watchdog:
     def _state(self) -> dict[str, Any]:
         frame = sys._current_frames().get(self._main)
         return {
-            "rank": self.place.rank,
+            "rank": self.rank_env.rank,
             "host": socket.gethostname(),
             "step": self.step,
             "at": _innermost(frame),
@@ -126,24 +126,24 @@ class Watchdog:
             self._compare_in_store()
         except (RuntimeError, OSError):
             # The store goes with rank 0, which then was the first to end.
-            self._say(f"rank {self.place.rank} on {socket.gethostname()}: {self._state()['at']}")
+            self._say(f"rank {self.rank_env.rank} on {socket.gethostname()}: {self._state()['at']}")
 
     def _compare_in_store(self) -> None:
         limit = datetime.timedelta(seconds=self.answers_seconds)
-        address, port = self.place.master_address, self.place.master_port
+        address, port = self.rank_env.master_address, self.rank_env.master_port
         store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
-        store.set(f"{KEY}/{self.place.rank}", json.dumps(self._state()))
+        store.set(f"{KEY}/{self.rank_env.rank}", json.dumps(self._state()))
         claims = store.add(f"{KEY}/claims", 1)
         self._told.set()
         if claims > 1:
             time.sleep(self.answers_seconds + REPORT_SECONDS)
             return
         deadline = time.monotonic() + self.answers_seconds
-        left = set(range(self.place.world_size))
+        left = set(range(self.rank_env.world_size))
         while left and time.monotonic() < deadline:
             left = {rank for rank in left if not store.check([f"{KEY}/{rank}"])}
             time.sleep(0.1)
-        answered = set(range(self.place.world_size)) - left
+        answered = set(range(self.rank_env.world_size)) - left
         states = [json.loads(store.get(f"{KEY}/{rank}")) for rank in sorted(answered)]
         self._say(suspects(states, sorted(left)))
 

@@ -31,7 +31,7 @@ from lt_train.metrics.throughput import Speedometer
 from lt_train.models import build_gpt
 from lt_train.optim import optimizer
 from lt_train.runtime import agreement, device, rendezvous
-from lt_train.runtime.rank_environment import Place
+from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.watchdog import Watchdog
 from lt_train.train import timers
@@ -41,7 +41,7 @@ from lt_train.train.crash_loop import Attempt
 from lt_train.train.train_step import Stepper, StepResult
 
 
-def train(plan: RunConfig, place: Place, where: torch.device) -> ExitCode:
+def train(plan: RunConfig, place: RankEnvironment, where: torch.device) -> ExitCode:
     """Run `plan` as the rank at `place`: TRY_AGAIN when it was ended before its last iteration, and saved.
 
     Manifest lines of checkpoints go to stdout of rank 0.
@@ -95,7 +95,7 @@ def _now() -> datetime.datetime:
 class Loop:
     """The steps from a state's iteration to the plan's last."""
 
-    def __init__(self, plan: RunConfig, state: TrainingState, log: Log, where: torch.device, place: Place):
+    def __init__(self, plan: RunConfig, state: TrainingState, log: Log, where: torch.device, place: RankEnvironment):
         self.plan = plan
         self.state = state
         self.log = log

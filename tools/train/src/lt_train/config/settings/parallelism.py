@@ -119,7 +119,7 @@ def _world_size(options: dict[str, Any], where: str, model_parallel: int) -> int
     here = rank_environment.find()
     if here is not None:
         if options["ranks"] and options["ranks"] != here.world_size:
-            raise UsageError(f"--ranks {options['ranks']}, but {here.found} started {here.world_size}", "drop --ranks")
+            raise UsageError(f"--ranks {options['ranks']}, but {here.launcher} started {here.world_size}", "drop --ranks")
         return here.world_size
     node = rank_environment.find_node()
     if node is None:
