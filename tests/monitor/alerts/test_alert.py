@@ -148,7 +148,7 @@ def test_a_log_of_another_zone_is_read_by_the_time_of_its_file(tool: Any, tmp_pa
     write(30, 20)
     done = tool("alert", *state, "run.log")
     assert (done.returncode, done.stdout) == (0, "")
-    assert ("have no zone" in done.stderr) == (hours != 0)
+    assert ("have no time zone" in done.stderr) == (hours != 0)
     write(31, 3000)
     done = tool("alert", *state, "run.log")
     assert done.stdout.startswith("CRITICAL hang run: no step after 31 for 50 min")
@@ -162,8 +162,8 @@ def test_a_log_of_another_zone_is_read_by_the_time_of_its_file(tool: Any, tmp_pa
 def test_times_in_the_future_are_said(tool: Any) -> None:
     done = tool("alert", "-", stdin=step(1, -9 * 3600) + step(2, -9 * 3600))
     assert done.stderr == (
-        "lt-monitor: warning: standard input: its times are 9 h ahead of this machine's clock and have no zone:"
-        " say the log's, e.g. TZ=UTC lt-monitor ...\n"
+        "lt-monitor: warning: standard input: its times have no time zone and are 9 h ahead of this machine's clock:"
+        " set the log's time zone, e.g. TZ=UTC lt-monitor ...\n"
     )
 
 

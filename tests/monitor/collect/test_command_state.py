@@ -23,10 +23,10 @@ def line(step: int, loss: float = 2.5) -> str:
 
 
 def one_pass(state: Path | str | None, *logs: Path | str) -> CommandState:
-    with CommandState.open(None if state is None else str(state), "test", [str(log) for log in logs]) as memory:
-        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(record, NOW))
-        memory.save()
-    return memory
+    with CommandState.open(None if state is None else str(state), "test", [str(log) for log in logs]) as command_state:
+        command_state.feed(lambda record: state_of(command_state.runs, record["run"]).take(record, NOW))
+        command_state.save()
+    return command_state
 
 
 def test_only_what_is_new_is_read(tmp_path: Path) -> None:
@@ -34,9 +34,9 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     taken: list[Any] = []
     for count in (3, 5, 5):
         log.write_text("".join(line(step) for step in range(1, count + 1)))
-        with CommandState.open(str(state), "test", [str(log)]) as memory:
-            memory.feed(lambda record: taken.append(record["step"]))
-            memory.save()
+        with CommandState.open(str(state), "test", [str(log)]) as command_state:
+            command_state.feed(lambda record: taken.append(record["step"]))
+            command_state.save()
     assert taken == [1, 2, 3, 4, 5]
 
 
@@ -77,8 +77,8 @@ def test_a_pass_without_save_leaves_the_state(tmp_path: Path) -> None:
     one_pass(state, log)
     before = state.read_bytes()
     log.write_text(line(1) + line(2))
-    with pytest.raises(RuntimeError), CommandState.open(str(state), "test", [str(log)]) as memory:
-        memory.feed(lambda record: None)
+    with pytest.raises(RuntimeError), CommandState.open(str(state), "test", [str(log)]) as command_state:
+        command_state.feed(lambda record: None)
         raise RuntimeError
     assert state.read_bytes() == before
     assert [run.last["step"] for run in one_pass(state, log).runs.values()] == [2]

@@ -40,7 +40,7 @@ class Channels:
 def alert(
     patterns: Sequence[str],
     rules_file: str = thresholds.DEFAULT,
-    state: str | None = None,
+    state_file: str | None = None,
     channels: Channels = Channels(),
     heartbeat: str | None = None,
     as_json: bool = False,
@@ -54,17 +54,17 @@ def alert(
     if channels.webhook:
         delivery.check_webhook(channels.webhook)
     moment = time.time() if now is None else now
-    with CommandState.open(state, "alert", patterns) as memory:
-        examination = AlertPass(memory.runs, limits, moment)
-        memory.feed(examination.take)
-        findings = [*examination.findings(), *_blind(memory, limits, moment)]
-        holding = {_identity(finding) for finding in findings}
-        fresh = [finding for finding in findings if _identity(finding) not in memory.known]
-        _print(fresh, as_json)
-        memory.known = {identity: memory.known.get(identity, moment) for identity in _remembered(memory, holding)}
-        undelivered = _deliver([*memory.undelivered, *(_pending(finding, channels) for finding in fresh)], channels)
-        memory.undelivered = undelivered
-        memory.save()
+    with CommandState.open(state_file, "alert", patterns) as state:
+        alert_pass = AlertPass(state.runs, limits, moment)
+        state.feed(alert_pass.take)
+        findings = [*alert_pass.findings(), *_blind(state, limits, moment)]
+        active = {_identity(finding) for finding in findings}
+        new = [finding for finding in findings if _identity(finding) not in state.known]
+        _print(new, as_json)
+        state.known = {identity: state.known.get(identity, moment) for identity in _remembered(state, active)}
+        undelivered = _deliver([*state.undelivered, *(_pending(finding, channels) for finding in new)], channels)
+        state.undelivered = undelivered
+        state.save()
     severity = worst(finding.severity for finding in findings)
     if heartbeat:
         delivery.beat(heartbeat, moment, severity)
@@ -101,10 +101,10 @@ class AlertPass:
 
     def _add(self, findings: Iterable[Finding], newer: bool = True) -> None:
         for finding in findings:
-            place = (finding.run, finding.key)
-            if self._limits.is_enabled(finding.rule) and (newer or place not in self._found):
+            identity = (finding.run, finding.key)
+            if self._limits.is_enabled(finding.rule) and (newer or identity not in self._found):
                 severity = self._limits.severity(finding.rule, finding.severity)
-                self._found[place] = dataclasses.replace(finding, severity=severity)
+                self._found[identity] = dataclasses.replace(finding, severity=severity)
 
 
 def observe(states: Iterable[RunState], now: float) -> rules.Snapshot:
@@ -155,11 +155,11 @@ def _problem(directory: Path, step: int) -> str | None:
     return checkpoint_layout.damage(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
 
 
-def _blind(memory: CommandState, limits: Thresholds, now: float) -> Iterable[Finding]:
+def _blind(state: CommandState, limits: Thresholds, now: float) -> Iterable[Finding]:
     """Logs that tell nothing of training are not a sign that all is well, once the trainer has had time to start."""
-    if any(state.step_lines or state.arguments for state in memory.runs.values()) or not limits.is_enabled("blind"):
+    if any(run.step_lines or run.arguments for run in state.runs.values()) or not limits.is_enabled("blind"):
         return
-    logs = [path for path in log_files.expand(memory.patterns) if os.path.isfile(path)]
+    logs = [path for path in log_files.expand(state.patterns) if os.path.isfile(path)]
     silent = now - max((os.path.getmtime(path) for path in logs), default=now)
     if silent > limits.of("hang", "startup_seconds"):
         said = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"
@@ -184,10 +184,10 @@ def _identity(finding: Finding) -> str:
     return f"{finding.run}\t{finding.key}"
 
 
-def _remembered(memory: CommandState, holding: set[str]) -> set[str]:
+def _remembered(state: CommandState, active: set[str]) -> set[str]:
     """The findings to keep in mind: those that hold, and earlier ones of the runs' present attempts, which may come again."""
-    known = sorted(memory.known, key=lambda identity: memory.known[identity])
-    return holding | set(known[-10_000:])
+    known = sorted(state.known, key=lambda identity: state.known[identity])
+    return active | set(known[-10_000:])
 
 
 def _pending(finding: Finding, channels: Channels) -> Record:

@@ -83,7 +83,7 @@ def post(url: str, findings: Sequence[Finding]) -> str | None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the findings, and with them whatever the logs say, to another place than the one given."""
+    """Follows no redirect: findings contain text from logs and go only to the given URL."""
 
     def redirect_request(self, *arguments: object) -> None:
         return None

@@ -1,8 +1,8 @@
-"""The state file of a command that runs again and again: what it knows of each run, and how far it read each log.
+"""The state of `alert` and `prom` between two runs of cron: what is known of each training run, and how far each log was read.
 
-Both are published together, in one step: a pass that is killed leaves the state as it was, and the next one takes the same
-records again. So each event counts once in the state, which a pipeline of two commands with two states cannot promise by
-itself; there, a record that comes again is recognised (`run_state.LogState`).
+Both are in one file that is replaced atomically: a pass that is killed leaves the file as it was, and the next one reads the same
+records again. So each event counts once in the state. A pipeline of two commands with two state files cannot promise that by
+itself; there, `log_state.LogState` recognises repeated records.
 """
 
 import contextlib
@@ -29,11 +29,10 @@ STATE_VERSION = 2
 
 
 class CommandState:
-    """What a pass knows: `runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
+    """`runs` by name, `known` findings with the time each was first seen, and `undelivered` ones.
 
-    `behind` are seconds by which the times of a log, by its absolute path, are behind this machine's zone.
-
-    Without a state file all of it is empty at first and forgotten at the end.
+    `behind` has, by absolute path, the seconds by which the times of a log are behind this machine's time zone. Without a state
+    file all of it begins empty and is dropped at the end.
     """
 
     def __init__(self, command: str, patterns: Sequence[str]):
@@ -43,27 +42,27 @@ class CommandState:
         self.known: dict[str, float] = {}
         self.undelivered: list[Record] = []
         self.behind: dict[str, float] = {}
-        self._positions: LogOffsets | None = None
+        self._offsets: LogOffsets | None = None
         self._file: IO[bytes] | None = None
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[CommandState]":
-        """The memory in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
+        """The state in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
 
         Raises: BadData when the file holds something else, TryAgain when another pass holds it, CannotCreate and IoFailure when
         it cannot be written, UsageError for a remote path.
         """
-        memory = cls(command, patterns)
+        state = cls(command, patterns)
         if path is None:
-            yield memory
+            yield state
             return
         if storage.is_remote(path):
             raise UsageError(f"{path}: a state file needs a local or mounted path")
-        with storage.publish(path) as memory._file:
-            memory._positions = LogOffsets([])
-            memory._read(path)
-            yield memory
+        with storage.publish(path) as state._file:
+            state._offsets = LogOffsets([])
+            state._read(path)
+            yield state
 
     def feed(self, take: Callable[[Record], object]) -> None:
         """Call `take` with each record of the logs, with a state only with those that are new.
@@ -72,34 +71,34 @@ class CommandState:
         """
         for path in log_files.expand(self.patterns):
             clock = self._clock(path)
-            if self._positions is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
+            if self._offsets is None or path == log_files.STANDARD_INPUT or not os.path.isfile(path):
                 for block in log_files.event_blocks(path):
                     for record in block:
                         take(clock.correct(record))
             else:
-                scrape_log(path, self._positions, _Taker(take, clock))
+                scrape_log(path, self._offsets, _Taker(take, clock))
 
     def _clock(self, path: str) -> TimeZoneCorrection:
-        """By which the times of a log are read: as its growing file tells, or as it told before."""
-        shown, place = log_files.printable(path), os.path.abspath(path)
+        """The correction for the times of a log, from its growing file now or in an earlier pass."""
+        shown, absolute = log_files.printable(path), os.path.abspath(path)
         if path == log_files.STANDARD_INPUT or not os.path.isfile(path):
             return TimeZoneCorrection("standard input" if path == log_files.STANDARD_INPUT else shown, 0.0, time.time())
-        before = self.behind.get(place, 0.0)
-        saved = self._positions.saved.get(place) if self._positions is not None else None
+        before = self.behind.get(absolute, 0.0)
+        saved = self._offsets.saved.get(absolute) if self._offsets is not None else None
         if saved is not None and saved.is_unchanged(os.stat(path)):
             return TimeZoneCorrection(shown, before, time.time())
         behind = time_zone.behind_seconds(path)
         if behind is None:
             behind = before
         if behind != before:
-            told = f"{time_zone.describe(behind)} the file's time" if behind else "those of this machine's zone"
-            note(f"{shown}: its times have no zone and are {told}, and are read so; TZ=... says another zone")
-        self.behind[place] = behind
+            zone = f"{time_zone.describe(behind)} the time of the file" if behind else "in this machine's time zone"
+            note(f"{shown}: its times have no time zone and are taken to be {zone}; set TZ=... for another one")
+        self.behind[absolute] = behind
         return TimeZoneCorrection(shown, behind, time.time())
 
     def save(self) -> None:
         """Write the state; it is published when the block of `open` ends."""
-        if self._file is not None and self._positions is not None:
+        if self._file is not None and self._offsets is not None:
             state = {
                 "v": STATE_VERSION,
                 "kind": self.kind,
@@ -107,7 +106,7 @@ class CommandState:
                 "known": self.known,
                 "undelivered": self.undelivered,
                 "behind": {path: seconds for path, seconds in self.behind.items() if seconds},
-                "logs": [vars(position) for position in self._positions.settled(None).saved.values()],
+                "logs": [vars(log_offset) for log_offset in self._offsets.settled(None).saved.values()],
             }
             self._file.write(orjson.dumps(state, option=orjson.OPT_APPEND_NEWLINE))
 
@@ -128,7 +127,7 @@ class CommandState:
             self.known = {str(key): float(moment) for key, moment in state["known"].items()}
             undelivered = [(Finding(**one["finding"]), list(one["channels"])) for one in state["undelivered"]]
             self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
-            self._positions = LogOffsets([SavedLogOffset(**log) for log in state["logs"]])
+            self._offsets = LogOffsets([SavedLogOffset(**log) for log in state["logs"]])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadData(f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it") from None
 

@@ -42,7 +42,7 @@ LIMITS = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clocks_setting",
 }
-# The place of the first field that tells a row of QUERY from other lines without a header.
+# The second column of QUERY: it identifies a row of an answer without a header.
 _UUID = re.compile(r"(?:GPU|MIG)-[\w/-]{1,80}")
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,6})?")
 _LOST = re.compile(r"Unable to determine the device handle|GPU is lost|Unknown Error|fallen off the bus", re.IGNORECASE)
@@ -69,8 +69,8 @@ def _ask(fields: list[str]) -> str:
             unknown = next((field for field in fields if f'"{field}" is not a valid field' in str(error)), None)
             if unknown is None:
                 raise
-            place = fields.index(unknown)
-            fields[place : place + 1] = [OLD_NAMES[unknown]] if unknown in OLD_NAMES else []
+            index = fields.index(unknown)
+            fields[index : index + 1] = [OLD_NAMES[unknown]] if unknown in OLD_NAMES else []
 
 
 def parse(text: str, file: str) -> list[Record]:

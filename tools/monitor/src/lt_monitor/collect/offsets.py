@@ -1,9 +1,9 @@
 """How far each log was read: the state of `scrape --state`.
 
-A position is recognised by content (hashes of the log's beginning and of the bytes just before the offset); inode and path only
-lead to it. So it survives a rename, a copy over the log (rsync), and truncation followed by new output, even when the new output
-is longer than the old. A log whose inode, size and modification time are as they were is not even opened: ten thousand of them
-take 0.2 s. The state keeps what the parser and the deduplicator carry from line to line, so nothing depends on when a log is read.
+A log is recognised by content: hashes of its beginning and of the bytes just before the offset. Inode and path only narrow the
+search. So an offset survives a rename and a copy over the log (rsync), and a truncation is noticed even when the new output is
+longer than the old. A log whose inode, size and modification time are unchanged is not opened: ten thousand of them take 0.2 s.
+The state keeps what the parser and the deduplicator carry from line to line, so the result does not depend on when a log is read.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ TAIL_BYTES = 256
 
 @dataclasses.dataclass
 class LogOffset:
-    """The place in one log up to which its lines were read. `head` and `tail` are bytes before `offset`.
+    """How far one log was read. `head` and `tail` are the first and last bytes before `offset`.
 
     `size_bytes` and `mtime_ns` are the log's when it was opened.
     """
@@ -39,7 +39,7 @@ class LogOffset:
     deduplicator: Record | None = None
 
     @classmethod
-    def at_begin(cls, path: str, status: os.stat_result) -> Self:
+    def at_start(cls, path: str, status: os.stat_result) -> Self:
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def advance(self, data: bytes) -> None:
@@ -80,30 +80,30 @@ class SavedLogOffset:
         return (self.inode, self.size_bytes, self.mtime_ns) == (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def resume(self, descriptor: int, path: str) -> LogOffset | None:
-        """The same position in an open file, or None when that file does not hold what was read."""
+        """The offset in an open file, or None when that file does not begin with what was read."""
         status = os.fstat(descriptor)
         head = os.pread(descriptor, min(HEAD_BYTES, self.offset), 0)
         tail_bytes = min(TAIL_BYTES, self.offset)
         tail = os.pread(descriptor, tail_bytes, self.offset - tail_bytes)
         if hashlib.sha256(head).hexdigest() != self.head_sha256 or hashlib.sha256(tail).hexdigest() != self.tail_sha256:
             return None
-        position = LogOffset.at_begin(path, status)
+        log_offset = LogOffset.at_start(path, status)
         return dataclasses.replace(
-            position, offset=self.offset, head=head, tail=tail, parser=self.parser, deduplicator=self.merger
+            log_offset, offset=self.offset, head=head, tail=tail, parser=self.parser, deduplicator=self.merger
         )
 
 
 class LogOffsets:
-    """All positions of a state file by absolute path, and the place in the output that they agree with.
+    """All offsets of a state file by absolute path, and the state of the output that they agree with.
 
     `saved` is where logs were when this pass began, `new` where it left them.
     """
 
     def __init__(self, saved: list[SavedLogOffset], output: Record | None = None):
-        self.saved = {position.path: position for position in saved}
+        self.saved = {log_offset.path: log_offset for log_offset in saved}
         self.output = output
         self.new: dict[str, LogOffset] = {}
-        self._by_inode = {position.inode: position for position in saved}
+        self._by_inode = {log_offset.inode: log_offset for log_offset in saved}
 
     @classmethod
     def read(cls, path: str) -> Self:
@@ -127,32 +127,32 @@ class LogOffsets:
 
     def settled(self, output: Record | None) -> "LogOffsets":
         """The state after this pass, whose events end at `output`."""
-        saved = {**self.saved, **{path: position.saved() for path, position in self.new.items()}}
+        saved = {**self.saved, **{path: log_offset.saved() for path, log_offset in self.new.items()}}
         return LogOffsets(list(saved.values()), output)
 
     def to_bytes(self) -> bytes:
         """As a state file; without what `new` holds (see `settled`)."""
-        logs = [vars(position) for _, position in sorted(self.saved.items())]
+        logs = [vars(log_offset) for _, log_offset in sorted(self.saved.items())]
         state = {"v": STATE_VERSION, "kind": "scrape-state", "output": self.output, "logs": logs}
         return orjson.dumps(state, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     def find(self, path: str, descriptor: int) -> LogOffset:
-        """Where to go on in the open log `path`: at the beginning when it was never read or was replaced."""
+        """Where to continue in the open log `path`: at the beginning when it was never read or was replaced."""
         if path in self.new:
             return self.new[path]
         status = os.fstat(descriptor)
         candidates = [self._by_inode.get(status.st_ino), self.saved.get(path)]
         candidates += [self.saved.get(original) for original in _originals(path)]
         for saved in candidates:
-            position = saved.resume(descriptor, path) if saved is not None else None
-            if position is not None:
-                return position
-        return LogOffset.at_begin(path, status)
+            log_offset = saved.resume(descriptor, path) if saved is not None else None
+            if log_offset is not None:
+                return log_offset
+        return LogOffset.at_start(path, status)
 
-    def replaced(self, position: LogOffset) -> SavedLogOffset | None:
-        """What was read at this path before, when the file that is there now is another one."""
-        saved = self.saved.get(position.path)
-        return saved if position.offset == 0 and saved is not None and saved.offset > 0 else None
+    def replaced(self, log_offset: LogOffset) -> SavedLogOffset | None:
+        """How far the earlier file at this path was read, when another file is there now."""
+        saved = self.saved.get(log_offset.path)
+        return saved if log_offset.offset == 0 and saved is not None and saved.offset > 0 else None
 
 
 def rotated_siblings(path: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Where scraped events go. Into a regular file each event goes exactly once, even if a pass is killed in the middle.
 
-The state remembers how long the file was when it was last consistent with it. What lies behind that after a kill was written by
-the pass that died: the next pass, which comes to the same events again, leaves those out and completes the line that was cut off.
-A pipe cannot be looked at afterwards: there a kill repeats events, and (run, src.file, src.offset) tells repetitions.
+The state file has the size of the output when both last agreed. Bytes after that were written by a pass that was killed: the next
+pass finds the same events again, leaves those out and completes the line that was cut off. A pipe cannot be read back: there a
+kill repeats events, which (run, src.file, src.offset) identifies.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ class Output:
         self._written: Counter[bytes] = Counter()
         self._unfinished = b""
 
-    def place(self) -> Record | None:
-        """What the state remembers: which file it is and how long it is now; None unless it is one."""
+    def state(self) -> Record | None:
+        """Which file it is and its size, for the state file; None unless it is a regular file."""
         if not self._is_file:
             return None
         return {"file": self._identity, "size_bytes": os.fstat(self._stream.fileno()).st_size}
 
-    def resume(self, place: Record | None) -> bool:
-        """Look at what a killed pass wrote behind the place that the state remembers. False when that was another file."""
+    def resume(self, saved: Record | None) -> bool:
+        """Read what a killed pass wrote after the `saved` state of the output. False when that was another file."""
         if not self._is_file:
             return True
-        now = self.place()
-        if place is None or now is None or place["file"] != now["file"] or now["size_bytes"] < place["size_bytes"]:
+        now = self.state()
+        if saved is None or now is None or saved["file"] != now["file"] or now["size_bytes"] < saved["size_bytes"]:
             return False
-        if now["size_bytes"] > place["size_bytes"]:
-            self._read_written(place["size_bytes"])
+        if now["size_bytes"] > saved["size_bytes"]:
+            self._read_written(saved["size_bytes"])
         return True
 
     def _read_written(self, begin: int) -> None:
@@ -83,7 +83,7 @@ class Output:
         return True
 
     def settle(self) -> None:
-        """Make the events durable before the state says that they are out; only files can be synced."""
+        """Sync the events to disk before the state is saved; only files can be synced."""
         if self._is_file:
             with writing():
                 os.fsync(self._stream.fileno())
@@ -91,7 +91,7 @@ class Output:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Name the output in its errors: the state file is open at the same time."""
+    """Name standard output in its errors: the state file is open at the same time."""
     try:
         yield
     except BrokenPipeError:

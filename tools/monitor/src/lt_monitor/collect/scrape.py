@@ -44,24 +44,24 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
         _require_offsets(path, option)
     output = Output(stream)
     with contextlib.ExitStack() as stack:
-        positions = LogOffsets([])
+        offsets = LogOffsets([])
         publish: Callable[[LogOffsets], None] = _keep_in_memory
         if state is not None:
             stack.enter_context(locked(state))
-            positions = LogOffsets.read(state)
+            offsets = LogOffsets.read(state)
             publish = _Publisher(state)
-        if not output.resume(positions.output):
-            positions.output = output.place()
-            publish(positions)
-        positions = _pass(paths, positions, output, publish)
+        if not output.resume(offsets.output):
+            offsets.output = output.state()
+            publish(offsets)
+        offsets = _pass(paths, offsets, output, publish)
         while follow:
             time.sleep(FOLLOW_SECONDS)
             with contextlib.suppress(NoInput):
                 paths = log_files.expand(patterns)
-            positions = _pass(paths, positions, output, publish)
+            offsets = _pass(paths, offsets, output, publish)
 
 
-def _keep_in_memory(positions: LogOffsets) -> None:
+def _keep_in_memory(offsets: LogOffsets) -> None:
     """Without a state file nothing outlives the process."""
 
 
@@ -71,8 +71,8 @@ class _Publisher:
     def __init__(self, path: str):
         self._path = path
 
-    def __call__(self, positions: LogOffsets) -> None:
-        storage.write_bytes(self._path, positions.to_bytes())
+    def __call__(self, offsets: LogOffsets) -> None:
+        storage.write_bytes(self._path, offsets.to_bytes())
 
 
 def _require_offsets(path: str, option: str) -> None:
@@ -85,15 +85,15 @@ def _require_offsets(path: str, option: str) -> None:
         raise UsageError(f"{option} needs files: {path} is not a regular file", f"leave {option} out to read it once")
 
 
-def _pass(paths: Sequence[str], positions: LogOffsets, output: Output, publish: Callable[[LogOffsets], None]) -> LogOffsets:
-    """Read what is new in all logs; the positions after it."""
+def _pass(paths: Sequence[str], offsets: LogOffsets, output: Output, publish: Callable[[LogOffsets], None]) -> LogOffsets:
+    """Read what is new in all logs; the offsets after it."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            scrape_log(path, positions, output)
-    if not positions.new:
-        return positions
+            scrape_log(path, offsets, output)
+    if not offsets.new:
+        return offsets
     output.settle()
-    settled = positions.settled(output.place())
+    settled = offsets.settled(output.state())
     publish(settled)
     return settled
 
@@ -104,32 +104,32 @@ class Sink(Protocol):
     def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None: ...
 
 
-def scrape_log(path: str, positions: LogOffsets, output: Sink) -> None:
-    """Give `output` the records of one log that are new since `positions`, and move these on."""
+def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
+    """Give `output` the records of one log that are new since `offsets`, and move these on."""
     absolute = os.path.abspath(path)
-    saved = positions.saved.get(absolute)
-    if saved is not None and absolute not in positions.new and saved.is_unchanged(os.stat(path)):
+    saved = offsets.saved.get(absolute)
+    if saved is not None and absolute not in offsets.new and saved.is_unchanged(os.stat(path)):
         return
     with storage.open_read(path) as log:
-        position = positions.find(absolute, log.fileno())
-        earlier = positions.replaced(position)
+        log_offset = offsets.find(absolute, log.fileno())
+        earlier = offsets.replaced(log_offset)
         if earlier is not None:
-            _finish_rotated(path, earlier, positions, output)
+            _finish_rotated(path, earlier, offsets, output)
             _tell_replaced(path, earlier, output)
-        _read_on(path, log_files.run_name(path), log, position, output)
-    positions.new[absolute] = position
+        _read_on(path, log_files.run_name(path), log, log_offset, output)
+    offsets.new[absolute] = log_offset
 
 
-def _finish_rotated(path: str, earlier: SavedLogOffset, positions: LogOffsets, output: Sink) -> None:
+def _finish_rotated(path: str, earlier: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
     """Read the rest of the log that was at `path` before rotation."""
     for sibling in rotated_siblings(earlier.path):
         with contextlib.suppress(PermissionError, FileNotFoundError), open(sibling, "rb") as log:
-            position = earlier.resume(log.fileno(), sibling)
-            if position is not None:
-                if sibling not in positions.new:
+            log_offset = earlier.resume(log.fileno(), sibling)
+            if log_offset is not None:
+                if sibling not in offsets.new:
                     shown = os.path.join(os.path.dirname(path), os.path.basename(sibling))
-                    _read_on(shown, log_files.run_name(path), log, position, output)
-                    positions.new[sibling] = position
+                    _read_on(shown, log_files.run_name(path), log, log_offset, output)
+                    offsets.new[sibling] = log_offset
                 return
     note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
 
@@ -150,14 +150,14 @@ def _tell_replaced(path: str, earlier: SavedLogOffset, output: Sink) -> None:
     output.take(ParsedBlock([(0, item)], []), Deduplicator(), log_files.printable(path), log_files.run_name(path))
 
 
-def _read_on(path: str, run: str, log: IO[bytes], position: LogOffset, output: Sink) -> None:
-    parser, deduplicator = LogParser(position.parser), Deduplicator(position.deduplicator)
+def _read_on(path: str, run: str, log: IO[bytes], log_offset: LogOffset, output: Sink) -> None:
+    parser, deduplicator = LogParser(log_offset.parser), Deduplicator(log_offset.deduplicator)
     shown = log_files.printable(path)
-    log.seek(position.offset)
+    log.seek(log_offset.offset)
     for block in log_files.blocks(log.read):
-        if position.offset == 0:
+        if log_offset.offset == 0:
             log_files.warn_of_no_text(block, path)
-        output.take(parser.parse(block, position.offset), deduplicator, shown, run)
-        position.advance(block)
-    position.parser, position.deduplicator = parser.to_record(), deduplicator.to_record()
+        output.take(parser.parse(block, log_offset.offset), deduplicator, shown, run)
+        log_offset.advance(block)
+    log_offset.parser, log_offset.deduplicator = parser.to_record(), deduplicator.to_record()
     log_files.warn_of_malformed(parser, path)

@@ -139,13 +139,13 @@ def _joined(lines: Iterable[str]) -> list[str]:
 
 
 def _scontrol(line: str) -> Record:
-    """`Key=value` pairs; a value goes on to the next key, so it may have blanks."""
-    places = list(_PAIR.finditer(line))
+    """`Key=value` pairs; a value extends to the next key, so it may contain spaces."""
+    keys = list(_PAIR.finditer(line))
     job: Record = {}
-    for place, following in zip(places, [*places[1:], None], strict=True):
-        value = line[place.end() : following.start() if following else None].strip()
-        if place[1] in SCONTROL_NAMES and value not in ("", "(null)", "Unknown", "N/A", "None"):
-            job.setdefault(SCONTROL_NAMES[place[1]], value)
+    for key, following in zip(keys, [*keys[1:], None], strict=True):
+        value = line[key.end() : following.start() if following else None].strip()
+        if key[1] in SCONTROL_NAMES and value not in ("", "(null)", "Unknown", "N/A", "None"):
+            job.setdefault(SCONTROL_NAMES[key[1]], value)
     if "user_name" in job:
         job["user_name"] = job["user_name"].split("(")[0]
     return job

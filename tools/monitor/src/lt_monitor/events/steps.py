@@ -100,8 +100,8 @@ class Steps:
 
 def _last_present(values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
     """For each group, which begins at an index of `firsts`, its last value that is not NaN; NaN when it has none."""
-    places = np.where(np.isnan(values), -1, np.arange(len(values)))
-    last = np.maximum.reduceat(places, firsts)
+    indexes = np.where(np.isnan(values), -1, np.arange(len(values)))
+    last = np.maximum.reduceat(indexes, firsts)
     return np.where(last < firsts, np.nan, values[last])
 
 

@@ -1,8 +1,8 @@
-"""Several processes that say the same: one event instead of one for each rank.
+"""Deduplication: what several ranks print is one event instead of one for each rank.
 
 With `srun --label` or torchrun's `--tee`, every rank may print the step line, a little earlier or later than the others; a
-progress bar draws one step many times. A line is new when its own process has not said the same step since another one did: so a
-step that is done again after a restart counts again.
+progress bar draws one step many times. A repetition is what another process printed already. When the same process prints a step
+again, the step was repeated after a restart and is a new event.
 """
 
 import bisect
@@ -25,26 +25,26 @@ Key = tuple[Any, ...]
 
 
 class Deduplicator:
-    """Which records of one log are news. `state` continues another deduplicator's work, as `to_record` gave it."""
+    """Drops the repeated records of one log. `state`, from another deduplicator's `to_record`, continues its work."""
 
     def __init__(self, state: Record | None = None):
         state = state or {}
-        # What was said last by each stream, and what by which streams, oldest first.
-        self._latest: dict[Stream, Key] = {tuple(stream): tuple(words) for stream, words in state.get("latest", [])}
-        self._said: OrderedDict[Key, set[Stream]] = OrderedDict(
-            (tuple(words), {tuple(stream) for stream in streams}) for words, streams in state.get("said", [])
+        # The last event of each stream, and which streams printed an event, oldest first.
+        self._latest: dict[Stream, Key] = {tuple(stream): tuple(key) for stream, key in state.get("latest", [])}
+        self._streams_by_key: OrderedDict[Key, set[Stream]] = OrderedDict(
+            (tuple(key), {tuple(stream) for stream in streams}) for key, streams in state.get("said", [])
         )
 
     def to_record(self) -> Record:
-        said = [[list(words), sorted(map(list, streams), key=str)] for words, streams in self._said.items()]
-        return {"latest": [[list(stream), list(words)] for stream, words in self._latest.items()], "said": said}
+        said = [[list(key), sorted(map(list, streams), key=str)] for key, streams in self._streams_by_key.items()]
+        return {"latest": [[list(stream), list(key)] for stream, key in self._latest.items()], "said": said}
 
     def new_records(self, records: Sequence[Record]) -> list[Record]:
         """The records without those that repeat another one."""
         return [record for record in records if self.is_new(record)]
 
     def new_lines(self, block: ParsedBlock, path: str, run: str) -> list[bytes]:
-        """What is new in a block of the log `path`, as lines of JSON in the order of the log."""
+        """The new events in a block of the log `path`, as lines of JSON in the order of the log."""
         steps = block.step_block()
         if steps is None:
             return encoded(self.new_records(block.records(path, run)))
@@ -53,73 +53,73 @@ class Deduplicator:
         begin = 0
         for order, item in block.ordered_items():
             end = bisect.bisect_left(steps.offsets, order)
-            new += [lines[place] for place in self._new_steps(steps, begin, end, run)]
+            new += [lines[index] for index in self._new_steps(steps, begin, end, run)]
             new += encoded(self.new_records([attributed(item, path, run)]))
             begin = end
-        new += [lines[place] for place in self._new_steps(steps, begin, len(lines), run)]
+        new += [lines[index] for index in self._new_steps(steps, begin, len(lines), run)]
         return new
 
     def _new_steps(self, block: StepBlock, begin: int, end: int, run: str) -> list[int]:
-        """Which of the steps `begin` to before `end` are news."""
+        """Indexes of the steps from `begin` to before `end` that are new."""
         if begin == end:
             return []
         numbers, losses = block.numbers[begin:end], block.losses[begin:end]
         if len(block.streams) == 1 and self._is_alone(block.streams[0]):
-            # Only a step that is told twice in a row, as by a progress bar, is no news.
+            # Only a step that is printed twice in a row, as by a progress bar, is a repetition.
             stream = block.streams[0]
             ahead = [self._latest.get(stream), *zip(repeat(run), numbers, losses, strict=False)]
             self._latest[stream] = ahead[-1] or ()
             if stream != UNNAMED:
                 for number in _last_distinct(numbers, 2 * REMEMBERED_PER_STREAM):
                     self._is_new_for(stream, (run, number))
-            return [begin + place for place, words in enumerate(ahead[1:]) if words != ahead[place]]
+            return [begin + index for index, key in enumerate(ahead[1:]) if key != ahead[index]]
         stream_of = [0] * len(numbers) if block.stream_of is None else block.stream_of[begin:end].tolist()
-        streams = [block.streams[place] for place in stream_of]
-        told = zip(streams, numbers, losses, strict=True)
-        return [begin + place for place, words in enumerate(told) if self._is_new_step(run, *words)]
+        streams = [block.streams[index] for index in stream_of]
+        keys = zip(streams, numbers, losses, strict=True)
+        return [begin + index for index, key in enumerate(keys) if self._is_new_step(run, *key)]
 
     def _is_alone(self, stream: Stream) -> bool:
-        """Whether all that is remembered was told by this one process."""
-        return set().union(self._latest, *self._said.values()) <= {stream}
+        """Whether all that is remembered was printed by this one process."""
+        return set().union(self._latest, *self._streams_by_key.values()) <= {stream}
 
     def _is_new_step(self, run: str, stream: Stream, step: float, loss: float | None) -> bool:
-        words = run, step
+        key = run, step
         exactly = run, step, loss
         if self._latest.get(stream) == exactly:
             return False
         self._latest[stream] = exactly
-        return stream == UNNAMED or self._is_new_for(stream, words)
+        return stream == UNNAMED or self._is_new_for(stream, key)
 
     def is_new(self, record: Record) -> bool:
         kind = record["kind"]
         stream: Stream = record.get("task"), record.get("rank"), record.get("node")
-        words: Key
+        key: Key
         if kind == "step":
             return self._is_new_step(record["run"], stream, record["step"], record.get("loss"))
         if kind in _OTHER_KINDS:
-            words = record["run"], kind, record.get("step"), record.get("split"), record.get("begun"), record.get("path")
-            return stream == UNNAMED or self._is_new_for(stream, words)
+            key = record["run"], kind, record.get("step"), record.get("split"), record.get("begun"), record.get("path")
+            return stream == UNNAMED or self._is_new_for(stream, key)
         if kind == "start":
             self._latest.clear()
         return True
 
-    def _is_new_for(self, stream: Stream, words: Key) -> bool:
-        streams = self._said.get(words)
+    def _is_new_for(self, stream: Stream, key: Key) -> bool:
+        streams = self._streams_by_key.get(key)
         if streams is None:
-            self._said[words] = {stream}
-            if len(self._said) > REMEMBERED_PER_STREAM * (len(self._latest) + 1):
-                self._said.popitem(last=False)
+            self._streams_by_key[key] = {stream}
+            if len(self._streams_by_key) > REMEMBERED_PER_STREAM * (len(self._latest) + 1):
+                self._streams_by_key.popitem(last=False)
             return True
-        self._said.move_to_end(words)
+        self._streams_by_key.move_to_end(key)
         if stream in streams:
-            self._said[words] = {stream}
+            self._streams_by_key[key] = {stream}
             return True
         streams.add(stream)
         return False
 
 
 def _last_distinct(numbers: Sequence[float], count: int) -> list[float]:
-    """The last numbers that differ, in the order in which each came last."""
+    """The last `count` distinct numbers, in the order in which each came last."""
     found: dict[float, None] = {}
     for number in reversed(numbers):
         found.setdefault(number)

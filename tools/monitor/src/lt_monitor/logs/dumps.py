@@ -58,7 +58,7 @@ START_ARGUMENTS = frozenset(
 
 _TIMERS = re.compile(rb"(?P<what>\(min, max\)|max) time across ranks \(ms\):\s*$")
 _TIMER = re.compile(
-    rb" {2,12}(?P<name>[A-Za-z][\w-]{0,60}) ?\.{0,80}: (?:\((?P<least>[\d.]{1,20}), )?(?P<most>[\d.]{1,20})\)?\s*$"
+    rb" {2,12}(?P<name>[A-Za-z][\w-]{0,60}) ?\.{0,80}: (?:\((?P<minimum>[\d.]{1,20}), )?(?P<maximum>[\d.]{1,20})\)?\s*$"
 )
 
 
@@ -118,11 +118,11 @@ class Dumps:
                 self.timers = None
                 return line.offset, record
             try:
-                least, most = (float(match[part]) / 1000 if match[part] else None for part in ("least", "most"))
+                minimum, maximum = (float(match[part]) / 1000 if match[part] else None for part in ("minimum", "maximum"))
             except ValueError:
                 continue
-            times = {"max_seconds": most}
-            self.timers[match["name"].decode()] = times if least is None else {"min_seconds": least, **times}
+            times = {"max_seconds": maximum}
+            self.timers[match["name"].decode()] = times if minimum is None else {"min_seconds": minimum, **times}
         return None
 
 

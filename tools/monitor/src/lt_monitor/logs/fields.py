@@ -1,7 +1,7 @@
 """Numbers in a log line: which field of a record each one is, and how it becomes that field's unit.
 
-A line of numbers is described by the places of its values, so that the same description serves to read one line and, as a
-`layouts.LineTemplate`, thousands of lines that look alike.
+A line of numbers is described by where its values begin and end. The same description serves to read one line and, as a
+`line_templates.LineTemplate`, thousands of lines that differ in digits only.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 from lt_monitor.events.records import MAXIMUM_COUNT, Record
 
 MAXIMUM_DIGITS = 15
-# Progress bars print rates with two decimals: those below are off by more than a tenth.
+# Progress bars print rates with two decimals: below this one the rounding error is more than a tenth.
 MINIMUM_RATE_PER_SECOND = 0.05
 
 _TIME = re.compile(rb"\d{4}-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
@@ -20,16 +20,16 @@ _UPPER_BOUNDS = (12, 31, 23, 59, 59)
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
-    """What a number is: `field` of the record, a count if `whole`, in base units after `number / divisor * factor`.
+class Field:
+    """The field of a record that a number is: a count if `is_count`, in base units after `number / divisor * factor`.
 
     `is_metric`: the field goes to the record's `metrics`. `is_time`: the text is a date and time, not a number. `is_constant`:
     what the rest of the line means depends on this number. `is_rate`: the number is per second and the field has seconds; a rate
-    below MINIMUM_RATE_PER_SECOND is no number.
+    below MINIMUM_RATE_PER_SECOND becomes None.
     """
 
-    field: str
-    whole: bool = False
+    name: str
+    is_count: bool = False
     divisor: float = 1.0
     factor: float = 1.0
     is_metric: bool = False
@@ -38,7 +38,7 @@ class Measure:
     is_rate: bool = False
 
     def read(self, text: bytes) -> Any:
-        """The value in JSON's terms: None when it is not a finite number. Raises ValueError for no possible count."""
+        """For JSON: None when it is not a finite number. Raises ValueError for a count below 0 or above MAXIMUM_COUNT."""
         if self.is_time:
             return read_time(text)
         number = math.nan if text == b"N/A" else float(text.replace(b",", b""))
@@ -47,23 +47,23 @@ class Measure:
         if self.is_rate:
             return 1 / number
         value = number / self.divisor * self.factor
-        if not self.whole:
+        if not self.is_count:
             return value
         if not 0 <= value <= MAXIMUM_COUNT:
-            raise ValueError(f"{self.field} is {value}")
+            raise ValueError(f"{self.name} is {value}")
         return round(value)
 
 
-TIME = Measure("time", is_time=True)
-TASK = Measure("task", whole=True)
-RANK = Measure("rank", whole=True)
+TIME = Field("time", is_time=True)
+TASK = Field("task", is_count=True)
+RANK = Field("rank", is_count=True)
 
-Value = tuple[Measure | None, int, int]
-"""A measure and the begin and the end of its text in the line; without a measure: digits that differ from line to line."""
+Value = tuple[Field | None, int, int]
+"""A field and where its text begins and ends in the line; no field for digits that only differ between lines."""
 
 
 def decimal(text: bytes) -> float | None:
-    """A number that a pattern only roughly found; None when it is none or not finite."""
+    """A number from text that a pattern matched loosely; None when it is not a finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -72,7 +72,7 @@ def decimal(text: bytes) -> float | None:
 
 
 def read_time(text: bytes) -> str | None:
-    """ISO 8601 with a point before the fraction; None for digits that are no time: two processes wrote at once."""
+    """ISO 8601 with a point before the fraction; None for an impossible time, as where two processes wrote at once."""
     match = _TIME.match(text)
     if match is None or any(int(part) > bound for part, bound in zip(match.groups(), _UPPER_BOUNDS, strict=True)):
         return None
@@ -80,14 +80,14 @@ def read_time(text: bytes) -> str | None:
 
 
 def read_values(text: bytes, values: list[Value]) -> Record:
-    """The fields of a line. Raises ValueError when a count is negative or larger than any can be."""
+    """The fields of a line. Raises ValueError for a count below 0 or above MAXIMUM_COUNT."""
     record: Record = {}
-    for measure, begin, end in values:
-        if measure is None:
+    for field, begin, end in values:
+        if field is None:
             continue
-        value = measure.read(text[begin:end])
-        if measure.is_metric:
-            record.setdefault("metrics", {})[measure.field] = value
-        elif not measure.is_time or value is not None:
-            record[measure.field] = value
+        value = field.read(text[begin:end])
+        if field.is_metric:
+            record.setdefault("metrics", {})[field.name] = value
+        elif not field.is_time or value is not None:
+            record[field.name] = value
     return record

@@ -1,10 +1,10 @@
-"""Lines that look alike, read a column at a time.
+"""Lines that differ only in digits, read a column at a time.
 
-A trainer prints its numbers with fixed formats, so the step lines of a run have only a few shapes: a line is like another one
-when they differ in nothing but the digits of its values. The first line of a shape is read by its trainer's parser, and its
-`LineTemplate` then reads all others of a block at once: compare the constant bytes, turn columns of digits into integers, scale. Values
-are the same to the last bit as `Measure.read` gives, since both divide one exact integer by one exact power of ten. A line of 300
-bytes takes 1 microsecond where parsing it alone takes 15. A word in the place of a number (nan, N/A) makes another shape.
+A trainer prints its numbers with fixed formats, so the step lines of a run have only a few shapes. Two lines have the same shape
+when they differ only in the digits of their values. The first line of a shape is read by its trainer's parser; its `LineTemplate`
+then reads all others of a block at once: compare the constant bytes, turn columns of digits into integers, scale. Values are the
+same to the last bit as those of `Field.read`, since both divide one exact integer by one exact power of ten. A line of 300 bytes
+takes 1 microsecond; parsed alone it takes 15. A word where a number was (nan, N/A) makes another shape.
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 
 from lt_monitor.events.records import MAXIMUM_COUNT
 from lt_monitor.events.steps import epoch_seconds, is_local
-from lt_monitor.logs.fields import MAXIMUM_DIGITS, MINIMUM_RATE_PER_SECOND, Measure, Value
+from lt_monitor.logs.fields import MAXIMUM_DIGITS, MINIMUM_RATE_PER_SECOND, Field, Value
 from lt_monitor.logs.lines import Line
 
 MAXIMUM_EXPONENT = 22
@@ -28,10 +28,10 @@ _TIME_BOUNDS = ((5, 12), (8, 31), (11, 23), (14, 59), (17, 59))
 
 
 class Column:
-    """The places of one value in a line: its digits, and how they make up the number."""
+    """Where the digits of one value are in a line, and how they make up the number."""
 
-    def __init__(self, measure: Measure, text: bytes, begin: int):
-        self.measure = measure
+    def __init__(self, field: Field, text: bytes, begin: int):
+        self.field = field
         self.begin, self.end = begin, begin + len(text)
         self.digits: list[int] = []
         self.exponent_digits: list[int] = []
@@ -39,14 +39,14 @@ class Column:
         self.is_null = False
         self.is_negative = False
         self.exponent_sign = 1
-        if measure.is_time:
+        if field.is_time:
             return
         match = _PLAIN_NUMBER.fullmatch(text)
         if match is None:
             self.is_null = True
             return
         mantissa = match["mantissa"]
-        self.digits = [begin + match.start("mantissa") + place for place, byte in enumerate(mantissa) if byte not in b",."]
+        self.digits = [begin + match.start("mantissa") + index for index, byte in enumerate(mantissa) if byte not in b",."]
         self.decimals = len(mantissa) - mantissa.index(b".") - 1 if b"." in mantissa else 0
         self.is_negative = match["sign"] == b"-"
         if match["exponent"]:
@@ -70,14 +70,14 @@ class Column:
             number /= _POWERS[self.decimals]
         if self.is_negative:
             number = -number
-        if self.measure.is_rate:
+        if self.field.is_rate:
             return np.where(number < MINIMUM_RATE_PER_SECOND, np.inf, 1 / np.maximum(number, MINIMUM_RATE_PER_SECOND))
-        value = number / self.measure.divisor * self.measure.factor
-        return np.rint(value) if self.measure.whole else value
+        value = number / self.field.divisor * self.field.factor
+        return np.rint(value) if self.field.is_count else value
 
 
 class LineTemplate:
-    """One shape of line. `columns` are in the order in which a record has its fields; `node` is one of its constants."""
+    """One shape of line. `columns` are in the order of a record's fields; `node` is the same in all its lines."""
 
     def __init__(self, sample: np.ndarray, columns: list[Column], variable: np.ndarray, padding: np.ndarray, node: str | None):
         self.length = len(sample)
@@ -87,7 +87,7 @@ class LineTemplate:
         self._constant_mask = np.where(variable, 0, 255).astype(np.uint8)
         self._digits = np.flatnonzero(variable)
         self._padded = padding[self._digits]
-        self._time = next((column for column in columns if column.measure.is_time), None)
+        self._time = next((column for column in columns if column.field.is_time), None)
 
     @classmethod
     def of(cls, raw: bytes, line: Line, values: list[Value]) -> Self | None:
@@ -96,27 +96,27 @@ class LineTemplate:
         variable = np.zeros(len(raw), dtype=bool)
         padding = np.zeros(len(raw), dtype=bool)
         columns = []
-        for measure, begin, end in values:
-            text, place = line.text[begin:end], line.raw_index(begin)
-            if raw[place : place + len(text)] != text:
+        for field, begin, end in values:
+            text, start = line.text[begin:end], line.raw_index(begin)
+            if raw[start : start + len(text)] != text:
                 return None
-            is_digit = (sample[place : place + len(text)] - _DIGIT) <= 9
-            if measure is None:
-                variable[place : place + len(text)] = is_digit
+            is_digit = (sample[start : start + len(text)] - _DIGIT) <= 9
+            if field is None:
+                variable[start : start + len(text)] = is_digit
                 continue
-            if _PLAIN_NUMBER.fullmatch(text) is None and measure.read(text) is not None and not measure.is_time:
+            if _PLAIN_NUMBER.fullmatch(text) is None and field.read(text) is not None and not field.is_time:
                 return None
-            if measure.whole and not _is_small_count(measure, text):
+            if field.is_count and not _is_small_count(field, text):
                 return None
-            column = Column(measure, text, place)
-            if measure.is_constant:
+            column = Column(field, text, start)
+            if field.is_constant:
                 columns.append(column)
                 continue
-            variable[place : place + len(text)] = is_digit
-            if not measure.is_time and not column.is_null:
-                spaces = _padding(raw, place)
-                variable[place - spaces : place] = padding[place - spaces : place] = True
-                column.digits = [*range(place - spaces, place), *column.digits]
+            variable[start : start + len(text)] = is_digit
+            if not field.is_time and not column.is_null:
+                spaces = _padding(raw, start)
+                variable[start - spaces : start] = padding[start - spaces : start] = True
+                column.digits = [*range(start - spaces, start), *column.digits]
                 if len(column.digits) > MAXIMUM_DIGITS:
                     return None
             columns.append(column)
@@ -142,18 +142,18 @@ class LineTemplate:
     def _is_time(self, rows: np.ndarray) -> np.ndarray:
         assert self._time is not None
         valid = np.ones(len(rows), dtype=bool)
-        for place, bound in _TIME_BOUNDS:
-            valid &= _integer(rows, [self._time.begin + place, self._time.begin + place + 1]) <= bound
+        for index, bound in _TIME_BOUNDS:
+            valid &= _integer(rows, [self._time.begin + index, self._time.begin + index + 1]) <= bound
         return valid
 
     def values(self, column: Column, rows: np.ndarray) -> np.ndarray:
         """A column's values in the type that its field has: counts int64, other numbers float64, the time text."""
-        if column.measure.is_time:
+        if column.field.is_time:
             times = self.times(rows)
             assert times is not None
             return times
         values = column.read(rows)
-        return values.astype(np.int64) if column.measure.whole and not column.is_null else values
+        return values.astype(np.int64) if column.field.is_count and not column.is_null else values
 
     def times(self, rows: np.ndarray) -> np.ndarray | None:
         """The time of each row as ISO 8601 text (bytes, shape (lines,)); None when the lines have none."""
@@ -179,25 +179,25 @@ class LineTemplate:
         return np.asarray(seconds + _integer(rows, fraction) / _POWERS[len(fraction)])
 
 
-def _is_small_count(measure: Measure, text: bytes) -> bool:
-    """Whether no digits in the places of these can make more than the largest count."""
+def _is_small_count(field: Field, text: bytes) -> bool:
+    """Whether a count with as many digits as `text` cannot exceed MAXIMUM_COUNT."""
     match = _PLAIN_NUMBER.fullmatch(text)
     if match is None:
         return True
     digits = len(match["mantissa"].replace(b",", b"").partition(b".")[0]) + 2
-    return match["exponent"] is None and 10.0**digits / measure.divisor * measure.factor <= MAXIMUM_COUNT
+    return match["exponent"] is None and 10.0**digits / field.divisor * field.factor <= MAXIMUM_COUNT
 
 
-def _integer(rows: np.ndarray, places: list[int]) -> np.ndarray:
-    """The digits at some places of each row as one integer (int64); a space counts as zero."""
+def _integer(rows: np.ndarray, columns: list[int]) -> np.ndarray:
+    """The digits in some `columns` of each row (uint8, one line each) as one integer (int64); a space counts as zero."""
     number = np.zeros(len(rows), dtype=np.int64)
-    for place in places:
+    for column in columns:
         number *= 10
-        number += rows[:, place] & 15
+        number += rows[:, column] & 15
     return number
 
 
-def _padding(raw: bytes, place: int) -> int:
+def _padding(raw: bytes, begin: int) -> int:
     """How many of the spaces before a number may be digits in other lines: all but the one that separates it."""
-    spaces = place - len(raw[:place].rstrip(b" "))
+    spaces = begin - len(raw[:begin].rstrip(b" "))
     return max(0, spaces - 1)

@@ -1,8 +1,8 @@
 """A log line without what launchers and terminals put around it.
 
-Prefixes that are peeled, in any order and number: the time and the pod of `kubectl logs --timestamps --prefix`, the task of
-`srun --label`, the rank of torchrun's `--tee`, colours. What a line says is looked for anywhere behind them: a process that died
-may have left an unfinished line before it, a progress bar may stand there. Then the labels nearest before it count.
+Prefixes that are removed, in any order and number: the time and the pod of `kubectl logs --timestamps --prefix`, the task of
+`srun --label`, the rank of torchrun's `--tee`, colours. An event is searched for anywhere after them, because an unfinished line
+of a process that died, or a progress bar, may come before it. Then the labels nearest before the event count.
 """
 
 import bisect
@@ -33,8 +33,8 @@ MAXIMUM_LABEL_BYTES = 32
 class Line:
     """One physical line, which starts at byte `offset` of its log.
 
-    `text` is it without colours and line end, `body` the index where the prefixes end. `labels` are the places of the task (of
-    srun), rank (of torchrun) and time in `text`; the line's own time counts more than that of kubectl.
+    `text` is the line without colours and line end, `body` the index where the prefixes end. `labels` says where in `text` the
+    task (of srun), rank (of torchrun) and time are; the line's own time takes precedence over that of kubectl.
     """
 
     def __init__(self, raw: bytes, offset: int):
@@ -71,10 +71,10 @@ class Line:
             is_bracketed = self.text[begin - 1 : begin] == b"[" and self.text[end : end + 1] == b"]"
             if before is None and not is_bracketed and _LEVEL_BEHIND.match(self.text, end) is None:
                 continue
-            measures = {TIME, RANK} if before is not None and before["rank"] is not None else {TIME}
-            self.labels = [(None if measure in measures else measure, first, last) for measure, first, last in self.labels]
+            fields = {TIME, RANK} if before is not None and before["rank"] is not None else {TIME}
+            self.labels = [(None if field in fields else field, first, last) for field, first, last in self.labels]
             self.labels.append((TIME, begin, end))
-            if before is not None and RANK in measures:
+            if before is not None and RANK in fields:
                 self.labels.append((RANK, *before.span("rank")))
 
     def _without(self, pattern: re.Pattern[bytes], raw: bytes) -> bytes:
@@ -85,13 +85,13 @@ class Line:
         return pattern.sub(b"", raw)
 
     def raw_index(self, index: int) -> int:
-        """Where a byte of `text` is in the physical line."""
-        place = bisect.bisect_right(self._removed, (index, sys.maxsize)) - 1
-        return index + self._removed[place][1] if place >= 0 else index
+        """The index in the physical line of the byte `index` of `text`."""
+        entry = bisect.bisect_right(self._removed, (index, sys.maxsize)) - 1
+        return index + self._removed[entry][1] if entry >= 0 else index
 
     def decode(self, begin: int = 0, end: int | None = None) -> str:
         return self.text[begin:end].decode(errors="replace")
 
     @property
     def time(self) -> str | None:
-        return next((read_time(self.text[begin:end]) for measure, begin, end in self.labels if measure is TIME), None)
+        return next((read_time(self.text[begin:end]) for field, begin, end in self.labels if field is TIME), None)

@@ -1,8 +1,8 @@
 """From blocks of whole log lines to event records, whatever a launcher or a terminal put around the lines.
 
-Three ways through a block, each for what is common in some logs: the gate drops noise without looking at lines (2 GB/s), templates
-read step lines that look alike by columns (300 MB/s), and what is left is parsed line by line (10 microseconds each). They give
-the same events; which way a line goes depends on the lines before it only in how long it takes.
+A block is read in three ways, each for what is common in some logs: the prefilter drops noise without looking at lines (2 GB/s),
+line templates read step lines that differ only in digits by columns (300 MB/s), and the rest is parsed line by line (10
+microseconds each). All give the same events: the lines before a line decide only how long it takes.
 """
 
 import bisect
@@ -35,7 +35,7 @@ MAXIMUM_TEMPLATE_BYTES = 2000
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
-_DIGITS_ALIKE = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _EVENT_RECORD, _DUMP = -1, -2
 _PREFILTER = Prefilter({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
 
@@ -45,7 +45,7 @@ Item = tuple[int, Record]
 
 @dataclasses.dataclass
 class ParsedBlock:
-    """What a block of lines says. Records lack their run and have only an `offset` under `src`, unless they came with both."""
+    """The events of a block of lines. Records lack their run and have only an `offset` under `src`, unless the line had both."""
 
     items: list[Item]
     rows: list[StepRows]
@@ -69,7 +69,7 @@ class ParsedBlock:
 
 
 def attributed(record: Record, path: str, run: str) -> Record:
-    """A record of `ParsedBlock.items` with its run and source; those that it brought stay."""
+    """A record of `ParsedBlock.items` with its run and source; those that it has already stay."""
     source = record.pop("src")
     file = source.get("file")
     return {
@@ -86,7 +86,7 @@ def _order(item: Item) -> int:
 
 
 def _is_manifest(record: object) -> bool:
-    """What the lt tools print for the next tool. It is in a job's log, and the trainer's own line says the same."""
+    """Whether it is a manifest line of an lt tool; a job's log has the trainer's own line of the same event too."""
     if not isinstance(record, dict):
         return False
     field = MANIFEST.get(str(record.get("kind")))
@@ -118,20 +118,20 @@ class LogParser:
             block = block.replace(b"\r", b"\n")
         items: list[Item] = []
         rows: list[StepRows] = []
-        self._go_on_with_dumps(block, 0, offset, items)
+        self._resume_dumps(block, 0, offset, items)
         candidates = _PREFILTER.candidates(block)
         patience = MINIMUM_ALIKE_LINES
         while len(candidates):
             if self._templates and len(candidates) >= MINIMUM_ALIKE_LINES:
-                candidates = self._read_alike(block, offset, candidates, rows)
-            begin = self._read_singly(block, offset, candidates, items, patience)
+                candidates = self._read_with_templates(block, offset, candidates, rows)
+            begin = self._read_line_by_line(block, offset, candidates, items, patience)
             candidates = candidates[np.searchsorted(candidates, begin) :]
             patience *= 2
         self._add_steps(items, rows)
         return ParsedBlock(items, rows)
 
-    def _read_alike(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
-        """Read the lines that a known template fits; the candidates in other lines."""
+    def _read_with_templates(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
+        """Read the lines that a known template fits; returns the candidates in other lines."""
         cells = np.frombuffer(block, dtype=np.uint8)
         ends = np.flatnonzero(cells == ord("\n"))
         if not block.endswith(b"\n"):
@@ -142,63 +142,63 @@ class LogParser:
         lengths = ends[numbers] - starts
         taken = np.zeros(len(numbers), dtype=bool)
         for length, templates in self._templates.items():
-            places = np.flatnonzero(lengths == length)
-            if len(places) < MINIMUM_ALIKE_LINES:
+            indexes = np.flatnonzero(lengths == length)
+            if len(indexes) < MINIMUM_ALIKE_LINES:
                 continue
-            lines = np.lib.stride_tricks.sliding_window_view(cells, length)[starts[places]]
+            lines = np.lib.stride_tricks.sliding_window_view(cells, length)[starts[indexes]]
             for template in templates:
                 alike = template.matches(lines)
                 if not alike.any():
                     continue
-                rows.append(StepRows(template, starts[places[alike]] + offset, lines[alike]))
-                taken[places[alike]] = True
-                places, lines = places[~alike], lines[~alike]
-                if not len(places):
+                rows.append(StepRows(template, starts[indexes[alike]] + offset, lines[alike]))
+                taken[indexes[alike]] = True
+                indexes, lines = indexes[~alike], lines[~alike]
+                if not len(indexes):
                     break
         return candidates[~taken[np.searchsorted(numbers, line_of)]]
 
-    def _read_singly(self, block: bytes, offset: int, candidates: np.ndarray, items: list[Item], patience: int) -> int:
+    def _read_line_by_line(self, block: bytes, offset: int, candidates: np.ndarray, items: list[Item], patience: int) -> int:
         """Parse lines one by one up to the end, or until `patience` of them were steps; returns where it stopped."""
         steps = 0
         line_end = -1
         line_begin = 0
-        ranks: dict[int, int] = {}
-        for position, meaning in _PREFILTER.confirmed(block, candidates.tolist()):
-            if position < line_end:
-                ranks |= dict.fromkeys(meaning, position)
+        hits: dict[int, int] = {}
+        for hit_offset, meaning in _PREFILTER.confirmed(block, candidates.tolist()):
+            if hit_offset < line_end:
+                hits |= dict.fromkeys(meaning, hit_offset)
                 continue
-            if ranks:
-                steps += self._read_line(block, line_begin, line_end, offset, ranks, items)
+            if hits:
+                steps += self._read_line(block, line_begin, line_end, offset, hits, items)
                 if steps >= patience:
                     return line_end
-            line_begin = block.rfind(b"\n", 0, position) + 1
-            line_end = block.find(b"\n", position)
+            line_begin = block.rfind(b"\n", 0, hit_offset) + 1
+            line_end = block.find(b"\n", hit_offset)
             if line_end < 0:
                 line_end = len(block)
-            ranks = dict.fromkeys(meaning, position)
-        if ranks:
-            self._read_line(block, line_begin, line_end, offset, ranks, items)
+            hits = dict.fromkeys(meaning, hit_offset)
+        if hits:
+            self._read_line(block, line_begin, line_end, offset, hits, items)
         return len(block)
 
-    def _read_line(self, block: bytes, begin: int, end: int, offset: int, ranks: dict[int, int], items: list[Item]) -> bool:
-        """Parse one line; whether it is a step line that a template may fit. `ranks`: what its keywords mean, and where."""
+    def _read_line(self, block: bytes, begin: int, end: int, offset: int, hits: dict[int, int], items: list[Item]) -> bool:
+        """Parse one line; whether a template may fit it. `hits`: the parser of each keyword in it, and where."""
         raw = block[begin:end]
-        if _EVENT_RECORD in ranks and (beginnings := list(_RECORD.finditer(raw))):
+        if _EVENT_RECORD in hits and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
             if record is not None:
                 items.append((offset + begin, record))
             return False
         line = Line(raw, offset + begin)
-        if _DUMP in ranks:
+        if _DUMP in hits:
             whole = self._dumps.heading(line)
             if whole is not None:
                 items.append((whole[0], _completed(whole[1], line)))
-            self._go_on_with_dumps(block, end + 1, offset, items)
-        for rank in sorted(ranks):
-            if rank < 0:
+            self._resume_dumps(block, end + 1, offset, items)
+        for index in sorted(hits):
+            if index < 0:
                 continue
-            line.relabel(ranks[rank] - begin)
-            parsed = PARSERS[rank][0](line)
+            line.relabel(hits[index] - begin)
+            parsed = PARSERS[index][0](line)
             if isinstance(parsed, StepLine):
                 try:
                     record = {"kind": "step", **read_values(line.text, parsed.values)}
@@ -213,7 +213,7 @@ class LogParser:
 
     def _learn(self, raw: bytes, line: Line, numbers: StepLine) -> bool:
         """Whether there is a template for lines like this one; makes it when its shape is new."""
-        shape = raw.translate(_DIGITS_ALIKE)
+        shape = raw.translate(_DIGITS_TO_ZERO)
         if shape in self._shapes:
             return True
         if len(self._shapes) >= MAXIMUM_SHAPES or self._template_count >= MAXIMUM_TEMPLATES or len(raw) > MAXIMUM_TEMPLATE_BYTES:
@@ -226,8 +226,8 @@ class LogParser:
         self._template_count += 1
         return True
 
-    def _go_on_with_dumps(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
-        """Read on in the dump that is open, from `begin` in the block."""
+    def _resume_dumps(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
+        """Continue the unfinished dump from `begin` in the block."""
         if self._dumps.arguments is not None:
             end = block.find(b" arguments -", begin)
             end = len(block) if end < 0 else block.rfind(b"\n", 0, end) + 1
@@ -258,24 +258,24 @@ class LogParser:
     def _add_steps(self, items: list[Item], rows: list[StepRows]) -> None:
         """Give checkpoints whose line names no step that of the last step line before them, and remember the last of all."""
         without = [(order, record) for order, record in items if record["kind"] in ("checkpoint", "end") and "step" not in record]
-        places: list[tuple[int, int]] = []
+        steps_by_offset: list[tuple[int, int]] = []
         if without or not rows:
-            places = [(order, record["step"]) for order, record in items if record["kind"] == "step"]
+            steps_by_offset = [(order, record["step"]) for order, record in items if record["kind"] == "step"]
         for part in rows:
-            steps = next(column for column in part.template.columns if column.measure.field == "step")
+            steps = next(column for column in part.template.columns if column.field.name == "step")
             chosen: Any = slice(None) if without else slice(-1, None)
             numbers = steps.read(part.cells[chosen]).astype(np.int64)
-            places += zip(part.offsets[chosen].tolist(), numbers.tolist(), strict=True)
+            steps_by_offset += zip(part.offsets[chosen].tolist(), numbers.tolist(), strict=True)
         if rows and not without:
-            places += [(order, record["step"]) for order, record in _last_step(items)]
-        places.sort()
+            steps_by_offset += [(order, record["step"]) for order, record in _last_step(items)]
+        steps_by_offset.sort()
         for order, record in without:
-            place = bisect.bisect_left(places, (order,)) - 1
-            step = places[place][1] if place >= 0 else self._last_step
+            index = bisect.bisect_left(steps_by_offset, (order,)) - 1
+            step = steps_by_offset[index][1] if index >= 0 else self._last_step
             if step is not None:
                 record["step"] = step
-        if places:
-            self._last_step = places[-1][1]
+        if steps_by_offset:
+            self._last_step = steps_by_offset[-1][1]
 
 
 def _json(text: bytes) -> Any:
@@ -287,11 +287,11 @@ def _json(text: bytes) -> Any:
 
 
 def _completed(parsed: Record, line: Line) -> Record:
-    """A parser's record with what the line's prefixes say, and its place."""
+    """A parser's record with time, task and rank of the line's prefixes, and its offset."""
     labels: Record = {} if "time" in parsed or line.time is None else {"time": line.time}
-    for measure, begin, end in line.labels:
-        if measure is not None and not measure.is_time:
-            labels[measure.field] = int(line.text[begin:end])
+    for field, begin, end in line.labels:
+        if field is not None and not field.is_time:
+            labels[field.name] = int(line.text[begin:end])
     return {"v": records.VERSION, **labels, **_node(line), "src": {"offset": line.offset}, **parsed}
 
 

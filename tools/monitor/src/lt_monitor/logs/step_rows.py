@@ -1,7 +1,7 @@
-"""Step lines that were read by columns: those of one template, and all of a block.
+"""Step lines that were read by columns: those of one line template, and all of a block.
 
-As JSON they never become objects: a column is encoded at once and its texts are put into one template, which takes 2 microseconds
-a line where a dict and its encoding take 6.
+For JSON they never become Python objects: a column is encoded at once and its texts are put into one JSON template. That takes 2
+microseconds per line; a dict and its encoding take 6.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ class StepRows:
     def steps(self) -> Steps:
         """As columns by field, those of metrics under their own names."""
         columns = {
-            column.measure.field: values.astype(np.float64, copy=False)
+            column.field.name: values.astype(np.float64, copy=False)
             for column, values in zip(self.template.columns, self.values, strict=True)
-            if not column.measure.is_time
+            if not column.field.is_time
         }
         return Steps(columns.pop("step").astype(np.int64), columns, self.template.epoch_seconds(self.cells))
 
     def records(self, path: str, run: str) -> list[Record]:
         """The same records that reading each line alone gives."""
         rows = zip(*[self._listed(values) for values in self.values], strict=True)
-        fields = [(column.measure.field, column.measure.is_metric) for column in self.template.columns]
+        fields = [(column.field.name, column.field.is_metric) for column in self.template.columns]
         records = []
         for offset, row in zip(self.offsets.tolist(), rows, strict=True):
             record: Record = {"v": VERSION, "kind": "step", "run": run}
@@ -71,27 +71,27 @@ class StepRows:
             else:
                 texts.append(orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b","))
         texts.append(orjson.dumps(self.offsets, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b","))
-        return list(map(self._template(path, run).__mod__, zip(*texts, strict=True)))
+        return list(map(self._json_template(path, run).__mod__, zip(*texts, strict=True)))
 
-    def _template(self, path: str, run: str) -> bytes:
-        marks = [_Mark() for _ in self.values]
+    def _json_template(self, path: str, run: str) -> bytes:
+        placeholders = [_Placeholder() for _ in self.values]
         record: Record = {"v": VERSION, "kind": "step", "run": run}
-        for column, mark in zip(self.template.columns, marks, strict=True):
-            measure = column.measure
-            (record.setdefault("metrics", {}) if measure.is_metric else record)[measure.field] = mark
+        for column, placeholder in zip(self.template.columns, placeholders, strict=True):
+            field = column.field
+            (record.setdefault("metrics", {}) if field.is_metric else record)[field.name] = placeholder
         if self.template.node is not None:
             record["node"] = self.template.node
-        record["src"] = {"file": path, "offset": _Mark()}
-        encoded = orjson.dumps(record, default=lambda mark: _MARK)
-        template = encoded.replace(b"%", b"%%").replace(b'"' + _MARK.encode() + b'"', b"%b")
-        time = next((column.measure.field.encode() for column in self.template.columns if column.measure.is_time), None)
+        record["src"] = {"file": path, "offset": _Placeholder()}
+        encoded = orjson.dumps(record, default=lambda placeholder: _PLACEHOLDER)
+        template = encoded.replace(b"%", b"%%").replace(b'"' + _PLACEHOLDER.encode() + b'"', b"%b")
+        time = next((column.field.name.encode() for column in self.template.columns if column.field.is_time), None)
         return template if time is None else template.replace(b'"%b":%%b' % time, b'"%b":"%%b"' % time)
 
 
-_MARK = "\ue000 value \ue000"
+_PLACEHOLDER = "\ue000 value \ue000"
 
 
-class _Mark:
+class _Placeholder:
     """Stands for a value in a template."""
 
 
@@ -99,7 +99,7 @@ class _Mark:
 class StepBlock:
     """All step rows of a block in the order of the log. Steps may go back and repeat.
 
-    `stream_of` (int64) is the place in `streams` of each row's task, rank and node; None when no row has them.
+    `stream_of` (int64) is, for each row, the index in `streams` of its task, rank and node; None when no row has them.
     """
 
     rows: list[StepRows]
@@ -137,15 +137,15 @@ class StepBlock:
         """The values of one field (float64), NaN where a line has none."""
         parts = []
         for part in self.rows:
-            places = (place for place, column in enumerate(part.template.columns) if column.measure.field == field)
-            place = next(places, None)
-            parts.append(np.full(len(part.offsets), np.nan) if place is None else part.values[place].astype(np.float64))
+            indexes = (index for index, column in enumerate(part.template.columns) if column.field.name == field)
+            index = next(indexes, None)
+            parts.append(np.full(len(part.offsets), np.nan) if index is None else part.values[index].astype(np.float64))
         values = np.concatenate(parts)
         return values if self.order is None else values[self.order]
 
     def lines(self, path: str, run: str) -> list[bytes]:
         lines = [line for part in self.rows for line in part.lines(path, run)]
-        return lines if self.order is None else [lines[place] for place in self.order.tolist()]
+        return lines if self.order is None else [lines[index] for index in self.order.tolist()]
 
 
 def _streams(rows: list[StepRows]) -> tuple[list[Stream], np.ndarray | None]:

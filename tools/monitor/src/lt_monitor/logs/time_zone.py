@@ -1,10 +1,10 @@
-"""Which time zone a log without zones was written in, by the time of its file.
+"""The time zone of a log whose times have none, from the modification time of its file.
 
-Such times are read as local ones. A log of containers in UTC on a login node 8 hours ahead would look as if it hung for 8 hours,
-one of a zone behind would hide a hang. A line is written right after its time was taken, so where the last line of a log has a
-time that differs from the file's by whole quarters of an hour, and by a minute at most besides, the difference is that of the
-zones. A copied file may agree by accident (13% of those whose times are of the last 26 hours), so with a state only logs that
-grew are looked at. Other lines behind the last time would make any difference possible; such logs tell nothing.
+Times without a zone are read as local ones. For a log of containers in UTC on a login node 8 hours ahead that would look like a
+hang of 8 hours; in the other direction it would hide a hang. A line is written right after its time is taken. So where the time
+in the last line and the modification time of the file differ by a multiple of a quarter of an hour, to within a minute, that
+difference is the offset between the zones. A copied file may agree by accident (13% of those whose times are of the last 26
+hours), so with a state file only logs that grew are examined. Where the last line has no time, nothing can be concluded.
 """
 
 import datetime
@@ -18,16 +18,16 @@ from lt_shared.console import warn
 
 QUARTER_SECONDS = 900
 TOLERANCE_SECONDS = 60
-WIDEST_SECONDS = 26 * 3600
-LINE_BYTES = 1 << 16
+MAXIMUM_OFFSET_SECONDS = 26 * 3600
+TAIL_BYTES = 1 << 16
 
 
 def behind_seconds(path: str) -> float | None:
-    """How far the times in a log are behind this machine's zone; None where that cannot be told."""
+    """Seconds by which the times in a log are behind this machine's zone; None where the log does not show it."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
-        file.seek(max(0, status.st_size - LINE_BYTES))
-        tail = file.read(LINE_BYTES).replace(b"\r", b"\n").rstrip(b"\n")
+        file.seek(max(0, status.st_size - TAIL_BYTES))
+        tail = file.read(TAIL_BYTES).replace(b"\r", b"\n").rstrip(b"\n")
     line = tail[tail.rfind(b"\n") + 1 :]
     if line.lstrip().startswith(b"{"):
         return None
@@ -36,7 +36,7 @@ def behind_seconds(path: str) -> float | None:
     if not isinstance(time, str) or not is_local(time):
         return None
     difference = status.st_mtime - epoch_seconds(time)
-    if not abs(difference) <= WIDEST_SECONDS:
+    if not abs(difference) <= MAXIMUM_OFFSET_SECONDS:
         return None
     quarters = round(difference / QUARTER_SECONDS) * QUARTER_SECONDS
     return float(quarters) if abs(difference - quarters) <= TOLERANCE_SECONDS else None
@@ -47,7 +47,7 @@ def describe(seconds: float) -> str:
 
 
 class TimeZoneCorrection:
-    """Puts the times of one log right, and warns once where they lie in the future all the same."""
+    """Shifts the times of one log to this machine's zone, and warns once about times that are still in the future."""
 
     def __init__(self, path: str, behind: float, now: float):
         self._path = path
@@ -56,7 +56,7 @@ class TimeZoneCorrection:
         self._is_warned = False
 
     def correct(self, record: Record) -> Record:
-        """The record, with the time of this machine's zone when it had none."""
+        """The record, its time in this machine's zone when it had none."""
         time = record.get("time")
         if not isinstance(time, str) or not is_local(time):
             return record
@@ -64,8 +64,8 @@ class TimeZoneCorrection:
         if not self._is_warned and seconds > self._now + QUARTER_SECONDS - TOLERANCE_SECONDS:
             self._is_warned = True
             ahead = describe(-round((seconds - self._now) / QUARTER_SECONDS) * QUARTER_SECONDS)
-            remedy = "say the log's, e.g. TZ=UTC lt-monitor ..."
-            warn(f"{self._path}: its times are {ahead} this machine's clock and have no zone: {remedy}")
+            remedy = "set the log's time zone, e.g. TZ=UTC lt-monitor ..."
+            warn(f"{self._path}: its times have no time zone and are {ahead} this machine's clock: {remedy}")
         if not self._behind or not 0 < seconds < 1e11:
             return record
         return {**record, "time": datetime.datetime.fromtimestamp(seconds).isoformat()}

@@ -29,12 +29,12 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
     moment = time.time() if now is None else now
     if output != STANDARD_OUTPUT and not output.endswith(".prom"):
         raise UsageError(f"{output}: node_exporter reads only files whose names end in .prom")
-    state = None if output == STANDARD_OUTPUT else f"{output}.state"
+    state_file = None if output == STANDARD_OUTPUT else f"{output}.state"
     times = PlausibleTimes(moment)
-    with CommandState.open(state, "prom", patterns) as memory:
-        memory.feed(lambda record: state_of(memory.runs, record["run"]).take(times.checked(record), moment))
+    with CommandState.open(state_file, "prom", patterns) as state:
+        state.feed(lambda record: state_of(state.runs, record["run"]).take(times.checked(record), moment))
         times.warn()
-        text = exposition.render(memory.runs.values(), moment, known or Known())
+        text = exposition.render(state.runs.values(), moment, known or Known())
         if output == STANDARD_OUTPUT:
             sys.stdout.write(text)
         else:
@@ -42,4 +42,4 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
                 file.write(text.encode())
                 # node_exporter runs as another user, whatever the umask here.
                 os.fchmod(file.fileno(), MODE)
-        memory.save()
+        state.save()

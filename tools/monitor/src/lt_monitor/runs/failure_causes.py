@@ -72,8 +72,8 @@ def _finding(state: RunState, group: Sequence[Record]) -> Finding:
     elif where:
         message = f"{where}: {message}"
     # Without steps to tell one failure from the next, the line does.
-    place = step if step is not None or state.arguments else f"{first['src']['file']}:{first['src'].get('offset')}"
-    key = f"{name}:{first.get('xid', '')}:{len(state.attempts)}:{place}"
+    where_in_run = step if step is not None or state.arguments else f"{first['src']['file']}:{first['src'].get('offset')}"
+    key = f"{name}:{first.get('xid', '')}:{len(state.attempts)}:{where_in_run}"
     return Finding(name, worst(fault["severity"] for fault in group), state.run, key, message, fields)
 
 

@@ -1,7 +1,7 @@
 """How far the records of a log were taken, and which of them come again.
 
 In `scrape | alert` each of the two has a state of its own. When the pipe breaks, scrape says the same records in its next pass,
-and alert may have taken some of them. They are known by how the pass begins: at the same place with the same record. A log that
+and alert may have taken some of them. They are known by how the pass begins: at the same offset with the same record. A log that
 was overwritten may begin like the one before, with the same arguments; its note `replaced` comes first and tells the two apart.
 """
 
@@ -33,21 +33,21 @@ class LogState:
 
     def is_repeated(self, record: Record, first: bool) -> bool:
         """Whether this record was taken before; otherwise it is now. `first`: it is the first one of this log in a pass."""
-        place_in_log = record["src"].get("offset")
-        offset = place_in_log if type(place_in_log) is int else 0
-        place = [offset, _digest(record)] if first or self.head is None else None
-        if record["kind"] == "note" and record.get("note") == "replaced" and not (first and self.head and place == self.batch):
-            self.offset, self.head, self.batch, self.repeats = -1, None, place, False
+        recorded_offset = record["src"].get("offset")
+        offset = recorded_offset if type(recorded_offset) is int else 0
+        identity = [offset, _digest(record)] if first or self.head is None else None
+        if record["kind"] == "note" and record.get("note") == "replaced" and not (first and self.head and identity == self.batch):
+            self.offset, self.head, self.batch, self.repeats = -1, None, identity, False
             return False
         if self.head is None:
-            self.head = place
-            self.batch = place if first else self.batch
+            self.head = identity
+            self.batch = identity if first else self.batch
         elif first:
-            self.repeats = offset <= self.offset and place in (self.head, self.batch)
+            self.repeats = offset <= self.offset and identity in (self.head, self.batch)
             if not self.repeats:
-                self.batch = place
+                self.batch = identity
                 if offset <= self.offset:
-                    self.head = place
+                    self.head = identity
         if self.repeats and offset <= self.offset:
             return True
         self.repeats = False

@@ -89,7 +89,7 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
 def join_by_checkpoints(runs: Sequence[Run]) -> list[Run]:
     """Make one run of jobs that were submitted again and log into a new file each (`jobs_of_one_run`), named after the first."""
     jobs = [Job(_checkpoint_directory(run), _resumed_at(run) == 0, _begin_time(run)) for run in runs]
-    groups = [[runs[place] for place in places] for places in jobs_of_one_run(jobs)]
+    groups = [[runs[index] for index in indexes] for indexes in jobs_of_one_run(jobs)]
     return [group[0] if len(group) == 1 else _run(group[0].name, [run.attempts for run in group]) for group in groups]
 
 
@@ -103,24 +103,24 @@ class Job:
 
 
 def jobs_of_one_run(jobs: Sequence[Job]) -> list[list[int]]:
-    """The places of jobs that continue each other: they save into the same directory, and the later one went on from a step.
+    """Indexes of the jobs of each run: they save into the same directory, and each later one resumed from a step.
 
     They are in the order in which they began, in the given order where a log has no times. A job that began from scratch is a run
     of its own, though it may have used the directory again.
     """
     by_directory: dict[str | int, list[int]] = {}
-    for place, job in enumerate(jobs):
-        by_directory.setdefault(place if job.directory is None else job.directory, []).append(place)
+    for index, job in enumerate(jobs):
+        by_directory.setdefault(index if job.directory is None else job.directory, []).append(index)
     groups: list[list[int]] = []
-    for places in by_directory.values():
-        begins = {place: jobs[place].begin_time for place in places}
+    for indexes in by_directory.values():
+        begins = {index: jobs[index].begin_time for index in indexes}
         if None not in begins.values():
-            places = sorted(places, key=lambda place: begins[place] or 0.0)
+            indexes = sorted(indexes, key=lambda index: begins[index] or 0.0)
         groups.append([])
-        for place in places:
-            if groups[-1] and jobs[place].is_from_scratch:
+        for index in indexes:
+            if groups[-1] and jobs[index].is_from_scratch:
                 groups.append([])
-            groups[-1].append(place)
+            groups[-1].append(index)
     return sorted(groups, key=min)
 
 
@@ -178,19 +178,19 @@ def _guessed_resume(attempt: Attempt, earlier: Sequence[Attempt], interval: int)
 def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:
     """The attempts of two logs of one run in order. Those that are the same one become one."""
     merged = list(attempts)
-    place = 0
+    position = 0
     for other in others:
-        same = next((index for index in range(place, len(merged)) if _is_same(merged[index], other)), None)
+        same = next((index for index in range(position, len(merged)) if _is_same(merged[index], other)), None)
         if same is not None:
             merged[same] = _union(merged[same], other)
-            place = same + 1
+            position = same + 1
             continue
         if other.begin_time is not None:
-            place = sum(one.begin_time is None or one.begin_time <= other.begin_time for one in merged)
+            position = sum(one.begin_time is None or one.begin_time <= other.begin_time for one in merged)
         else:
-            place = len(merged)
-        merged.insert(place, other)
-        place += 1
+            position = len(merged)
+        merged.insert(position, other)
+        position += 1
     return merged
 
 

@@ -69,9 +69,9 @@ def _faults(attempt: Attempt) -> list[Annotation]:
         step = fault_step(fault, attempt)
         if fault["severity"] != "info" and step is not None:
             by_step.setdefault(step, []).append(fault)
-    places = np.array_split(sorted(by_step), min(FAULT_GROUPS, len(by_step)) or 1)
+    groups = np.array_split(sorted(by_step), min(FAULT_GROUPS, len(by_step)) or 1)
     return [
-        _fault_mark(int(steps[0]), [fault for step in steps for fault in by_step[int(step)]]) for steps in places if len(steps)
+        _fault_mark(int(steps[0]), [fault for step in steps for fault in by_step[int(step)]]) for steps in groups if len(steps)
     ]
 
 

@@ -80,7 +80,7 @@ def _joined(runs: Sequence[RunState]) -> list[list[RunState]]:
         )
         for run in runs
     ]
-    return [[runs[place] for place in places] for places in jobs_of_one_run(jobs)]
+    return [[runs[index] for index in indexes] for indexes in jobs_of_one_run(jobs)]
 
 
 def _goodput(group: Sequence[RunState], price: float | None, gpus: int | None) -> Goodput:

@@ -214,7 +214,7 @@ def _rate(summary: Summary) -> str:
 
 
 class _Spark:
-    """A sparkline as wide as the place that it gets."""
+    """A sparkline as wide as its table cell."""
 
     def __init__(self, curve: Series, style: str):
         self.curve = curve

@@ -1,7 +1,7 @@
-"""The formats of log lines, a module for each trainer or source of failures.
+"""The formats of log lines, one module for each trainer or source of faults.
 
-A parser takes a `lines.Line` and returns what it says, or None: `StepLine` for a training step, else a record with `kind` and
-fields. `table.PARSERS` says which parsers look at a line.
+A parser takes a `lines.Line` and returns a `StepLine` for a training step, a record with `kind` and fields for another event, or
+None. `table.PARSERS` says which parsers a line goes to.
 """
 
 import re
@@ -14,7 +14,7 @@ from lt_monitor.logs.lines import Line
 
 
 class StepLine(NamedTuple):
-    """A step line: where its values are."""
+    """A training step's line: where its values are."""
 
     values: list[Value]
 
@@ -39,7 +39,7 @@ def note(line: Line, name: str, fields: Record, begin: int | None = None) -> Rec
 
 
 def last_match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
-    """The last place where a pattern matches: a line that a dying process left unfinished may stand before it."""
+    """The last match of a pattern: an unfinished line of a process that died may come before it."""
     found = None
     for match in pattern.finditer(text):
         found = match

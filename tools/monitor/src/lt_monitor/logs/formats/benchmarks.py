@@ -4,7 +4,7 @@ import json
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import Measure, Value
+from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.formats import StepLine, note
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
@@ -20,12 +20,12 @@ _WANDB = re.compile(
     rb"|Run (?P<summary>summary):|(?P<sync>wandb sync) (?P<directory>\S{1,500}))"
 )
 
-_NANOCHAT_MEASURES = {
-    b"dt": Measure("step_seconds", divisor=1000.0),
-    b"tok/sec": Measure("tokens_per_second"),
-    b"bf16_mfu": Measure("mfu", divisor=100.0),
-    b"mfu": Measure("mfu", divisor=100.0),
-    b"epoch": Measure("epoch", whole=True),
+_NANOCHAT_FIELDS = {
+    b"dt": Field("step_seconds", divisor=1000.0),
+    b"tok/sec": Field("tokens_per_second"),
+    b"bf16_mfu": Field("mfu", divisor=100.0),
+    b"mfu": Field("mfu", divisor=100.0),
+    b"epoch": Field("epoch", is_count=True),
 }
 
 
@@ -60,14 +60,14 @@ def nanochat(line: Line) -> StepLine | None:
     if match is None:
         return None
     values: list[Value] = [
-        (Measure("step", whole=True), *match.span("step")),
-        (Measure("total_steps", whole=True), *match.span("total")),
+        (Field("step", is_count=True), *match.span("step")),
+        (Field("total_steps", is_count=True), *match.span("total")),
         (None, *match.span("share")),
-        (Measure("loss"), *match.span("loss")),
+        (Field("loss"), *match.span("loss")),
         (None, *match.span("pairs")),
     ]
     for pair in _NANOCHAT_PAIR.finditer(line.text, *match.span("pairs")):
-        values.append((_NANOCHAT_MEASURES[pair["key"]], *pair.span("value")))
+        values.append((_NANOCHAT_FIELDS[pair["key"]], *pair.span("value")))
     return StepLine([*values, *line.labels])
 
 

@@ -7,7 +7,7 @@ iteration was skipped or its loss is not a number. The patterns of what lt-train
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import TIME, Measure, Value, decimal
+from lt_monitor.logs.fields import TIME, Field, Value, decimal
 from lt_monitor.logs.formats import StepLine, fault, note
 from lt_monitor.logs.lines import Line
 from lt_shared import run_log
@@ -48,18 +48,18 @@ _CHECKPOINTS = (
 )
 _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving async checkpoint")
 
-_STEP_NUMBER = Measure("step", whole=True)
-_TOTAL = Measure("total_steps", whole=True)
+_STEP_NUMBER = Field("step", is_count=True)
+_TOTAL = Field("total_steps", is_count=True)
 # What lt-train prints, then what only Megatron-LM and its forks do.
-_MEASURES: dict[bytes, Measure | None] = {
-    **{key.encode(): Measure(pair.field, pair.is_count, pair.divisor, pair.factor) for key, pair in run_log.STEP_PAIRS.items()},
-    b"energy per GPU (J/iter/GPU)": Measure("energy_joules"),
-    b"power per GPU (W/GPU)": Measure("power_watts"),
-    b"params norm": Measure("params_norm"),
-    b"num zeros": Measure("zeros"),
-    b"skipped samples": Measure("skipped_samples", whole=True),
-    b"samples/sec": Measure("samples_per_second"),
-    b"s samples/sec": Measure("samples_per_second"),
+_FIELDS: dict[bytes, Field | None] = {
+    **{key.encode(): Field(pair.field, pair.is_count, pair.divisor, pair.factor) for key, pair in run_log.STEP_PAIRS.items()},
+    b"energy per GPU (J/iter/GPU)": Field("energy_joules"),
+    b"power per GPU (W/GPU)": Field("power_watts"),
+    b"params norm": Field("params_norm"),
+    b"num zeros": Field("zeros"),
+    b"skipped samples": Field("skipped_samples", is_count=True),
+    b"samples/sec": Field("samples_per_second"),
+    b"s samples/sec": Field("samples_per_second"),
     b"iteration time": None,
 }
 
@@ -73,8 +73,8 @@ def step(line: Line) -> StepLine | None:
     values: list[Value] = [(_STEP_NUMBER, *head.span("step")), (_TOTAL, *head.span("total"))]
     for pair in pairs:
         key = pair["key"]
-        measure = _MEASURES[key] if key in _MEASURES else Measure(key.decode(errors="replace"), is_metric=True)
-        values.append((measure, *pair.span("value")))
+        field = _FIELDS[key] if key in _FIELDS else Field(key.decode(errors="replace"), is_metric=True)
+        values.append((field, *pair.span("value")))
         if not pair["rest"].isspace():
             values.append((None, *pair.span("rest")))
     own = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]

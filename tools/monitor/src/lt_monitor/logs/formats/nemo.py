@@ -7,7 +7,7 @@ are merged later. The bar's own count is not used, its total is, and what it say
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import Measure, Value
+from lt_monitor.logs.fields import Field, Value
 from lt_monitor.logs.formats import StepLine, last_match
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
@@ -33,30 +33,30 @@ _NXD_STEP = re.compile(
 )
 
 # Only the first epoch's count of steps is the run's.
-_EPOCH = Measure("epoch", whole=True, is_constant=True)
-_TOTAL = Measure("total_steps", whole=True)
-_STEP_SECONDS = Measure("step_seconds")
-_STEPS_PER_SECOND = Measure("step_seconds", is_rate=True)
-_MEASURES = {
-    b"global_step": Measure("step", whole=True),
-    b"reduced_train_loss": Measure("loss"),
-    b"lr": Measure("learning_rate"),
-    b"consumed_samples": Measure("consumed_samples", whole=True),
-    b"global_batch_size": Measure("global_batch_size", whole=True),
+_EPOCH = Field("epoch", is_count=True, is_constant=True)
+_TOTAL = Field("total_steps", is_count=True)
+_STEP_SECONDS = Field("step_seconds")
+_STEPS_PER_SECOND = Field("step_seconds", is_rate=True)
+_FIELDS = {
+    b"global_step": Field("step", is_count=True),
+    b"reduced_train_loss": Field("loss"),
+    b"lr": Field("learning_rate"),
+    b"consumed_samples": Field("consumed_samples", is_count=True),
+    b"global_batch_size": Field("global_batch_size", is_count=True),
     b"train_step_timing in s": _STEP_SECONDS,
-    b"gradient_norm": Measure("grad_norm"),
-    b"grad_norm": Measure("grad_norm"),
-    b"parameter_norm": Measure("params_norm"),
-    b"throughput": Measure("samples_per_second"),
-    b"TFLOPS_per_GPU": Measure("tflops_per_gpu"),
+    b"gradient_norm": Field("grad_norm"),
+    b"grad_norm": Field("grad_norm"),
+    b"parameter_norm": Field("params_norm"),
+    b"throughput": Field("samples_per_second"),
+    b"TFLOPS_per_GPU": Field("tflops_per_gpu"),
     b"v_num": None,
 }
-_NXD_MEASURES = {
-    "step": Measure("step", whole=True),
+_NXD_FIELDS = {
+    "step": Field("step", is_count=True),
     "seconds": _STEP_SECONDS,
-    "throughput": Measure("samples_per_second"),
-    "loss": Measure("loss"),
-    "grad_norm": Measure("grad_norm"),
+    "throughput": Field("samples_per_second"),
+    "loss": Field("loss"),
+    "grad_norm": Field("grad_norm"),
 }
 
 
@@ -78,16 +78,16 @@ def step(line: Line) -> StepLine | None:
     pairs = {pair["key"].strip(): pair.span("value") for pair in pattern.finditer(text, rest)}
     if b"global_step" not in pairs:
         return None
-    values.insert(0, (_MEASURES[b"global_step"], *pairs.pop(b"global_step")))
+    values.insert(0, (_FIELDS[b"global_step"], *pairs.pop(b"global_step")))
     if b"loss" in pairs and b"reduced_train_loss" in pairs:
         # Lightning's own running mean.
         del pairs[b"loss"]
     if pattern is _BAR_PAIRS:
         values += _bar_speed(text, head.end(), int(head["epoch"]) == 0, b"train_step_timing in s" not in pairs)
     for key, span in pairs.items():
-        known = key in _MEASURES
-        measure = _MEASURES[key] if known else Measure(key.decode(), is_metric=True)
-        values.append((Measure("loss") if key == b"loss" else measure, *span))
+        known = key in _FIELDS
+        field = _FIELDS[key] if known else Field(key.decode(), is_metric=True)
+        values.append((Field("loss") if key == b"loss" else field, *span))
     return StepLine([*values, *line.labels])
 
 
@@ -96,11 +96,11 @@ def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool
     bar = _BAR_SPEED.search(text, begin)
     if bar is None:
         return []
-    measure = _STEP_SECONDS if bar["unit"] == b"s/it" else _STEPS_PER_SECOND
+    field = _STEP_SECONDS if bar["unit"] == b"s/it" else _STEPS_PER_SECOND
     values: list[Value] = [(None, *bar.span(name)) for name in ("percent", "position", "elapsed", "left")]
     values.append((_TOTAL if is_first_epoch else None, *bar.span("total")))
     if bar["number"] is not None:
-        values.append((measure if is_only_time else None, *bar.span("number")))
+        values.append((field if is_only_time else None, *bar.span("number")))
     return values
 
 
@@ -108,7 +108,7 @@ def nxd_step(line: Line) -> StepLine | None:
     match = _NXD_STEP.search(line.text)
     if match is None:
         return None
-    values: list[Value] = [(measure, *match.span(name)) for name, measure in _NXD_MEASURES.items() if match[name] is not None]
+    values: list[Value] = [(field, *match.span(name)) for name, field in _NXD_FIELDS.items() if match[name] is not None]
     return StepLine([*values, *line.labels])
 
 

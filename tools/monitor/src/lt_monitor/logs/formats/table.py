@@ -1,7 +1,7 @@
-"""Which lines are looked at by which parser: the one table of keywords.
+"""Which parser reads which lines: the one table of keywords.
 
 Keywords are at least seven bytes long (see `prefilter`). A line goes to the parsers of all keywords in it, in the order of this
-table, until one of them knows it.
+table, until one of them recognises it.
 """
 
 from lt_monitor.logs.formats import Parser, benchmarks, devices, jobs, megatron, nccl, nemo, process_exits, torchtitan
@@ -54,9 +54,9 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
 
 
 def keywords() -> dict[bytes, list[int]]:
-    """Each keyword with the ranks of its parsers in `PARSERS`."""
-    ranks: dict[bytes, list[int]] = {}
-    for rank, (_, words) in enumerate(PARSERS):
+    """Each keyword with the indexes of its parsers in `PARSERS`."""
+    parsers: dict[bytes, list[int]] = {}
+    for index, (_, words) in enumerate(PARSERS):
         for word in words:
-            ranks.setdefault(word, []).append(rank)
-    return ranks
+            parsers.setdefault(word, []).append(index)
+    return parsers

@@ -8,7 +8,7 @@ import ast
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import Measure, Value, decimal
+from lt_monitor.logs.fields import Field, Value, decimal
 from lt_monitor.logs.formats import StepLine, last_match, note
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
@@ -34,15 +34,15 @@ _CONFIGURATION = re.compile(rb"Running with (?:args|configs?): (?P<literal>\{.{1
 _WORLD = re.compile(rb"Building \d-D device mesh with \[.{1,200}?\], \[(?P<sizes>[\d, ]{1,80})\]")
 _PARAMETERS = re.compile(rb"size: (?P<parameters>[\d,]{1,20}) total parameters")
 
-_MEASURES = {
-    "step": Measure("step", whole=True),
-    "loss": Measure("loss"),
-    "grad_norm": Measure("grad_norm"),
-    "memory": Measure("memory_bytes", whole=True, factor=float(GIB)),
+_FIELDS = {
+    "step": Field("step", is_count=True),
+    "loss": Field("loss"),
+    "grad_norm": Field("grad_norm"),
+    "memory": Field("memory_bytes", is_count=True, factor=float(GIB)),
     "share": None,
-    "tps": Measure("tokens_per_second_per_gpu"),
-    "tflops": Measure("tflops_per_gpu"),
-    "mfu": Measure("mfu", divisor=100.0),
+    "tps": Field("tokens_per_second_per_gpu"),
+    "tflops": Field("tflops_per_gpu"),
+    "mfu": Field("mfu", divisor=100.0),
 }
 _MEGATRON_NAMES = {
     b"local batch size": "micro_batch_size",
@@ -70,15 +70,15 @@ def step(line: Line) -> StepLine | Record | None:
     match = last_match(_STEP, line.text)
     if match is None:
         return None
-    values: list[Value] = [(measure, *match.span(name)) for name, measure in _MEASURES.items() if match[name] is not None]
+    values: list[Value] = [(field, *match.span(name)) for name, field in _FIELDS.items() if match[name] is not None]
     if match["validate"] is None:
         return StepLine([*values, *line.labels])
-    loss = _MEASURES["loss"]
+    loss = _FIELDS["loss"]
     assert loss is not None
     record = {"kind": "eval", "step": int(match["step"]), "loss": loss.read(match["loss"]), "split": "validation"}
-    for measure, begin, end in values:
-        if measure is not None and measure.field not in record:
-            record[measure.field] = measure.read(line.text[begin:end])
+    for field, begin, end in values:
+        if field is not None and field.name not in record:
+            record[field.name] = field.read(line.text[begin:end])
     return record
 
 
