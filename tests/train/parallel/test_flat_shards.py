@@ -52,7 +52,7 @@ def test_ranges_of_elements_cover_a_parameter_once(rows: int, columns: int, bord
     ends = sorted({0, *(min(border, weight.numel()) for border in borders), weight.numel()})
     boxes = []
     for first, last in itertools.pairwise(ends):
-        of_range = list(flat_shards.cut(flat_shards.places(entry), weight.detach().view(-1)[first:last], first))
+        of_range = list(flat_shards.cut(flat_shards.flat_slices(entry), weight.detach().view(-1)[first:last], first))
         assert len(of_range) <= 3
         boxes += of_range
     whole = assembled([flat_shards.for_checkpoint(box) for box in boxes], (LAYERS, *weight.shape))
@@ -67,7 +67,7 @@ def test_a_range_over_both_matrices_of_swiglu_is_cut_between_them(border: int) -
     ranks, boxes = 2, []
     for rank in range(ranks):
         weight = parameter(8, 3)
-        found = flat_shards.places(swiglu_entry(weight, rank, ranks))
+        found = flat_shards.flat_slices(swiglu_entry(weight, rank, ranks))
         for first, last in ((0, border), (border, 24)):
             boxes += list(flat_shards.cut(found, weight.detach().view(-1)[first:last], first))
     whole = assembled([flat_shards.for_checkpoint(box) for box in boxes], (LAYERS, 16, 3))[1]
@@ -78,6 +78,6 @@ def test_a_range_over_both_matrices_of_swiglu_is_cut_between_them(border: int) -
 def test_boxes_are_views_so_that_loading_fills_the_rank_s_memory() -> None:
     weight = parameter(4, 3)
     entry = ShardedTensor.from_rank_offsets("weight", weight, replica_id=(0, 0, 0))
-    for box in flat_shards.cut(flat_shards.places(entry), weight.detach().view(-1)[2:11], 2):
+    for box in flat_shards.cut(flat_shards.flat_slices(entry), weight.detach().view(-1)[2:11], 2):
         flat_shards.for_checkpoint(box, "optimizer.state.param.").data.fill_(-1)
     assert weight.detach().view(-1).tolist() == [0, 1, *[-1] * 9, 11]

@@ -7,7 +7,7 @@ it, and any other split reads it.
 
 megatron-core's `fully_reshardable` form has the same names and reads the same, but every rank gathers the state of all
 data-parallel ranks in host memory for it, 12 bytes per parameter. And with more than one bucket it removes the padding between
-buckets and then looks parameters up at their padded places: 0.16 and 0.19 save the state of other weights under a parameter's
+buckets and then looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's
 name, without a message, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
 """
 
@@ -26,36 +26,39 @@ Entry: TypeAlias = ShardedTensor | ShardedTensorFactory
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """The elements of a parameter from `start` on are those of `tensor` (without data), which is placed in the whole model."""
+class FlatSlice:
+    """The elements of the flattened parameter from `start` on are those of `tensor`, which has no data.
+
+    `tensor` says which part of which tensor of the whole model they are.
+    """
 
     start: int
     tensor: ShardedTensor
 
 
-def places(entry: Entry) -> list[Place]:
-    """Where a parameter belongs: to one tensor of the model, or rows of it to several, as with SwiGLU's two matrices."""
+def flat_slices(entry: Entry) -> list[FlatSlice]:
+    """The slices of a parameter: one for a tensor of the model, or several of rows, as with SwiGLU's two matrices."""
     parts = [entry] if isinstance(entry, ShardedTensor) else nested_values(entry.build())
     found = []
     for part in parts:
         assert part.data.stride() == entry.data.stride(), f"{entry.key} is not split by rows"
-        found.append(Place(part.data.storage_offset() - entry.data.storage_offset(), part.without_data()))
+        found.append(FlatSlice(part.data.storage_offset() - entry.data.storage_offset(), part.without_data()))
     return found
 
 
-def cut(belonging: Iterable[Place], share: torch.Tensor, first: int) -> Iterator[ShardedTensor]:
+def cut(slices: Iterable[FlatSlice], share: torch.Tensor, first: int) -> Iterator[ShardedTensor]:
     """`share`, the parameter's elements from `first` on in one dimension, as views of the shapes that checkpoints are made of."""
-    for place in belonging:
-        start, end = max(place.start, first), min(place.start + math.prod(place.tensor.local_shape), first + len(share))
-        width = math.prod(place.tensor.local_shape[1:])
+    for part in slices:
+        start, end = max(part.start, first), min(part.start + math.prod(part.tensor.local_shape), first + len(share))
+        width = math.prod(part.tensor.local_shape[1:])
         while start < end:
-            row, column = divmod(start - place.start, width)
+            row, column = divmod(start - part.start, width)
             if column or end - start < width:
                 rows, columns = 1, min(width - column, end - start)
             else:
                 rows, columns = (end - start) // width, width
             data = share[start - first : start - first + rows * columns]
-            yield _box(place.tensor, data, row, rows, column, columns)
+            yield _box(part.tensor, data, row, rows, column, columns)
             start += rows * columns
 
 
@@ -74,12 +77,12 @@ def _box(whole: ShardedTensor, data: torch.Tensor, row: int, rows: int, column: 
         local_shape=tuple(shape),
         global_offset=tuple(offset),
         axis_fragmentations=None,
-        replica_id=(*whole.replica_id[:-1], _instance()),
+        replica_id=(*whole.replica_id[:-1], _replica()),
     )
 
 
-def _instance() -> int:
-    """Which of the copies of the sharded state this rank has a part of."""
+def _replica() -> int:
+    """The index of the replica of the sharded optimizer state that this rank has a part of."""
     if not parallel_state.get_inter_distributed_optimizer_instance_group(check_initialized=False):
         return 0
     return int(parallel_state.get_inter_distributed_optimizer_instance_group().rank())
@@ -99,15 +102,15 @@ def entries(sharded: Any) -> Iterator[Entry]:
 
 
 def save_own_shards(optimizer: DistributedOptimizer) -> None:
-    """Let `optimizer` save and load what this rank has of the state, in place of megatron-core's gathering."""
+    """Let `optimizer` save and load what this rank has of the state, instead of gathering it as megatron-core does."""
 
     def sharded_state(model: Any, is_loading: bool = False, metadata: Any = None) -> dict[str, dict[str, ShardedTensor]]:
-        belonging = {id(entry.data): places(entry) for entry in entries(model)}
+        slices = {id(entry.data): flat_slices(entry) for entry in entries(model)}
         saved: dict[str, dict[str, ShardedTensor]] = {}
         for index, (parameter, first) in enumerate(_own_ranges(optimizer)):
             for name, share in optimizer._get_main_param_and_optimizer_states(parameter).items():
                 if name != "step":
-                    boxes = cut(belonging[id(parameter)], share.detach(), first)
+                    boxes = cut(slices[id(parameter)], share.detach(), first)
                     saved[f"{index}.{name}"] = {
                         str(number): for_checkpoint(box, f"optimizer.state.{name}.") for number, box in enumerate(boxes)
                     }

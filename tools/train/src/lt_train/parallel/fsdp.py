@@ -3,12 +3,13 @@
 torch's fully_shard gathers one layer at a time in the precision of the forward pass and returns its gradients as float32 shards,
 summed and divided by the number of ranks. What stays on a rank are 16 bytes per parameter, divided by the ranks, and a gathered
 layer or two. The price beside the distributed optimizer is another gathering of the weights in the backward pass, for each micro
-batch. With several instances, each is a group of ranks that has the whole model, and gradients are summed among them besides.
+batch. With several replicas (HSDP), the ranks of each replica together have the whole model, and gradients are also reduced
+across replicas.
 
 megatron-core's own wrapper of fully_shard keeps weights and gradients in bfloat16, saves only shapes that the ranks divide, and
 takes its mesh for CUDA's; its megatron_fsdp does not run without CUDA and saves in a format of its own. Here, the optimizer and
-megatron-core's gradient hooks see plain local tensors, and checkpoints are those of the distributed optimizer: a run may go on
-under either.
+megatron-core's gradient hooks see plain local tensors, and checkpoints are those of the distributed optimizer: a run may resume
+with either.
 """
 
 import contextlib
@@ -38,16 +39,16 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
     `dtype` is that of the forward and backward pass and of the weights in checkpoints.
     """
 
-    def __init__(self, config: TransformerConfig, model: GPTModel, dtype: torch.dtype, device: torch.device, instances: int):
+    def __init__(self, config: TransformerConfig, model: GPTModel, dtype: torch.dtype, device: torch.device, replicas: int):
         super().__init__(config=config, module=model)
         self.ddp_config = DistributedDataParallelConfig()
         self.dtype = dtype
-        self.places = {
-            name: flat_shards.places(entry)
+        self.slices = {
+            name: flat_shards.flat_slices(entry)
             for name, entry in model.sharded_state_dict().items()
             if isinstance(entry, flat_shards.Entry) and entry.data is not None
         }
-        self.mesh = _mesh(device, instances)
+        self.mesh = _mesh(device, replicas)
         marks = _shard(model, self.mesh, dtype, device)
         self.sharded: dict[str, Any] = dict(model.named_parameters())  # of torch's DTensor
         self.shards: dict[str, torch.nn.Parameter] = {}
@@ -63,7 +64,7 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients are summed within an instance for each micro batch, among instances only for the last."""
+        """Gradients are reduced within a replica for each micro batch, and across replicas (HSDP) only for the last."""
         root = self.module
         assert isinstance(root, FSDPModule)
         root.set_requires_all_reduce(False)
@@ -89,12 +90,12 @@ class FullySharded(_BaseDataParallel):  # type: ignore[misc]
         With each comes a name that is its own on this rank.
         """
         ranks, rank = self.mesh.size(-1), self.mesh.get_local_rank(self.mesh.ndim - 1)
-        for name, belonging in self.places.items():
+        for name, slices in self.slices.items():
             data = value(self.shards[name])
             whole = self.sharded[name].shape
             # As torch.chunk divides: the last ranks may have fewer rows, or none.
             first = rank * math.ceil(whole[0] / ranks) * math.prod(whole[1:])
-            for number, tensor in enumerate(flat_shards.cut(belonging, data.view(-1), first)):
+            for number, tensor in enumerate(flat_shards.cut(slices, data.view(-1), first)):
                 yield f"{name}.{number}", tensor
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, ShardedTensor]:
@@ -160,15 +161,15 @@ class ShardOptimizer(FP32Optimizer):  # type: ignore[misc]
                 moments["step"].fill_(step)
 
 
-def _mesh(device: torch.device, instances: int) -> DeviceMesh:
-    """The ranks that have the same part of the model otherwise: [ranks], or [instances, ranks of an instance]."""
+def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
+    """The ranks with the same tensor and pipeline parallel part of the model: [shards], or with HSDP [replicas, shards]."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    if instances == 1:
+    if replicas == 1:
         return DeviceMesh.from_group(group, device.type)
     within = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
     among = parallel_state.get_inter_distributed_optimizer_instance_group()
-    ranks = torch.tensor(torch.distributed.get_process_group_ranks(group)).view(instances, -1)
-    return DeviceMesh.from_group([among, within], device.type, mesh=ranks, mesh_dim_names=("instance", "shard"))
+    ranks = torch.tensor(torch.distributed.get_process_group_ranks(group)).view(replicas, -1)
+    return DeviceMesh.from_group([among, within], device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _shard(model: GPTModel, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device) -> dict[str, dict[str, Any]]:
