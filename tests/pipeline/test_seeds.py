@@ -179,9 +179,9 @@ def test_sizes_in_the_environment_of_one_job_file(
     lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
     choice = layout_table.on_cluster(options | lists | {"mock_data": True, "eval_iters": 0, "split": None}, P5)
     assert choice.best.fits
-    assert choice.best.plan.architecture.parameters(51200) == pytest.approx(billions * 1e9, abs=0.05e9)
+    assert choice.best.config.architecture.parameters(51200) == pytest.approx(billions * 1e9, abs=0.05e9)
     if layout:
-        assert choice.best.plan.parallelism.tensor == 8
+        assert choice.best.config.parallelism.tensor == 8
 
 
 def test_every_page_is_linked() -> None:

@@ -11,7 +11,7 @@ from lt_shared import indexed_dataset
 from lt_shared.manifest import Dataset
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import training_datasets
-from lt_train.planner.resolve import resolve
+from lt_train.planner.resolve import resolve_run_config
 
 VOCABULARY = 100
 EOD = VOCABULARY - 1
@@ -33,7 +33,7 @@ def plan(*arguments: str, datasets: tuple[Dataset, ...] | None = None) -> RunCon
     sizes = ("--model", "tiny", "--device", "cpu", "--vocab-size", str(VOCABULARY))
     context = command.make_context("lt-train", [*sizes, *arguments])
     options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
-    return resolve(options, training_datasets(context.params["data"], options) if datasets is None else datasets)
+    return resolve_run_config(options, training_datasets(context.params["data"], options) if datasets is None else datasets)
 
 
 def with_blend(plan: RunConfig, **lists: tuple[Dataset, ...]) -> RunConfig:

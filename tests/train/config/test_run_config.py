@@ -14,7 +14,7 @@ from lt_shared.manifest import Dataset
 from lt_train.config.checks import problems
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import split_shares
-from lt_train.planner.resolve import resolve
+from lt_train.planner.resolve import resolve_run_config
 
 BAD_CONFIGURATIONS = {
     "heads by tensor parallel": (
@@ -163,7 +163,7 @@ def test_plan_travels_to_the_ranks_unchanged(dataset: Dataset) -> None:
 
     context = click_command.make_context("lt-train", [*SMALL, "--model", "llama3.1-8b", "--seq-length", "64", dataset.prefix])
     options = {key: value for key, value in context.params.items() if key not in ("data", "dry_run")}
-    plan = resolve(options, (dataset,))
+    plan = resolve_run_config(options, (dataset,))
     assert RunConfig.from_json(plan.to_json()) == plan
 
 

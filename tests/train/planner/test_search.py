@@ -18,7 +18,7 @@ from lt_train.config import cluster
 from lt_train.config.checks import problems
 from lt_train.config.cluster import GPUS, Cluster
 from lt_train.planner import memory_estimate, search
-from lt_train.planner.resolve import resolve
+from lt_train.planner.resolve import resolve_run_config
 
 README = Path(__file__).parents[3] / "tools/train/README.md"
 BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
@@ -43,7 +43,7 @@ def chosen(model: str, gpu: str, nodes: int, *arguments: str, gpus: int = 8) -> 
 
 
 def sizes(choice: search.Choice) -> tuple[int, int, int, int]:
-    parallel = choice.best.plan.parallelism
+    parallel = choice.best.config.parallelism
     return parallel.tensor, parallel.pipeline, parallel.context, parallel.data
 
 
@@ -59,7 +59,7 @@ def test_a_larger_model_is_split_within_its_nodes() -> None:
     choice = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024")
     tensor, pipeline, _, _ = sizes(choice)
     assert (tensor <= 8, tensor * pipeline >= 8) == (True, True)
-    assert memory_estimate.estimate(choice.best.plan).total <= search.usable_bytes(choice.cluster)
+    assert memory_estimate.estimate(choice.best.config).total <= search.usable_bytes(choice.cluster)
     assert "--sequence-parallel" in choice.best.flags
 
 
@@ -67,7 +67,7 @@ def test_the_logits_count_where_they_are_computed() -> None:
     """Llama 3 8B in four stages of eight layers keeps three of them waiting for the last, with its vocabulary of 128k."""
     choice = chosen("llama3.1-8b", "h100-80gb", 1, "--global-batch-size", "1024", "--seq-length", "8192")
     assert sizes(choice) == (2, 1, 1, 4)
-    piped = next(found for found in choice.others if found.plan.parallelism.described == "tensor 1 x pipeline 4 x data 2")
+    piped = next(found for found in choice.others if found.config.parallelism.described == "tensor 1 x pipeline 4 x data 2")
     assert piped.waste > 0.2
     large = chosen("llama3.1-70b", "h100-80gb", 8, "--global-batch-size", "1024", "--seq-length", "8192")
     assert sizes(large) == (8, 2, 1, 4)
@@ -83,7 +83,7 @@ def test_a_bubble_that_a_larger_batch_would_shrink_is_said() -> None:
 def test_the_rest_of_the_layers_goes_to_the_ends_of_the_pipeline() -> None:
     """126 layers have no even pipeline of 4, 8 or 16."""
     choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")
-    parallel = choice.best.plan.parallelism
+    parallel = choice.best.config.parallelism
     assert parallel.pipeline in (4, 8, 16)
     assert parallel.first_stage_layers is not None
     assert sum(parallel.layers_of(rank, 126) for rank in range(parallel.pipeline)) == 126
@@ -92,8 +92,8 @@ def test_the_rest_of_the_layers_goes_to_the_ends_of_the_pipeline() -> None:
 def test_recomputation_is_the_price_of_little_memory() -> None:
     rich = chosen("llama3.1-8b", "h200-141gb", 1, "--global-batch-size", "64")
     poor = chosen("llama3.1-8b", "a10g-24gb", 1, "--global-batch-size", "64")
-    assert rich.best.plan.memory.recompute is None
-    assert poor.best.plan.memory.recompute is not None
+    assert rich.best.config.memory.recompute is None
+    assert poor.best.config.memory.recompute is not None
     assert rich.best.waste < poor.best.waste
 
 
@@ -104,14 +104,14 @@ def test_order_is_by_waste_and_everything_offered_runs_and_fits() -> None:
     assert [found.waste for found in offered] == sorted(found.waste for found in offered)
     for found in offered:
         assert found.fits
-        assert not list(problems(found.plan))
+        assert not list(problems(found.config))
 
 
 def test_flags_make_the_same_layout() -> None:
     choice = chosen("llama3.1-405b", "h100-80gb", 64, "--global-batch-size", "1024")
     same = plan_of(["--model", "llama3.1-405b", *BF16, "--global-batch-size", "1024", "--ranks", "512", *choice.best.flags])
     assert memory_estimate.estimate(same) == choice.best.estimate
-    assert same.parallelism.described == choice.best.plan.parallelism.described
+    assert same.parallelism.described == choice.best.config.parallelism.described
 
 
 def test_nothing_fits() -> None:
@@ -192,7 +192,7 @@ def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     options = command.make_context("lt-train", words).params
     for memory_gib, data_parallel in ((64, 2), (24, 1)):
         monkeypatch.setattr("lt_train.runtime.device.host_memory", lambda gib=memory_gib: gib * cluster.GIB)
-        assert resolve(options, ()).parallelism.data == data_parallel
+        assert resolve_run_config(options, ()).parallelism.data == data_parallel
     assert "layout: --tensor-model-parallel-size 2 --sequence-parallel" in capsys.readouterr().err
 
 

@@ -26,10 +26,10 @@ def test_every_dataset_is_looked_at(tmp_path: Path, write_dataset: Callable[...,
     # A manifest is written with the name that the other step uses.
     missing = str(tmp_path / "gpt2_text_document")
     good = of(whole, cut)
-    assert good.plan
-    renamed = dataclasses.replace(good.plan.data.datasets[0], prefix=missing)
+    assert good.config
+    renamed = dataclasses.replace(good.config.data.datasets[0], prefix=missing)
     plan = dataclasses.replace(
-        good.plan, data=dataclasses.replace(good.plan.data, datasets=(renamed, good.plan.data.datasets[1]))
+        good.config, data=dataclasses.replace(good.config.data, datasets=(renamed, good.config.data.datasets[1]))
     )
     found = said(dataset_checks.files, dataclasses.replace(good, made=Draft.of(plan)))
     assert len(found) == 2

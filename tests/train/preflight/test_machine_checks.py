@@ -15,8 +15,8 @@ from lt_train.preflight.check_interface import Situation
 
 
 def on_gpus(where: Situation) -> Situation:
-    assert where.plan
-    plan = dataclasses.replace(where.plan, parallelism=dataclasses.replace(where.plan.parallelism, device="cuda"))
+    assert where.config
+    plan = dataclasses.replace(where.config, parallelism=dataclasses.replace(where.config.parallelism, device="cuda"))
     return dataclasses.replace(where, made=Draft.of(plan))
 
 

@@ -1,4 +1,4 @@
-"""The command line of lt-train: parses, resolves the plan, and runs it.
+"""The command line of lt-train: parses, resolves the configuration of the run, and runs it.
 
 Training has no name of its own: `lt-train DATA...` trains, `lt-train bench` measures. A dataset that is called like a command is
 given as `./bench`. The other commands are in `lt_train.commands`, a module each.
@@ -54,14 +54,14 @@ def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     from lt_train.checkpoint import resume
     from lt_train.launch import launcher
     from lt_train.planner import memory_estimate
-    from lt_train.planner.resolve import resolve
+    from lt_train.planner.resolve import resolve_run_config
 
-    plan = resolve(options, data_settings.training_datasets(data, options))
+    config = resolve_run_config(options, data_settings.training_datasets(data, options))
     if dry_run:
-        plan = launcher.prepare(plan)
-        console.print_json(plan.as_record() | memory_estimate.record(plan) | {"up_to_date": resume.is_finished(plan)})
+        config = launcher.prepare(config)
+        console.print_json(config.as_record() | memory_estimate.record(config) | {"up_to_date": resume.is_finished(config)})
         return 0
-    return launcher.launch(plan)
+    return launcher.launch(config)
 
 
 class Commands(console.Group):
@@ -93,13 +93,13 @@ def bench(dry_run: bool, **options: Any) -> int:
     """
     from lt_train.launch import launcher
     from lt_train.planner import memory_estimate
-    from lt_train.planner.resolve import resolve
+    from lt_train.planner.resolve import resolve_run_config
 
-    plan = resolve(with_training_defaults(options) | benchmark.training_options(options), ())
+    config = resolve_run_config(with_training_defaults(options) | benchmark.training_options(options), ())
     if dry_run:
-        console.print_json(plan.as_record() | memory_estimate.record(plan))
+        console.print_json(config.as_record() | memory_estimate.record(config))
         return 0
-    return launcher.launch(plan)
+    return launcher.launch(config)
 
 
 def main() -> NoReturn:

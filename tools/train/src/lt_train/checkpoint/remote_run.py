@@ -42,8 +42,8 @@ def newest(run: str) -> str | None:
     return None
 
 
-def resolve(url: str) -> str:
-    """The checkpoint that `url` means: itself, its `release`, or the newest complete one of the run. Raises NoInput, BadData."""
+def find_checkpoint(url: str) -> str:
+    """`url` itself when it is a checkpoint, its `release`, or the run's newest complete checkpoint. Raises NoInput, BadData."""
     url = url.rstrip("/")
     sizes = storage.sizes_below(url)
     if RECORD in sizes:
@@ -53,7 +53,7 @@ def resolve(url: str) -> str:
             raise BadData(problem, "the checkpoint is incomplete: use another one or copy it again")
         return url
     if f"{checkpoint_layout.RELEASE}/{RECORD}" in sizes and not _iterations(sizes):
-        return resolve(f"{url}/{checkpoint_layout.RELEASE}")
+        return find_checkpoint(f"{url}/{checkpoint_layout.RELEASE}")
     found = newest(url)
     if found is None:
         raise NoInput(f"{url}: neither a checkpoint nor a run: it has no {RECORD}")

@@ -13,22 +13,22 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import check_same_tokenizer
 
 
-def starting(plan: RunConfig, is_first: bool = True) -> RunConfig:
-    """The plan with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
+def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
+    """The configuration with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
 
     The first rank warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but none that is
     complete.
     """
-    save, load = plan.checkpointing.save, plan.checkpointing.load
+    save, load = config.checkpointing.save, config.checkpointing.load
     own = None
     if save:
         own = remote_run.newest(save) if storage.is_remote(save) else _newest(save, is_first)
     if own is not None:
-        return plan.starting_at(own, continues=True)
+        return config.starting_at(own, continues=True)
     if load is None:
-        return plan
-    found = remote_run.resolve(load) if storage.is_remote(load) else str(checkpoint_layout.resolve(Path(load)))
-    return plan.starting_at(found, continues=False)
+        return config
+    found = remote_run.find_checkpoint(load) if storage.is_remote(load) else str(checkpoint_layout.resolve(Path(load)))
+    return config.starting_at(found, continues=False)
 
 
 def _newest(run: str, is_first: bool) -> str | None:
@@ -51,13 +51,13 @@ def record(checkpoint: str) -> RunRecord | None:
     return RunRecord.read(Path(checkpoint)) if os.path.isfile(os.path.join(checkpoint, checkpoint_layout.RECORD)) else None
 
 
-def check_compatible(plan: RunConfig, checkpoint: str) -> None:
-    """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the plan's."""
+def check_compatible(config: RunConfig, checkpoint: str) -> None:
+    """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the run's."""
     named = checkpoint_layout.iteration_of(Path(checkpoint)) or 0
-    settings = plan.checkpointing
-    if named >= plan.batches.train_iters and not settings.continues and not settings.finetune:
+    settings = config.checkpointing
+    if named >= config.batches.train_iters and not settings.continues and not settings.finetune:
         raise BadConfig(
-            f"{checkpoint}: {named} iterations are done, --train-iters {plan.batches.train_iters} leaves none",
+            f"{checkpoint}: {named} iterations are done, --train-iters {config.batches.train_iters} leaves none",
             "raise --train-iters, or begin at iteration 0 with its weights: --finetune",
         )
     saved = record(checkpoint)
@@ -69,21 +69,21 @@ def check_compatible(plan: RunConfig, checkpoint: str) -> None:
             f"name the directory {checkpoint_layout.iteration_directory(Path(), saved.iteration)}",
         )
     _check_version(checkpoint, saved)
-    check_same_tokenizer(plan.data.tokenizer, "the data", saved.tokenizer, checkpoint)
-    _check_optimizer(plan, checkpoint, saved)
-    _compare_batches(plan, saved)
+    check_same_tokenizer(config.data.tokenizer, "the data", saved.tokenizer, checkpoint)
+    _check_optimizer(config, checkpoint, saved)
+    _compare_batches(config, saved)
     of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
-    ours = plan.architecture.to_record() | of_training
+    ours = config.architecture.to_record() | of_training
     theirs = saved.architecture.to_record() | of_training
     differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
     if differing:
         raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
 
 
-def _compare_batches(plan: RunConfig, saved: RunRecord) -> None:
+def _compare_batches(config: RunConfig, saved: RunRecord) -> None:
     """Warn when the steps so far took another number of samples than they would now."""
-    expected = plan.batches.samples_after(saved.iteration)
-    if plan.checkpointing.continues and saved.consumed_samples != expected:
+    expected = config.batches.samples_after(saved.iteration)
+    if config.checkpointing.continues and saved.consumed_samples != expected:
         warn(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
             f" {expected} here; the schedule of the learning rate counts samples"
@@ -99,8 +99,8 @@ def _check_version(checkpoint: str, saved: RunRecord) -> None:
         )
 
 
-def _check_optimizer(plan: RunConfig, checkpoint: str, saved: RunRecord) -> None:
-    settings = plan.checkpointing
+def _check_optimizer(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:
+    settings = config.checkpointing
     unused = not settings.continues and (settings.finetune or settings.no_load_optim)
     if saved.distributed_optimizer is None and checkpoint_layout.iteration_of(Path(checkpoint)) is not None and not unused:
         raise BadConfig(
@@ -109,9 +109,9 @@ def _check_optimizer(plan: RunConfig, checkpoint: str, saved: RunRecord) -> None
         )
 
 
-def is_finished(plan: RunConfig) -> bool:
-    """Whether the plan starts from a checkpoint of its own run that has all its iterations."""
-    settings = plan.checkpointing
+def is_finished(config: RunConfig) -> bool:
+    """Whether the run starts from a checkpoint of its own run that has all its iterations."""
+    settings = config.checkpointing
     if settings.start is None or not settings.continues:
         return False
-    return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= plan.batches.train_iters
+    return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= config.batches.train_iters

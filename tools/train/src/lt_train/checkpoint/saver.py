@@ -70,18 +70,18 @@ class Saver:
     A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
     """
 
-    def __init__(self, plan: RunConfig, state: TrainingState, where: torch.device, log: Log):
-        self.plan = plan
+    def __init__(self, config: RunConfig, state: TrainingState, where: torch.device, log: Log):
+        self.config = config
         self.state = state
         self.where = where
         self.log = log
         self._saves: Save | None = None
-        if plan.checkpointing.directory is None:
+        if config.checkpointing.directory is None:
             return
-        self.run = Path(plan.checkpointing.directory)
-        if plan.checkpointing.is_remote:
+        self.run = Path(config.checkpointing.directory)
+        if config.checkpointing.is_remote:
             remote_run.make_spool(self.run)
-        self.url = plan.checkpointing.save if plan.checkpointing.is_remote else None
+        self.url = config.checkpointing.save if config.checkpointing.is_remote else None
         self.is_publisher = torch.distributed.get_rank() == 0
         attempt = [secrets.token_hex(4)]
         torch.distributed.broadcast_object_list(attempt, src=0)
@@ -92,7 +92,7 @@ class Saver:
 
     def save(self, loss: float | None) -> None:
         """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step."""
-        if not self.plan.checkpointing.save:
+        if not self.config.checkpointing.save:
             return
         self.finish()
         target = checkpoint_layout.iteration_directory(self.run, self.state.iteration)
@@ -101,13 +101,13 @@ class Saver:
             partial.mkdir(parents=True, exist_ok=True)
         torch.distributed.barrier()
         started = time.monotonic()
-        record = training_state.record(self.plan, self.state, loss)
+        record = training_state.record(self.config, self.state, loss)
         with self._explained(partial, record.iteration), signals.held_back():
-            request = _request(training_state.content(self.plan, self.state), partial)
+            request = _request(training_state.content(self.config, self.state), partial)
             destination = f"{self.url}/{target.name}" if self.url else None
             writer = Writer(request, destination)
         self._saves = Save(record, partial, request, writer, started, time.monotonic() - started)
-        if not self.plan.checkpointing.async_save:
+        if not self.config.checkpointing.async_save:
             self.finish()
 
     def poll(self) -> None:
@@ -151,7 +151,7 @@ class Saver:
 
     def _publish(self, save: Save) -> str:
         """Make the checkpoint visible; returns its place. On return it is complete for every rank."""
-        iteration, settings = save.record.iteration, self.plan.checkpointing
+        iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
         if self.url:
@@ -171,7 +171,7 @@ class Saver:
 
     def _report(self, save: Save, path: str) -> None:
         iteration = save.record.iteration
-        self.log.line(CheckpointSaved(iteration, str(self.plan.checkpointing.save), datetime.datetime.now()).format())
+        self.log.line(CheckpointSaved(iteration, str(self.config.checkpointing.save), datetime.datetime.now()).format())
         seconds = time.monotonic() - save.started
         self.log.checkpoint(Checkpoint(path, FORMAT, iteration, save.record.loss), save.waited_seconds, seconds)
         if self.url and self.is_publisher:
@@ -208,7 +208,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _request(content: dict[str, Any], partial: Path) -> Any:
-    """megatron-core's plan of what this rank writes, and of what all ranks do together afterwards."""
+    """megatron-core's request: what this rank writes, and what all ranks do together afterwards."""
     filesystem_async._results_queue = WriteResults()
     options: dict[str, Any] = {"async_sharded_save": True}
     if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:

@@ -96,9 +96,9 @@ class TrainingState:
         return [(f"model{stage}", chunk) for stage, chunk in enumerate(self.chunks)]
 
 
-def content(plan: RunConfig, state: TrainingState) -> dict[str, Any]:
+def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
     """What is saved of `state`, under the names that Megatron-LM's own loader reads; ours are the last two."""
-    settings, batches = plan.checkpointing, plan.batches
+    settings, batches = config.checkpointing, config.batches
     progress = {"iteration": state.iteration, "consumed_train_samples": state.consumed_samples}
     with gathered(state.chunks):
         model = state.sharded_model()
@@ -106,10 +106,10 @@ def content(plan: RunConfig, state: TrainingState) -> dict[str, Any]:
     random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
     tokens = state.consumed_samples * batches.seq_length
     common = {
-        "args": argparse.Namespace(**megatron_arguments.of(plan), **progress),
+        "args": argparse.Namespace(**megatron_arguments.of(config), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
         "iteration": state.iteration,
-        "num_floating_point_operations_so_far": tokens * plan.architecture.flops_per_token(batches.seq_length),
+        "num_floating_point_operations_so_far": tokens * config.architecture.flops_per_token(batches.seq_length),
         "opt_param_scheduler": state.scheduler.state_dict(),
         "consumed_samples": state.consumed_samples,
         "unlogged": dataclasses.asdict(state.unlogged),
@@ -117,28 +117,28 @@ def content(plan: RunConfig, state: TrainingState) -> dict[str, Any]:
     return model | optimizer | random | common
 
 
-def record(plan: RunConfig, state: TrainingState, loss: float | None) -> RunRecord:
+def record(config: RunConfig, state: TrainingState, loss: float | None) -> RunRecord:
     return RunRecord(
-        architecture=plan.architecture,
-        padded_vocab_size=plan.padded_vocab_size,
+        architecture=config.architecture,
+        padded_vocab_size=config.padded_vocab_size,
         iteration=state.iteration,
         consumed_samples=state.consumed_samples,
-        tokenizer=plan.data.tokenizer,
-        dtype=plan.precision.dtype,
+        tokenizer=config.data.tokenizer,
+        dtype=config.precision.dtype,
         versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
         files={},
         loss=loss,
-        distributed_optimizer=None if plan.checkpointing.no_save_optim else plan.shards_optimizer,
+        distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,
     )
 
 
-def load(directory: Path, plan: RunConfig, state: TrainingState) -> None:
+def load(directory: Path, config: RunConfig, state: TrainingState) -> None:
     """Restore `state` in place.
 
     From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
     when the checkpoint does not fit the model.
     """
-    settings = plan.checkpointing
+    settings = config.checkpointing
     iteration = checkpoint_layout.iteration_of(directory)
     saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None
     if iteration is None or (settings.finetune and not settings.continues):
@@ -146,35 +146,35 @@ def load(directory: Path, plan: RunConfig, state: TrainingState) -> None:
         state.optimizer.reload_model_params()
         return
     if settings.no_load_optim and not settings.continues:
-        loaded = _read(state.sharded_model() | _random_state(plan), directory)
+        loaded = _read(state.sharded_model() | _random_state(config), directory)
         _load_weights(state, loaded)
         state.optimizer.reload_model_params()
     else:
-        loaded = _load_with_optimizer(directory, plan, state, saved)
-    _restore_progress(loaded, iteration, plan, state)
+        loaded = _load_with_optimizer(directory, config, state, saved)
+    _restore_progress(loaded, iteration, config, state)
 
 
-def _load_with_optimizer(directory: Path, plan: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
+def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingState, saved: RunRecord | None) -> dict[str, Any]:
     if saved is None:
         _check_sharding(directory)
     model = state.sharded_model()
     sharded = model | {"optimizer": state.sharded_optimizer(model, loading=True)}
-    present = Kind(plan.shards_optimizer, plan.precision.dtype)
+    present = Kind(config.shards_optimizer, config.precision.dtype)
     theirs = present if saved is None else Kind(bool(saved.distributed_optimizer), saved.dtype)
     if theirs == present:
-        loaded = _read(sharded | _random_state(plan), directory)
+        loaded = _read(sharded | _random_state(config), directory)
         _load_weights(state, loaded)
         optimizer = loaded["optimizer"]
         optimizer_state.count_as_torch(optimizer)
     else:
         of_model, of_optimizer = optimizer_state.requests(sharded, theirs, present)
-        loaded = _read(of_model | _random_state(plan), directory)
+        loaded = _read(of_model | _random_state(config), directory)
         # The optimizer's fp32 weights may be the model's: they are read into place, after those that may be rounded.
         _load_weights(state, loaded)
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
     state.optimizer.load_state_dict(optimizer)
-    if plan.steps_in_one_pass:
+    if config.steps_in_one_pass:
         take_masters(state.optimizer)
         gather(state.chunks)
     separate_steps(state.optimizer)
@@ -193,9 +193,9 @@ def _check_sharding(directory: Path) -> None:
         )
 
 
-def _random_state(plan: RunConfig) -> dict[str, Any]:
+def _random_state(config: RunConfig) -> dict[str, Any]:
     """The state of dropout's generators, asked for when there is dropout and the checkpoint's ranks were laid out alike."""
-    layers, settings, parallel = plan.layers, plan.checkpointing, plan.parallelism
+    layers, settings, parallel = config.layers, config.checkpointing, config.parallelism
     if not (layers.hidden_dropout or layers.attention_dropout) or (settings.no_load_rng and not settings.continues):
         return {}
     common = dist_checkpointing.load_common_state_dict(str(settings.start))
@@ -207,16 +207,16 @@ def _random_state(plan: RunConfig) -> dict[str, Any]:
     return {rng_state.KEY: rng_state.sharded()}
 
 
-def _restore_progress(loaded: dict[str, Any], iteration: int, plan: RunConfig, state: TrainingState) -> None:
+def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig, state: TrainingState) -> None:
     state.iteration = iteration
     there = vars(loaded.get("args", argparse.Namespace()))
-    consumed = there.get("consumed_train_samples", plan.batches.samples_after(iteration))
+    consumed = there.get("consumed_train_samples", config.batches.samples_after(iteration))
     state.consumed_samples = int(loaded.get("consumed_samples", consumed))
     state.unlogged = Unlogged(**loaded.get("unlogged", {}))
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
     state.scheduler.step(increment=loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
-    for change in changes_of_order(there, megatron_arguments.of(plan)) if torch.distributed.get_rank() == 0 else ():
+    for change in changes_of_order(there, megatron_arguments.of(config)) if torch.distributed.get_rank() == 0 else ():
         warn(f"{change}: the samples that are left come in another order than before")
     if rng_state.KEY in loaded:
         rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)

@@ -84,7 +84,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
             make(name, resolve, *needed)
 
     def parallel(architecture: Architecture) -> Parallelism:
-        where = device.CUDA if planned else device.resolve(options["device"])
+        where = device.CUDA if planned else device.resolve_device(options["device"])
         return parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:

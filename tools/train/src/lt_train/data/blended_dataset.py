@@ -1,4 +1,4 @@
-"""From a plan's datasets to the samples of its three parts, with sizes, weights and rounding as in Megatron-LM.
+"""From a run's datasets to training, validation and test samples, with sizes, weights and rounding as in Megatron-LM.
 
 Sample indices are made once for all ranks and later runs: by rank 0, then by the first rank of every node that does not see
 them (a cache on local disks). Their names are digests of what they depend on, lengths of sequences included: a dataset that was
@@ -40,14 +40,14 @@ from lt_train.data.samples import (
 SURPLUS = 0.005
 
 
-def build(plan: RunConfig, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
+def build(config: RunConfig, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
     """Training, validation and test samples; None for a part without data or evaluations. Called by all ranks together.
 
-    `train_samples` are those of the plan's steps when none are given.
+    `train_samples` are those of the run's steps when none are given.
 
     Indices are kept in the directory `cache`; without one they are made anew by each node and forgotten. Raises BadData.
     """
-    parts = _parts(plan, train_samples or plan.batches.train_samples)
+    parts = _parts(config, train_samples or config.batches.train_samples)
     indices = [index for part in parts if part is not None for index in part.indices]
     directory = Path(cache or _from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
     names: list[str] = _from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
@@ -126,9 +126,9 @@ class Blend:
         return BlendedSamples.load([member.load(found) for member in self.members], found[self])
 
 
-def _parts(plan: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
+def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
     """Training, validation and test; what is read is opened once."""
-    data, batches = plan.data, plan.batches
+    data, batches = config.data, config.batches
     evaluated = data.eval_iters * batches.global_batch_size
     of_each = [data.datasets, data.validation_datasets, data.test_datasets] if data.split is None else [data.datasets] * 3
     opened: dict[str, Sequences] = {}
@@ -138,8 +138,8 @@ def _parts(plan: RunConfig, train_samples: int) -> list[DatasetPart | Blend | No
     for number, (datasets, samples) in enumerate(zip(of_each, (train_samples, evaluated, evaluated), strict=True)):
         sources = [(dataset.prefix, opened[dataset.prefix]) for dataset in datasets]
         if data.mock:
-            kind = RandomSequences if plan.benchmark else MockSequences
-            sources = [("mock data", kind(plan.architecture.vocab_size))]
+            kind = RandomSequences if config.benchmark else MockSequences
+            sources = [("mock data", kind(config.architecture.vocab_size))]
         shares = [_share(data.split, number, len(sequences.lengths)) for _, sequences in sources]
         if not samples or not sources or not all(shares):
             parts.append(None)
@@ -148,7 +148,7 @@ def _parts(plan: RunConfig, train_samples: int) -> list[DatasetPart | Blend | No
         drawn = [math.ceil(samples * weight) for weight in weights]
         surplus = [math.ceil(count * (1 + SURPLUS)) for count in drawn] if len(sources) > 1 else [samples]
         members = [
-            DatasetPart(origin, sequences, share, count, batches.seq_length, plan.seed)
+            DatasetPart(origin, sequences, share, count, batches.seq_length, config.seed)
             for (origin, sequences), share, count in zip(sources, shares, surplus, strict=True)
         ]
         parts.append(Blend(members, _normalized(weights), sum(drawn)) if len(members) > 1 else members[0])

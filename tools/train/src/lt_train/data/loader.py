@@ -26,49 +26,49 @@ Batch = dict[str, Tensor]
 AHEAD = 4
 
 
-def build(plan: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
+def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
     """Training, validation and test samples, as `blends.build`, for a run at `iteration` that has consumed so many.
 
     A run that was started with another batch size may need more than its steps would have taken at the present one.
     """
-    batches = plan.batches
+    batches = config.batches
     left = batches.samples_between(consumed_samples, max(0, batches.train_iters - iteration))
-    return blended_dataset.build(plan, cache_directory(plan), max(batches.train_samples, consumed_samples + left))
+    return blended_dataset.build(config, cache_directory(config), max(batches.train_samples, consumed_samples + left))
 
 
-def cache_directory(plan: RunConfig) -> str | None:
+def cache_directory(config: RunConfig) -> str | None:
     """Where sample indices are kept: as asked, else in the run's directory if it is mounted."""
-    save = plan.checkpointing.directory
-    if plan.data.cache_path or save is None or storage.is_remote(save):
-        return plan.data.cache_path
+    save = config.checkpointing.directory
+    if config.data.cache_path or save is None or storage.is_remote(save):
+        return config.data.cache_path
     return os.path.join(save, "data-cache")
 
 
-def batches(samples: Samples, plan: RunConfig, where: torch.device, first_sample: int) -> Iterator[Batch]:
+def batches(samples: Samples, config: RunConfig, where: torch.device, first_sample: int) -> Iterator[Batch]:
     """This rank's micro batches on the device `where`, from the run's `first_sample` on.
 
     int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
     `documents` [b, s], which counts the documents of each sample.
     """
-    size = plan.batches.micro_batch_size
+    size = config.batches.micro_batch_size
     start = first_sample + parallel_state.get_data_parallel_rank() * size
     starts = range(start, len(samples) - size + 1, size * parallel_state.get_data_parallel_world_size())
-    eod = plan.architecture.vocab_size - 1 if plan.data.mock else plan.data.eod
-    shape = (size, plan.batches.seq_length)
+    eod = config.architecture.vocab_size - 1 if config.data.mock else config.data.eod
+    shape = (size, config.batches.seq_length)
     positions = torch.arange(shape[1], device=where).expand(shape)
     counted = torch.ones(shape, device=where)
-    for text in read_ahead(samples, starts, size, plan.data.num_workers, where):
+    for text in read_ahead(samples, starts, size, config.data.num_workers, where):
         on_device = text.to(where, non_blocking=True)
         tokens = on_device[:, :-1].contiguous()
         batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
-        if plan.data.minds_documents:
+        if config.data.minds_documents:
             assert eod is not None
             ends = tokens.eq(eod)
-            if plan.data.reset_attention_mask:
+            if config.data.reset_attention_mask:
                 batch["documents"] = document_numbers(ends)
-            if plan.data.reset_position_ids:
+            if config.data.reset_position_ids:
                 batch["position_ids"] = positions_in_documents(ends)
-            if plan.data.eod_mask_loss:
+            if config.data.eod_mask_loss:
                 batch["loss_mask"] = (~ends).float()
         yield batch
 

@@ -24,16 +24,16 @@ CONNECTIONS = 16
 RANGE_BYTES = 32 << 20
 
 
-def fetch(plan: RunConfig) -> RunConfig:
-    """The plan with local copies, checked, in the place of remote datasets. Raises as `storage` and `check_datasets`."""
-    if not any(storage.is_remote(dataset.prefix) for dataset in plan.data.all_datasets):
-        return plan
-    cache = Path(str(plan.data.object_cache_path))
+def fetch(config: RunConfig) -> RunConfig:
+    """The configuration with checked local copies instead of remote datasets. Raises as `storage` and `check_datasets`."""
+    if not any(storage.is_remote(dataset.prefix) for dataset in config.data.all_datasets):
+        return config
+    cache = Path(str(config.data.object_cache_path))
     lists = ("datasets", "validation_datasets", "test_datasets")
-    local: dict[str, Any] = {name: tuple(_local(dataset, cache) for dataset in getattr(plan.data, name)) for name in lists}
-    plan = dataclasses.replace(plan, data=dataclasses.replace(plan.data, **local))
-    check_datasets(plan.data, plan.architecture.vocab_size)
-    return plan
+    local: dict[str, Any] = {name: tuple(_local(dataset, cache) for dataset in getattr(config.data, name)) for name in lists}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **local))
+    check_datasets(config.data, config.architecture.vocab_size)
+    return config
 
 
 def _local(dataset: Dataset, cache: Path) -> Dataset:

@@ -23,58 +23,58 @@ from lt_train.train import crash_loop
 NOT_AGAIN = (ExitCode.OK, ExitCode.TRY_AGAIN, ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.BAD_CONFIG)
 
 
-def prepare(plan: RunConfig, is_first: bool = True) -> RunConfig:
-    """Check the data and the checkpoint to start from; returns the plan with that checkpoint in it.
+def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
+    """Check the data and the checkpoint to start from; returns the configuration with that checkpoint in it.
 
     Of many ranks, the first looks into the checkpoint before any loads it.
     """
-    check_datasets(plan.data, plan.architecture.vocab_size)
-    plan = resume.starting(plan, is_first)
+    check_datasets(config.data, config.architecture.vocab_size)
+    config = resume.starting(config, is_first)
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
-    crash_loop.check(plan)
-    start = plan.checkpointing.start
+    crash_loop.check(config)
+    start = config.checkpointing.start
     if start is not None:
-        resume.check_compatible(plan, start)
+        resume.check_compatible(config, start)
         if is_first and not storage.is_remote(start):
             pickle_allowlist.check(Path(start))
-    return plan
+    return config
 
 
-def launch(plan: RunConfig) -> int:
-    """Run `plan` to its end, or report that it is up to date; returns the exit code."""
+def launch(config: RunConfig) -> int:
+    """Run what `config` says to its end, or report that it is up to date; returns the exit code."""
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     if found := rank_env or node:
         rank_environment.check_rendezvous(found.master_address)
-    if plan.faults.max_restarts and (rank_env or node):
+    if config.faults.max_restarts and (rank_env or node):
         raise BadConfig(
             "--max-restarts starts the ranks of one machine again, and a launcher has started this one",
             "give --max-restarts to torchrun, or put the job back into the queue (lt-train render slurm)",
         )
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
-    plan = prepare(plan, is_first)
-    if resume.is_finished(plan):
+    config = prepare(config, is_first)
+    if resume.is_finished(config):
         if is_first:
-            _report_finished(plan)
+            _report_finished(config)
         return ExitCode.OK
-    check_runner.at_start(plan)
-    plan = _fetch_start(remote_datasets.fetch(plan))
+    check_runner.at_start(config)
+    config = _fetch_start(remote_datasets.fetch(config))
     if rank_env is not None:
-        return _become(plan, rank_env)
+        return _become(config, rank_env)
     if not is_first:
-        return _run_again(plan)
+        return _run_again(config)
     if node is not None:
         note(node.described)
-    _describe(plan)
-    with _run_directory(plan):
-        return _run_again(plan)
+    _describe(config)
+    with _run_directory(config):
+        return _run_again(config)
 
 
-def _run_again(plan: RunConfig) -> int:
-    """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as the plan allows."""
+def _run_again(config: RunConfig) -> int:
+    """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
     code: int = ExitCode.OK
-    for left in reversed(range(plan.faults.max_restarts + 1)):
+    for left in reversed(range(config.faults.max_restarts + 1)):
         try:
-            code = rank_processes.run(plan)
+            code = rank_processes.run(config)
         except rank_processes.RankKilled as error:
             if not left:
                 raise
@@ -82,7 +82,7 @@ def _run_again(plan: RunConfig) -> int:
             code = error.exit_code
         if not left or code in NOT_AGAIN:
             break
-        plan = _fetch_start(prepare(plan))
+        config = _fetch_start(prepare(config))
         note(f"starting the ranks again, {left - 1} more time(s) after this")
     return _told_to_srun(code)
 
@@ -95,59 +95,59 @@ def _told_to_srun(code: int) -> int:
     return code
 
 
-def _fetch_start(plan: RunConfig) -> RunConfig:
-    """The plan with a local copy in the place of a remote checkpoint to start from."""
-    settings = plan.checkpointing
+def _fetch_start(config: RunConfig) -> RunConfig:
+    """The configuration with a local copy instead of a remote checkpoint to start from."""
+    settings = config.checkpointing
     if settings.start is None or not storage.is_remote(settings.start):
-        return plan
+        return config
     copy = remote_run.fetch(settings.start)
     pickle_allowlist.check(copy)
-    return plan.starting_at(str(copy), settings.continues)
+    return config.starting_at(str(copy), settings.continues)
 
 
-def _describe(plan: RunConfig) -> None:
+def _describe(config: RunConfig) -> None:
     """Tell the user what is about to run."""
-    parallel, architecture, batches = plan.parallelism, plan.architecture, plan.batches
+    parallel, architecture, batches = config.parallelism, config.architecture, config.batches
     note(
-        f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(plan)},"
+        f"{architecture.name}: {architecture.parameters():,} parameters, {_described_data(config)},"
         f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
         f" {parallel.device} rank(s): {parallel.described}"
     )
-    note(f"memory: {memory_estimate.estimate(plan)}")
+    note(f"memory: {memory_estimate.estimate(config)}")
 
 
-def _described_data(plan: RunConfig) -> str:
-    return "mock data" if plan.data.mock else f"{len(plan.data.datasets)} dataset(s)"
+def _described_data(config: RunConfig) -> str:
+    return "mock data" if config.data.mock else f"{len(config.data.datasets)} dataset(s)"
 
 
-def _report_finished(plan: RunConfig) -> None:
-    start = str(plan.checkpointing.start)
+def _report_finished(config: RunConfig) -> None:
+    start = str(config.checkpointing.start)
     record = resume.record(start)
     iteration = checkpoint_layout.iteration_of(Path(start)) or 0
     note(f"{start}: up to date, {iteration} iterations are done")
-    reports = manifest.Writer(plan.reporting.plain)
+    reports = manifest.Writer(config.reporting.plain)
     path = start if storage.is_remote(start) else os.path.abspath(start)
     reports.write(manifest.Checkpoint(path, "megatron-dist", iteration, record.loss if record else None))
     reports.end()
 
 
-def _become(plan: RunConfig, rank_env: RankEnvironment) -> int:
+def _become(config: RunConfig, rank_env: RankEnvironment) -> int:
     """Continue as the rank that torchrun or srun started."""
     os.environ.update(rank_env.variables())
     if rank_env.rank:
-        return worker.start(plan, rank_env)
+        return worker.start(config, rank_env)
     note(rank_env.described)
-    _describe(plan)
-    with _run_directory(plan):
-        return worker.start(plan, rank_env)
+    _describe(config)
+    with _run_directory(config):
+        return worker.start(config, rank_env)
 
 
 @contextlib.contextmanager
-def _run_directory(plan: RunConfig) -> Iterator[None]:
+def _run_directory(config: RunConfig) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
-    settings = plan.checkpointing
+    settings = config.checkpointing
     if settings.save is None or settings.directory is None:
-        if plan.benchmark is None:
+        if config.benchmark is None:
             warn("no --save: the trained model will be lost when the run ends")
         yield
         return
@@ -167,7 +167,7 @@ def _run_directory(plan: RunConfig) -> Iterator[None]:
         except OSError:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         os.ftruncate(lock, 0)
-        _keep_tokenizer(plan, run)
+        _keep_tokenizer(config, run)
         if settings.is_remote:
             remote_run.send_tokenizer(run, settings.save)
         yield
@@ -189,9 +189,9 @@ def _refused(run: Path, lock: int) -> ToolError:
     return BadConfig(f"{message}, as at the {refusals - 1} starts before", remedy)
 
 
-def _keep_tokenizer(plan: RunConfig, run: Path) -> None:
+def _keep_tokenizer(config: RunConfig, run: Path) -> None:
     """Copy the tokenizer's files into the run, so that a checkpoint can be converted wherever it is moved."""
-    tokenizer = plan.data.tokenizer
+    tokenizer = config.data.tokenizer
     target = checkpoint_layout.tokenizer_directory(run)
     if tokenizer is None or tokenizer.path is None or target.exists():
         return

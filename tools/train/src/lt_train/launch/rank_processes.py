@@ -36,16 +36,16 @@ class RankKilled(ToolError):
         self.exit_code = 128 + signal_number  # type: ignore[assignment]
 
 
-def run(plan: RunConfig) -> int:
-    """Start every rank of `plan` on this node and wait for them; returns the exit code, that of the first rank that fails.
+def run(config: RunConfig) -> int:
+    """Start all ranks of the run on this node and wait for them; returns the exit code, that of the first rank that fails.
 
     Raises RankKilled for a rank that a signal ended; other failures are reported by the ranks.
     """
     node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
-    local_world_size = plan.parallelism.world_size // node.nodes
+    local_world_size = config.parallelism.world_size // node.nodes
     with tempfile.TemporaryDirectory(prefix="lt-train-") as directory:
         config_file = Path(directory) / "run_config.json"
-        config_file.write_text(plan.to_json())
+        config_file.write_text(config.to_json())
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             # Until a rank listens to signals, those that are passed on to it wait.

@@ -29,7 +29,7 @@ def command(config_file: str) -> int:
     return start(RunConfig.from_json(Path(config_file).read_text()), rank_env)
 
 
-def start(plan: RunConfig, rank_env: RankEnvironment) -> int:
+def start(config: RunConfig, rank_env: RankEnvironment) -> int:
     """Prepare the device and train; returns the exit code.
 
     An error is raised by the rank that it belongs to, the others end silently. megatron-core is imported after the device is
@@ -42,17 +42,17 @@ def start(plan: RunConfig, rank_env: RankEnvironment) -> int:
 
     quiet()
     try:
-        if plan.precision.deterministic:
-            device.make_deterministic(plan.parallelism.device)
-        if plan.parallelism.tensor > 1 and not plan.memory.fully_sharded:
+        if config.precision.deterministic:
+            device.make_deterministic(config.parallelism.device)
+        if config.parallelism.tensor > 1 and not config.memory.fully_sharded:
             device.launch_in_order()
-        if plan.parallelism.device == device.CUDA:
+        if config.parallelism.device == device.CUDA:
             device.allocate_in_expandable_segments()
-        _leave_out(wandb=plan.reporting.wandb, tensorboard=plan.reporting.tensorboard_dir)
-        where = device.prepare(plan.parallelism.device, rank_env)
+        _leave_out(wandb=config.reporting.wandb, tensorboard=config.reporting.tensorboard_dir)
+        where = device.prepare(config.parallelism.device, rank_env)
         from lt_train.train.trainer import train
 
-        return train(plan, rank_env, where)
+        return train(config, rank_env, where)
     except Exception as error:
         from lt_train.runtime import failure_report
 

@@ -23,32 +23,32 @@ LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000
 Chunk: TypeAlias = DistributedDataParallel | FullySharded
 
 
-def building(plan: RunConfig) -> contextlib.AbstractContextManager[object]:
+def building(run_config: RunConfig) -> contextlib.AbstractContextManager[object]:
     """Where the model is built. With FSDP, a rank cannot hold what it would have without: there, tensors get no memory yet."""
-    return torch.device("meta") if plan.memory.fully_sharded else contextlib.nullcontext()
+    return torch.device("meta") if run_config.memory.fully_sharded else contextlib.nullcontext()
 
 
-def wrap(plan: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
+def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, device: torch.device) -> Chunk:
     """`model`, on its device, initialised and wrapped."""
-    memory = plan.memory
+    memory = run_config.memory
     if memory.fully_sharded:
-        sharded = FullySharded(config, model, getattr(torch, plan.precision.dtype), device, memory.instances)
-        initialize((tensor for _, tensor in sharded.tensors(torch.Tensor.detach)), plan.architecture, plan.seed)
+        sharded = FullySharded(config, model, getattr(torch, run_config.precision.dtype), device, memory.instances)
+        initialize((tensor for _, tensor in sharded.tensors(torch.Tensor.detach)), run_config.architecture, run_config.seed)
         return sharded
     model.to(device)
-    initialize(tensors_of(model), plan.architecture, plan.seed)
-    wrapped = Float16Module(config, model) if plan.precision.half else model
+    initialize(tensors_of(model), run_config.architecture, run_config.seed)
+    wrapped = Float16Module(config, model) if run_config.precision.half else model
     settings = DistributedDataParallelConfig(
-        use_distributed_optimizer=plan.parallelism.distributed_optimizer,
+        use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
         num_distributed_optimizer_instances=memory.instances,
         grad_reduce_in_fp32=memory.gradient_dtype == "float32",
         overlap_grad_reduce=memory.overlap_grad_reduce,
         overlap_param_gather=memory.overlap_param_gather,
-        bucket_size=memory.bucket_elements or bucket_elements(plan),
+        bucket_size=memory.bucket_elements or bucket_elements(run_config),
         check_for_nan_in_grad=False,
         # gloo cannot; a pass over all gradients divides them first: 16 ms of a step of Llama 3.1 8B on two H200, by the bytes.
         # For one rank alone, NCCL would divide them by 1: 5 ms of a step of 2.8 billion parameters.
-        average_in_collective=device.type == CUDA and plan.parallelism.data * plan.parallelism.context > 1,
+        average_in_collective=device.type == CUDA and run_config.parallelism.data * run_config.parallelism.context > 1,
     )
     chunk = DistributedDataParallel(config=config, ddp_config=settings, module=wrapped)
     if config.gradient_accumulation_fusion:
@@ -56,13 +56,14 @@ def wrap(plan: RunConfig, config: TransformerConfig, model: GPTModel, device: to
     return chunk
 
 
-def bucket_elements(plan: RunConfig) -> int:
+def bucket_elements(run_config: RunConfig) -> int:
     """A layer at a time, without its experts, or megatron-core's size where that is more.
 
     Of Llama 3.1 8B on two H200 a step takes 759 ms so, and 770 with megatron-core's 40 million (2026-11-22).
     """
-    dense, _ = layer_parameters(plan)
-    return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * plan.parallelism.data * plan.parallelism.context, dense)
+    dense, _ = layer_parameters(run_config)
+    ranks = run_config.parallelism.data * run_config.parallelism.context
+    return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, dense)
 
 
 @contextlib.contextmanager

@@ -8,23 +8,23 @@ from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.draft import assemble
 from lt_train.config.settings import parallelism
 from lt_train.planner import memory_estimate, search
-from lt_train.planner.search import Choice, Layout
+from lt_train.planner.search import Choice, ParallelLayout
 
 SHOWN = 3
 
 
 def on_cluster(options: dict[str, Any], cluster: Cluster) -> Choice:
-    """The best layout, or the one that `options` give. Raises UsageError or BadConfig for a plan that cannot run there."""
+    """The best layout, or the one that `options` give. Raises UsageError or BadConfig for a run that cannot work there."""
     assert cluster.gpu
-    plan = assemble(options, (), cluster)
+    config = assemble(options, (), cluster)
     if options["parallel"] == parallelism.AUTO:
-        choice = search.choose(plan, options, cluster)
+        choice = search.choose(config, options, cluster)
     else:
-        for problem in layout_problems(plan):
+        for problem in layout_problems(config):
             raise problem
         sizes = {name: options[name] for name in search.SIZES if options[name] not in (None, False, 1)}
-        choice = Choice(cluster, search.of(plan, sizes, cluster), (), 1)
-    for problem in (*problems(choice.best.plan), *problems_on(cluster.gpu.capability, vars(choice.best.plan))):
+        choice = Choice(cluster, search.layout_of(config, sizes, cluster), (), 1)
+    for problem in (*problems(choice.best.config), *problems_on(cluster.gpu.capability, vars(choice.best.config))):
         raise problem
     return choice
 
@@ -36,8 +36,8 @@ def record(choice: Choice) -> dict[str, Any]:
     return {
         "v": 1,
         "kind": "layout",
-        "model": best.plan.architecture.name,
-        "parameters": best.plan.architecture.parameters(),
+        "model": best.config.architecture.name,
+        "parameters": best.config.architecture.parameters(),
         "gpu": choice.cluster.gpu.name,
         "nodes": choice.cluster.nodes,
         "gpus_per_node": choice.cluster.ranks_per_node,
@@ -48,8 +48,8 @@ def record(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _record(found: Layout) -> dict[str, Any]:
-    parallel, recompute = found.plan.parallelism, found.plan.memory.recompute
+def _record(found: ParallelLayout) -> dict[str, Any]:
+    parallel, recompute = found.config.parallelism, found.config.memory.recompute
     return {
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
@@ -59,7 +59,7 @@ def _record(found: Layout) -> dict[str, Any]:
         "recompute": recompute.granularity if recompute else None,
         "options": found.flags,
         "rank_memory_bytes": dataclasses.asdict(found.estimate) | {"total": found.estimate.total},
-        "ranks_memory_bytes": [estimate.total for estimate in memory_estimate.of_ranks(found.plan)],
+        "ranks_memory_bytes": [estimate.total for estimate in memory_estimate.of_ranks(found.config)],
         "fits": found.fits,
         "waste": round(found.waste, 4),
     }
@@ -69,14 +69,15 @@ def table(choice: Choice) -> str:
     """The same for people."""
     cluster, best = choice.cluster, choice.best
     assert cluster.gpu
-    plan, limit = best.plan, search.usable_bytes(cluster) / GIB
+    config, limit = best.config, search.usable_bytes(cluster) / GIB
     verdict = "fits into" if best.fits else "does not fit into"
-    batch = f"{plan.batches.global_batch_size} x {plan.batches.seq_length} tokens, micro batch {plan.batches.micro_batch_size}"
+    batches = config.batches
+    batch = f"{batches.global_batch_size} x {batches.seq_length} tokens, micro batch {batches.micro_batch_size}"
     rows = [
-        ("model", f"{plan.architecture.name}, {plan.architecture.parameters():,} parameters, {plan.precision.dtype}"),
+        ("model", f"{config.architecture.name}, {config.architecture.parameters():,} parameters, {config.precision.dtype}"),
         ("cluster", f"{cluster.nodes} node(s) x {cluster.ranks_per_node} {cluster.gpu.name}: {cluster.ranks} ranks"),
         ("batch", batch),
-        ("layout", plan.parallelism.described + (", layers recomputed" if _recomputes(best) else "")),
+        ("layout", config.parallelism.described + (", layers recomputed" if _recomputes(best) else "")),
         *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
         ("memory", f"{best.estimate}, {verdict} {limit:.1f}"),
         *_stages(best),
@@ -87,19 +88,19 @@ def table(choice: Choice) -> str:
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
 
 
-def _recomputes(found: Layout) -> bool:
-    recompute = found.plan.memory.recompute
+def _recomputes(found: ParallelLayout) -> bool:
+    recompute = found.config.memory.recompute
     return recompute is not None and recompute.granularity == "full"
 
 
-def _short(found: Layout) -> str:
+def _short(found: ParallelLayout) -> str:
     recomputed = ", layers recomputed" if _recomputes(found) else ""
-    return f"{found.plan.parallelism.described}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
+    return f"{found.config.parallelism.described}{recomputed}: {found.estimate.total / GIB:.1f} GiB"
 
 
-def _stages(found: Layout) -> list[tuple[str, str]]:
+def _stages(found: ParallelLayout) -> list[tuple[str, str]]:
     """The totals of all pipeline ranks, where there are several; the ranks of one stage are alike."""
-    estimates = memory_estimate.of_ranks(found.plan)
+    estimates = memory_estimate.of_ranks(found.config)
     if len(estimates) == 1:
         return []
     return [("per stage", " ".join(f"{estimate.total / GIB:.1f}" for estimate in estimates) + " GiB, first to last")]

@@ -1,4 +1,4 @@
-"""What a rank will hold, estimated from the plan before anything starts; no torch is imported.
+"""What a rank will hold, estimated from the configuration before anything starts; no torch is imported.
 
 Weights, gradients and optimizer state follow from the sizes and are exact but for the padding of buffers. Activations are those
 of torch's layers, one term per tensor that the backward pass needs; what kernels and the caching allocator take besides (a few
@@ -35,30 +35,30 @@ class Estimate:
         return f"about {self.total / GIB:.2f} GiB per rank ({listed})"
 
 
-def record(plan: RunConfig) -> dict[str, dict[str, int]]:
+def record(config: RunConfig) -> dict[str, dict[str, int]]:
     """The estimate for --dry-run."""
-    found = estimate(plan)
+    found = estimate(config)
     return {"rank_memory_bytes": dataclasses.asdict(found) | {"total": found.total}}
 
 
-def estimate(plan: RunConfig) -> Estimate:
+def estimate(config: RunConfig) -> Estimate:
     """The fullest rank: the pipeline's first, its last, or one of those between, which are alike."""
-    ranks = {0, min(1, plan.parallelism.pipeline - 1), plan.parallelism.pipeline - 1}
-    return max((_on_rank(plan, rank) for rank in ranks), key=lambda found: found.total)
+    ranks = {0, min(1, config.parallelism.pipeline - 1), config.parallelism.pipeline - 1}
+    return max((_on_rank(config, rank) for rank in ranks), key=lambda found: found.total)
 
 
-def of_ranks(plan: RunConfig) -> list[Estimate]:
+def of_ranks(config: RunConfig) -> list[Estimate]:
     """One estimate for each pipeline rank; the other ranks of a stage are alike."""
-    return [_on_rank(plan, rank) for rank in range(plan.parallelism.pipeline)]
+    return [_on_rank(config, rank) for rank in range(config.parallelism.pipeline)]
 
 
-def _on_rank(plan: RunConfig, pipeline_rank: int) -> Estimate:
-    dense, experts = _parameters(plan, pipeline_rank)
-    memory, parallel, half = plan.memory, plan.parallelism, plan.precision.half
+def _on_rank(config: RunConfig, pipeline_rank: int) -> Estimate:
+    dense, experts = _parameters(config, pipeline_rank)
+    memory, parallel, half = config.memory, config.parallelism, config.precision.half
     replicas = parallel.data * parallel.context
     # Two moments and what a weight of 16 bits lacks, which is 16 bits more or a copy in float32.
-    state = 8 if memory.fully_sharded or not half else 10 if plan.steps_in_one_pass else 12
-    shards = max(1, replicas // memory.instances) if plan.shards_optimizer else 1
+    state = 8 if memory.fully_sharded or not half else 10 if config.steps_in_one_pass else 12
+    shards = max(1, replicas // memory.instances) if config.shards_optimizer else 1
     own = math.ceil(dense / shards) + math.ceil(experts / max(1, shards // parallel.expert))
     whole = own if memory.fully_sharded else dense + experts
     gradient_bytes = 2 if half and memory.gradient_dtype == "bfloat16" else 4
@@ -66,14 +66,14 @@ def _on_rank(plan: RunConfig, pipeline_rank: int) -> Estimate:
         weights=whole * (2 if half and not memory.fully_sharded else 4),
         gradients=whole * gradient_bytes,
         optimizer=own * state,
-        gathered=_gathered(plan),
-        activations=_activations(plan, pipeline_rank),
+        gathered=_gathered(config),
+        activations=_activations(config, pipeline_rank),
     )
 
 
-def layer_parameters(plan: RunConfig) -> tuple[int, int]:
+def layer_parameters(config: RunConfig) -> tuple[int, int]:
     """Parameters of a layer on a tensor-parallel rank: those of all ranks alike, and those of its experts."""
-    model, tensor = plan.architecture, plan.parallelism.tensor
+    model, tensor = config.architecture, config.parallelism.tensor
     llama = model.family == "llama"
     matrix = (3 if llama else 2) * model.hidden_size * model.ffn_hidden_size // tensor
     attention = model.hidden_size * (2 * model.query_size + 2 * model.kv_size) // tensor
@@ -86,14 +86,14 @@ def layer_parameters(plan: RunConfig) -> tuple[int, int]:
     if model.num_experts is None:
         return attention + norms + biases + matrix, 0
     router = model.num_experts * model.hidden_size
-    return attention + norms + biases + router, model.num_experts // plan.parallelism.expert * matrix
+    return attention + norms + biases + router, model.num_experts // config.parallelism.expert * matrix
 
 
-def _parameters(plan: RunConfig, pipeline_rank: int) -> tuple[int, int]:
+def _parameters(config: RunConfig, pipeline_rank: int) -> tuple[int, int]:
     """Parameters of a rank before any sharding among data-parallel ranks: dense ones, and those of experts."""
-    model, parallel = plan.architecture, plan.parallelism
-    dense, experts = (count * parallel.layers_of(pipeline_rank, model.num_layers) for count in layer_parameters(plan))
-    vocabulary = plan.padded_vocab_size // parallel.tensor * model.hidden_size
+    model, parallel = config.architecture, config.parallelism
+    dense, experts = (count * parallel.layers_of(pipeline_rank, model.num_layers) for count in layer_parameters(config))
+    vocabulary = config.padded_vocab_size // parallel.tensor * model.hidden_size
     first, last = pipeline_rank == 0, pipeline_rank == parallel.pipeline - 1
     if first:
         dense += vocabulary + (0 if model.family == "llama" else model.max_position_embeddings * model.hidden_size)
@@ -103,53 +103,53 @@ def _parameters(plan: RunConfig, pipeline_rank: int) -> tuple[int, int]:
     return dense, experts
 
 
-def _gathered(plan: RunConfig) -> int:
+def _gathered(config: RunConfig) -> int:
     """With FSDP: two layers and the ends of the model in the precision of the forward pass, a layer's gradients in float32."""
-    if not plan.memory.fully_sharded:
+    if not config.memory.fully_sharded:
         return 0
-    bytes_each = 2 if plan.precision.half else 4
-    layer = sum(layer_parameters(plan))
-    vocabulary = plan.padded_vocab_size // plan.parallelism.tensor * plan.architecture.hidden_size
+    bytes_each = 2 if config.precision.half else 4
+    layer = sum(layer_parameters(config))
+    vocabulary = config.padded_vocab_size // config.parallelism.tensor * config.architecture.hidden_size
     ends = vocabulary * (bytes_each + 4)
     return 2 * layer * bytes_each + layer * 4 + ends
 
 
-def _activations(plan: RunConfig, pipeline_rank: int) -> int:
+def _activations(config: RunConfig, pipeline_rank: int) -> int:
     """What the forward pass keeps for the backward pass, of all micro batches that are between the two at a time."""
-    parallel, recompute = plan.parallelism, plan.memory.recompute
-    layers = parallel.layers_of(pipeline_rank, plan.architecture.num_layers)
-    layer, residual = _layer_activations(plan), _residual_activations(plan)
-    kept, again = (layers - plan.memory.offloaded_layers) * layer, 0
+    parallel, recompute = config.parallelism, config.memory.recompute
+    layers = parallel.layers_of(pipeline_rank, config.architecture.num_layers)
+    layer, residual = _layer_activations(config), _residual_activations(config)
+    kept, again = (layers - config.memory.offloaded_layers) * layer, 0
     if recompute is not None and recompute.granularity == "full":
         count = min(recompute.layers or 1, layers)
         if recompute.method == "block":
             kept, again = count * residual + (layers - count) * layer, layer
         else:
             kept, again = layers // count * residual, count * layer
-    in_flight: float = min(plan.micro_batches(plan.batches.global_batch_size), parallel.pipeline - pipeline_rank)
+    in_flight: float = min(config.micro_batches(config.batches.global_batch_size), parallel.pipeline - pipeline_rank)
     if parallel.interleaving:
         in_flight = parallel.pipeline + (parallel.pipeline - 1 - 2 * pipeline_rank) / parallel.interleaving
-    last = _logits(plan) if pipeline_rank == parallel.pipeline - 1 else 0
+    last = _logits(config) if pipeline_rank == parallel.pipeline - 1 else 0
     # The logits are gone when the first layer is computed again.
     return int(kept * max(1, in_flight)) + max(last, again)
 
 
-def _tokens(plan: RunConfig) -> int:
+def _tokens(config: RunConfig) -> int:
     """Tokens of a micro batch on this rank."""
-    return plan.batches.micro_batch_size * plan.batches.seq_length // plan.parallelism.context
+    return config.batches.micro_batch_size * config.batches.seq_length // config.parallelism.context
 
 
-def _residual_activations(plan: RunConfig) -> int:
+def _residual_activations(config: RunConfig) -> int:
     """Bytes of a layer's input."""
-    split = plan.parallelism.tensor if plan.parallelism.sequence else 1
-    return _tokens(plan) * plan.architecture.hidden_size // split * (2 if plan.precision.half else 4)
+    split = config.parallelism.tensor if config.parallelism.sequence else 1
+    return _tokens(config) * config.architecture.hidden_size // split * (2 if config.precision.half else 4)
 
 
-def _layer_activations(plan: RunConfig) -> int:
+def _layer_activations(config: RunConfig) -> int:
     """Bytes that one layer keeps for a micro batch, without whole layers recomputed."""
-    model, modules = plan.architecture, plan.memory.recomputed_modules
-    llama, bytes_each = model.family == "llama", 2 if plan.precision.half else 4
-    fused = llama and plan.layers.triton
+    model, modules = config.architecture, config.memory.recomputed_modules
+    llama, bytes_each = model.family == "llama", 2 if config.precision.half else 4
+    fused = llama and config.layers.triton
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
     attention = model.query_size + 2 * model.kv_size
     if llama and not fused:
@@ -163,13 +163,13 @@ def _layer_activations(plan: RunConfig) -> int:
         wide = 0
     elif model.num_experts:
         wide = model.moe_router_topk * (wide + 2 * model.hidden_size)
-    split = (attention + wide) // plan.parallelism.tensor * _tokens(plan) * bytes_each
+    split = (attention + wide) // config.parallelism.tensor * _tokens(config) * bytes_each
     # Inputs and outputs of both norms.
-    return split + (2 if "layernorm" in modules else 4) * _residual_activations(plan)
+    return split + (2 if "layernorm" in modules else 4) * _residual_activations(config)
 
 
-def _logits(plan: RunConfig) -> int:
+def _logits(config: RunConfig) -> int:
     """Logits in the precision of the forward pass; without the kernels the probabilities and their gradient in float32 too."""
-    columns = plan.padded_vocab_size // plan.parallelism.tensor
-    copies = 0 if plan.layers.triton and plan.parallelism.tensor == 1 else 4
-    return _tokens(plan) * columns * ((2 if plan.precision.half else 4) + copies)
+    columns = config.padded_vocab_size // config.parallelism.tensor
+    copies = 0 if config.layers.triton and config.parallelism.tensor == 1 else 4
+    return _tokens(config) * columns * ((2 if config.precision.half else 4) + copies)

@@ -13,18 +13,18 @@ from lt_train.planner import search
 from lt_train.runtime import rank_environment
 
 
-def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:
+def resolve_run_config(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> RunConfig:
     """Raises UsageError or BadConfig for what cannot run, the first of its problems."""
-    plan = assemble(options, datasets)
+    config = assemble(options, datasets)
     if options["parallel"] == parallelism.AUTO:
-        plan = _with_best_layout(plan, options)
-    for problem in (*problems(plan), *problems_here(vars(plan))):
+        config = _with_best_layout(config, options)
+    for problem in (*problems(config), *problems_here(vars(config))):
         raise problem
-    return plan
+    return config
 
 
-def _with_best_layout(plan: RunConfig, options: dict[str, Any]) -> RunConfig:
-    choice = search.choose(plan, options, cluster.here(plan.parallelism.device, plan.parallelism.world_size))
+def _with_best_layout(config: RunConfig, options: dict[str, Any]) -> RunConfig:
+    choice = search.choose(config, options, cluster.here(config.parallelism.device, config.parallelism.world_size))
     chosen = search.require(choice)
     rank = rank_environment.find()
     if rank is None or rank.rank == 0:

@@ -1,7 +1,7 @@
 """Which layout a model gets: tensor, pipeline and context parallel sizes and recomputation, from the model and the GPUs.
 
-Every layout that the checks of a plan let through is estimated, and of those that fit into the memory of a GPU the one that
-wastes the least time is taken. The waste is a rough count: a third more work for recomputing whole layers, the bubble of the
+Every layout that passes the checks is estimated, and of those that fit into the memory of a GPU the one that wastes the least
+time is taken. The waste is a rough count: a third more work for recomputing whole layers, the bubble of the
 pipeline and the unequal work of its stages exactly, and a few percent for each doubling of ranks that exchange activations. It
 puts layouts in an order and predicts no speed; `lt-train bench` measures. Tensor parallelism stays within a node. Data-parallel
 ranks split the optimizer state in any case, since that costs nothing.
@@ -37,10 +37,13 @@ SIZES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """A plan with the options that make its layout, and what they cost. `waste` 0.1 is a tenth more time than the work takes."""
+class ParallelLayout:
+    """A configuration with one parallel layout, the options that ask for it, and its cost.
 
-    plan: RunConfig
+    `waste` is the share of time beyond the work itself: 0.1 is a tenth more.
+    """
+
+    config: RunConfig
     options: dict[str, Any]
     estimate: Estimate
     waste: float
@@ -61,17 +64,17 @@ class Choice:
     """`best` and the `others` that fit, in their order; without one that fits, `best` needs the least memory."""
 
     cluster: Cluster
-    best: Layout
-    others: tuple[Layout, ...]
+    best: ParallelLayout
+    others: tuple[ParallelLayout, ...]
     tried: int
 
     @property
     def reasons(self) -> list[str]:
         """Why it is this layout, a sentence each."""
-        plan, cluster = self.best.plan, self.cluster
+        config, cluster = self.best.config, self.cluster
         limit = usable_bytes(cluster)
         fits = [layout for layout in (self.best, *self.others) if layout.fits]
-        parallel, found = plan.parallelism, []
+        parallel, found = config.parallelism, []
         if self.tried > 1:
             found.append(
                 f"{self.tried} layouts of {cluster.ranks} ranks work, {len(fits)} fit into {limit / GIB:.1f} GiB per rank"
@@ -81,14 +84,14 @@ class Choice:
         if parallel.tensor > 1:
             found.append(f"tensor parallel {parallel.tensor}: within a node, where links are fast")
         if parallel.pipeline > 1:
-            steps = plan.micro_batches(plan.batches.global_batch_size)
+            steps = config.micro_batches(config.batches.global_batch_size)
             share = (parallel.pipeline - 1) / steps
             larger = "; a larger --global-batch-size makes it smaller" if share > LARGE_BUBBLE else ""
             found.append(
                 f"pipeline parallel {parallel.pipeline}: a bubble of {share:.1%} with {steps} micro batch(es) a step{larger}"
             )
         if parallel.context > 1:
-            tokens = plan.batches.seq_length // parallel.context
+            tokens = config.batches.seq_length // parallel.context
             found.append(f"context parallel {parallel.context}: {tokens} tokens of a sample on each rank")
         if "recompute_granularity" in self.best.options:
             found.append("whole layers are computed again in the backward pass: a third more work, for less memory")
@@ -97,7 +100,7 @@ class Choice:
 
 
 def usable_bytes(cluster: Cluster) -> int:
-    """What a plan may fill of a rank's memory."""
+    """The bytes of a rank's memory that an estimate may fill."""
     assert cluster.gpu
     return int(cluster.gpu.memory_bytes * (1 - SPARE_SHARE)) - (RUNTIME_BYTES if cluster.gpu.capability else 0)
 
@@ -107,8 +110,8 @@ def given(options: dict[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in SIZES if options[name] not in (None, False, 1)]
 
 
-def choose(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice:
-    """The best layout for `plan`, whose own is not looked at; `options` are those it was made of.
+def choose(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice:
+    """The best layout for `config`, whose own is not looked at; `options` are those it was made of.
 
     Raises UsageError for sizes beside, BadConfig when no layout divides the model and the ranks or the memory is not known, and
     what every layout would raise.
@@ -117,21 +120,21 @@ def choose(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice
         raise UsageError(f"--parallel auto and {given(options)[0]}", "give one of them")
     if cluster.gpu is None:
         raise BadConfig("the memory of this machine's GPUs is not known", "give --tensor-model-parallel-size and so on instead")
-    found: list[Layout] = []
+    found: list[ParallelLayout] = []
     wrong: list[dict[str, ToolError]] = []
-    for sizes in _candidates(plan, options, cluster):
-        candidate = _with(plan, options | sizes, cluster)
+    for sizes in _candidates(config, options, cluster):
+        candidate = _with(config, options | sizes, cluster)
         problems = {str(problem): problem for problem in layout_problems(candidate)}
         if problems:
             wrong.append(problems)
         else:
-            found.append(of(candidate, sizes, cluster))
+            found.append(layout_of(candidate, sizes, cluster))
     if not found:
         for text, problem in wrong[0].items() if wrong else ():
             if all(text in others for others in wrong):
                 raise problem
         raise BadConfig(
-            f"no layout divides {plan.architecture.name} and its batches among {cluster.ranks} ranks",
+            f"no layout divides {config.architecture.name} and its batches among {cluster.ranks} ranks",
             "choose a --global-batch-size that is a multiple of --micro-batch-size x ranks, or another number of ranks",
         )
     fitting = sorted((layout for layout in found if layout.fits), key=_order)
@@ -140,45 +143,47 @@ def choose(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Choice
     return Choice(cluster, fitting[0], tuple(fitting[1:]), len(found))
 
 
-def of(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Layout:
-    """The layout of `plan`, which `options` ask for."""
-    estimate = memory_estimate.estimate(plan)
-    return Layout(plan, options, estimate, _waste(plan), estimate.total <= usable_bytes(cluster))
+def layout_of(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> ParallelLayout:
+    """The layout of `config`, which `options` ask for."""
+    estimate = memory_estimate.estimate(config)
+    return ParallelLayout(config, options, estimate, _waste(config), estimate.total <= usable_bytes(cluster))
 
 
 def require(choice: Choice) -> RunConfig:
-    """The chosen plan. Raises BadConfig when not even the smallest layout fits."""
+    """The chosen configuration. Raises BadConfig when not even the smallest layout fits."""
     if not choice.best.fits:
+        smallest = choice.best.config.parallelism.described
         raise BadConfig(
-            f"no layout of {choice.cluster.ranks} ranks holds the model: the smallest, {choice.best.plan.parallelism.described},"
+            f"no layout of {choice.cluster.ranks} ranks holds the model: the smallest, {smallest},"
             f" needs {choice.best.estimate.total / GIB:.1f} GiB of {usable_bytes(choice.cluster) / GIB:.1f} per rank",
             "take more nodes, a smaller --micro-batch-size or --seq-length, --bf16, or --use-torch-fsdp2",
         )
-    return choice.best.plan
+    return choice.best.config
 
 
-def _order(layout: Layout) -> tuple[float, int]:
+def _order(layout: ParallelLayout) -> tuple[float, int]:
     """Least waste first; of equals the one that leaves more memory."""
     return round(layout.waste, 4), layout.estimate.total
 
 
-def _candidates(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> Iterator[dict[str, Any]]:
+def _candidates(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> Iterator[dict[str, Any]]:
     """Options of every layout that might work."""
     recomputing: list[dict[str, Any]] = [{}]
-    if plan.memory.recompute is None and not plan.memory.offloaded_layers:
+    if config.memory.recompute is None and not config.memory.offloaded_layers:
         recomputing.append({"recompute_granularity": "full"})
     for tensor in _divisors(cluster.ranks_per_node):
         for pipeline in _divisors(cluster.ranks // tensor):
-            stages = _stages(plan.architecture.num_layers, pipeline)
+            stages = _stages(config.architecture.num_layers, pipeline)
             for context in _divisors(cluster.ranks // tensor // pipeline):
-                if stages is None or (context > 1 and plan.batches.seq_length // context < SHORTEST_CONTEXT):
+                if stages is None or (context > 1 and config.batches.seq_length // context < SHORTEST_CONTEXT):
                     continue
                 sizes = {
                     "tensor_model_parallel_size": tensor,
                     "pipeline_model_parallel_size": pipeline,
                     "context_parallel_size": context,
                 }
-                shards = cluster.ranks > tensor * pipeline and not plan.memory.fully_sharded and plan.optimization.splits_state
+                splits_state = config.optimization.splits_state and not config.memory.fully_sharded
+                shards = splits_state and cluster.ranks > tensor * pipeline
                 flags = {"sequence_parallel": tensor > 1, "use_distributed_optimizer": shards}
                 for more in recomputing:
                     yield {name: size for name, size in sizes.items() if size > 1} | stages | _true(flags, options) | more
@@ -204,21 +209,21 @@ def _stages(layers: int, pipeline: int) -> dict[str, int] | None:
     return {"decoder_first_pipeline_num_layers": rest // 2, "decoder_last_pipeline_num_layers": rest - rest // 2}
 
 
-def _with(plan: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
-    layout = parallelism.resolve(options, plan.architecture, plan.parallelism.device, cluster.ranks)
-    sizes = batches.resolve(options, plan.architecture, layout)
+def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
+    layout = parallelism.resolve(options, config.architecture, config.parallelism.device, cluster.ranks)
+    sizes = batches.resolve(options, config.architecture, layout)
     return dataclasses.replace(
-        plan,
+        config,
         parallelism=layout,
         batches=sizes,
         optimization=optimization.resolve(options, sizes),
-        memory=memory_settings.resolve(options, sizes, layout, plan.precision),
+        memory=memory_settings.resolve(options, sizes, layout, config.precision),
     )
 
 
-def _waste(plan: RunConfig) -> float:
-    parallel, recompute = plan.parallelism, plan.memory.recompute
-    bubble = (parallel.pipeline - 1) / max(1, plan.micro_batches(plan.batches.global_batch_size))
+def _waste(config: RunConfig) -> float:
+    parallel, recompute = config.parallelism, config.memory.recompute
+    bubble = (parallel.pipeline - 1) / max(1, config.micro_batches(config.batches.global_batch_size))
     if parallel.interleaving:
         bubble /= parallel.interleaving
     work = 1 + (RECOMPUTATION if recompute and recompute.granularity == "full" else 0)
@@ -227,16 +232,16 @@ def _waste(plan: RunConfig) -> float:
         + CONTEXT_SHARE * math.log2(parallel.context)
         + PIPELINE_SHARE * math.log2(parallel.pipeline)
     )
-    stages = _stage_flops(plan)
+    stages = _stage_flops(config)
     uneven = max(stages) * parallel.pipeline / sum(stages)
     return work * (1 + bubble) * (1 + shared) * uneven - 1
 
 
-def _stage_flops(plan: RunConfig) -> list[float]:
+def _stage_flops(config: RunConfig) -> list[float]:
     """Per token, of each pipeline rank: its layers, and on the last the logits, which in Llama 3 8B are worth two layers."""
-    model, parallel = plan.architecture, plan.parallelism
+    model, parallel = config.architecture, config.parallelism
     logits = 6 * model.hidden_size * model.vocab_size
-    layer = (model.flops_per_token(plan.batches.seq_length) - logits) / model.num_layers
+    layer = (model.flops_per_token(config.batches.seq_length) - logits) / model.num_layers
     stages = [layer * parallel.layers_of(rank, model.num_layers) for rank in range(parallel.pipeline)]
     stages[-1] += logits
     return stages

@@ -74,7 +74,7 @@ class Situation:
     lacks_data: bool = False
 
     @property
-    def plan(self) -> RunConfig | None:
+    def config(self) -> RunConfig | None:
         """None when the options make none."""
         return self.made.plan
 
@@ -92,14 +92,14 @@ class Situation:
         except OSError:
             return ""
 
-    def need_plan(self) -> RunConfig:
-        """Raises NotChecked without a plan."""
-        if self.plan is None:
-            raise NotChecked("the options make no plan")
-        return self.plan
+    def need_config(self) -> RunConfig:
+        """Raises NotChecked when the options make none."""
+        if self.config is None:
+            raise NotChecked("the options make no configuration")
+        return self.config
 
     def need(self, part: str) -> Any:
-        """That part of the plan. Raises NotChecked when the options do not make it."""
+        """That part of the configuration. Raises NotChecked when the options do not make it."""
         if part not in self.made.parts:
             raise NotChecked(f"the options make no {part}")
         return self.made.parts[part]

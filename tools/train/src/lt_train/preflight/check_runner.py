@@ -117,14 +117,14 @@ def run(checks: Mapping[str, Check], situation: Situation) -> Result:
 
 def of_options(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None, image: str | None) -> Result:
     """All checks of a command line. `planned` is a cluster elsewhere."""
-    made, problems, lacks_data = _plan(options, words, planned)
+    made, problems, lacks_data = _draft(options, words, planned)
     ranks = made.parts.get("parallelism")
     there = planned or (cluster.here(ranks.device, ranks.world_size) if ranks else None)
     result = run(CHECKS, Situation(made, there, os.environ, planned is not None, image, lacks_data=lacks_data))
     return dataclasses.replace(result, findings=(*problems, *result.findings))
 
 
-def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Draft, list[Finding], bool]:
+def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Draft, list[Finding], bool]:
     """What the options make, what kept parts of it from being made, and whether made-up data is in the place of the data."""
     problems: list[Finding] = []
     lacks_data = False
@@ -136,25 +136,25 @@ def _plan(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clus
         options, datasets = options | {"mock_data": True, "valid_data_path": (), "test_data_path": ()}, ()
     made = draft(options, datasets, planned)
     problems += [of(problem, "options") for problem in made.failures]
-    plan = made.plan
-    if plan and options["parallel"] == AUTO:
-        there = planned or cluster.here(plan.parallelism.device, plan.parallelism.world_size)
+    config = made.plan
+    if config and options["parallel"] == AUTO:
+        there = planned or cluster.here(config.parallelism.device, config.parallelism.world_size)
         try:
-            choice = search.choose(plan, options, there)
-            made = Draft.of(choice.best.plan)
+            choice = search.choose(config, options, there)
+            made = Draft.of(choice.best.config)
             search.require(choice)
         except ToolError as problem:
             problems.append(of(problem, "options"))
     return made, problems, lacks_data
 
 
-def at_start(plan: RunConfig) -> None:
+def at_start(config: RunConfig) -> None:
     """The cheap checks, by every rank, since any may be on a machine of its own. The first tells all, the others errors.
 
     Raises BadConfig when there are errors.
     """
-    there = cluster.here(plan.parallelism.device, plan.parallelism.world_size)
-    result = run(CHECKS_AT_START, Situation(Draft.of(plan), there, os.environ))
+    there = cluster.here(config.parallelism.device, config.parallelism.world_size)
+    result = run(CHECKS_AT_START, Situation(Draft.of(config), there, os.environ))
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     is_first = not (rank_env.rank if rank_env else node.node_rank if node else 0)
     for finding in result.findings if is_first else result.errors:

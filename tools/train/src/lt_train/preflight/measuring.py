@@ -27,7 +27,7 @@ def add(result: Result, options: dict[str, Any]) -> Result:
 
 
 def _measure(options: dict[str, Any]) -> Measurement | None:
-    where, save = device.resolve(options["device"]), options["save"]
+    where, save = device.resolve_device(options["device"]), options["save"]
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     if rank_env is not None:
         return bandwidth.measure(rank_env, where, save)

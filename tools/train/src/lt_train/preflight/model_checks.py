@@ -1,4 +1,4 @@
-"""The plan itself: what does not divide, contradicts itself, does not fit, or is another model than it seems."""
+"""The configuration itself: what does not divide, contradicts itself, does not fit, or is another model than it seems."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ FAST_HEAD_MULTIPLE = 8
 
 
 def settings(situation: Situation) -> Iterator[Finding]:
-    """Divisibility, batches, schedule, split and precision: the checks of the plan, all that its parts allow."""
+    """Divisibility, batches, schedule, split and precision: the checks of the configuration, all that its parts allow."""
     for problem in problems_of(situation.made):
         yield of(problem, "options")
     if situation.is_elsewhere:
@@ -25,7 +25,7 @@ def settings(situation: Situation) -> Iterator[Finding]:
 
 
 def head_size(situation: Situation) -> Iterator[Finding]:
-    model = situation.need_plan().architecture
+    model = situation.need_config().architecture
     if model.kv_channels % FAST_HEAD_MULTIPLE:
         yield warning(
             f"heads of {model.kv_channels}, no multiple of {FAST_HEAD_MULTIPLE}: fused attention is slow for them, or absent",
@@ -36,7 +36,7 @@ def head_size(situation: Situation) -> Iterator[Finding]:
 
 def feed_forward(situation: Situation) -> Iterator[Finding]:
     """Sizes of a known model with another feed-forward size: Megatron's default makes Llama 2 70B a model of 55 billion."""
-    model = situation.need_plan().architecture
+    model = situation.need_config().architecture
     if model.name in presets.PRESETS:
         return
     for preset in presets.PRESETS.values():
@@ -54,11 +54,11 @@ def feed_forward(situation: Situation) -> Iterator[Finding]:
 
 def vocabulary(situation: Situation) -> Iterator[Finding]:
     """Rows of the embedding that no token of the data uses, beyond what padding explains."""
-    plan = situation.need_plan()
-    sizes = {dataset.vocab_size for dataset in plan.data.all_datasets if dataset.vocab_size}
-    if sizes and plan.architecture.vocab_size > 1.1 * max(sizes):
+    config = situation.need_config()
+    sizes = {dataset.vocab_size for dataset in config.data.all_datasets if dataset.vocab_size}
+    if sizes and config.architecture.vocab_size > 1.1 * max(sizes):
         yield warning(
-            f"the model's vocabulary is {plan.architecture.vocab_size}, that of the data's tokenizer {max(sizes)}",
+            f"the model's vocabulary is {config.architecture.vocab_size}, that of the data's tokenizer {max(sizes)}",
             "--vocab-size",
             "leave it out to take the data's, or tokenize with the model's tokenizer",
         )
@@ -74,12 +74,12 @@ def capability(situation: Situation) -> Iterator[Finding]:
 
 def fits(situation: Situation) -> Iterator[Finding]:
     """The estimate of the fullest rank. Weights, gradients and optimizer are exact, activations are not."""
-    plan = situation.need_plan()
+    config = situation.need_config()
     if situation.cluster is None or situation.cluster.gpu is None:
         raise NotChecked("the memory of the GPUs is not known")
-    if any(parallelism.check(plan.parallelism, plan.architecture, plan.batches.seq_length)):
+    if any(parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)):
         raise NotChecked("the layout does not divide the model and the ranks")
-    estimate, gpu, usable = memory_estimate.estimate(plan), situation.cluster.gpu, search.usable_bytes(situation.cluster)
+    estimate, gpu, usable = memory_estimate.estimate(config), situation.cluster.gpu, search.usable_bytes(situation.cluster)
     kept = estimate.weights + estimate.gradients + estimate.optimizer
     remedy = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
     if kept > gpu.memory_bytes and gpu.capability is not None:

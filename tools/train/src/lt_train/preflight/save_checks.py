@@ -23,11 +23,11 @@ def is_set(situation: Situation) -> Iterator[Finding]:
         yield warning("no directory: the trained model is lost when the run ends", "--save", "add --save DIRECTORY")
 
 
-def checkpoint_bytes(plan: RunConfig) -> int:
+def checkpoint_bytes(config: RunConfig) -> int:
     """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
-    weights = 2 if plan.precision.half else 4
-    state = 0 if plan.checkpointing.no_save_optim else 12 if plan.precision.half else 8
-    return plan.architecture.parameters(plan.padded_vocab_size) * (weights + state)
+    weights = 2 if config.precision.half else 4
+    state = 0 if config.checkpointing.no_save_optim else 12 if config.precision.half else 8
+    return config.architecture.parameters(config.padded_vocab_size) * (weights + state)
 
 
 def _directory(situation: Situation) -> tuple[Path, Path]:
@@ -60,10 +60,10 @@ def space(situation: Situation) -> Iterator[Finding]:
     save, there = _directory(situation)
     if situation.filesystem(there) in OF_THE_KERNEL or not there.is_dir():
         raise NotChecked("no checkpoint can be written there")
-    plan = situation.need_plan()
-    settings = plan.checkpointing
-    free, size = shutil.disk_usage(there).free, checkpoint_bytes(plan)
-    steps = math.ceil(plan.batches.train_iters / settings.save_interval)
+    config = situation.need_config()
+    settings = config.checkpointing
+    free, size = shutil.disk_usage(there).free, checkpoint_bytes(config)
+    steps = math.ceil(config.batches.train_iters / settings.save_interval)
     count = min(steps, settings.keep_last + 1) if settings.keep_last else steps
     unit, name = (GIB, "GiB") if min(free, size) >= GIB else (2**20, "MiB")
     numbers = f"{free / unit:,.1f} {name} are free, a checkpoint takes {size / unit:,.1f}"

@@ -89,7 +89,7 @@ def make(
     convert: str | None,
     sizes: Mapping[str, str],
 ) -> Job:
-    """A checked job. Raises UsageError for words that lt-train does not know, BadConfig for a plan that cannot run there.
+    """A checked job. Raises UsageError for words that lt-train does not know, BadConfig for a run that cannot work there.
 
     `program` is what the user has called, for messages. `sizes` may have values for the names in `SIZES` and `BATCHES`.
     """
@@ -118,7 +118,7 @@ def make(
     _check_launch(options, nodes)
     accelerators = accelerators or (instance.accelerators if instance else None)
     if instance and instance.gpu and accelerators:
-        _check_plan(options, instance.gpu, nodes, accelerators)
+        _check_config(options, instance.gpu, nodes, accelerators)
     return Job(
         name=name,
         nodes=nodes,
@@ -224,13 +224,13 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
     if options["plain"]:
         raise UsageError("--plain: the job reads lt-train's manifest", "drop it")
     if options["dry_run"]:
-        raise UsageError("--dry-run in a job", "lt-train ... --dry-run here shows the plan")
+        raise UsageError("--dry-run in a job", "lt-train ... --dry-run here shows the configuration")
     if options["max_restarts"] and nodes > 1:
         raise UsageError("--max-restarts: it starts the ranks of one machine again", "drop it: the job's scheduler starts all")
 
 
-def _check_plan(options: dict[str, Any], gpu: str, nodes: int, accelerators: int) -> None:
-    """Assemble the plan for that cluster, without looking at data, which may be on another machine's disks."""
+def _check_config(options: dict[str, Any], gpu: str, nodes: int, accelerators: int) -> None:
+    """Assemble the configuration for that cluster, without looking at data, which may be on another machine's disks."""
     from lt_train.config.cluster import GPUS, Cluster
     from lt_train.planner import layout_table
 

@@ -85,7 +85,7 @@ def make_deterministic(device: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def resolve(choice: str) -> str:
+def resolve_device(choice: str) -> str:
     """Turn `auto` into a device. Raises Unavailable when CUDA is asked for and no GPU is there."""
     if choice == "auto":
         return CUDA if gpu_count() else CPU
