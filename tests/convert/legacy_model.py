@@ -29,7 +29,7 @@ from megatron_model import without_cuda
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.formats.checkpoint import Layout
+from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared import megatron_arguments
 from lt_shared.architecture import Architecture
 
@@ -179,7 +179,7 @@ def run(job: dict[str, Any]) -> None:
     if "convert" in job:
         if torch.distributed.get_rank() == 0:
             source, destination, layout = job["convert"]
-            conversion.convert(Request(source, "megatron-legacy", destination, layout=Layout(*layout)))
+            conversion.convert(Request(source, "megatron-legacy", destination, legacy_target=LegacyTarget(*layout)))
         torch.distributed.barrier()
         return
     tensor, pipeline = job.get("tensor_parallel", 1), job.get("pipeline_parallel", 1)

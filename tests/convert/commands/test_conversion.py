@@ -17,7 +17,7 @@ from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.containers import dcp
 from lt_convert.formats import huggingface
-from lt_convert.formats.checkpoint import Layout
+from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.tensors import blocks
 from lt_shared import checkpoint_layout
 from lt_shared.architecture import Architecture
@@ -36,7 +36,7 @@ def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("name", ["grouped", "tied", "scaled", "sharded"])
 def test_round_trip_is_bit_exact(name: str, to: str, models: dict[str, Path], stored_tensors: Read, tmp_path: Path) -> None:
-    options = {"layout": Layout(2, 3)} if to == "megatron-legacy" else {}
+    options = {"legacy_target": LegacyTarget(2, 3)} if to == "megatron-legacy" else {}
     made = convert(models[name], to, tmp_path / "made", **options)
     back = convert(made, "hf", tmp_path / "hf")
     assert stored_tensors(back) == stored_tensors(models[name])
@@ -114,9 +114,9 @@ def test_dtypes_are_kept_tensor_by_tensor_and_never_mixed(models: dict[str, Path
     assert stored_tensors(back) == stored_tensors(source)
     name = "model.layers.0.self_attn.q_proj.weight"
     _edit(source / "model.safetensors", lambda t: t.update({name: t[name].to(torch.bfloat16)}))
-    with pytest.raises(BadData, match=r"linear_qkv.weight: its parts are stored as bfloat16 and float32"):
+    with pytest.raises(BadData, match=r"linear_qkv.weight: its pieces are stored as bfloat16 and float32"):
         convert(source, "megatron-dist", tmp_path / "other")
-    with pytest.raises(BadData, match=r"linear_qkv.weight: its parts are stored as bfloat16 and float32"):
+    with pytest.raises(BadData, match=r"linear_qkv.weight: its pieces are stored as bfloat16 and float32"):
         convert(source, "megatron-dist", tmp_path / "other", dtype="bfloat16")
     same = convert(source, "hf", tmp_path / "same", dtype="bfloat16")
     assert convert(same, "megatron-dist", tmp_path / "other").is_dir()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lt_convert.commands import conversion, inspection
 from lt_convert.commands.conversion import Request
-from lt_convert.formats.checkpoint import Layout
+from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared.architecture import Architecture
 from lt_shared.console import NoInput
 
@@ -23,7 +23,7 @@ def test_every_format_tells_the_same(
 ) -> None:
     source = models["grouped"]
     if to != "hf":
-        options: dict[str, Any] = {"layout": Layout(2, 3)} if to == "megatron-legacy" else {}
+        options: dict[str, Any] = {"legacy_target": LegacyTarget(2, 3)} if to == "megatron-legacy" else {}
         source = Path(conversion.convert(Request(str(source), to, str(tmp_path / "made"), **options)).path)
     record = inspection.inspect(str(source))
     json.dumps(record)

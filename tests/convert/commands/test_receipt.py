@@ -34,9 +34,9 @@ def test_pieces_are_in_order_and_hashes_by_tensor() -> None:
     assert RECORD.files.tensors == {"t": ["2" * 64, "1" * 64]}
 
 
-def test_made_of(tmp_path: Path) -> None:
+def test_is_up_to_date(tmp_path: Path) -> None:
     def made(options: dict[str, Any] = RECORD.options, source: Any = RECORD.source) -> bool:
-        return RECORD.made_of(options, source, str(tmp_path))
+        return RECORD.is_up_to_date(options, source, str(tmp_path))
 
     (tmp_path / "a").write_bytes(b"123")
     assert not made()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lt_convert.commands import conversion, inspection, verification, writer
+from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection, output_writer
 from lt_convert.commands.conversion import Request
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import REMOTE_BLOCK_BYTES
@@ -115,7 +115,7 @@ def test_there_and_back_is_exact(
     written = {str(path.relative_to(tmp_path / "local")) for path in (tmp_path / "local").rglob("*") if path.is_file()}
     assert names(f"{bucket}/made") == written, "and nothing else"
     assert local.is_dir()
-    assert verification.verify(f"{bucket}/made")["problems"] == []
+    assert checksum_verification.verify(f"{bucket}/made")["problems"] == []
     back = convert(f"{bucket}/made", "hf", tmp_path / "back")
     assert stored_tensors(Path(back)) == stored_tensors(small)
 
@@ -133,7 +133,7 @@ def test_same_command_again_is_up_to_date(
     with pytest.raises(CannotCreate, match="not empty"):
         convert(models["tied"], "megatron-dist", f"{bucket}/run")
     convert(models["tied"], "megatron-dist", f"{bucket}/run", force=True)
-    assert verification.compare(f"{bucket}/run", str(models["tied"]))["same"]
+    assert checkpoint_comparison.compare(f"{bucket}/run", str(models["tied"]))["same"]
     with pytest.raises(UsageError, match="holds the source"):
         convert(source, "megatron-dist", bucket, force=True)
 
@@ -163,9 +163,9 @@ def test_what_was_written_is_not_written_again(
     from lt_convert.containers import dcp
 
     monkeypatch.setattr(dcp, "FILE_BYTES", 30_000)
-    monkeypatch.setattr(writer, "THREADS", 1)
+    monkeypatch.setattr(output_writer, "THREADS", 1)
     source = upload(small, f"{bucket}/hf")
-    true = writer._upload
+    true = output_writer._upload
 
     def failing(output: Any, *arguments: Any) -> Any:
         if output.name.endswith("__0_2.distcp"):
@@ -173,7 +173,7 @@ def test_what_was_written_is_not_written_again(
         return true(output, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_upload", failing)
+        patch.setattr(output_writer, "_upload", failing)
         with pytest.raises(KeyboardInterrupt):
             convert(source, "torchtitan", f"{bucket}/titan")
     there = names(f"{bucket}/titan")
@@ -187,8 +187,8 @@ def test_what_was_written_is_not_written_again(
     uploaded = {request for request in requests if re.match(r"(PUT|POST) \S*__0_[01]\.distcp", request)}
     assert not uploaded
     assert ".lt-convert.journal" not in names(f"{bucket}/titan")
-    assert verification.compare(f"{bucket}/titan", source)["same"]
-    assert verification.verify(f"{bucket}/titan")["problems"] == []
+    assert checkpoint_comparison.compare(f"{bucket}/titan", source)["same"]
+    assert checksum_verification.verify(f"{bucket}/titan")["problems"] == []
 
 
 def test_killed_upload_goes_on(bucket: str, server: Server, write_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_killed_upload_goes_on(bucket: str, server: Server, write_model: Callabl
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["path"] == f"{bucket}/run/release"
-    assert verification.compare(f"{bucket}/run", str(model))["same"]
+    assert checkpoint_comparison.compare(f"{bucket}/run", str(model))["same"]
 
 
 def test_tokenizers_travel(bucket: str, small: Path, tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_what_is_not_there(bucket: str, tmp_path: Path) -> None:
 
 
 def test_remote_blocks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lt_convert.tensors.tensor import stored
+    from lt_convert.tensors.tensor import tensor_in_files
 
     for file, count in (("s3://b/f", 4), ("/f", 64)):
-        tensor = stored("t", "float32", (4096, 4096), [((0, 0), (4096, 4096), file, 0)])
+        tensor = tensor_in_files("t", "float32", (4096, 4096), [((0, 0), (4096, 4096), file, 0)])
         assert len(list(blocks.row_blocks(tensor))) == count

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as stock
 
-from lt_convert.commands.writer import contents
+from lt_convert.commands.output_writer import contents
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import Entry
 from lt_convert.tensors import blocks
@@ -26,7 +26,7 @@ STATE = {
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    state = STATE | {"settings": {"a": 1}, "turned": STATE["matrix"].T}
+    state = STATE | {"settings": {"a": 1}, "transposed": STATE["matrix"].T}
     stock.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
     return tmp_path / "saved"
 
@@ -45,14 +45,14 @@ def read(directory: Path) -> dict[str, torch.Tensor]:
 
 def test_what_torch_saves_is_read(saved: Path) -> None:
     found = read(saved)
-    assert found.keys() == {*STATE, "turned"}
+    assert found.keys() == {*STATE, "transposed"}
     assert all(torch.equal(found[key], tensor) for key, tensor in STATE.items())
-    assert torch.equal(found["turned"], STATE["matrix"].T)
+    assert torch.equal(found["transposed"], STATE["matrix"].T)
 
 
 def write(directory: Path, entries: list[Entry], objects: dict[str, Any]) -> None:
     with Files() as files:
-        reader = blocks.Blocks(files)
+        reader = blocks.TensorReader(files)
         directory.mkdir()
         for output in dcp.outputs(entries, objects):
             (directory / output.name).write_bytes(
@@ -90,12 +90,12 @@ def test_torch_loads_what_is_written(
 
 def edit(directory: Path, change: Any) -> None:
     metadata = pickle.loads((directory / ".metadata").read_bytes())
-    change(metadata, {key.fqn: place for key, place in metadata.storage_data.items()})
+    change(metadata, {key.fqn: location for key, location in metadata.storage_data.items()})
     (directory / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
 def set_shape(sizes: list[int]) -> Any:
-    def change(metadata: Any, places: Any) -> None:
+    def change(metadata: Any, locations: Any) -> None:
         entry = metadata.state_dict_metadata["matrix"]
         entry.size = torch.Size(sizes) if min(sizes) >= 0 else tuple(sizes)
         entry.chunks[0].sizes = entry.size
@@ -103,16 +103,16 @@ def set_shape(sizes: list[int]) -> Any:
     return change
 
 
-def set_place(**fields: Any) -> Any:
-    return lambda metadata, places: [setattr(places["matrix"], field, value) for field, value in fields.items()]
+def set_location(**fields: Any) -> Any:
+    return lambda metadata, locations: [setattr(locations["matrix"], field, value) for field, value in fields.items()]
 
 
 def set_dtype(dtype: torch.dtype) -> Any:
-    return lambda metadata, places: setattr(metadata.state_dict_metadata["matrix"].properties, "dtype", dtype)
+    return lambda metadata, locations: setattr(metadata.state_dict_metadata["matrix"].properties, "dtype", dtype)
 
 
 def change_chunks(change: Any) -> Any:
-    return lambda metadata, places: change(metadata.state_dict_metadata["matrix"].chunks)
+    return lambda metadata, locations: change(metadata.state_dict_metadata["matrix"].chunks)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +121,19 @@ def change_chunks(change: Any) -> Any:
         (set_shape([6, 8]), r"is float32 \[6, 7\], expected float32 \[6, 8\]"),
         (set_shape([1 << 40, 1 << 40]), r"expected float32 \[1099511627776, 1099511627776\]"),
         (set_shape([-1, 7]), "not a natural number"),
-        (set_place(relative_path="../elsewhere.distcp"), "outside the checkpoint: '../elsewhere.distcp'"),
-        (set_place(relative_path="/etc/passwd"), "outside the checkpoint"),
-        (set_place(relative_path=".."), "outside the checkpoint"),
-        (set_place(offset=-64), "not a natural number"),
-        (set_place(offset=1 << 50), "lies beyond the end"),
-        (set_place(length=10), "damaged|not a torch file"),
-        (set_place(transform_descriptors=["zstd"]), "compressed or encrypted"),
+        (set_location(relative_path="../elsewhere.distcp"), "outside the checkpoint: '../elsewhere.distcp'"),
+        (set_location(relative_path="/etc/passwd"), "outside the checkpoint"),
+        (set_location(relative_path=".."), "outside the checkpoint"),
+        (set_location(offset=-64), "not a natural number"),
+        (set_location(offset=1 << 50), "lies beyond the end"),
+        (set_location(length=10), "damaged|not a torch file"),
+        (set_location(transform_descriptors=["zstd"]), "compressed or encrypted"),
         (change_chunks(lambda chunks: chunks.clear()), "do not cover"),
         (change_chunks(lambda chunks: chunks.append(chunks[0])), "do not cover"),
         (set_dtype(torch.complex64), "complex64"),
         (set_dtype(torch.float64), "expected float64"),
-        (lambda metadata, places: metadata.storage_data.clear(), "says nowhere where the chunk of matrix"),
-        (lambda metadata, places: setattr(metadata, "storage_data", None), "not the metadata"),
+        (lambda metadata, locations: metadata.storage_data.clear(), "has no storage_data for the chunk of matrix"),
+        (lambda metadata, locations: setattr(metadata, "storage_data", None), "not the metadata"),
     ],
 )
 def test_damaged_metadata_is_refused(change: Any, message: str, saved: Path) -> None:
@@ -143,8 +143,8 @@ def test_damaged_metadata_is_refused(change: Any, message: str, saved: Path) -> 
 
 
 def test_chunks_of_other_tensors_and_files_that_are_gone(saved: Path) -> None:
-    def swap(metadata: Any, places: Any) -> None:
-        places["matrix"].offset, places["matrix"].length = places["scalar"].offset, places["scalar"].length
+    def swap(metadata: Any, locations: Any) -> None:
+        locations["matrix"].offset, locations["matrix"].length = locations["scalar"].offset, locations["scalar"].length
 
     edit(saved, swap)
     with pytest.raises(BadData, match=r"is float32 \[\], expected float32 \[6, 7\]"):
@@ -159,7 +159,7 @@ def test_metadata_runs_nothing(saved: Path) -> None:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(saved / "ran"),)
 
-    def hide(metadata: Any, places: Any) -> None:
+    def hide(metadata: Any, locations: Any) -> None:
         metadata.planner_data = Exploit()
 
     edit(saved, hide)

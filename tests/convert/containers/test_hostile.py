@@ -19,7 +19,7 @@ import torch.distributed.checkpoint
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.formats.checkpoint import Layout
+from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, NoInput, ToolError
 
@@ -34,8 +34,8 @@ def checkpoints(write_model: Callable[..., Path], tmp_path_factory: pytest.TempP
     root = tmp_path_factory.mktemp("hostile")
     made = {"hf": write_model(root / "hf", TINY)}
     for name in FORMATS[1:]:
-        layout = Layout(2, 2) if name == "megatron-legacy" else Layout()
-        made[name] = Path(conversion.convert(Request(str(made["hf"]), name, str(root / name), layout=layout)).path)
+        target = LegacyTarget(2, 2) if name == "megatron-legacy" else LegacyTarget()
+        made[name] = Path(conversion.convert(Request(str(made["hf"]), name, str(root / name), legacy_target=target)).path)
     (made["megatron-dist"] / "run.json").unlink()
     return made
 

@@ -20,7 +20,7 @@ from lt_convert.containers.pickle_writer import Global, Instance
 from lt_convert.tensors import blocks
 from lt_convert.tensors.output_files import Payload
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import Part, Tensor, View, stored
+from lt_convert.tensors.tensor import Chunk, Tensor, View, tensor_in_files
 from lt_shared.console import BadData
 
 DTYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8"]
@@ -32,7 +32,9 @@ def lazy(tensor: torch.Tensor, path: Path) -> Tensor:
         position = file.tell()
         file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     shape = tuple(tensor.shape)
-    return stored("t", str(tensor.dtype).removeprefix("torch."), shape, [((0,) * len(shape), shape, str(path), position)])
+    return tensor_in_files(
+        "t", str(tensor.dtype).removeprefix("torch."), shape, [((0,) * len(shape), shape, str(path), position)]
+    )
 
 
 def content(segments: Iterable[bytes | Payload]) -> bytes:
@@ -77,8 +79,8 @@ def test_objects_of_other_classes(tmp_path: Path) -> None:
 def test_archives_over_4_gib(tmp_path: Path) -> None:
     """The values are a hole in the file; torch maps it and finds the last of them."""
     size = (1 << 32) + 10
-    tensor = Tensor("t", "uint8", (size,), (Part((range(size),), View("gone", 0, (size,), (1,))),), "uint8")
-    small = Tensor("s", "uint8", (3,), (Part((range(3),), View("gone", 0, (3,), (1,))),), "uint8")
+    tensor = Tensor("t", "uint8", (size,), (Chunk((range(size),), View("gone", 0, (size,), (1,))),), "uint8")
+    small = Tensor("s", "uint8", (3,), (Chunk((range(3),), View("gone", 0, (3,), (1,))),), "uint8")
     head, _, middle, _, tail = torch_archive.archive({"t": Payload("t", tensor), "s": Payload("s", small)})
     with (tmp_path / "large.pt").open("wb") as file:
         file.write(head)
@@ -90,8 +92,8 @@ def test_archives_over_4_gib(tmp_path: Path) -> None:
     assert loaded["s"].tolist() == [1, 2, 3]
     with Files() as files:
         record, locate = torch_archive.read(str(tmp_path / "large.pt"), 0, (tmp_path / "large.pt").stat().st_size, files, "large")
-        assert files.read(str(tmp_path / "large.pt"), locate(record["t"]).view.position + size - 2, 2) == b"\0\7"
-        assert files.read(str(tmp_path / "large.pt"), locate(record["s"]).view.position, 3) == b"\1\2\3"
+        assert files.read(str(tmp_path / "large.pt"), locate(record["t"]).view.offset_bytes + size - 2, 2) == b"\0\7"
+        assert files.read(str(tmp_path / "large.pt"), locate(record["s"]).view.offset_bytes, 3) == b"\1\2\3"
 
 
 def read(path: Path, offset: int = 0, length: int | None = None) -> tuple[Any, Any]:
@@ -101,7 +103,7 @@ def read(path: Path, offset: int = 0, length: int | None = None) -> tuple[Any, A
 
 def values(found: torch_archive.StoredValues) -> numpy.ndarray:
     view = found.view
-    tensor = Tensor("t", found.dtype, view.shape, (Part(tuple(map(range, view.shape)), view),), found.dtype)
+    tensor = Tensor("t", found.dtype, view.shape, (Chunk(tuple(map(range, view.shape)), view),), found.dtype)
     with Files() as files:
         return blocks.read(tensor, files)
 

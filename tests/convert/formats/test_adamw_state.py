@@ -105,11 +105,11 @@ def fill_padding(directory: Path) -> None:
     """lt-train leaves the rows that pad the vocabulary, and their moments, at zero; Megatron-LM does not."""
     with Files() as files:
         source = torch_dist.open_source(str(directory), files)
-        for moments in state_of(source).moments.values():
-            view = moments["padding.model.embed_tokens.weight"].parts[0].view
+        for moments in state_of(source).tensors.values():
+            view = moments["padding.model.embed_tokens.weight"].chunks[0].view
             assert view is not None
             with open(view.file, "r+b") as file:
-                file.seek(view.position)
+                file.seek(view.offset_bytes)
                 file.write(numpy.full(view.shape, 0.5, numpy.float32).tobytes())
 
 
@@ -154,9 +154,9 @@ def test_torchtitan_takes_up_the_state_of_lt_train(runs: Runs) -> None:
         ours, theirs = opened(runs.root / "as-titan", files), opened(runs.root / "again" / "step-4", files)
         assert values(real(ours.tensors), files) == values(theirs.tensors, files)
         for kind in ("exp_avg", "exp_avg_sq"):
-            assert values(real(state_of(ours).moments[kind]), files) == values(state_of(theirs).moments[kind], files)
-        assert (state_of(theirs).step, state_of(theirs).groups["betas"]) == (4, (0.9, 0.95))
-        assert state_of(theirs).groups["lr"] == state_of(ours).groups["lr"] > 0
+            assert values(real(state_of(ours).tensors[kind]), files) == values(state_of(theirs).tensors[kind], files)
+        assert (state_of(theirs).step, state_of(theirs).hyperparameters["betas"]) == (4, (0.9, 0.95))
+        assert state_of(theirs).hyperparameters["lr"] == state_of(ours).hyperparameters["lr"] > 0
 
 
 def real(tensors: Any) -> dict[str, Tensor]:
@@ -170,15 +170,15 @@ def test_nothing_is_lost_on_the_way(runs: Runs) -> None:
         first = opened(runs.root / "megatron" / "iter_0000004", files)
         for name in ("back", "back-bf16"):
             last = opened(runs.root / name / "iter_0000004", files)
-            kept = values(state_of(first).moments["param"], files)
-            fp32 = last.tensors if name == "back" else state_of(last).moments["param"]
+            kept = values(state_of(first).tensors["param"], files)
+            fp32 = last.tensors if name == "back" else state_of(last).tensors["param"]
             assert values(fp32, files) == kept
             for kind in ("exp_avg", "exp_avg_sq"):
-                found = values(state_of(last).moments[kind], files)
-                assert found == values(state_of(first).moments[kind], files)
+                found = values(state_of(last).tensors[kind], files)
+                assert found == values(state_of(first).tensors[kind], files)
                 assert any(found["padding.model.embed_tokens.weight"])
             assert (state_of(last).step, last.iteration) == (4, 4)
-            assert state_of(last).groups["lr"] == state_of(first).groups["lr"]
+            assert state_of(last).hyperparameters["lr"] == state_of(first).hyperparameters["lr"]
         assert values(real(last.tensors), files) == values(real(first.tensors), files)
 
 
@@ -186,7 +186,7 @@ def test_moments_belong_to_their_weights(runs: Runs) -> None:
     """TorchTitan's first step, done again with the canonical moments, gives the canonical weights."""
     with Files() as files:
         before, after = (opened(runs.root / "titan" / f"step-{step}", files) for step in (0, 1))
-        moments = state_of(after).moments
+        moments = state_of(after).tensors
         for name in after.tensors:
             old, new, first, second = (
                 blocks.read(tensors[name], files).view(numpy.float32).astype(numpy.float64)

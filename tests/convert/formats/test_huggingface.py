@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.commands.writer import contents
+from lt_convert.commands.output_writer import contents
 from lt_convert.formats import huggingface
 from lt_convert.tensors import blocks
 from lt_convert.tensors.output_files import OutputFile
@@ -44,7 +44,7 @@ def test_files_of_the_library_are_read(tmp_path: Path) -> None:
 def write(directory: Path, outputs: list[OutputFile]) -> None:
     directory.mkdir()
     with Files() as files:
-        reader = blocks.Blocks(files)
+        reader = blocks.TensorReader(files)
         for output in outputs:
             data = b"".join(bytes(block) for segment in output.segments for block in contents(segment, reader))
             assert len(data) == output.size_bytes
@@ -90,8 +90,8 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (header({"t": ENTRY | {"dtype": []}}), "malformed"),
         (header({"t": ENTRY}), r"bytes, its header says"),
         (header({"t": ENTRY}) + bytes(5), r"bytes, its header says"),
-        (header({"t": ENTRY | {"shape": [2]}}) + bytes(4), "which its shape"),
-        (header({"t": ENTRY | {"shape": [1 << 62, 1 << 62]}}) + bytes(4), "which its shape"),
+        (header({"t": ENTRY | {"shape": [2]}}) + bytes(4), "do not fit its shape"),
+        (header({"t": ENTRY | {"shape": [1 << 62, 1 << 62]}}) + bytes(4), "do not fit its shape"),
         (header({"t": ENTRY | {"shape": [1 << 31, 1 << 33], "data_offsets": [0, 1 << 66]}}) + bytes(4), "its header says"),
         (header({"t": ENTRY | {"shape": [-1, -1]}}) + bytes(4), "not a natural number"),
         (header({"t": ENTRY | {"shape": [1.0]}}) + bytes(4), "not a natural number"),
@@ -170,7 +170,7 @@ def refuse(hf: Path) -> str:
         ({"quantization_config": {"quant_method": "fp8"}}, "config.json: model: has a quantization_config"),
         ({"num_hidden_layers": -1}, "config.json"),
         ({"num_hidden_layers": 4}, "missing model.layers.3."),
-        ({"num_hidden_layers": 2}, "no place in this model for model.layers.2."),
+        ({"num_hidden_layers": 2}, "this model has no model.layers.2."),
         ({"vocab_size": 255}, "the configuration says"),
         ({"tie_word_embeddings": True}, "differs from"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling type 'yarn'"),
@@ -187,7 +187,7 @@ def test_rope_scaling_that_megatron_cannot_compute(hf: Path) -> None:
     config = json.loads((hf / "config.json").read_text())
     config["rope_parameters"]["low_freq_factor"] = config["rope_scaling"]["low_freq_factor"] = 2.0
     (hf / "config.json").write_text(json.dumps(config))
-    assert "Megatron fixes every number of RoPE scaling but the factor" in refuse(hf)
+    assert "Megatron has constants for every RoPE scaling parameter but the factor" in refuse(hf)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "junk", "[" * 100_000])

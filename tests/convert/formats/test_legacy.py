@@ -15,7 +15,7 @@ import torch
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats import legacy
-from lt_convert.formats.checkpoint import Layout
+from lt_convert.formats.checkpoint import LegacyTarget
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_shared import checkpoint_layout
@@ -28,8 +28,8 @@ ARCHITECTURES = {
     "qwen2": dataclasses.replace(LLAMA, add_qkv_bias=True, tie_embeddings=True),
     "gpt": Architecture("gpt", "gpt", 4, 32, 128, 4, 4, 250, 64, tie_embeddings=True),
 }
-WHOLE = Layout()
-LAYOUTS = {"llama": Layout(tensor=2), "qwen2": Layout(1, 2, 2), "gpt": Layout(1, 2)}
+WHOLE = LegacyTarget()
+TARGETS = {"llama": LegacyTarget(tensor_parallel_size=2), "qwen2": LegacyTarget(1, 2, 2), "gpt": LegacyTarget(1, 2)}
 TOKENS = [[(7 * position * position + 3) % 250 for position in range(48)]]
 PADDED = 256
 # Two orders of summation of the same fp32 network, with logits of size 1 to 3.
@@ -82,8 +82,12 @@ def tensors(run: Path) -> dict[str, bytes]:
         return {name: blocks.read(tensor, files).tobytes() for name, tensor in found.items()}
 
 
-def job(name: str, layout: Layout = WHOLE, **more: Any) -> dict[str, Any]:
-    sizes = {"tensor_parallel": layout.tensor, "pipeline_parallel": layout.pipeline, "virtual_pipeline": layout.virtual_pipeline}
+def job(name: str, target: LegacyTarget = WHOLE, **more: Any) -> dict[str, Any]:
+    sizes = {
+        "tensor_parallel": target.tensor_parallel_size,
+        "pipeline_parallel": target.pipeline_parallel_size,
+        "virtual_pipeline": target.virtual_pipeline_parallel_size,
+    }
     record = ARCHITECTURES[name].to_record()
     return {"architecture": record, "padded_vocab_size": PADDED, "tokens": TOKENS, **sizes, **more}
 
@@ -96,18 +100,18 @@ def stock(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     root = tmp_path_factory.mktemp("legacy")
     jobs = [job(name, save=str(root / f"{name}-whole"), logits=str(root / f"{name}.npy")) for name in ARCHITECTURES]
-    jobs += [job(name, layout, save=str(root / f"{name}-cut")) for name, layout in LAYOUTS.items()]
-    for name, layout in itertools.product(("llama", "gpt"), (Layout(2, 1), Layout(1, 2, 2))):
-        run = str(root / f"{name}.t{layout.tensor}")
-        jobs.append({"convert": [str(root / f"{name}-cut"), run, dataclasses.astuple(layout)]})
-        jobs.append(job(name, layout, load=run, logits=f"{run}.npy"))
+    jobs += [job(name, target, save=str(root / f"{name}-cut")) for name, target in TARGETS.items()]
+    for name, target in itertools.product(("llama", "gpt"), (LegacyTarget(2, 1), LegacyTarget(1, 2, 2))):
+        run = str(root / f"{name}.t{target.tensor_parallel_size}")
+        jobs.append({"convert": [str(root / f"{name}-cut"), run, dataclasses.astuple(target)]})
+        jobs.append(job(name, target, load=run, logits=f"{run}.npy"))
     ranks("legacy_model.py", jobs, world_size=2)
     return root
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_cut_anew_it_is_what_megatron_saves_in_that_layout(stock: Path, name: str, tmp_path: Path) -> None:
-    cut = convert(stock / f"{name}-whole", "megatron-legacy", tmp_path / "cut", layout=LAYOUTS[name])
+    cut = convert(stock / f"{name}-whole", "megatron-legacy", tmp_path / "cut", legacy_target=TARGETS[name])
     assert same_model(contents(cut), contents(stock / f"{name}-cut"))
     whole = convert(stock / f"{name}-cut", "megatron-legacy", tmp_path / "whole")
     assert same_model(contents(whole), contents(stock / f"{name}-whole"))
@@ -115,7 +119,7 @@ def test_cut_anew_it_is_what_megatron_saves_in_that_layout(stock: Path, name: st
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_all_ways_to_cut_at_once_and_back(stock: Path, name: str, tmp_path: Path) -> None:
-    cut = convert(stock / f"{name}-whole", "megatron-legacy", tmp_path / "cut", layout=Layout(2, 2, 2))
+    cut = convert(stock / f"{name}-whole", "megatron-legacy", tmp_path / "cut", legacy_target=LegacyTarget(2, 2, 2))
     assert len(contents(cut)) == 4
     assert same_model(contents(convert(cut, "megatron-legacy", tmp_path / "whole")), contents(stock / f"{name}-whole"))
 
@@ -123,7 +127,9 @@ def test_all_ways_to_cut_at_once_and_back(stock: Path, name: str, tmp_path: Path
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hugging_face_and_back_is_exact(stock: Path, name: str, tmp_path: Path) -> None:
     model = convert(stock / f"{name}-cut", "hf", tmp_path / "hf")
-    back = convert(model, "megatron-legacy", tmp_path / "back", layout=dataclasses.replace(LAYOUTS[name], local_layers=True))
+    back = convert(
+        model, "megatron-legacy", tmp_path / "back", legacy_target=dataclasses.replace(TARGETS[name], local_layers=True)
+    )
     assert same_model(contents(back), contents(stock / f"{name}-cut"))
 
 
@@ -146,7 +152,7 @@ def test_megatron_loads_the_result_of_every_rank(stock: Path, name: str, size: i
 
 
 def test_arguments_are_those_of_the_new_layout(stock: Path, tmp_path: Path) -> None:
-    run = convert(stock / "llama-cut", "megatron-legacy", tmp_path / "run", layout=Layout(2, 2, 2))
+    run = convert(stock / "llama-cut", "megatron-legacy", tmp_path / "run", legacy_target=LegacyTarget(2, 2, 2))
     assert (run / checkpoint_layout.TRACKER).read_text() == "release"
     for content in contents(run).values():
         arguments = content["args"]
@@ -169,7 +175,7 @@ def test_the_vocabulary_is_padded_for_the_tensor_parallel_size(
     stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Megatron pads to a multiple of 128 times the size: rows that are there stay, more of them are zeros."""
-    wide = convert(stock / "gpt-cut", "megatron-legacy", tmp_path / "wide", layout=Layout(4, 1))
+    wide = convert(stock / "gpt-cut", "megatron-legacy", tmp_path / "wide", legacy_target=LegacyTarget(4, 1))
     pieces = [content["model"]["embedding.word_embeddings.weight"] for content in contents(wide).values()]
     assert [piece.shape[0] for piece in pieces] == [128] * 4
     embedding = contents(stock / "gpt-whole")["mp_rank_00"]["model"]["embedding.word_embeddings.weight"]
@@ -186,7 +192,7 @@ def test_experts_of_every_rank_are_numbered_through(tmp_path: Path, write_model:
     """Two expert ranks without a pipeline, as Megatron-LM names and fills them."""
     architecture = dataclasses.replace(LLAMA, num_experts=4, moe_router_topk=2)
     model = write_model(tmp_path / "mixtral", architecture)
-    run = convert(model, "megatron-legacy", tmp_path / "run", layout=Layout(local_layers=True))
+    run = convert(model, "megatron-legacy", tmp_path / "run", legacy_target=LegacyTarget(local_layers=True))
     whole = tensors(run)
     content = contents(run)["mp_rank_00"]
     content["args"].expert_model_parallel_size = 2
@@ -209,7 +215,7 @@ def test_experts_of_every_rank_are_numbered_through(tmp_path: Path, write_model:
 @pytest.fixture
 def cut(stock: Path, tmp_path: Path) -> Path:
     """Four ranks to damage."""
-    return convert(stock / "llama-whole", "megatron-legacy", tmp_path / "cut", layout=Layout(2, 2))
+    return convert(stock / "llama-whole", "megatron-legacy", tmp_path / "cut", legacy_target=LegacyTarget(2, 2))
 
 
 def fails(source: Path, destination: Path, match: str, error: type[Exception] = BadData, **options: Any) -> None:
@@ -245,22 +251,22 @@ def edited(cut: Path, rank: str, edit: Callable[[dict[str, Any]], None]) -> None
 
 def test_ranks_that_disagree_are_an_error(cut: Path, tmp_path: Path) -> None:
     edited(cut, "mp_rank_01_000", lambda content: content["model"].pop("decoder.layers.0.input_layernorm.weight"))
-    fails(cut, tmp_path / "out", "the tensor ranks beside it hold other tensors")
+    fails(cut, tmp_path / "out", "the other tensor parallel ranks hold other tensors")
 
 
 def test_unknown_tensors_are_listed(cut: Path, tmp_path: Path) -> None:
     for rank in ("mp_rank_00_001", "mp_rank_01_001"):
         edited(cut, rank, lambda content: content["model"].update({"mtp.layers.0.weight": torch.ones(2)}))
-    fails(cut, tmp_path / "out", "no place in this model for mtp.layers.0.weight")
+    fails(cut, tmp_path / "out", "this model has no mtp.layers.0.weight")
 
 
 @pytest.mark.parametrize(
     ("edit", "match"),
     [
-        (lambda content: content.pop("args"), "has no Megatron arguments"),
+        (lambda content: content.pop("args"), "holds no Megatron arguments"),
         (lambda content: content.update(checkpoint_version=1.0), "checkpoint version 1.0"),
-        (lambda content: content.pop("model"), "has no model in it"),
-        (lambda content: content.update(model=[1]), "has no model in it"),
+        (lambda content: content.pop("model"), "holds no model"),
+        (lambda content: content.update(model=[1]), "holds no model"),
         (lambda content: content.update(model={"language_model": {"encoder": {}}}), "before megatron-core"),
         (lambda content: content["model"].update({"decoder.layers.0.mlp.linear_fc2.weight": 3}), "holds no plain tensor"),
         (lambda content: setattr(content["args"], "rotary_interleaved", True), "rotary_interleaved"),
@@ -282,14 +288,16 @@ def test_nothing_in_a_file_is_executed(cut: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "match"),
+    ("target", "match"),
     [
-        (Layout(3, 1), "tensor parallel size 3 does not divide the 4 attention heads"),
-        (Layout(1, 3), "4 layers do not divide into 3 x 1 pipeline stages"),
-        (Layout(1, 2, 4), "4 layers do not divide into 2 x 4 pipeline stages"),
-        (Layout(1, 1, 2), "virtual pipeline stages need"),
+        (LegacyTarget(3, 1), "tensor parallel size 3 does not divide the 4 attention heads"),
+        (LegacyTarget(1, 3), "4 layers do not divide into 3 x 1 pipeline stages"),
+        (LegacyTarget(1, 2, 4), "4 layers do not divide into 2 x 4 pipeline stages"),
+        (LegacyTarget(1, 1, 2), "virtual pipeline stages need"),
     ],
 )
-def test_a_layout_that_the_model_has_not_is_refused(stock: Path, tmp_path: Path, layout: Layout, match: str) -> None:
+def test_a_parallel_size_that_does_not_divide_the_model_is_refused(
+    stock: Path, tmp_path: Path, target: LegacyTarget, match: str
+) -> None:
     with pytest.raises(UsageError, match=match):
-        convert(stock / "llama-cut", "megatron-legacy", tmp_path / "out", layout=layout)
+        convert(stock / "llama-cut", "megatron-legacy", tmp_path / "out", legacy_target=target)

@@ -227,7 +227,7 @@ def test_layers_come_one_by_one(checkpoint: Path) -> None:
         source = torch_dist.open_source(str(checkpoint), files)
     assert source.tensors["model.layers.2.mlp.down_proj.weight"].shape == (32, 88)
     # Two ranks wrote the gate's rows and the up projection's rows apart.
-    assert len(source.tensors["model.layers.2.mlp.gate_proj.weight"].parts) == 2
+    assert len(source.tensors["model.layers.2.mlp.gate_proj.weight"].chunks) == 2
     assert len(source.tensors) == 3 + 3 * 9 + 2
     assert "optimizer.state.exp_avg.decoder.final_layernorm.weight" in source.left_out
     assert "rng_state/shard_0_1" in source.left_out
@@ -341,7 +341,7 @@ def test_unknown_tensor(checkpoint: Path) -> None:
             places[type(key)("decoder.layers.mlp.router.weight", key.offset)] = places[key]
 
     edit_metadata(checkpoint, add)
-    assert "no place in this model for decoder.layers.{0-2}.mlp.router.weight" in refuse(checkpoint)
+    assert "this model has no decoder.layers.{0-2}.mlp.router.weight" in refuse(checkpoint)
 
 
 def test_unknown_bytes(checkpoint: Path) -> None:
@@ -351,14 +351,14 @@ def test_unknown_bytes(checkpoint: Path) -> None:
         metadata.storage_data[type(index)("tables/shard_0_1")] = metadata.storage_data[index]
 
     edit_metadata(checkpoint, add)
-    assert "no place in this model for tables/shard_0_1" in refuse(checkpoint)
+    assert "this model has no tables/shard_0_1" in refuse(checkpoint)
 
 
 def test_missing_arguments(checkpoint: Path) -> None:
     (checkpoint / "common.pt").unlink()
     assert "common.pt: missing" in refuse(checkpoint)
     torch.save({"iteration": 1}, checkpoint / "common.pt")
-    assert "has no Megatron arguments" in refuse(checkpoint)
+    assert "holds no Megatron arguments" in refuse(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_missing_arguments(checkpoint: Path) -> None:
         ({"vocab_size": 300}, "the embedding has 256 rows for a vocabulary of 300"),
         ({"position_embedding_type": "learned_absolute"}, "normalization is 'RMSNorm'"),
         ({"position_embedding_type": "yarn"}, "position embedding type 'yarn'"),
-        ({"rotary_percent": 0.5}, "no family that is known here has this combination"),
+        ({"rotary_percent": 0.5}, "no supported family has this combination"),
         ({"rotary_interleaved": True}, "rotary_interleaved is True"),
     ],
 )
@@ -387,4 +387,4 @@ def test_vocabulary_size_that_is_not_stored(checkpoint: Path, capsys: pytest.Cap
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no checkpoint that is known here" in refuse(tmp_path / "empty", NoInput)
+    assert "no checkpoint of a supported format" in refuse(tmp_path / "empty", NoInput)

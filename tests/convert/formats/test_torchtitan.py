@@ -76,7 +76,7 @@ def test_it_says_what_it_found(stock: Path) -> None:
     assert {"dataloader.dp_rank_1", "lr_scheduler.last_epoch"} <= set(source.left_out)
     # Some chunk begins inside a head.
     wo = source.tensors["model.layers.0.self_attn.o_proj.weight"]
-    assert {part.place[0].start for part in wo.parts} == {0, 15}
+    assert {chunk.indices[0].start for chunk in wo.chunks} == {0, 15}
 
 
 def test_torch_loads_every_key_of_the_result(stock: Path, tmp_path: Path) -> None:

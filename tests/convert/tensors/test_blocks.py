@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_convert.tensors import blocks
-from lt_convert.tensors.blocks import Blocks
+from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import Tensor, View, assemble, stored, zeros
+from lt_convert.tensors.tensor import Chunk, Tensor, View, assemble, tensor_in_files, zeros
 from lt_shared.console import BadData
 
 ROWS, COLUMNS = 60, 50
@@ -33,7 +33,7 @@ class Counting(Files):
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
     path = tmp_path_factory.mktemp("matrix") / "matrix"
     path.write_bytes(bytes(8) + whole().tobytes())
-    return stored("m", "float32", (ROWS, COLUMNS), [((0, 0), (ROWS, COLUMNS), str(path), 8)])
+    return tensor_in_files("m", "float32", (ROWS, COLUMNS), [((0, 0), (ROWS, COLUMNS), str(path), 8)])
 
 
 def whole() -> numpy.ndarray:
@@ -61,7 +61,7 @@ def test_flat_leaves_at_least_one_axis() -> None:
 
 
 def test_rows_in_one_piece_are_one_read(matrix: Tensor, files: Counting) -> None:
-    found = Blocks(files).rows(matrix, 10, 40)
+    found = TensorReader(files).rows(matrix, 10, 40)
     assert numpy.array_equal(found, whole()[10:40])
     assert files.lengths == [30 * COLUMNS * 4]
 
@@ -69,7 +69,7 @@ def test_rows_in_one_piece_are_one_read(matrix: Tensor, files: Counting) -> None
 def test_interleaved_rows_are_one_read(matrix: Tensor, files: Counting) -> None:
     halves = [((range(half, ROWS, 2), range(COLUMNS)), matrix.take(0, range(half * 30, half * 30 + 30))) for half in range(2)]
     woven = assemble("w", matrix.shape, halves)
-    found = Blocks(files).rows(woven, 0, ROWS).copy()
+    found = TensorReader(files).rows(woven, 0, ROWS).copy()
     assert numpy.array_equal(found[0::2], whole()[:30])
     assert numpy.array_equal(found[1::2], whole()[30:])
     assert len(files.lengths) <= 2
@@ -81,9 +81,9 @@ def test_a_transposed_tensor_does_not_read_more_than_a_span(
 ) -> None:
     monkeypatch.setattr(blocks, "SPAN_BYTES", span_bytes)
     monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 5 * ROWS * 4)
-    turned = matrix.transposed()
-    reader = Blocks(files)
-    found = [reader.rows(turned, start, stop).copy() for start, stop in blocks.row_blocks(turned)]
+    transposed = matrix.transposed()
+    reader = TensorReader(files)
+    found = [reader.rows(transposed, start, stop).copy() for start, stop in blocks.row_blocks(transposed)]
     assert len(found) == COLUMNS // 5
     assert numpy.array_equal(numpy.concatenate(found), whole().T)
     assert max(files.lengths) <= span_bytes
@@ -100,11 +100,11 @@ def test_any_rows_of_any_view(data: st.DataObject, matrix: Tensor) -> None:
     start = data.draw(st.integers(0, len(expected)))
     stop = data.draw(st.integers(start, len(expected)))
     with Files() as files:
-        assert numpy.array_equal(Blocks(files).rows(lazy, start, stop), expected[start:stop])
+        assert numpy.array_equal(TensorReader(files).rows(lazy, start, stop), expected[start:stop])
 
 
-def test_parts_without_a_view_are_zeros(matrix: Tensor, files: Counting) -> None:
-    reader = Blocks(files)
+def test_chunks_without_a_view_are_zeros(matrix: Tensor, files: Counting) -> None:
+    reader = TensorReader(files)
     reader.rows(matrix, 0, ROWS)
     padded = assemble("p", (4, COLUMNS), [((range(2), range(COLUMNS)), matrix.take(0, range(2))),
                                           ((range(2, 4), range(COLUMNS)), zeros("float32", (2, COLUMNS)))])  # fmt: skip
@@ -115,14 +115,14 @@ def test_parts_without_a_view_are_zeros(matrix: Tensor, files: Counting) -> None
 
 def test_a_file_that_ends_early_is_bad_data(matrix: Tensor, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(100))
-    view = View(str(tmp_path / "short"), 0, matrix.shape, matrix.parts[0].view.strides)
-    cut = Tensor("m", "float32", matrix.shape, (matrix.parts[0].__class__(matrix.parts[0].place, view),), "float32")
+    view = View(str(tmp_path / "short"), 0, matrix.shape, matrix.chunks[0].view.strides_bytes)
+    cut = Tensor("m", "float32", matrix.shape, (Chunk(matrix.chunks[0].indices, view),), "float32")
     with Files() as files, pytest.raises(BadData, match="short: ends at 100 bytes"):
         blocks.read(cut, files)
 
 
 def test_casts_are_applied_to_the_block(matrix: Tensor, files: Counting) -> None:
-    found = Blocks(files).rows(matrix.cast("bfloat16"), 1, 3)
+    found = TensorReader(files).rows(matrix.cast("bfloat16"), 1, 3)
     values = whole()[1:3].view(numpy.float32)
     assert found.dtype == numpy.uint16
     assert numpy.array_equal(found, numpy.zeros_like(values, dtype=numpy.uint16))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import Tensor, assemble, concatenate, meet, stored, zeros
+from lt_convert.tensors.tensor import Tensor, assemble, concatenate, intersection, tensor_in_files, zeros
 from lt_shared.console import BadData
 
 SETTINGS = settings(max_examples=80)
@@ -24,7 +24,7 @@ Values = NDArray[numpy.uint32]
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file in which the value at every place is the place."""
+    """A file of uint32 values, each its own index."""
     path = tmp_path_factory.mktemp("numbers") / "numbers"
     path.write_bytes(numpy.arange(VALUES, dtype=numpy.uint32).tobytes())
     return str(path)
@@ -66,7 +66,7 @@ def in_chunks(file: str, shape: tuple[int, ...], boxes: list[tuple[tuple[int, ..
         chunks.append((offsets, sizes, file, 4 * position))
         position += size
     assert position <= VALUES
-    return Pair(stored("t", "float32", shape, chunks), values)
+    return Pair(tensor_in_files("t", "float32", shape, chunks), values)
 
 
 def operations(draw: st.DrawFn, pair: Pair) -> Iterator[Pair]:
@@ -121,7 +121,7 @@ def test_any_chain_of_operations_reads_as_in_numpy(numbers: str, data: st.DataOb
 )
 def test_chunks_that_do_not_cover_are_refused(boxes: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
     with pytest.raises(BadData, match=r"do not cover|outside its shape"):
-        stored("t", "float32", (4, 4), [(*box, "f", 0) for box in boxes])
+        tensor_in_files("t", "float32", (4, 4), [(*box, "f", 0) for box in boxes])
 
 
 @SETTINGS
@@ -131,7 +131,7 @@ def test_one_chunk_twice_or_one_missing_is_refused(data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(boxes) - 1))
     for wrong in (boxes[:index] + boxes[index + 1 :], [*boxes, boxes[index]]):
         with pytest.raises(BadData, match="do not cover"):
-            stored("t", "float32", shape, [(*box, "f", 0) for box in wrong])
+            tensor_in_files("t", "float32", shape, [(*box, "f", 0) for box in wrong])
 
 
 def ranges(draw: st.DrawFn) -> range:
@@ -143,12 +143,12 @@ def ranges(draw: st.DrawFn) -> range:
 @given(data=st.data())
 def test_what_two_ranges_have_in_common(data: st.DataObject) -> None:
     one, other = ranges(data.draw), ranges(data.draw)
-    assert list(meet(one, other)) == sorted(set(one) & set(other))
+    assert list(intersection(one, other)) == sorted(set(one) & set(other))
 
 
 def test_tensors_of_several_dtypes_are_not_joined() -> None:
     pieces = [((range(2),), zeros("float32", (2,))), ((range(2, 4),), zeros("bfloat16", (2,)))]
-    with pytest.raises(BadData, match="t: its parts are stored as bfloat16 and float32"):
+    with pytest.raises(BadData, match="t: its pieces are stored as bfloat16 and float32"):
         assemble("t", (4,), pieces)
 
 
@@ -159,13 +159,13 @@ def test_size_is_that_of_the_dtype_that_is_read() -> None:
 
 
 def test_files_of_a_tensor() -> None:
-    tensor = stored("t", "uint8", (2, 1), [((0, 0), (1, 1), "a", 0), ((1, 0), (1, 1), "b", 0)])
+    tensor = tensor_in_files("t", "uint8", (2, 1), [((0, 0), (1, 1), "a", 0), ((1, 0), (1, 1), "b", 0)])
     assert tensor.files == ["a", "b"]
     assert tensor.take(0, range(1)).files == ["a"]
     assert Path(tensor.files[0]).name == "a"
 
 
 def test_zeros_join_tensors_that_are_cast() -> None:
-    read = stored("t", "float32", (2,), [((0,), (2,), "f", 0)]).cast("bfloat16")
+    read = tensor_in_files("t", "float32", (2,), [((0,), (2,), "f", 0)]).cast("bfloat16")
     joined = assemble("t", (4,), [((range(2),), read), ((range(2, 4),), zeros("bfloat16", (2,)))])
-    assert (joined.dtype, joined.stored) == ("bfloat16", "float32")
+    assert (joined.dtype, joined.stored_dtype) == ("bfloat16", "float32")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import Tensor, View, stored
+from lt_convert.tensors.tensor import Tensor, View, tensor_in_files
 from lt_convert.weights.families import FAMILIES, family_of, llama
 from lt_convert.weights.mapping import (
     HF,
@@ -24,9 +24,18 @@ from lt_convert.weights.mapping import (
     Family,
     Model,
     Table,
-    listed,
+    abbreviated,
 )
-from lt_convert.weights.weight_ops import OUTPUT, Again, Experts, FusedQueryGroups, QueryGroups, RotaryPairs, Rows, Transposed
+from lt_convert.weights.weight_ops import (
+    OUTPUT_WEIGHT,
+    Alias,
+    Experts,
+    FusedQueryGroups,
+    InterleavedRope,
+    QueryGroups,
+    Rows,
+    Transposed,
+)
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError
 
@@ -36,7 +45,7 @@ VALUES = 1 << 16
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file in which the value at every place is the place."""
+    """A file of uint32 values, each its own index."""
     path = tmp_path_factory.mktemp("numbers") / "numbers"
     path.write_bytes(numpy.arange(VALUES, dtype=numpy.uint32).tobytes())
     return str(path)
@@ -46,7 +55,7 @@ def tensors(file: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Tensors of these shapes, one after the other in `file`: no two values are equal."""
     start, made = 0, {}
     for name, shape in shapes.items():
-        made[name] = stored(name, "float32", shape, [((0,) * len(shape), shape, file, 4 * start)])
+        made[name] = tensor_in_files(name, "float32", shape, [((0,) * len(shape), shape, file, 4 * start)])
         start += int(numpy.prod(shape))
     assert start <= VALUES
     return made
@@ -95,18 +104,18 @@ def models(draw: st.DrawFn, name: str) -> Model:
 @pytest.mark.parametrize(("name", "table"), TABLES)
 @SETTINGS
 @given(data=st.data())
-def test_making_and_taking_apart_is_the_identity(numbers: str, name: str, table: str, data: st.DataObject) -> None:
+def test_from_canonical_and_back_is_the_identity(numbers: str, name: str, table: str, data: st.DataObject) -> None:
     model = data.draw(models(name))
     family = family_of(model.architecture)
     assert family is FAMILIES[name]
     original = tensors(numbers, family.canonical(model))
-    result = family.make(table, model, original, "here")
-    back = family.take_apart(table, model, result, "there")
+    result = family.from_canonical(table, model, original, "here")
+    back = family.to_canonical(table, model, result, "there")
     padded = table.startswith("megatron")
     assert list(back) == [name for name in original if padded or not name.startswith(PADDING)]
     for key, tensor in back.items():
         assert numpy.array_equal(values(tensor), values(original[key])), key
-    for key, again, first in family.repeated(table, model, result):
+    for key, again, first in family.aliases(table, model, result):
         assert numpy.array_equal(values(again), values(first)), key
 
 
@@ -119,8 +128,8 @@ def test_every_value_is_in_megatron_once(numbers: str, name: str) -> None:
         )  # fmt: skip
         model = Model(architecture, 8)
         family = family_of(architecture)
-        result = family.make(MEGATRON, model, tensors(numbers, family.canonical(model)), "here")
-        again = [key for key, _, _ in family.repeated(MEGATRON, model, result)]
+        result = family.from_canonical(MEGATRON, model, tensors(numbers, family.canonical(model)), "here")
+        again = [key for key, _, _ in family.aliases(MEGATRON, model, result)]
         found = numpy.concatenate([values(tensor).ravel() for key, tensor in result.items() if key not in again])
         assert numpy.array_equal(numpy.sort(found), numpy.arange(architecture.parameters(8)))
         assert ("output_layer.weight" in result) is not tied
@@ -139,9 +148,9 @@ def made(numbers: str, table: Table, shapes: dict[str, tuple[int, ...]], **chang
     """The only tensor that `table` makes of tensors of these shapes, and those, all as nested lists."""
     family, model = family_with(shapes, table), small(num_layers=1, **changes)
     canonical = tensors(numbers, family.canonical(model))
-    result = family.make("it", model, canonical, "here")
-    assert family.canonical(model).keys() == family.take_apart("it", model, result, "there").keys()
-    for name, tensor in family.take_apart("it", model, result, "there").items():
+    result = family.from_canonical("it", model, canonical, "here")
+    assert family.canonical(model).keys() == family.to_canonical("it", model, result, "there").keys()
+    for name, tensor in family.to_canonical("it", model, result, "there").items():
         assert numpy.array_equal(values(tensor), values(canonical[name])), name
     (only,) = every(result).values()
     return only.tolist(), {name: value.tolist() for name, value in every(canonical).items()}
@@ -165,9 +174,9 @@ def test_fused_and_transposed_query_groups(numbers: str) -> None:
     assert result == [*q[:4], *k[:2], *v[:2], *q[4:], *k[2:], *v[2:]]
 
 
-def test_rotary_pairs(numbers: str) -> None:
+def test_interleaved_rope(numbers: str) -> None:
     """Two heads of six channels: the halves 0 1 2 and 3 4 5 become the pairs 0 3, 1 4, 2 5."""
-    result, parts = made(numbers, {"wq": RotaryPairs("q")}, {"q": (12, 2)}, kv_channels=6)
+    result, parts = made(numbers, {"wq": InterleavedRope("q")}, {"q": (12, 2)}, kv_channels=6)
     assert result == [parts["q"][row] for row in (0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11)]
 
 
@@ -183,13 +192,13 @@ def test_a_name_for_every_expert(numbers: str) -> None:
     shapes = {"{layer}.{expert}.down": (2, 3)}
     family, model = family_with(shapes, {"fc2.{layer}.{expert}": Rows("{layer}.{expert}.down")}), small(num_experts=2)
     canonical = tensors(numbers, family.canonical(model))
-    result = family.make("it", model, canonical, "here")
+    result = family.from_canonical("it", model, canonical, "here")
     assert list(result) == ["fc2.0.0", "fc2.0.1", "fc2.1.0", "fc2.1.1"]
     assert values(result["fc2.1.0"]).tolist() == values(canonical["1.0.down"]).tolist()
 
 
 def test_the_local_layers_keep_norms_apart(numbers: str) -> None:
-    result = llama.LLAMA.make(MEGATRON_LOCAL, small(), tensors(numbers, llama.LLAMA.canonical(small())), "here")
+    result = llama.LLAMA.from_canonical(MEGATRON_LOCAL, small(), tensors(numbers, llama.LLAMA.canonical(small())), "here")
     names = [name for name in result if "layers.1" in name and "norm" in name]
     assert names == ["decoder.layers.1.input_layernorm.weight", "decoder.layers.1.pre_mlp_layernorm.weight"]
 
@@ -197,7 +206,7 @@ def test_the_local_layers_keep_norms_apart(numbers: str) -> None:
 def test_padding_without_a_source_is_zeros(numbers: str) -> None:
     model = small()
     given = {name: tensor for name, tensor in tensors(numbers, llama.LLAMA.canonical(model)).items() if PADDING not in name}
-    embedding = values(llama.LLAMA.make(MEGATRON, model, given, "here")["embedding.word_embeddings.weight"])
+    embedding = values(llama.LLAMA.from_canonical(MEGATRON, model, given, "here")["embedding.word_embeddings.weight"])
     assert embedding.shape == (8, 4)
     assert not embedding[5:].any()
     assert embedding[:5].any()
@@ -206,63 +215,63 @@ def test_padding_without_a_source_is_zeros(numbers: str) -> None:
 @pytest.mark.parametrize(
     ("table", "output", "written"),
     [
-        (HF, OUTPUT, False),
+        (HF, OUTPUT_WEIGHT, False),
         (MEGATRON, "output_layer.weight", False),
         (TORCHTITAN, "lm_head.weight", True),
         (TORCHTITAN_2025, "output.weight", True),
     ],
 )
-def test_a_tied_output_is_the_embedding_again(numbers: str, table: str, output: str, written: bool) -> None:
+def test_a_tied_output_layer_is_an_alias_of_the_embedding(numbers: str, table: str, output: str, written: bool) -> None:
     model, family = small(tie_embeddings=True), llama.LLAMA
-    result = family.make(table, model, tensors(numbers, family.canonical(model)), "here")
+    result = family.from_canonical(table, model, tensors(numbers, family.canonical(model)), "here")
     embedding = next(iter(result))
     assert (output in result) is written
     without = {name: tensor for name, tensor in result.items() if name != output}
-    assert family.repeated(table, model, without) == []
-    assert family.take_apart(table, model, without, "there").keys() == family.take_apart(table, model, result, "there").keys()
+    assert family.aliases(table, model, without) == []
+    assert family.to_canonical(table, model, without, "there").keys() == family.to_canonical(table, model, result, "there").keys()
     twice = {**without, output: result[embedding]}
-    assert family.repeated(table, model, twice) == [(output, result[embedding], result[embedding])]
+    assert family.aliases(table, model, twice) == [(output, result[embedding], result[embedding])]
 
 
-def test_another_name_is_read_in_place_of_the_first(numbers: str) -> None:
-    family = family_with({"norm": (2,)}, {"a": Rows("norm"), "b": Again(Rows("norm")), "c": Again(Rows("norm"), written=True)})
+def test_an_alias_is_read_in_place_of_the_first_name(numbers: str) -> None:
+    family = family_with({"norm": (2,)}, {"a": Rows("norm"), "b": Alias(Rows("norm")), "c": Alias(Rows("norm"), written=True)})
     canonical = tensors(numbers, family.canonical(small()))
-    result = family.make("it", small(), canonical, "here")
+    result = family.from_canonical("it", small(), canonical, "here")
     assert list(result) == ["a", "c"]
     for name in ("a", "b", "c"):
-        back = family.take_apart("it", small(), {name: result["a"]}, "there")
+        back = family.to_canonical("it", small(), {name: result["a"]}, "there")
         assert values(back["norm"]).tolist() == values(canonical["norm"]).tolist()
     with pytest.raises(BadData, match=r"there: missing a$"):
-        family.take_apart("it", small(), {}, "there")
+        family.to_canonical("it", small(), {}, "there")
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_torchtitan_between_two_versions(numbers: str, tied: bool) -> None:
     """The projections had their new names, the output its old one."""
     model, family = small(tie_embeddings=tied), llama.LLAMA
-    result = family.make(TORCHTITAN, model, tensors(numbers, family.canonical(model)), "here")
+    result = family.from_canonical(TORCHTITAN, model, tensors(numbers, family.canonical(model)), "here")
     assert "output.weight" not in result
     renamed = {name.replace("lm_head", "output"): tensor for name, tensor in result.items()}
-    back = family.take_apart(TORCHTITAN, model, renamed, "there")
-    assert every(back).keys() == every(family.take_apart(TORCHTITAN, model, result, "there")).keys()
+    back = family.to_canonical(TORCHTITAN, model, renamed, "there")
+    assert every(back).keys() == every(family.to_canonical(TORCHTITAN, model, result, "there")).keys()
     if tied:
-        assert [name for name, _, _ in family.repeated(TORCHTITAN, model, renamed)] == ["output.weight"]
+        assert [name for name, _, _ in family.aliases(TORCHTITAN, model, renamed)] == ["output.weight"]
     else:
-        assert numpy.array_equal(values(back[OUTPUT]), values(result["lm_head.weight"]))
+        assert numpy.array_equal(values(back[OUTPUT_WEIGHT]), values(result["lm_head.weight"]))
 
 
-def test_files_of_the_bare_decoder_are_read(numbers: str) -> None:
+def test_files_of_the_base_model_are_read(numbers: str) -> None:
     model, family = small(), llama.LLAMA
     original = tensors(numbers, family.canonical(model))
-    bare = {name.removeprefix("model."): tensor for name, tensor in original.items() if not name.startswith(PADDING)}
-    assert family.take_apart(HF, model, bare, "there").keys() == {name for name in original if not name.startswith(PADDING)}
+    base = {name.removeprefix("model."): tensor for name, tensor in original.items() if not name.startswith(PADDING)}
+    assert family.to_canonical(HF, model, base, "there").keys() == {name for name in original if not name.startswith(PADDING)}
 
 
-def test_computed_buffers_are_left_out(numbers: str) -> None:
+def test_buffers_are_left_out(numbers: str) -> None:
     model, family = small(), llama.LLAMA
     original = {name: tensor for name, tensor in tensors(numbers, family.canonical(model)).items() if PADDING not in name}
     more = {"model.layers.1.self_attn.rotary_emb.inv_freq": original[llama.FINAL_NORM]}
-    assert family.take_apart(HF, model, original | more, "there").keys() == original.keys()
+    assert family.to_canonical(HF, model, original | more, "there").keys() == original.keys()
 
 
 Change = Callable[[dict[str, Tensor]], object]
@@ -276,36 +285,36 @@ def without(names: Iterable[str]) -> Change:
     ("change", "message"),
     [
         (without(["model.norm.weight"]), r"here: missing model\.norm\.weight$"),
-        (without([llama.EMBEDDING, OUTPUT]), r"missing model\.embed_tokens\.weight, lm_head\.weight$"),
+        (without([llama.EMBEDDING, OUTPUT_WEIGHT]), r"missing model\.embed_tokens\.weight, lm_head\.weight$"),
         (
             without([f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]),
             r"missing model\.layers\.\{0-1\}\.mlp\.up_proj",
         ),
-        (lambda found: found.update(one=found[OUTPUT], two=found[OUTPUT]), "no place in this model for one, two$"),
-        (lambda found: found.update({OUTPUT: found[llama.GATE.format(layer=0)]}), r"is \[6, 4\].*says \[5, 4\]"),
+        (lambda found: found.update(one=found[OUTPUT_WEIGHT], two=found[OUTPUT_WEIGHT]), "this model has no one, two$"),
+        (lambda found: found.update({OUTPUT_WEIGHT: found[llama.GATE.format(layer=0)]}), r"is \[6, 4\].*says \[5, 4\]"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(numbers: str, change: Change, message: str) -> None:
     found = tensors(numbers, llama.LLAMA.canonical(small()))
     change(found)
     with pytest.raises(BadData, match=message):
-        llama.LLAMA.make(MEGATRON, small(), found, "here")
+        llama.LLAMA.from_canonical(MEGATRON, small(), found, "here")
 
 
 def test_megatron_tensors_that_do_not_fit_are_refused(numbers: str) -> None:
     family = llama.LLAMA
-    result = family.make(MEGATRON, small(), tensors(numbers, family.canonical(small())), "here")
+    result = family.from_canonical(MEGATRON, small(), tensors(numbers, family.canonical(small())), "here")
     del result["output_layer.weight"], result["decoder.layers.1.mlp.linear_fc2.weight"]
     with pytest.raises(BadData, match=r"there: missing decoder\.layers\.1\.mlp\.linear_fc2\.weight, output_layer\.weight$"):
-        family.take_apart(MEGATRON, small(), result, "there")
+        family.to_canonical(MEGATRON, small(), result, "there")
 
 
-def test_parts_of_several_dtypes_are_not_joined(numbers: str) -> None:
+def test_pieces_of_several_dtypes_are_not_joined(numbers: str) -> None:
     found = tensors(numbers, llama.LLAMA.canonical(small()))
     key = llama.KEY.format(layer=0)
-    found[key] = dataclasses.replace(found[key], dtype="bfloat16", stored="bfloat16")
-    with pytest.raises(BadData, match=r"linear_qkv\.weight: its parts are stored as bfloat16 and float32"):
-        llama.LLAMA.make(MEGATRON, small(), found, "here")
+    found[key] = dataclasses.replace(found[key], dtype="bfloat16", stored_dtype="bfloat16")
+    with pytest.raises(BadData, match=r"linear_qkv\.weight: its pieces are stored as bfloat16 and float32"):
+        llama.LLAMA.from_canonical(MEGATRON, small(), found, "here")
 
 
 def test_an_embedding_with_too_few_rows_is_refused() -> None:
@@ -333,7 +342,7 @@ def test_a_format_without_such_models_is_refused() -> None:
 
 def test_operations_in_words() -> None:
     words = llama.LLAMA.operations(TORCHTITAN, MEGATRON, small())
-    assert words["decoder.layers.1.self_attention.linear_qkv.weight"] == "separate rotary halves, interleave query groups"
+    assert words["decoder.layers.1.self_attention.linear_qkv.weight"] == "separate RoPE halves, interleave query groups"
     assert words["decoder.final_layernorm.weight"] == "copy"
     words = llama.LLAMA.operations(MEGATRON, HF, small())
     assert words[llama.QUERY.format(layer=0)] == "separate query groups"
@@ -343,12 +352,16 @@ def test_operations_in_words() -> None:
 def test_a_plan_reads_nothing() -> None:
     """Values are looked for where the view says, and nowhere before they are read."""
     shape = (5, 4)
-    tensor = Tensor("nowhere", "float32", shape, stored("t", "float32", shape, [((0, 0), shape, "/gone", 0)]).parts, "float32")
-    part = llama.LLAMA.make(HF, small(), {**tensors("/gone", llama.LLAMA.canonical(small())), llama.EMBEDDING: tensor}, "here")
-    view = part[llama.EMBEDDING].parts[0].view
+    tensor = Tensor(
+        "nowhere", "float32", shape, tensor_in_files("t", "float32", shape, [((0, 0), shape, "/gone", 0)]).chunks, "float32"
+    )
+    part = llama.LLAMA.from_canonical(
+        HF, small(), {**tensors("/gone", llama.LLAMA.canonical(small())), llama.EMBEDDING: tensor}, "here"
+    )
+    view = part[llama.EMBEDDING].chunks[0].view
     assert view == View("/gone", 0, shape, (16, 4))
 
 
-def test_names_that_differ_in_the_layer_are_listed_together() -> None:
+def test_names_that_differ_in_the_layer_are_written_as_one() -> None:
     names = ["a.weight", *(f"layers.{layer}.b.weight" for layer in (0, 1, 2, 5)), "layers.3.c.7.weight"]
-    assert listed(names) == "a.weight, layers.{0-2,5}.b.weight, layers.3.c.7.weight"
+    assert abbreviated(names) == "a.weight, layers.{0-2,5}.b.weight, layers.3.c.7.weight"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import Tensor, stored
+from lt_convert.tensors.tensor import Tensor, tensor_in_files
 from lt_convert.weights import tensor_parallel
 from lt_shared.architecture import Architecture
 from lt_shared.console import UsageError
@@ -43,7 +43,7 @@ def values(place: Path, shape: tuple[int, ...]) -> tuple[numpy.ndarray, Tensor]:
     array = numpy.arange(numpy.prod(shape), dtype=numpy.int32).reshape(shape)
     path = place / "values"
     path.write_bytes(array.tobytes())
-    return array, stored("values", "int32", shape, [((0,) * len(shape), shape, str(path), 0)])
+    return array, tensor_in_files("values", "int32", shape, [((0,) * len(shape), shape, str(path), 0)])
 
 
 def read(tensor: Tensor) -> numpy.ndarray:

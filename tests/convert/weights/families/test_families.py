@@ -181,7 +181,7 @@ def test_every_model_type_has_a_family() -> None:
 
 
 def test_features_that_no_family_has_together() -> None:
-    with pytest.raises(BadData, match="family: no family that is known here has this combination"):
+    with pytest.raises(BadData, match="family: no supported family has this combination"):
         family_of(dataclasses.replace(LLAMA, add_qkv_bias=True, qk_layernorm=True))
 
 

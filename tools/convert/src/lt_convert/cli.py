@@ -28,7 +28,7 @@ FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 
 
 class _Command(console.Command):
-    """The command without a name, whose help also lists those that have one."""
+    """The conversion command, which has no name of its own; its help also lists the named commands."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -39,25 +39,27 @@ class _Command(console.Command):
 @click.version_option(__version__)
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
-@click.option("-o", "--output", metavar="DST", required=True, help="Directory to make, or URL; of several SRC, each in DST/NAME.")
 @click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast all tensors. Default: keep them as they are."
+    "-o", "--output", metavar="DST", required=True, help="Directory or URL to write; with several SRC, each goes to DST/NAME."
 )
-@click.option("--target-tensor-parallel-size", type=click.IntRange(1), help="Of megatron-legacy: files that share a layer.")
-@click.option("--target-pipeline-parallel-size", type=click.IntRange(1), help="Of megatron-legacy: stages of layers.")
 @click.option(
-    "--target-virtual-pipeline-parallel-size", type=click.IntRange(2), help="Of megatron-legacy: model chunks of a stage."
+    "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast all tensors. Default: keep every tensor's dtype."
+)
+@click.option("--target-tensor-parallel-size", type=click.IntRange(1), help="For megatron-legacy: tensor parallel size.")
+@click.option("--target-pipeline-parallel-size", type=click.IntRange(1), help="For megatron-legacy: pipeline parallel size.")
+@click.option(
+    "--target-virtual-pipeline-parallel-size", type=click.IntRange(2), help="For megatron-legacy: model chunks per pipeline rank."
 )
 @click.option(
     "--target-transformer-impl",
     type=click.Choice(["transformer_engine", "local"]),
-    help="Of megatron-legacy: the layers that will read it. Default: transformer_engine; a legacy SRC keeps its own.",
+    help="For megatron-legacy: Megatron's --transformer-impl. Default: transformer_engine; a legacy SRC keeps its own.",
 )
-@click.option("--no-optimizer", is_flag=True, help="Leave the optimizer's state out.")
+@click.option("--no-optimizer", is_flag=True, help="Do not convert the optimizer state.")
 @click.option("--force", is_flag=True, help="Convert again, and replace DST if it exists.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop: every tensor, where it comes from, its size and place.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop: every tensor with its source, size, file and offset.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan of --dry-run as JSON.")
-@click.option("--plain", is_flag=True, help="Print the bare path instead of a manifest.")
+@click.option("--plain", is_flag=True, help="Print the path alone instead of a manifest.")
 def command(
     sources: tuple[str, ...],
     to: str,
@@ -76,11 +78,11 @@ def command(
     """Convert checkpoints between Hugging Face, Megatron (torch_dist and legacy) and TorchTitan, without a GPU.
 
     SRC is a checkpoint directory, a run directory (its newest checkpoint), - for the last checkpoint of a manifest on standard
-    input, or @FILE for one in a file; s3:// URLs work too. Its format is recognised. Tensors are copied bit by bit and streamed:
-    memory does not grow with the model. The same command continues an interrupted conversion.
+    input, or @FILE for a manifest in a file; s3:// URLs work, too. The format of SRC is detected. Tensors are copied bit for
+    bit and streamed: memory does not grow with the model. The same command resumes an interrupted conversion.
     """
     from lt_convert.commands import conversion, plan_table
-    from lt_convert.formats.checkpoint import Layout
+    from lt_convert.formats.checkpoint import LegacyTarget
     from lt_convert.tensors.source_files import Files
 
     sizes = (target_tensor_parallel_size, target_pipeline_parallel_size, target_virtual_pipeline_parallel_size)
@@ -88,21 +90,21 @@ def command(
         raise console.UsageError(f"--target options are for --to megatron-legacy, not {to}", "drop them")
     if as_json and not dry_run:
         raise console.UsageError("--json shows the plan of --dry-run", "add --dry-run, or drop it: the manifest is JSON")
-    layout = Layout(sizes[0] or 1, sizes[1] or 1, sizes[2], target_transformer_impl == "local")
+    legacy_target = LegacyTarget(sizes[0] or 1, sizes[1] or 1, sizes[2], target_transformer_impl == "local")
     requests = [
-        conversion.Request(source, to, destination, dtype, force, layout, not no_optimizer)
+        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer)
         for source, destination in conversion.destinations(sources, output)
     ]
     if dry_run:
         for request in requests:
             with Files() as files:
                 plan = conversion.plan(request, files)
-            conversion.check_place(request.destination, plan.source.directory)
+            conversion.check_destination(request.destination, plan.source.directory)
             record = plan.to_record()
             console.print_json(record) if as_json else plan_table.write(record, sys.stdout)
         return
     if len(requests) > 1:
-        # What cannot be converted shows before anything is written.
+        # All checkpoints are planned before anything is written: one that cannot be converted fails at once.
         for request in requests:
             with Files() as files:
                 conversion.plan(request, files)
@@ -121,7 +123,7 @@ def commands() -> None:
 @click.argument("path")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(path: str, as_json: bool) -> None:
-    """Say what a checkpoint is: format, architecture, size, how it was trained and whether it ever was.
+    """Show what a checkpoint is: format, architecture, size, whether it was trained and how far.
 
     PATH is a checkpoint or a run directory (its newest checkpoint), in any format, or an s3:// URL.
     """
@@ -137,27 +139,27 @@ def inspect(path: str, as_json: bool) -> None:
 @commands.command(cls=console.Command, examples=VERIFY_EXAMPLES)
 @click.argument("path")
 @click.argument("other", required=False)
-@click.option("--logits", is_flag=True, help="Compare fp32 logits at long positions too (needs torch and transformers).")
+@click.option("--logits", is_flag=True, help="Compare fp32 logits at long positions, too (needs torch and transformers).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
-    """Check a conversion's result, PATH, against its checksums; or compare two checkpoints, PATH and OTHER, of any formats.
+    """Check a converted checkpoint, PATH, against its checksums; or compare two checkpoints, PATH and OTHER, of any formats.
 
-    The comparison takes the configuration first, then every tensor bit by bit. Exit code 1 says that something differs.
+    The comparison covers the configuration, then every tensor bit for bit. Exit code 1 means that something differs.
     """
-    from lt_convert.commands import verification
+    from lt_convert.commands import checkpoint_comparison, checksum_verification
 
     if other is None:
         if logits:
             raise console.UsageError("--logits compares two checkpoints", "name the other one too")
-        record = verification.verify(path)
-        same = not record["problems"]
+        record = checksum_verification.verify(path)
+        lines, same = checksum_verification.lines(record), not record["problems"]
     else:
-        record = verification.compare(path, other, logits)
-        same = record["same"]
+        record = checkpoint_comparison.compare(path, other, logits)
+        lines, same = checkpoint_comparison.lines(record), record["same"]
     if as_json:
         console.print_json(record)
     else:
-        for line in verification.lines(record):
+        for line in lines:
             click.echo(line)
     return 0 if same else 1
 

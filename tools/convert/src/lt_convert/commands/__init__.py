@@ -1,4 +1,4 @@
-"""What the command line does: a conversion from plan to published directory, its verification, an inspection.
+"""The commands: convert, verify and inspect.
 
-`conversion` opens a checkpoint through `formats`, asks for the output files of another format, and lets `writer` write them.
+`conversion` opens a checkpoint through `formats`, asks another format for its output files, and has `output_writer` write them.
 """

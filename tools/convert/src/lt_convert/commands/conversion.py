@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lt_convert import formats
+from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.commands.writer import execute
 from lt_convert.formats import location, megatron_args
-from lt_convert.formats.checkpoint import ALONE, Layout, Result, Source
-from lt_convert.tensors.blocks import Blocks, flat, row_blocks
+from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
+from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import Files
@@ -30,9 +30,9 @@ WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the user asks for. `dtype` None keeps every tensor's own; `layout` is for the legacy format.
+    """What the user asks for. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
 
-    `optimizer` says whether its state goes along, where both formats have one.
+    `optimizer` says whether the optimizer state is converted, where both formats have one.
     """
 
     source: str
@@ -40,13 +40,13 @@ class Request:
     destination: str
     dtype: str | None = None
     force: bool = False
-    layout: Layout = ALONE
+    legacy_target: LegacyTarget = ONE_RANK
     optimizer: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The files of the destination in the order of publication, and where the values of their tensors come from."""
+    """The files of the destination in the order in which they are published. `operations` says how each tensor is made."""
 
     source: Source
     request: Request
@@ -82,7 +82,7 @@ class Plan:
                     "from": segment.tensor.name.split(", "),
                 }
                 for file in self.files
-                for offset, segment in file.placed()
+                for offset, segment in file.segments_at()
                 if isinstance(segment, Payload)
             ],
         }
@@ -90,15 +90,15 @@ class Plan:
     def _operation(self, payload: Payload) -> str:
         found = self.operations.get(payload.name, "copy")
         tensor = payload.tensor
-        return found if tensor.dtype == tensor.stored else f"{found}, cast from {tensor.stored}"
+        return found if tensor.dtype == tensor.stored_dtype else f"{found}, cast from {tensor.stored_dtype}"
 
 
 def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
-    """Where each source goes: to `output`, or of several each to a directory of its own name in it.
+    """Pairs of a source and its destination: `output`, or with several sources a directory in it with the source's name.
 
-    The name of a `release` directory is that of its run. Raises UsageError when two have the same name.
+    A `release` directory has the name of its run. Raises UsageError when two sources have the same name.
     """
-    output = location.normal(output)
+    output = location.normalized(output)
     if len(sources) == 1:
         return [(sources[0], output)]
     names = [_name(source) for source in sources]
@@ -111,12 +111,12 @@ def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
 def _name(source: str) -> str:
     if source == "-" or source.startswith("@"):
         return source
-    parts = location.normal(source).split("/")
+    parts = location.normalized(source).split("/")
     return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
 
 
 def plan(request: Request, files: Files) -> Plan:
-    """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when nothing would change."""
+    """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do."""
     directory, source_format = location.locate(request.source, files)
     if source_format == request.to and request.to != "megatron-legacy" and not request.dtype:
         raise UsageError(f"{directory}: is in the format {source_format} already")
@@ -125,26 +125,26 @@ def plan(request: Request, files: Files) -> Plan:
         megatron_args.check_computable(source.model.architecture, directory)
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
         source = dataclasses.replace(source, optimizer=None)
-    check_copies(source, files)
+    check_aliases(source, files)
     tensors = {name: _cast(tensor, request.dtype) for name, tensor in source.tensors.items()}
-    target = formats.module(request.to)
-    outputs = target.outputs(Result(source, tensors, request.destination, request.layout))
+    target_format = formats.module(request.to)
+    outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
     family = families.family_of(source.model.architecture)
-    return Plan(source, request, tuple(outputs), family.operations(source.table, target.TABLE, source.model))
+    return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.TABLE, source.model))
 
 
 def _cast(tensor: Tensor, dtype: str | None) -> Tensor:
     return tensor if dtype is None else tensor.cast(dtype)
 
 
-def check_copies(source: Source, files: Files) -> None:
-    """Raises BadData when a tensor that should repeat another one differs from it: leaving it out would lose it."""
-    for name, copy, original in source.copies:
-        if copy.parts == original.parts:
+def check_aliases(source: Source, files: Files) -> None:
+    """Raises BadData when an alias differs from the tensor that it must equal: its values would be lost."""
+    for name, alias, original in source.aliases:
+        if alias.chunks == original.chunks:
             continue
-        one, other = Blocks(files), Blocks(files)
-        for start, stop in row_blocks(flat(copy)):
-            if one.rows(flat(copy), start, stop).tobytes() != other.rows(flat(original), start, stop).tobytes():
+        one, other = TensorReader(files), TensorReader(files)
+        for start, stop in row_blocks(flat(alias)):
+            if one.rows(flat(alias), start, stop).tobytes() != other.rows(flat(original), start, stop).tobytes():
                 raise BadData(
                     f"{source.directory}: {name} differs from {original.name}, but the configuration ties them",
                     "set tie_word_embeddings to false in its configuration if they are meant to differ",
@@ -152,8 +152,8 @@ def check_copies(source: Source, files: Files) -> None:
 
 
 def convert(request: Request) -> Checkpoint:
-    """Convert, or find that it has been done. Returns the checkpoint that is now at the destination."""
-    request = dataclasses.replace(request, destination=location.normal(request.destination))
+    """Convert, unless the destination is up to date. Returns the checkpoint at the destination."""
+    request = dataclasses.replace(request, destination=location.normalized(request.destination))
     destination = request.destination
     with Files() as files:
         directory, source_format = location.locate(request.source, files)
@@ -161,16 +161,16 @@ def convert(request: Request) -> Checkpoint:
             "from": absolute(directory),
             "to": request.to,
             "dtype": request.dtype,
-            "layout": dataclasses.astuple(request.layout),
+            "layout": dataclasses.astuple(request.legacy_target),
             "optimizer": request.optimizer,
         }
         fingerprint = _fingerprint(directory, source_format, destination)
         made = ConversionRecord.read(destination)
-        if made and not request.force and made.made_of(options, fingerprint, destination):
+        if made and not request.force and made.is_up_to_date(options, fingerprint, destination):
             note(f"{destination}: up to date")
             return _result(request.to, destination, list(made.files.sizes), made.iteration, made.loss)
-        check_place(destination, directory)
-        _check_free(destination, request.force)
+        check_destination(destination, directory)
+        _check_unoccupied(destination, request.force)
         todo = plan(dataclasses.replace(request, source=directory), files)
     source = todo.source
     content = json.dumps([importlib.metadata.version("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
@@ -186,7 +186,7 @@ def convert(request: Request) -> Checkpoint:
     def finish(checksums: Checksums) -> bytes:
         return dataclasses.replace(record, files=checksums).to_bytes()
 
-    execute(todo.files, destination, hashlib.sha256(content.encode()).hexdigest(), request.force, finish)
+    write_outputs(todo.files, destination, hashlib.sha256(content.encode()).hexdigest(), request.force, finish)
     if source.left_out and not source.optimizer:
         note(f"{directory}: left out the training state ({len(source.left_out)} keys)")
     if source.tokenizer is None:
@@ -194,19 +194,16 @@ def convert(request: Request) -> Checkpoint:
     return _result(request.to, destination, [file.name for file in todo.files], source.iteration, source.loss)
 
 
-def check_place(destination: str, source: str) -> None:
-    """Refuse a destination that holds the source or the working directory: they would be deleted with what is there.
-
-    Raises UsageError.
-    """
+def check_destination(destination: str, source: str) -> None:
+    """Raises UsageError for a destination that contains the source or the working directory, which would be deleted."""
     if f"{source}/".startswith(f"{destination}/"):
         raise UsageError(f"{destination}: holds the source {source}", "choose another output")
     if not storage.is_remote(destination) and f"{os.getcwd()}/".startswith(f"{destination.rstrip('/')}/"):
         raise UsageError(f"{destination}: holds the working directory", "choose another output, or start elsewhere")
 
 
-def _check_free(destination: str, force: bool) -> None:
-    """Refuse an occupied destination before the source is read."""
+def _check_unoccupied(destination: str, force: bool) -> None:
+    """Raises CannotCreate for an occupied destination, before the source is read."""
     if storage.is_remote(destination):
         return
     path = Path(destination)
@@ -217,7 +214,7 @@ def _check_free(destination: str, force: bool) -> None:
 
 
 def _fingerprint(directory: str, source_format: str, destination: str) -> list[dict[str, str | int]]:
-    """What tells that a file of the source was replaced or changed. A destination inside of it is none of its files."""
+    """Size and time (or ETag) of the source's files, by which changes are noticed, without a destination inside the source."""
     if storage.is_remote(directory):
         return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
     own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
@@ -226,8 +223,8 @@ def _fingerprint(directory: str, source_format: str, destination: str) -> list[d
         beside = checkpoint_layout.tokenizer_directory(Path(directory).parent)
         paths += [path for path in beside.rglob("*") if path.is_file()]
     if source_format == "torchtitan":
-        places = formats.module(source_format).configuration_places(directory)
-        paths += [path for place in places[1:] if (path := Path(place) / "config.json").is_file()]
+        candidates = formats.module(source_format).configuration_directories(directory)[1:]
+        paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
     return [storage.fingerprint(path) for path in sorted(paths)]
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is: format, architecture, size, what trained it and how far."""
+"""What a checkpoint is: format, architecture, size, and how it was trained."""
 
 import math
 from typing import IO, Any
@@ -6,7 +6,7 @@ from typing import IO, Any
 from lt_convert.commands import plan_table
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
-from lt_convert.tensors.blocks import Blocks, flat
+from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
 from lt_convert.weights.mapping import PADDING
@@ -38,7 +38,7 @@ def inspect(argument: str) -> dict[str, Any]:
         "loss": source.loss,
         "trained": _trained(deviations, architecture.init_std),
         "standard_deviations": deviations,
-        "optimizer": sorted(source.optimizer.moments) if source.optimizer else None,
+        "optimizer": sorted(source.optimizer.tensors) if source.optimizer else None,
         "training_state_keys": len(source.left_out),
         "tokenizer": (
             {"name": source.tokenizer.name, "kind": source.tokenizer.kind, "sha256": source.tokenizer.sha256()}
@@ -50,14 +50,14 @@ def inspect(argument: str) -> dict[str, Any]:
 
 
 def _deviations(source: Source, files: Files) -> dict[str, float]:
-    """Standard deviations of the first rows of some tensors: of the embedding, and of the norms before the output."""
-    blocks = Blocks(files)
+    """Standard deviations of the first rows of the embedding, and of the final norm."""
+    blocks = TensorReader(files)
     names = list(source.tensors)
     norm = next((name for name in reversed(names) if len(source.tensors[name].shape) == 1), names[-1])
     return {name: _deviation(source.tensors[name], blocks) for name in (names[0], norm)}
 
 
-def _deviation(tensor: Tensor, blocks: Blocks) -> float:
+def _deviation(tensor: Tensor, blocks: TensorReader) -> float:
     import numpy
 
     rows = flat(tensor.cast("float32"))
@@ -66,7 +66,7 @@ def _deviation(tensor: Tensor, blocks: Blocks) -> float:
 
 
 def _trained(deviations: dict[str, float], init_std: float) -> bool:
-    """Whether training has moved the weights: a fresh model has norms of all ones, and an embedding as it was drawn."""
+    """Whether the model was trained: initial norms are all ones, and the embedding's standard deviation is `init_std`."""
     embedding, norm = deviations.values()
     return norm > 1e-6 or abs(embedding / init_std - 1) > 0.1
 
@@ -100,7 +100,7 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
         "tied embeddings": "yes" if architecture["tie_embeddings"] else "no",
         "iteration": record["iteration"] is not None and f"{record['iteration']:,}",
         "loss": record["loss"] is not None and f"{record['loss']:.4f}",
-        "ever trained": "yes" if record["trained"] else "no: the weights are as they were drawn",
+        "ever trained": "yes" if record["trained"] else "no: the weights are as initialized",
         "parallel": ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in record.get("parallel", {}).items()),
         "consumed samples": record.get("consumed_samples") and f"{record['consumed_samples']:,}",
         "optimizer": record["optimizer"] and ", ".join(record["optimizer"]),

@@ -1,8 +1,8 @@
-"""Do two checkpoints compute the same? Their fp32 logits, at short and at long positions.
+"""Do two checkpoints compute the same? Their fp32 logits are compared at every position of a long sequence.
 
-A wrong RoPE shows late: with a scaling factor of 8 instead of 32, 64 tokens of Llama 3.2 differ by 5e-5 and every argmax agrees.
-So the sequence is as long as the model allows, up to `POSITIONS`, and every position counts. transformers computes both, from a
-temporary conversion to its format where a checkpoint has another.
+A wrong RoPE scaling shows only at long positions: with a factor of 8 instead of 32, the logits of 64 tokens of Llama 3.2 differ
+by 5e-5 and every argmax agrees. So the sequence is as long as the model allows, up to `POSITIONS`. transformers computes both;
+a checkpoint in another format is converted to a temporary directory first.
 """
 
 import tempfile
@@ -15,12 +15,16 @@ from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadConfig
 
 POSITIONS = 8192
-# Of the largest logit: the rounding of fp32 sums in another order.
+# Share of the largest absolute logit: fp32 sums in another order round differently.
 TOLERANCE = 1e-4
 
 
 def compare(one: str, other: str) -> dict[str, Any]:
-    """`largest` is the largest difference of two logits, `scale` the largest logit. Raises BadConfig without transformers."""
+    """Compare two checkpoints' fp32 logits.
+
+    `largest` in the result is the largest absolute difference, `scale` the largest absolute logit. Raises BadConfig when torch or
+    transformers is missing.
+    """
     try:
         import torch
         import transformers
@@ -29,18 +33,18 @@ def compare(one: str, other: str) -> dict[str, Any]:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as place:
-        first, second = (_load(argument, Path(place) / str(number)) for number, argument in enumerate((one, other)))
+    with tempfile.TemporaryDirectory() as directory:
+        first, second = (_load(argument, Path(directory) / str(number)) for number, argument in enumerate((one, other)))
         positions = min(POSITIONS, first.config.max_position_embeddings, second.config.max_position_embeddings)
         vocabulary = min(first.config.vocab_size, second.config.vocab_size)
         tokens = torch.randint(vocabulary, (1, positions), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             left, right = (model(tokens).logits[..., :vocabulary] for model in (first, second))
-    largest, scale = float((left - right).abs().max()), float(left.abs().max())
-    return {"positions": positions, "largest": largest, "scale": scale, "same": largest <= TOLERANCE * scale}
+    max_difference, scale = float((left - right).abs().max()), float(left.abs().max())
+    return {"positions": positions, "largest": max_difference, "scale": scale, "same": max_difference <= TOLERANCE * scale}
 
 
-def _load(argument: str, place: Path) -> Any:
+def _load(argument: str, converted: Path) -> Any:
     """The model in fp32, converted to Hugging Face's format where it has another."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -48,6 +52,6 @@ def _load(argument: str, place: Path) -> Any:
     with Files() as files:
         directory, name = location.locate(argument, files)
     if name != "hf":
-        directory = convert(Request(directory, "hf", str(place))).path
+        directory = convert(Request(directory, "hf", str(converted))).path
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     return model.eval()

@@ -1,4 +1,4 @@
-"""The plan of a conversion as a table for people."""
+"""The plan of a conversion as a text table."""
 
 import io
 import re
@@ -6,17 +6,17 @@ import shutil
 from collections.abc import Iterator
 from typing import IO, Any
 
-from lt_convert.weights.mapping import listed
+from lt_convert.weights.mapping import abbreviated
 from lt_shared.architecture import Architecture
 
-# The width where nobody looks at a terminal.
+# The width when the output is not a terminal.
 COLUMNS = 160
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def write(record: dict[str, Any], output: IO[str]) -> None:
-    """Write what `Plan.to_record` gives: a line per tensor, layers that differ in their number alone as one, then the files."""
+    """Write the result of `Plan.to_record`: a line per tensor, with equal layers as one line, then the files."""
     from rich.table import Table
     from rich.text import Text
 
@@ -41,7 +41,7 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
 
 
 def print_to(output: IO[str], table: Any) -> None:
-    """Write a table of rich as plain text. Its own console would end the program where nobody reads any more."""
+    """Write a rich table as plain text. rich's own console would exit the program on a broken pipe."""
     from rich.console import Console
 
     width = shutil.get_terminal_size().columns if output.isatty() else COLUMNS
@@ -57,6 +57,6 @@ def _rows(tensors: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         alike.setdefault((names, tensor["dtype"], tuple(tensor["shape"]), tensor["operation"]), []).append(tensor)
     for (_, dtype, shape, operation), found in alike.items():
         size_bytes = sum(tensor["bytes"] for tensor in found)
-        parts = [listed(names) for names in zip(*(tensor["from"] for tensor in found), strict=True)]
-        name = listed(dict.fromkeys(tensor["name"] for tensor in found))
+        parts = [abbreviated(names) for names in zip(*(tensor["from"] for tensor in found), strict=True)]
+        name = abbreviated(dict.fromkeys(tensor["name"] for tensor in found))
         yield name, dtype, " x ".join(map(str, shape)), f"{size_bytes:,}", operation, ", ".join(parts)

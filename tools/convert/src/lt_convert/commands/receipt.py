@@ -1,7 +1,7 @@
-"""`lt-convert.json` beside a converted checkpoint: what it was made of and what is in it, byte range by byte range.
+"""`lt-convert.json` beside a converted checkpoint: what it was converted from, and the checksum of every byte range.
 
-So running the same command again is quick, and `lt-convert verify` finds what changed since. A source is recognised by the path,
-size and modification time of its files, as make does, not by their content: hashing would read the whole checkpoint again.
+With it the same command again is quick, and `lt-convert verify` finds later changes. A changed source is noticed by the path,
+size and modification time of its files, as in make, not by content: hashing would read the whole checkpoint again.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ VERSION = 2
 class ConversionRecord:
     """`source` has the fingerprint of each source file, `files` the checksums of what was written.
 
-    `tokenizer_file` is the first of the tokenizer's original files, beside which others may have been made.
+    `tokenizer_file` is the first of the tokenizer's original files; the conversion may have added others, such as tokenizer.json.
     """
 
     options: dict[str, Any]
@@ -33,8 +33,8 @@ class ConversionRecord:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return (json.dumps({"v": VERSION, **fields, "files": self.files.to_record()}) + "\n").encode()
 
-    def made_of(self, options: dict[str, Any], source: list[dict[str, str | int]], directory: str) -> bool:
-        """Whether `directory` still has the files that these options make of this source, by name and size."""
+    def is_up_to_date(self, options: dict[str, Any], source: list[dict[str, str | int]], directory: str) -> bool:
+        """Whether the record has these options and this source, and `directory` still has all files with their sizes."""
         same = json.loads(json.dumps(options)) == self.options and source == self.source
         return same and self.files.sizes == _sizes(directory, self.files.sizes)
 

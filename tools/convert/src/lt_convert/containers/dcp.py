@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint on disk, read and planned without torch: what Megatron's torch_dist and TorchTitan share.
 
-A `.distcp` file is a row of archives of `torch.save`, one for each chunk of a tensor or object; the pickle `.metadata` says which
-chunk lies where. Any number of writers may have cut the tensors anywhere.
+A `.distcp` file is a sequence of `torch.save` archives, one for each chunk of a tensor or object; the pickle `.metadata` says in
+which file and at which offset each of them is. The tensors may have been sharded by any number of ranks, at any indices.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from lt_convert.containers.torch_archive import Scalar
 from lt_convert.tensors.blocks import flat
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import ITEM_BYTES, Part, Tensor
+from lt_convert.tensors.tensor import ITEM_BYTES, Chunk, Tensor
 from lt_shared import pickles
 from lt_shared.console import BadData
 
@@ -23,34 +23,40 @@ METADATA = ".metadata"
 FILES, FILE_BYTES = 4, 5_000_000_000
 SMALLEST_FILE_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 30
-# So many chunks of a remote checkpoint are looked at together.
-AHEAD = 1000
+# Archive headers of this many chunks are fetched together from a remote store.
+PREFETCHED_CHUNKS = 1000
 _PACKAGE = "torch.distributed.checkpoint.metadata"
 _LAYOUT = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(_PACKAGE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """An archive in a file."""
+class ShardLocation:
+    """Where the `torch.save` archive of a chunk or object is: `length_bytes` of `file` from `offset_bytes`."""
 
     file: str
-    offset: int
-    length: int
+    offset_bytes: int
+    length_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A checkpoint's tensors by key, located when asked for, and where its other objects lie."""
+    """A checkpoint: the metadata of its tensors, the locations of its other objects, and of all archives.
+
+    `locations` has every archive by (key, offsets of the chunk), with None for the offsets of what is no tensor.
+    """
 
     directory: str
     files: Files
     entries: Mapping[str, Any]
-    objects: Mapping[str, Place]
-    places: Mapping[tuple[str, tuple[int, ...] | None], Place]
+    objects: Mapping[str, ShardLocation]
+    locations: Mapping[tuple[str, tuple[int, ...] | None], ShardLocation]
 
     def tensor(self, key: str) -> Tensor:
-        """Raises BadData when its chunks are missing, damaged, of another shape, or do not cover the tensor exactly once."""
+        """The tensor, located but not read.
+
+        Raises BadData when its chunks are missing, damaged, of another shape, or do not cover the tensor exactly once.
+        """
         entry = self.entries[key]
         path = f"{self.directory}/{METADATA}"
         try:
@@ -62,58 +68,63 @@ class Contents:
             raise BadData(f"{path}: {key} is no tensor: {error}") from None
         if dtype not in ITEM_BYTES:
             raise BadData(f"{path}: {key} is stored as {dtype}, known here are {', '.join(ITEM_BYTES)}")
-        parts = []
+        located = []
         for number, (offsets, sizes) in enumerate(chunks):
-            if number % AHEAD == 0:
-                ahead = [self.places[key, each] for each, _ in chunks[number : number + AHEAD] if (key, each) in self.places]
+            if number % PREFETCHED_CHUNKS == 0:
+                following = chunks[number : number + PREFETCHED_CHUNKS]
+                ahead = [self.locations[key, each] for each, _ in following if (key, each) in self.locations]
                 self.files.prefetch(
-                    found for place in ahead for found in torch_archive.ends(place.file, place.offset, place.length)
+                    found for each in ahead for found in torch_archive.ends(each.file, each.offset_bytes, each.length_bytes)
                 )
-            place = self.places.get((key, offsets))
-            if place is None:
-                raise BadData(f"{path}: says nowhere where the chunk of {key} at {list(offsets)} lies")
-            record, locate = torch_archive.read(place.file, place.offset, place.length, self.files, key)
+            location = self.locations.get((key, offsets))
+            if location is None:
+                raise BadData(f"{path}: has no storage_data for the chunk of {key} at {list(offsets)}")
+            record, locate = torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)
             found = locate(record)
             if found.dtype != dtype or found.view.shape != sizes or len(offsets) != len(shape):
-                raise BadData(f"{place.file}: the chunk of {key} at {place.offset} is {found.dtype} {list(found.view.shape)}, "
-                              f"expected {dtype} {list(sizes)}")  # fmt: skip
-            parts.append(Part(tuple(range(first, first + size) for first, size in zip(offsets, sizes, strict=True)), found.view))
-        tensor = Tensor(key, dtype, shape, tuple(parts), dtype)
+                raise BadData(
+                    f"{location.file}: the chunk of {key} at byte {location.offset_bytes} is {found.dtype} "
+                    f"{list(found.view.shape)}, expected {dtype} {list(sizes)}"
+                )
+            located.append(
+                Chunk(tuple(range(first, first + size) for first, size in zip(offsets, sizes, strict=True)), found.view)
+            )
+        tensor = Tensor(key, dtype, shape, tuple(located), dtype)
         tensor.check_cover()
         return tensor
 
     def object(self, key: str) -> Any:
-        """An object that is no tensor, inert."""
-        place = self.objects[key]
-        return torch_archive.read(place.file, place.offset, place.length, self.files, key)[0]
+        """An object that is no tensor; instances of classes are inert `pickles.Record`s."""
+        location = self.objects[key]
+        return torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)[0]
 
 
 def read(directory: str, files: Files) -> Contents:
-    """What a checkpoint holds. Raises BadData for metadata that is malformed or names files elsewhere."""
+    """What a checkpoint holds. Raises BadData for metadata that is malformed or names files outside of it."""
     path = f"{directory}/{METADATA}"
     metadata = pickles.loads(files.read(path, 0, files.size_bytes(path)), path)
-    places = {}
+    locations = {}
     try:
         for index, stored in metadata.storage_data.items():
             # Objects have no offset: torch leaves the attribute out, or sets it to None.
             offset = None if getattr(index, "offset", None) is None else tuple(index.offset)
             if getattr(stored, "transform_descriptors", None):
                 raise BadData(f"{path}: {index.fqn} is compressed or encrypted, which is not supported")
-            places[str(index.fqn), offset] = _place(directory, path, stored)
+            locations[str(index.fqn), offset] = _location(directory, path, stored)
         entries = {str(key): entry for key, entry in metadata.state_dict_metadata.items()}
         stored_tensors = {key: entry for key, entry in entries.items() if entry.name == f"{_PACKAGE}.TensorStorageMetadata"}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadData(f"{path}: not the metadata of a distributed checkpoint: {error}") from None
-    objects = {key: place for (key, _), place in places.items() if key not in stored_tensors}
-    return Contents(directory, files, stored_tensors, objects, places)
+    objects = {key: location for (key, _), location in locations.items() if key not in stored_tensors}
+    return Contents(directory, files, stored_tensors, objects, locations)
 
 
-def _place(directory: str, path: str, stored: Any) -> Place:
+def _location(directory: str, path: str, stored: Any) -> ShardLocation:
     name = str(stored.relative_path)
     if "/" in name or name in ("", ".", ".."):
         raise BadData(f"{path}: names a file outside the checkpoint: {name!r}")
     _check_naturals((stored.offset, stored.length))
-    return Place(f"{directory}/{name}", stored.offset, stored.length)
+    return ShardLocation(f"{directory}/{name}", stored.offset, stored.length)
 
 
 def _check_naturals(*numbers: Iterable[Any]) -> None:
@@ -124,7 +135,10 @@ def _check_naturals(*numbers: Iterable[Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A tensor to be written under `key`, in chunks: (offsets, name for people, values). A large chunk is cut into several."""
+    """A tensor to be written under `key`, in chunks of (offsets, name shown in plans, values).
+
+    Chunks above CHUNK_BYTES are split when they are written.
+    """
 
     key: str
     dtype: str
@@ -147,7 +161,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     made: list[OutputFile] = []
     segments: list[bytes | Payload] = []
     size = 0
-    described: dict[str, Any] = {}
+    state_dict_metadata: dict[str, Any] = {}
     stored: list[tuple[Instance, Instance]] = []
     written: dict[Any, tuple[str, int, int]] = {}
 
@@ -165,37 +179,39 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         if padding:
             segments.append(b"\0" * padding)
             size += padding
-        place = (f"__0_{len(made)}.distcp", size, length)
-        stored.append((index, _storage_info(*place)))
+        location = (f"__0_{len(made)}.distcp", size, length)
+        stored.append((index, _storage_info(*location)))
         segments.extend(archive)
         size += length
         if size >= file_bytes:
             close()
-        return place
+        return location
 
     for entry in entries:
-        chunks = [(name, *piece) for offsets, name, tensor in entry.chunks for piece in _cut(offsets, tensor)]
-        described[entry.key] = _described(entry.dtype, entry.shape, [(offsets, tensor.shape) for _, offsets, tensor in chunks])
+        chunks = [(name, *piece) for offsets, name, tensor in entry.chunks for piece in _split(offsets, tensor)]
+        state_dict_metadata[entry.key] = _tensor_metadata(
+            entry.dtype, entry.shape, [(offsets, tensor.shape) for _, offsets, tensor in chunks]
+        )
         for name, offsets, tensor in chunks:
-            index, values = _index(entry.key, offsets), (tensor.dtype, tensor.shape, tensor.parts)
-            # A tied output lies where the embedding does: a fifth less to write for Llama 3.2 1B.
+            index, values = _index(entry.key, offsets), (tensor.dtype, tensor.shape, tensor.chunks)
+            # A tied output layer points to the embedding's archive: a fifth less to write for Llama 3.2 1B.
             if values in written:
                 stored.append((index, _storage_info(*written[values])))
             else:
                 written[values] = add(index, torch_archive.archive(Payload(name, tensor)))
     for key, value in objects.items():
         if isinstance(value, Scalar):
-            described[key] = _described("float32", (), [((), ())])
+            state_dict_metadata[key] = _tensor_metadata("float32", (), [((), ())])
             add(_index(key, ()), torch_archive.archive(value))
         else:
-            described[key] = Instance(Global(_PACKAGE, "BytesStorageMetadata"), {})
+            state_dict_metadata[key] = Instance(Global(_PACKAGE, "BytesStorageMetadata"), {})
             add(_index(key, None), torch_archive.archive(value))
     close()
-    return [*made, OutputFile(f"{prefix}{METADATA}", (_metadata(described, stored),))]
+    return [*made, OutputFile(f"{prefix}{METADATA}", (_metadata(state_dict_metadata, stored),))]
 
 
-def _cut(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-    """A chunk as pieces of at most CHUNK_BYTES, cut along its first axis that has more than one row."""
+def _split(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """A chunk as chunks of at most CHUNK_BYTES, split along its first axis that is longer than 1."""
     axis = len(tensor.shape) - len(flat(tensor).shape) if tensor.shape else 0
     rows = tensor.shape[axis] if tensor.shape else 1
     step = max(1, CHUNK_BYTES // max(1, tensor.size_bytes // max(1, rows)))
@@ -203,8 +219,8 @@ def _cut(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, 
         yield offsets, tensor
         return
     for start in range(0, rows, step):
-        place = (*offsets[:axis], offsets[axis] + start, *offsets[axis + 1 :])
-        yield place, tensor.take(axis, range(start, min(start + step, rows)))
+        piece_offsets = (*offsets[:axis], offsets[axis] + start, *offsets[axis + 1 :])
+        yield piece_offsets, tensor.take(axis, range(start, min(start + step, rows)))
 
 
 def _size(numbers: tuple[int, ...]) -> Call:
@@ -221,8 +237,8 @@ def _storage_info(name: str, offset: int, length: int) -> Instance:
     return Instance(Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state)
 
 
-def _described(dtype: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Instance:
-    """What `.metadata` says of a tensor with chunks of these (offsets, sizes)."""
+def _tensor_metadata(dtype: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Instance:
+    """The `TensorStorageMetadata` of a tensor with chunks of these (offsets, sizes)."""
     properties = Instance(Global(_PACKAGE, "TensorProperties"), (Global("torch", dtype), _LAYOUT, False, _CONTIGUOUS, False))
     pieces = [
         Instance(Global(_PACKAGE, "ChunkStorageMetadata"), {"offsets": _size(offsets), "sizes": _size(sizes)})
@@ -232,12 +248,12 @@ def _described(dtype: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[
     return Instance(Global(_PACKAGE, "TensorStorageMetadata"), state)
 
 
-def _metadata(described: Mapping[str, Any], stored: Sequence[tuple[Instance, Instance]]) -> bytes:
+def _metadata(state_dict_metadata: Mapping[str, Any], stored: Sequence[tuple[Instance, Instance]]) -> bytes:
     return dumps(
         Instance(
             Global(_PACKAGE, "Metadata"),
             {
-                "state_dict_metadata": dict(described),
+                "state_dict_metadata": dict(state_dict_metadata),
                 "planner_data": None,
                 "storage_data": Pairs(stored),
                 "storage_meta": None,

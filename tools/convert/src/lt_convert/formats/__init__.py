@@ -1,9 +1,9 @@
-"""The checkpoint formats: one module each. It recognises a directory, describes what is in it, and plans a new one's files.
+"""The checkpoint formats, one module each, which recognises a checkpoint directory, opens it, and plans the files of a new one.
 
 A format's module has
     recognise(names)                        whether a directory with these names in it holds such a checkpoint
-    open_source(directory, files)           its `Source`
-    outputs(result)                         the files (`OutputFile`) that hold a `Result`
+    open_source(directory, files)           the checkpoint as a `Source`
+    outputs(target)                         the files (`OutputFile`) to be written for a `Target`
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""What is converted and into what: a checkpoint's model and tensors under canonical names, and what travels with them.
+"""What passes between formats: a checkpoint's model and tensors under canonical names, and everything else that is converted.
 
-Canonical names are those of Hugging Face. Whatever has no place there (padding rows of the vocabulary, the state of the training)
-has its own field, so that no format's writer can forget it silently.
+Canonical names are Hugging Face's. What Hugging Face files do not have (padding rows of the vocabulary, optimizer state) has a
+field of its own, so that no format drops it silently.
 """
 
 import dataclasses
@@ -17,26 +17,26 @@ from lt_shared.tokenizer_files import TokenizerFiles
 class OptimizerState:
     """AdamW's state under canonical names.
 
-    `moments["exp_avg"]`, `moments["exp_avg_sq"]`, and `moments["param"]`, the fp32 weights that Megatron keeps. `step` counts the
-    updates; `groups` are the hyperparameters that were in use (lr, betas, eps ...). `tokens` is how many tokens were trained on,
-    0 when nothing says it. `problem` says why a state that is there cannot be converted.
+    `tensors` has "exp_avg" and "exp_avg_sq", and "param", the fp32 main weights, where Megatron stored them. `step` counts the
+    updates; `hyperparameters` are those in use (lr, betas, eps ...). `tokens` is how many tokens were trained on, 0 when the
+    checkpoint does not say it. `problem` says why the state cannot be converted, and is empty when it can.
     """
 
-    moments: Mapping[str, Mapping[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Tensor]]
     step: int
-    groups: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
     tokens: int = 0
     problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A checkpoint. `table` names the table of tensors that it was read with, `left_out` has the keys without a place elsewhere.
+    """A checkpoint that has been opened; no tensor has been read.
 
-    `tensors` are the model's under canonical names, padding rows among them. `copies` are tensors that the format has besides and
-    that must repeat others: (name, tensor, what it has to equal). `details` is what `inspect` shows of the training.
-    `special_ids` are the ids of special tokens that the model's configuration names, None where it has no place for them;
-    `generation` is the content of its `generation_config.json`.
+    `table` names the table of weight ops for its tensors. `tensors` are the model's under canonical names, with the padding rows.
+    `aliases` are tensors that must equal another one: (name, tensor, the other tensor). `left_out` has the keys that are not
+    converted. `details` is what `inspect` shows of the training. `special_ids` are the ids of special tokens in the model's
+    configuration, None for a format that has no such ids; `generation` is the content of its `generation_config.json`.
     """
 
     directory: str
@@ -49,44 +49,44 @@ class Source:
     loss: float | None = None
     optimizer: OptimizerState | None = None
     left_out: tuple[str, ...] = ()
-    copies: tuple[tuple[str, Tensor, Tensor], ...] = ()
+    aliases: tuple[tuple[str, Tensor, Tensor], ...] = ()
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     special_ids: Mapping[str, Any] | None = None
     generation: bytes | None = None
 
     @property
     def dtype(self) -> str:
-        """The dtype that stands for the model: its embedding's, which is the first tensor."""
+        """The dtype of the embedding, which is the first tensor; other tensors may have others."""
         return next(iter(self.tensors.values())).dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """How many files a legacy checkpoint is split into: tensor, pipeline and virtual pipeline parallel sizes.
+class LegacyTarget:
+    """The parallel sizes and the layers for which a legacy checkpoint is written.
 
-    Its names are those of TransformerEngine's layers, Megatron-LM's default, or of its local ones.
+    Tensor names are those of TransformerEngine layers, Megatron-LM's default, or with `local_layers` those of its local ones.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
-    virtual_pipeline: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    virtual_pipeline_parallel_size: int | None = None
     local_layers: bool = False
 
 
-ALONE = Layout()
+ONE_RANK = LegacyTarget()
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """What a writer gets: the source, its canonical tensors (cast, where that was asked for) and where they will be.
+class Target:
+    """What a format's `outputs` gets: the source, its canonical tensors after any cast, and the destination.
 
-    `destination` is the final directory, for what mentions its own place.
+    `destination` is the final directory, for files that name their own path.
     """
 
     source: Source
     tensors: Mapping[str, Tensor]
     destination: str
-    layout: Layout = ALONE
+    legacy_target: LegacyTarget = ONE_RANK
 
     @property
     def model(self) -> Model:

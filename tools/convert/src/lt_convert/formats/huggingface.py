@@ -1,7 +1,7 @@
 """Hugging Face: `config.json`, tensors in one or several safetensors files, and the tokenizer.
 
-A safetensors file is eight bytes of header length, a JSON header, then the values of every tensor. The library reads the same
-files; it is not used because it takes whole tensors, and for writing all tensors of a file at once.
+A safetensors file is eight bytes of header length, a JSON header, then the values of every tensor. The safetensors library is not
+used: it reads whole tensors, and to write a file it needs all of its tensors in memory.
 """
 
 import json
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_convert.formats.checkpoint import Result, Source
+from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import listing
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
-from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, stored
-from lt_convert.tokenizers import discovery, tokenizer_json
+from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, tensor_in_files
+from lt_convert.tokenizers import discovery, huggingface_tokenizer
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, PADDING, Model
 from lt_shared import huggingface
@@ -30,7 +30,7 @@ PADDING_FILE = "padding.safetensors"
 SHARD_BYTES = 5_000_000_000
 MAXIMUM_HEADER_BYTES = 100_000_000
 
-# The masks in files of GPT-2 are booleans or bytes.
+# The causal masks in GPT-2 files are booleans or bytes.
 _CODES = {
     "BOOL": "uint8",
     "U8": "uint8",
@@ -48,7 +48,7 @@ def recognise(names: Sequence[str]) -> bool:
 
 
 def open_source(directory: str, files: Files) -> Source:
-    """Raises BadData for anything malformed, and for models of a family that is not known here."""
+    """Raises BadData for anything malformed, and for models of an unsupported family."""
     path = f"{directory}/{CONFIG}"
     try:
         config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
@@ -65,10 +65,10 @@ def open_source(directory: str, files: Files) -> Source:
         padded = architecture.vocab_size + max((tensor.shape[0] for tensor in padding.values()), default=0)
     family = families.family_of(architecture)
     model = Model(architecture, padded)
-    tensors = family.take_apart(HF, model, found, directory)
-    copies = family.repeated(HF, model, found)
-    generation = f"{directory}/{tokenizer_json.GENERATION}"
-    generates = tokenizer_json.GENERATION in names
+    tensors = family.to_canonical(HF, model, found, directory)
+    aliases = family.aliases(HF, model, found)
+    generation = f"{directory}/{huggingface_tokenizer.GENERATION}"
+    generates = huggingface_tokenizer.GENERATION in names
     return Source(
         directory=directory,
         format="hf",
@@ -76,19 +76,21 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=tensors | (padding or {}),
         tokenizer=discovery.beside_model(directory, files),
-        copies=tuple(copies),
-        special_ids={name: config[name] for name in tokenizer_json.SPECIAL_IDS if name in config},
+        aliases=tuple(aliases),
+        special_ids={name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
     )
 
 
 def _padding(directory: str, files: Files) -> dict[str, Tensor]:
-    """The padding rows that a conversion to this format set aside."""
+    """The padding rows of the vocabulary, which a conversion to this format stored in a file of their own."""
     path = f"{directory}/{PADDING_FILE}"
     tensors = read_file(path, files)
     for name, tensor in tensors.items():
         if not name.startswith(PADDING) or not tensor.shape:
-            raise BadData(f"{path}: {name} is no padding of a vocabulary", "delete the file: padding rows then become zeros")
+            raise BadData(
+                f"{path}: {name} is not a padding tensor of a vocabulary", "delete the file: padding rows then become zeros"
+            )
     return tensors
 
 
@@ -146,8 +148,8 @@ def read_file(path: str, files: Files) -> dict[str, Tensor]:
                 raise BadData(f"{path}: {name} is stored as {entry['dtype']}, known here are {', '.join(_CODES)}")
             dtype = _CODES[entry["dtype"]]
             if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
-                raise BadData(f"{path}: {name} has {stop - start} bytes, which its shape {list(shape)} does not need")
-            tensors[name] = stored(name, dtype, shape, [((0,) * len(shape), shape, path, 8 + length + start)])
+                raise BadData(f"{path}: {name} has {stop - start} bytes, which do not fit its shape {list(shape)}")
+            tensors[name] = tensor_in_files(name, dtype, shape, [((0,) * len(shape), shape, path, 8 + length + start)])
             ends.append((start, stop, name))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: malformed safetensors header: {error}") from None
@@ -161,24 +163,24 @@ def read_file(path: str, files: Files) -> dict[str, Tensor]:
     return tensors
 
 
-def outputs(result: Result) -> list[OutputFile]:
-    """`config.json` comes last: without it nothing takes the directory for a model."""
-    architecture = result.model.architecture
-    canonical = {name: tensor for name, tensor in result.tensors.items() if not name.startswith(PADDING)}
-    tensors = families.family_of(architecture).make(HF, result.model, result.tensors, result.source.directory)
+def outputs(target: Target) -> list[OutputFile]:
+    """The files, `config.json` last: without it no tool takes the directory for a model."""
+    architecture = target.model.architecture
+    canonical = {name: tensor for name, tensor in target.tensors.items() if not name.startswith(PADDING)}
+    tensors = families.family_of(architecture).from_canonical(HF, target.model, target.tensors, target.source.directory)
     tensors = {name: tensors[name] for name in canonical}
-    padding = {name: tensor for name, tensor in result.tensors.items() if name.startswith(PADDING)}
+    padding = {name: tensor for name, tensor in target.tensors.items() if name.startswith(PADDING)}
     made = model_files(tensors)
     if padding:
         made.append(file(PADDING_FILE, padding))
     special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     written: dict[str, bytes] = {}
-    if result.source.tokenizer:
-        with tempfile.TemporaryDirectory() as place:
+    if target.source.tokenizer:
+        with tempfile.TemporaryDirectory() as directory:
             sizes = (architecture.max_position_embeddings, architecture.vocab_size)
-            special = tokenizer_json.write(result.source.tokenizer, Path(place), *sizes)
-            written = {path.name: path.read_bytes() for path in sorted(Path(place).iterdir())}
-    special, written[tokenizer_json.GENERATION] = _special_ids(result.source, special, written.get(tokenizer_json.GENERATION))
+            special = huggingface_tokenizer.write(target.source.tokenizer, Path(directory), *sizes)
+            written = {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
+    special, written[huggingface_tokenizer.GENERATION] = _special_ids(target.source, special, written.get(huggingface_tokenizer.GENERATION))
     made += [OutputFile(name, (content,)) for name, content in written.items()]
     dtype = next(iter(tensors.values())).dtype
     return [*made, OutputFile(CONFIG, (_json(huggingface.to_config(architecture, dtype) | special),))]
@@ -187,25 +189,25 @@ def outputs(result: Result) -> list[OutputFile]:
 def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | None) -> tuple[dict[str, Any], bytes]:
     """The ids of special tokens for `config.json`, and the content of `generation_config.json`.
 
-    A model of this format keeps its own. The others get what the tokenizer's files say, and before that what the
-    `generation_config.json` says that was `kept` with them. No id is written that the vocabulary does not have: transformers
-    would look up a row that is not there.
+    A model of this format keeps its own ids. Other models get those in the `generation_config.json` that was `kept` with the
+    tokenizer, then those in the tokenizer's files. An id outside the vocabulary is not written: transformers would look up an
+    embedding row that does not exist.
     """
     vocab_size = source.model.architecture.vocab_size
     content = source.generation or kept
-    path = f"{source.directory}/{tokenizer_json.GENERATION}"
+    path = f"{source.directory}/{huggingface_tokenizer.GENERATION}"
     generation: dict[str, Any] = {}
     if content is not None:
         try:
             generation = dict(json.loads(content))
         except (ValueError, TypeError, RecursionError) as error:
             raise BadData(f"{path}: not a JSON object: {error}", "mend or delete it") from None
-    given = {name: generation[name] for name in tokenizer_json.SPECIAL_IDS if name in generation}
-    checked = tokenizer_json.check_ids(given, vocab_size, path)
+    given = {name: generation[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in generation}
+    checked = huggingface_tokenizer.check_ids(given, vocab_size, path)
     if source.special_ids is None:
-        special = tokenizer_json.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
+        special = huggingface_tokenizer.check_ids(of_tokenizer, vocab_size, "the tokenizer") | checked
     else:
-        special = tokenizer_json.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
+        special = huggingface_tokenizer.check_ids(source.special_ids, vocab_size, f"{source.directory}/{CONFIG}")
     if content is None or checked != given:
         left = {name: value for name, value in generation.items() if name not in given}
         ids = special if content is None else checked

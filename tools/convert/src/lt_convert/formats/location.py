@@ -1,4 +1,4 @@
-"""Which checkpoint SRC means: a directory, the newest checkpoint of a run, or the last one of a manifest; local or remote."""
+"""Which checkpoint SRC means: a directory, the newest checkpoint of a run, or the last one of a manifest, local or remote."""
 
 import os
 import re
@@ -14,7 +14,7 @@ TORCHTITAN_STEP = re.compile(r"step-(\d+)")
 
 
 def open_source(argument: str, files: Files) -> Source:
-    """The checkpoint that SRC means, described. Raises as `locate` and as the format's own `open_source`."""
+    """The checkpoint that SRC means, opened. Raises as `locate` and as the format's own `open_source`."""
     directory, name = locate(argument, files)
     source: Source = formats.module(name).open_source(directory, files)
     return source
@@ -25,7 +25,7 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
 
     Raises: NoInput when there is no checkpoint, BadData for one that is incomplete or a tracker that names none.
     """
-    path = normal(_last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument)
+    path = normalized(_last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument)
     names = listing(path)
     if checkpoint_layout.TRACKER in names:
         path = f"{path}/{_tracked(path, files)}"
@@ -39,17 +39,17 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
     if found is None:
         raise NoInput(
-            f"{path}: no checkpoint that is known here",
+            f"{path}: no checkpoint of a supported format",
             "expected config.json with safetensors, .metadata with .distcp files, mp_rank_* directories, or "
             f"{checkpoint_layout.TRACKER}",
         )
     return path, found
 
 
-def normal(path: str) -> str:
-    """A path as it is compared and recorded: absolute and without links; a URL without a slash at its end.
+def normalized(path: str) -> str:
+    """A path as it is compared and recorded: absolute, with links resolved; a URL without a trailing slash.
 
-    Raises UsageError for an empty one, which an unset variable leaves: it must not stand for another directory.
+    Raises UsageError for an empty path, as an unset shell variable leaves it: it must not mean the working directory.
     """
     if not path:
         raise UsageError("an empty path", "is a variable not set?")
@@ -89,7 +89,7 @@ def _last_of_manifest(argument: str) -> str:
 
 
 def _tracked(run: str, files: Files) -> str:
-    """The name of the directory that a run's tracker file means."""
+    """The name of the checkpoint directory that a run's tracker file names."""
     path = f"{run}/{checkpoint_layout.TRACKER}"
     content = files.read(path, 0, min(files.size_bytes(path), 100)).decode(errors="replace").strip()
     if content == checkpoint_layout.RELEASE:
@@ -100,7 +100,7 @@ def _tracked(run: str, files: Files) -> str:
 
 
 def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:
-    """The last of TorchTitan's checkpoints that was written to its end."""
+    """The newest complete TorchTitan checkpoint of a run."""
     for _, name in sorted(steps, reverse=True):
         directory = f"{path}/{name}"
         if formats.recognise(listing(directory)):

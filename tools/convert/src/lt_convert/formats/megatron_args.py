@@ -1,4 +1,4 @@
-"""A model as Megatron describes it: the arguments in its checkpoints."""
+"""The Megatron arguments in a checkpoint, read as an architecture and written for one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from lt_shared import megatron_arguments
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig, BadData, warn
 
-# Megatron's settings that change results and have no place in an architecture here.
+# Megatron arguments that change the model and have no field in `Architecture`, with the value that is supported.
 REQUIRED_ARGUMENTS = {
     "rotary_interleaved": False,
     "rotary_seq_len_interpolation_factor": None,
@@ -19,10 +19,10 @@ REQUIRED_ARGUMENTS = {
 
 
 def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Architecture:
-    """The architecture that stored arguments describe. Raises BadData, naming `origin`, when it is none that is known here."""
+    """The architecture that stored arguments describe. Raises BadData, naming `origin`, for an unsupported one."""
     for setting, value in REQUIRED_ARGUMENTS.items():
         if arguments.get(setting, value) != value:
-            raise BadData(f"{origin}: {setting} is {arguments[setting]!r}, which no other format here can say")
+            raise BadData(f"{origin}: {setting} is {arguments[setting]!r}, which no other format supports")
     given = dict(arguments)
     if given.get("vocab_size") is None and given.get("padded_vocab_size"):
         warn(f"{origin}: the vocabulary size is not stored; all {given['padded_vocab_size']} rows are kept, padding included")
@@ -36,16 +36,18 @@ def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Archit
 
 
 def check_computable(architecture: Architecture, origin: str) -> None:
-    """Raises BadData for a RoPE that Megatron would compute otherwise: of its scaling only the factor is a setting there."""
+    """Raises BadData for a RoPE that Megatron would compute differently: only the scaling factor is an argument there."""
     scaling = architecture.rope_scaling
     if scaling and scaling != RopeScaling(scaling.factor):
-        raise BadData(f"{origin}: Megatron fixes every number of RoPE scaling but the factor, and this model has {scaling}")
+        raise BadData(
+            f"{origin}: Megatron has constants for every RoPE scaling parameter but the factor, and this model has {scaling}"
+        )
     if architecture.rotary_base != int(architecture.rotary_base):
         raise BadData(f"{origin}: Megatron's rotary base is a whole number, and this model has {architecture.rotary_base}")
 
 
 def common_state(model: Model, dtype: str, **sizes: Any) -> dict[str, Any]:
-    """What Megatron keeps beside the tensors of a checkpoint without a training state. `sizes` are arguments of their own."""
+    """What Megatron stores beside the tensors of a checkpoint without training state. `sizes` replace or add arguments."""
     arguments = megatron_arguments.to_arguments(model.architecture) | {
         "padded_vocab_size": model.padded_vocab_size,
         "make_vocab_size_divisible_by": 128,

@@ -1,7 +1,7 @@
-"""Megatron's stacked layers: a torch_dist checkpoint keeps a weight of all layers under one key, layers first, a chunk a layer.
+"""Megatron's stacked layers: torch_dist stores a weight of all layers under one key, with the layers as first axis.
 
-`decoder.layers.mlp.linear_fc2.weight` of shape (layers, rows, columns) is `decoder.layers.3.mlp.linear_fc2.weight` and its like
-everywhere else here. The optimizer's moments are stacked as the weights are.
+`decoder.layers.mlp.linear_fc2.weight` of shape (layers, rows, columns) has a chunk per layer. In the rest of lt-convert it is one
+tensor per layer, `decoder.layers.3.mlp.linear_fc2.weight`. The optimizer's moments are stacked, too.
 """
 
 import re
@@ -18,23 +18,23 @@ _LAYER = re.compile(r"(.*\bdecoder\.layers)\.(\d+)\.(.*)")
 
 
 def prefix_of(names: Iterable[str]) -> str:
-    """What some trainers put before every name of the model."""
+    """The prefix that some trainers add to every name of the model."""
     return next((name.removesuffix(EMBEDDING) for name in names if name.endswith(EMBEDDING)), "")
 
 
 def unstacked(stacked: Tensor) -> dict[str, Tensor]:
-    """The tensors of the layers in a stacked one; any other tensor as it is."""
+    """The layers of a stacked tensor by name; any other tensor as it is. Raises BadData for a stacked tensor without values."""
     match = _STACKED.fullmatch(stacked.name)
     if not match:
         return {stacked.name: stacked}
     if not all(stacked.shape):
-        raise BadData(f"{stacked.name} is {list(stacked.shape)}: it has layers, but no values")
+        raise BadData(f"{stacked.name} is {list(stacked.shape)}: an axis is empty")
     names = [f"{match['stem']}.{layer}.{match['rest']}" for layer in range(stacked.shape[0])]
     return {name: stacked.at(layer).named(name) for layer, name in enumerate(names)}
 
 
 def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
-    """The layers of a tensor under one key, a chunk a layer; other tensors whole."""
+    """The tensors of the `count` layers stacked under one key with one chunk per layer; other tensors whole."""
     stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
     found: list[Entry] = []
     for name, tensor in tensors.items():

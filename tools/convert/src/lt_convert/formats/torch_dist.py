@@ -1,7 +1,7 @@
-"""Megatron's torch_dist: a distributed checkpoint with the tensors of all layers stacked, and the arguments in `common.pt`.
+"""Megatron's torch_dist: a DCP checkpoint that stacks a weight's layers in one tensor, with the arguments in `common.pt`.
 
-A tensor is handed out one layer at a time as `decoder.layers.3.mlp.linear_fc2.weight`, whatever the parallel sizes were, and is
-written as megatron-core stores it: one stacked key, a chunk a layer.
+Here every layer has a tensor of its own, such as `decoder.layers.3.mlp.linear_fc2.weight`, whatever the parallel sizes were. They
+are written as megatron-core stores them: one stacked key with one chunk per layer.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ from typing import Any
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
 from lt_convert.formats import adamw_state, megatron_args, stacked_layers
-from lt_convert.formats.checkpoint import Result, Source
+from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import listing
 from lt_convert.formats.stacked_layers import EMBEDDING
 from lt_convert.tensors.output_files import OutputFile
@@ -21,7 +21,7 @@ from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
-from lt_convert.weights.mapping import MEGATRON, Model, listed
+from lt_convert.weights.mapping import MEGATRON, Model, abbreviated
 from lt_shared import checkpoint_layout, pickles
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
@@ -63,25 +63,25 @@ def open_source(directory: str, files: Files) -> Source:
     left_out = tuple(key for key in states if "_extra_state" not in key)
     unknown = [key for key in contents.objects if not _STATE.fullmatch(key)]
     if unknown:
-        raise BadData(f"{directory}: no place in this model for {listed(unknown)}", "the model family is another one")
+        raise BadData(f"{directory}: this model has no {abbreviated(unknown)}", "the model family is another one")
     return Source(
         directory=directory,
         format="megatron-dist",
         table=MEGATRON,
         model=model,
-        tensors=family.take_apart(MEGATRON, model, tensors, directory),
-        copies=tuple(family.repeated(MEGATRON, model, tensors)),
+        tensors=family.to_canonical(MEGATRON, model, tensors, directory),
+        aliases=tuple(family.aliases(MEGATRON, model, tensors)),
         tokenizer=discovery.of_run(run, saved.tokenizer if saved else None),
         iteration=_iteration(directory, common),
         loss=saved.loss if saved else None,
-        optimizer=adamw_state.of_megatron(contents, model, directory),
+        optimizer=adamw_state.from_megatron(contents, model, directory),
         left_out=left_out,
         details=_details(contents, common, saved),
     )
 
 
 def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | None:
-    """What lt-train or lt-convert wrote about the checkpoint. Raises BadData when its files are not all there."""
+    """The `run.json` of lt-train or lt-convert. Raises BadData when a file that it lists is missing or has another size."""
     if checkpoint_layout.RECORD not in names:
         return None
     path = f"{directory}/{checkpoint_layout.RECORD}"
@@ -95,7 +95,7 @@ def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | N
 
 
 def _iteration(directory: str, common: Mapping[str, Any] | None) -> int | None:
-    """That of the directory's name, or what a checkpoint without a name for it says."""
+    """The iteration in the directory's name, or else the one stored in the checkpoint."""
     name = directory.rsplit("/", 1)[-1]
     match = re.fullmatch(r"iter_(\d+)", name)
     found = common.get("iteration") if common and name != checkpoint_layout.RELEASE else None
@@ -103,7 +103,7 @@ def _iteration(directory: str, common: Mapping[str, Any] | None) -> int | None:
 
 
 def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
-    """The model's tensors, one a layer, without the prefix that some trainers add."""
+    """The model's tensors, one per layer, without the prefix that some trainers add to names."""
     tensors: dict[str, Tensor] = {}
     for key in contents.entries:
         if not _STATE.fullmatch(key):
@@ -115,9 +115,9 @@ def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
 
 
 def read_common(contents: dcp.Contents, names: Sequence[str]) -> dict[str, Any]:
-    """What Megatron keeps beside the tensors: `args` as a dict, plain values as they are, everything else inert records.
+    """What Megatron stores beside the tensors: `args` as a dict, plain values, and inert records of everything else.
 
-    megatron-core 0.16 keeps it in common.pt, 0.19 as an object among the tensors.
+    megatron-core 0.16 stores it in common.pt, 0.19 as an object among the tensors.
     """
     path = f"{contents.directory}/{COMMON}"
     if COMMON in names:
@@ -125,17 +125,17 @@ def read_common(contents: dcp.Contents, names: Sequence[str]) -> dict[str, Any]:
     else:
         found = [key for key in contents.objects if key.startswith("common_state/")]
         if not found:
-            raise BadData(f"{path}: missing", "without it and without run.json the architecture is not known")
+            raise BadData(f"{path}: missing", "the architecture is read from it where there is no run.json")
         content = contents.object(found[0])
-        # A sharded object is stored as a list of its one part.
+        # A sharded object is stored as a list with one entry.
         content = content[0] if isinstance(content, list) and content else content
     if not isinstance(content, dict) or not isinstance(content.get("args"), pickles.Record):
-        raise BadData(f"{contents.directory}: has no Megatron arguments in it")
+        raise BadData(f"{contents.directory}: holds no Megatron arguments")
     return content | {"args": vars(content["args"])}
 
 
 def _details(contents: dcp.Contents, common: Mapping[str, Any] | None, saved: RunRecord | None) -> dict[str, Any]:
-    """What `inspect` shows of the training that wrote it."""
+    """What `inspect` shows of the training run."""
     arguments = common["args"] if common else {}
     sizes = {
         name: arguments.get(argument)
@@ -147,23 +147,27 @@ def _details(contents: dcp.Contents, common: Mapping[str, Any] | None, saved: Ru
         if isinstance(arguments.get(argument), int)
     }
     samples = saved.consumed_samples if saved else arguments.get("consumed_train_samples")
-    return {"parallel": sizes, "consumed_samples": samples, "files": len({place.file for place in contents.places.values()})}
+    return {
+        "parallel": sizes,
+        "consumed_samples": samples,
+        "files": len({location.file for location in contents.locations.values()}),
+    }
 
 
-def outputs(result: Result) -> list[OutputFile]:
-    """A run directory with one checkpoint, the tracker last: `release`, or an iteration when there is an optimizer's state."""
-    model, source = result.model, result.source
+def outputs(target: Target) -> list[OutputFile]:
+    """A run directory with one checkpoint, the tracker last: `release`, or `iter_*` when the optimizer state is converted."""
+    model, source = target.model, target.source
     family = families.family_of(model.architecture)
-    tensors = family.make(MEGATRON, model, result.tensors, source.directory)
+    tensors = family.from_canonical(MEGATRON, model, target.tensors, source.directory)
     dtype = tensors[EMBEDDING].dtype
     common = megatron_args.common_state(model, dtype)
     iteration, tracked, samples = 0, checkpoint_layout.RELEASE, source.details.get("consumed_samples")
     if source.optimizer:
         iteration = source.optimizer.step if source.iteration is None else source.iteration
         tracked = str(iteration)
-        tensors |= adamw_state.megatron(source.optimizer, model, _precise(result, dtype), source.directory)
-        common |= {"iteration": iteration} | adamw_state.megatron_common(source.optimizer, dtype != "float32")
-        # Without it, lt-train takes the samples that the steps would have needed with its own batches.
+        tensors |= adamw_state.to_megatron(source.optimizer, model, _main_weights(target, dtype), source.directory)
+        common |= {"iteration": iteration} | adamw_state.to_megatron_common(source.optimizer, dtype != "float32")
+        # Without consumed_train_samples lt-train computes it from the iteration and its own batch size.
         arguments = common["args"].state
         del arguments["consumed_train_samples"]
         arguments.update({"consumed_train_samples": samples} if samples else {})
@@ -177,7 +181,7 @@ def outputs(result: Result) -> list[OutputFile]:
         padded_vocab_size=model.padded_vocab_size,
         iteration=iteration,
         consumed_samples=(samples or 0) if source.optimizer else 0,
-        tokenizer=discovery.recorded(source.tokenizer, result.destination),
+        tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=dtype,
         versions={"lt-convert": importlib.metadata.version("lt-convert")},
         files={output.name.removeprefix(directory): output.size_bytes for output in made},
@@ -189,9 +193,9 @@ def outputs(result: Result) -> list[OutputFile]:
     return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
 
 
-def _precise(result: Result, dtype: str) -> Mapping[str, Tensor] | None:
-    """The fp32 weights that the optimizer keeps beside weights of less precision."""
-    if dtype == "float32" or result.source.optimizer is None:
+def _main_weights(target: Target, dtype: str) -> Mapping[str, Tensor] | None:
+    """The optimizer's fp32 main weights for a model in a 16-bit dtype."""
+    if dtype == "float32" or target.source.optimizer is None:
         return None
-    kept = result.source.optimizer.moments.get(adamw_state.PARAM)
-    return kept if kept is not None else {name: tensor.cast("float32") for name, tensor in result.source.tensors.items()}
+    kept = target.source.optimizer.tensors.get(adamw_state.PARAM)
+    return kept if kept is not None else {name: tensor.cast("float32") for name, tensor in target.source.tensors.items()}

@@ -1,8 +1,8 @@
-"""TorchTitan: a distributed checkpoint of the model under its own names, the optimizer, and the trainer's counters.
+"""TorchTitan: a DCP checkpoint of the model under TorchTitan's names, the optimizer state, and the trainer's counters.
 
-TorchTitan keeps no model configuration with a checkpoint: it comes from the run record that lt-convert leaves, or from a Hugging
-Face `config.json` in the checkpoint, in the folder with the steps, or in the run's folder. It is not guessed from the shapes:
-Llama 3 8B and 3.1 8B have the same, and TorchTitan's own 1B has another RoPE factor than Meta's.
+TorchTitan stores no model configuration in a checkpoint. It is read from the `run.json` that lt-convert writes, or from a Hugging
+Face `config.json` in the checkpoint, in the directory of the `step-*` directories, or in the run's. It is not guessed from the
+shapes: Llama 3 8B and 3.1 8B have the same, and TorchTitan's own 1B has another RoPE scaling factor than Meta's.
 """
 
 import importlib.metadata
@@ -14,14 +14,14 @@ from typing import Any
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents, Entry
 from lt_convert.formats import adamw_state
-from lt_convert.formats.checkpoint import Result, Source
+from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import TORCHTITAN_STEP, listing
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
-from lt_convert.weights.mapping import PADDING, ROTARY_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
+from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
 from lt_shared import checkpoint_layout, huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
@@ -36,19 +36,19 @@ STEP = "train_state.step"
 _MODEL_PREFIX = "model."
 _STATE = re.compile(r"(optimizer|lr_scheduler|dataloader|train_state)(\.|$).*")
 _OTHER_BACKEND = re.compile(r"model_\d+\.pt")
-# Checkpoints before 0.3 have the projections of attention under its own name.
-_PROJECTIONS = ".qkv_linear."
+# Checkpoints before 0.3 have wq, wk and wv in `attention` itself.
+_QKV_LINEAR = ".qkv_linear."
 
 
 def recognise(names: Sequence[str]) -> bool:
-    # Megatron's torch_dist has a `.metadata` too, and a configuration beside it.
+    # Megatron's torch_dist has a `.metadata`, too, with metadata.json or common.pt beside it.
     return (METADATA in names and "metadata.json" not in names and COMMON not in names) or any(
         _OTHER_BACKEND.fullmatch(name) for name in names
     )
 
 
 def open_source(directory: str, files: Files) -> Source:
-    """Raises BadData for anything malformed and for a checkpoint whose configuration is not beside it."""
+    """Raises BadData for anything malformed, and when no model configuration is found for the checkpoint."""
     names = listing(directory)
     if METADATA not in names:
         raise BadData(
@@ -67,7 +67,7 @@ def open_source(directory: str, files: Files) -> Source:
         padded = saved.padded_vocab_size
     model = Model(architecture, padded)
     family = families.family_of(architecture)
-    table = TORCHTITAN if any(_PROJECTIONS in name for name in tensors) else TORCHTITAN_2025
+    table = TORCHTITAN if any(_QKV_LINEAR in name for name in tensors) else TORCHTITAN_2025
     iteration = _step(contents, directory)
     run = directory if saved else _run_of(directory)
     return Source(
@@ -75,27 +75,27 @@ def open_source(directory: str, files: Files) -> Source:
         format="torchtitan",
         table=table,
         model=model,
-        tensors=family.take_apart(table, model, tensors, directory) | padding,
-        copies=tuple(family.repeated(table, model, tensors)),
+        tensors=family.to_canonical(table, model, tensors, directory) | padding,
+        aliases=tuple(family.aliases(table, model, tensors)),
         tokenizer=discovery.of_run(run, saved.tokenizer if saved else None),
         iteration=iteration,
         loss=saved.loss if saved else None,
-        optimizer=adamw_state.of_torchtitan(contents, table, model, directory),
+        optimizer=adamw_state.from_torchtitan(contents, table, model, directory),
         left_out=tuple(key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key) and key != STEP),
-        details={"files": len({place.file for place in contents.places.values()})},
+        details={"files": len({location.file for location in contents.locations.values()})},
     )
 
 
 def model_tensors(contents: Contents) -> dict[str, Tensor]:
-    """The model's tensors; everything that is neither the training's state nor set aside by a conversion."""
+    """The model's tensors: all but training state, buffers, and padding rows that a conversion stored."""
     names = {key: key for key in contents.entries if not _STATE.fullmatch(key) and not key.startswith(PADDING)}
     if EMBEDDING not in names and _MODEL_PREFIX + EMBEDDING in names:
         names = {key.removeprefix(_MODEL_PREFIX): key for key in names}
-    return {name: contents.tensor(key) for name, key in names.items() if not re.fullmatch(ROTARY_BUFFERS, name)}
+    return {name: contents.tensor(key) for name, key in names.items() if not re.fullmatch(ROPE_BUFFERS, name)}
 
 
 def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | None:
-    """What lt-convert wrote about the checkpoint."""
+    """The `run.json` of lt-convert."""
     if checkpoint_layout.RECORD not in names:
         return None
     path = f"{directory}/{checkpoint_layout.RECORD}"
@@ -103,27 +103,27 @@ def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | N
 
 
 def _run_of(directory: str) -> str:
-    """The folder of the steps, for one of TorchTitan's own checkpoints; any other directory itself."""
+    """The parent of a `step-*` directory; any other directory itself."""
     parent, _, name = directory.rpartition("/")
     return parent or "." if TORCHTITAN_STEP.fullmatch(name) else directory
 
 
-def configuration_places(directory: str) -> list[str]:
-    """Where the configuration of a checkpoint may be: beside it, in the folder with the steps, in the run's folder."""
+def configuration_directories(directory: str) -> list[str]:
+    """Where a checkpoint's config.json may be: in it, in the directory of the `step-*` directories, or in the run's."""
     steps = _run_of(directory)
     return [directory] if steps == directory else [directory, steps, steps.rpartition("/")[0] or "."]
 
 
 def _configuration(directory: str, tensors: Mapping[str, Tensor], files: Files) -> Architecture:
-    """The architecture in the nearest config.json: the checkpoint's, that of the folder with the steps, or of the run."""
-    places = configuration_places(directory)
-    for place in places:
-        if CONFIG not in listing(place):
+    """The architecture in the first config.json of `configuration_directories`. Raises BadData when there is none."""
+    candidates = configuration_directories(directory)
+    for candidate in candidates:
+        if CONFIG not in listing(candidate):
             continue
-        path = f"{place}/{CONFIG}"
+        path = f"{candidate}/{CONFIG}"
         try:
             config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
-            return huggingface.from_config(config, place.rsplit("/", 1)[-1])
+            return huggingface.from_config(config, candidate.rsplit("/", 1)[-1])
         except (ValueError, TypeError) as error:
             raise BadData(f"{path}: not a model configuration: {error}") from None
         except BadConfig as error:
@@ -131,12 +131,12 @@ def _configuration(directory: str, tensors: Mapping[str, Tensor], files: Files) 
     rows, hidden = tensors[EMBEDDING].shape
     raise BadData(
         f"{directory}: TorchTitan does not store the model's configuration (this one has {rows} x {hidden} embeddings)",
-        f"put the {CONFIG} of the model (the one in TorchTitan's hf_assets_path) into {places[-1]}",
+        f"put the {CONFIG} of the model (the one in TorchTitan's hf_assets_path) into {candidates[-1]}",
     )
 
 
 def _step(contents: Contents, directory: str) -> int | None:
-    """How many steps it has been trained for: the trainer's count, or the number in the directory's name."""
+    """The number of training steps: the trainer's count, or else the number in the directory's name."""
     if STEP in contents.objects:
         step = contents.object(STEP)
         if type(step) is int:
@@ -145,18 +145,18 @@ def _step(contents: Contents, directory: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def outputs(result: Result) -> list[OutputFile]:
+def outputs(target: Target) -> list[OutputFile]:
     """A checkpoint for TorchTitan's `checkpoint.initial_load_path`, `.metadata` last."""
-    model, source = result.model, result.source
-    _check(model.architecture, source.directory)
+    model, source = target.model, target.source
+    _check_supported(model.architecture, source.directory)
     family = families.family_of(model.architecture)
-    canonical = _weights(result)
-    tensors = family.make(TORCHTITAN, model, canonical, source.directory)
+    canonical = _weights(target)
+    tensors = family.from_canonical(TORCHTITAN, model, canonical, source.directory)
     entries = [Entry.whole(name, tensor) for name, tensor in tensors.items()]
     entries += [Entry.whole(name, tensor) for name, tensor in canonical.items() if name.startswith(PADDING)]
     objects: dict[str, Any] = {}
     if source.optimizer:
-        moments, objects = adamw_state.torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
+        moments, objects = adamw_state.to_torchtitan(source.optimizer, model, source.iteration or 0, source.directory)
         entries += moments
     made = dcp.outputs(entries, objects)
     record = RunRecord(
@@ -164,7 +164,7 @@ def outputs(result: Result) -> list[OutputFile]:
         padded_vocab_size=model.padded_vocab_size,
         iteration=source.iteration or 0,
         consumed_samples=0,
-        tokenizer=discovery.recorded(source.tokenizer, result.destination),
+        tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=tensors[EMBEDDING].dtype,
         versions={"lt-convert": importlib.metadata.version("lt-convert")},
         files={output.name: output.size_bytes for output in made},
@@ -174,16 +174,16 @@ def outputs(result: Result) -> list[OutputFile]:
     return [*made[:-1], *beside, made[-1]]
 
 
-def _weights(result: Result) -> Mapping[str, Tensor]:
-    """The weights to train on: the optimizer's in fp32 where it has them, unless a dtype was asked for."""
-    source = result.source
-    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in result.tensors.items())
-    precise = source.optimizer.moments.get(adamw_state.PARAM) if source.optimizer else None
-    return result.tensors if is_cast or precise is None else precise
+def _weights(target: Target) -> Mapping[str, Tensor]:
+    """The weights that training resumes from: the optimizer's fp32 main weights if there are any, unless --dtype is given."""
+    source = target.source
+    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in target.tensors.items())
+    main_weights = source.optimizer.tensors.get(adamw_state.PARAM) if source.optimizer else None
+    return target.tensors if is_cast or main_weights is None else main_weights
 
 
-def _check(architecture: Architecture, origin: str) -> None:
-    """Raises UsageError for a model that TorchTitan would compute otherwise."""
+def _check_supported(architecture: Architecture, origin: str) -> None:
+    """Raises UsageError for a model that TorchTitan would compute differently."""
     if architecture.sliding_window is not None:
         raise UsageError(
             f"{origin}: attends to {architecture.sliding_window} tokens, and TorchTitan's models have no sliding window",

@@ -1,8 +1,8 @@
 """Casts between floating-point dtypes on raw bits, to nearest and ties to even, as IEEE 754 has them.
 
-Every number is what torch makes of it, but for float64: torch rounds it to float32 first and then again, which can miss the
-nearest 16-bit number; here it is rounded once. A NaN stays a NaN of its sign; its other bits are not torch's, which change with
-the processor (AVX-512 makes 0xFFFF of each, plain code 0x7FC0).
+Results equal torch's, except from float64 to 16 bits: torch rounds to float32 first and then again, which can miss the nearest
+16-bit number; here it is rounded once. A NaN stays a NaN of the same sign, but its payload may differ from torch's, which depends
+on the processor (AVX-512 code makes every NaN 0xFFFF, scalar code 0x7FC0).
 """
 
 from typing import Any
@@ -19,7 +19,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def cast(bits: Bits, dtype: str, to: str, name: str) -> Bits:
-    """`bits` of `dtype` as bits of `to`. Raises BadData, naming the tensor, when a finite value becomes infinite."""
+    """Cast `bits`, the raw bits of `dtype` as unsigned integers of any shape, to the raw bits of `to`, in the same shape.
+
+    Raises BadData, naming the tensor `name`, when a finite value becomes infinite or there is no such cast.
+    """
     if dtype not in CASTABLE or to not in DTYPES:
         raise BadData(f"{name}: is stored as {dtype}, which is not cast to {to}", f"casts are to {', '.join(DTYPES)}")
     wide = bits.view(numpy.float64) if dtype == "float64" else _to_float32(bits, dtype)
@@ -31,7 +34,7 @@ def cast(bits: Bits, dtype: str, to: str, name: str) -> Bits:
 
 
 def _from_float64(values: Bits, to: str) -> Bits:
-    """float32, or what rounds to the same 16 bits as `values`: an inexact one gets a last bit of 1, so that it is on no tie."""
+    """float32 values that round to the same 16 bits as `values`: round to odd, so that an inexact value is never a tie."""
     with numpy.errstate(over="ignore", invalid="ignore"):
         nearest: Bits = values.astype(numpy.float32)
     if to == "float32":
@@ -62,5 +65,5 @@ def _from_float32(values: Bits, to: str) -> Bits:
             return values.astype(numpy.float16).view(numpy.uint16)
     bits = values.view(numpy.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding up could carry a NaN's bits into the sign; it stays a quiet one.
+    # Rounding up could carry a NaN's payload into the sign bit; a NaN becomes a quiet NaN instead.
     return numpy.where(numpy.isnan(values), (bits >> 16) | 0x40, rounded).astype(numpy.uint16)

@@ -1,7 +1,6 @@
-"""What a conversion wrote, byte range by byte range with its SHA-256: part of `lt-convert.json` beside the result.
+"""The SHA-256 of every byte range that a conversion wrote: part of `lt-convert.json` beside the result.
 
-The hashes are those of the values of each tensor, so that the same tensor in two results has the same hash, whatever file it is
-in.
+A tensor's range has exactly its values, so the same tensor has the same hash in two results, whatever file it is in.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """`length` bytes of a file from `offset`; `tensor` is empty for what is not a tensor's values."""
+    """`length` bytes of a file from byte `offset`; `tensor` is the tensor's name, empty for other content."""
 
     file: str
     offset: int
@@ -45,7 +44,7 @@ class Checksums:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises KeyError, TypeError, AttributeError or ValueError for what is no record, or one that names files elsewhere."""
+        """Raises KeyError, TypeError, AttributeError or ValueError for a malformed record, or one that names files outside."""
         outside = [name for name in record if name.startswith("/") or ".." in name.split("/")]
         if outside:
             raise ValueError(f"names a file outside the directory: {outside[0]!r}")

@@ -1,7 +1,7 @@
-"""What a conversion will write, decided before the first byte moves: every file, and what lies where in it.
+"""The files that a conversion will write, and what is at which offset in them: decided before anything is written.
 
-A format's writer only returns such a list. So one writer serves all formats, a dry run is exact to the byte, files are written
-in parallel, and after a kill it is known which parts are there already.
+A format only returns such a list. So one writer serves all formats, a dry run is exact to the byte, files are written in
+parallel, and after a kill it is known what has been written.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from lt_convert.tensors.tensor import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Payload:
-    """A tensor's values, row-major; `name` is the one it has in the format that is written."""
+    """A tensor's values, row-major; `name` is its name in the format that is written."""
 
     name: str
     tensor: Tensor
@@ -37,8 +37,8 @@ class OutputFile:
     def has_tensors(self) -> bool:
         return any(isinstance(segment, Payload) for segment in self.segments)
 
-    def placed(self) -> Iterator[tuple[int, bytes | Payload]]:
-        """Every segment with its offset in the file."""
+    def segments_at(self) -> Iterator[tuple[int, bytes | Payload]]:
+        """Pairs of a segment's offset in the file, in bytes, and the segment."""
         offset = 0
         for segment in self.segments:
             yield offset, segment

@@ -1,8 +1,8 @@
-"""Ranges of a checkpoint's files, local or on a remote store.
+"""Read byte ranges of a checkpoint's files, local or on a remote store.
 
-A large run has more shards than a process may open, so the files that were not used for the longest time are closed. A remote
-store takes tens of milliseconds to answer: short reads are served from blocks that are fetched whole and kept, many at a time
-where a reader says beforehand what it will need. One object serves one thread; each worker of a conversion has its own.
+A large run has more shards than a process may open, so the least recently used files are closed. A remote store takes tens of
+milliseconds to answer, so short reads are served from cached blocks; `prefetch` fetches many blocks at once. A `Files` is for one
+thread; each thread of a conversion has its own.
 """
 
 import collections
@@ -17,10 +17,10 @@ from lt_shared.console import BadData
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
 OPEN_FILES = 64
-# Of a remote file: the end of one archive and the beginning of the next mostly lie in one block.
+# The end of one archive and the beginning of the next are mostly in one block.
 REMOTE_BLOCK_BYTES = 16 << 10
-KEPT_BLOCKS = 4096
-RUN_BLOCKS = 64
+CACHED_BLOCKS = 4096
+BLOCKS_PER_REQUEST = 64
 
 
 class Files:
@@ -63,7 +63,7 @@ class Files:
             filled += count
 
     def prefetch(self, ranges: Iterable[tuple[str, int, int]]) -> None:
-        """Say that the short ranges (path, offset, length) will be read; from a remote store they are fetched all at once."""
+        """Fetch the blocks of short ranges (path, offset, length) of remote files at once; they will be read next."""
         numbers = dict.fromkeys(
             (path, number)
             for path, offset, length in ranges
@@ -73,20 +73,20 @@ class Files:
         missing = sorted(key for key in numbers if key not in self._blocks)
         runs: list[list[tuple[str, int]]] = []
         for path, number in missing:
-            if runs and runs[-1][-1] == (path, number - 1) and len(runs[-1]) < RUN_BLOCKS:
+            if runs and runs[-1][-1] == (path, number - 1) and len(runs[-1]) < BLOCKS_PER_REQUEST:
                 runs[-1].append((path, number))
             else:
                 runs.append([(path, number)])
-        places = [(run[0][0], run[0][1] * REMOTE_BLOCK_BYTES, (run[-1][1] + 1) * REMOTE_BLOCK_BYTES) for run in runs]
-        found = storage.read_ranges([(path, begin, min(end, self.size_bytes(path))) for path, begin, end in places])
+        requests = [(run[0][0], run[0][1] * REMOTE_BLOCK_BYTES, (run[-1][1] + 1) * REMOTE_BLOCK_BYTES) for run in runs]
+        found = storage.read_ranges([(path, begin, min(end, self.size_bytes(path))) for path, begin, end in requests])
         for run, data in zip(runs, found, strict=True):
             for index, key in enumerate(run):
                 self._blocks[key] = data[index * REMOTE_BLOCK_BYTES : (index + 1) * REMOTE_BLOCK_BYTES]
-        while len(self._blocks) > KEPT_BLOCKS:
+        while len(self._blocks) > CACHED_BLOCKS:
             self._blocks.popitem(last=False)
 
     def _from_blocks(self, path: str, offset: int, length: int) -> bytes:
-        """At most as many bytes as a block has, so that they lie in two."""
+        """A range of at most a block's length: it spans at most two blocks."""
         if length == 0:
             return b""
         self.prefetch([(path, offset, length)])
@@ -116,7 +116,7 @@ class Files:
 
 
 def _open(path: str) -> int:
-    """A descriptor of a regular file. Looked at first: opening a pipe waits for somebody to write into it."""
+    """A descriptor of a regular file. The kind is checked first, because opening a pipe waits for a writer."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadData(f"{path}: not a regular file")

@@ -1,9 +1,9 @@
-"""Tensors as strided views of files: what a conversion does to them is arithmetic on positions, and no value is read.
+"""Tensors as strided views of files: what a conversion does to them is arithmetic on byte offsets, and no value is read.
 
-A tensor is a shape and the parts it is made of; a part says which of the tensor's places it fills (a `range` per axis, with steps
-where rows are interleaved) and where the values lie (a view: file, position and a stride per axis, as NumPy has them). Slicing,
-transposing, stacking and interleaving give another such tensor, so any chain of operations costs nothing until a writer reads the
-result block by block (`blocks`). Planning Llama 3 70B, 723 tensors in 50,000 parts, takes about a second.
+A tensor is a shape and the chunks it is made of. A chunk says which of the tensor's indices it fills (a `range` per axis, with
+steps where rows are interleaved) and where its values are (a view: file, byte offset, and a byte stride per axis, as NumPy has
+them). Slicing, transposing, stacking and interleaving give another such tensor, so any chain of operations costs nothing until a
+writer reads the result block by block (`blocks`). Planning Llama 3 70B, 723 tensors in 50,000 chunks, takes about a second.
 """
 
 import dataclasses
@@ -20,25 +20,25 @@ CASTABLE = ("float64", "float32", "bfloat16", "float16")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """Values in `file`: the first at byte `position`, the neighbours along each axis `strides` bytes on."""
+    """Values in `file`: the first at `offset_bytes`, the next one along an axis `strides_bytes[axis]` after it."""
 
     file: str
-    position: int
+    offset_bytes: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """The values at the places `place` (one range per axis) of a tensor. Without a view they are zeros."""
+class Chunk:
+    """The values of a tensor at `indices`, one range per axis. Without a view they are zeros."""
 
-    place: tuple[range, ...]
+    indices: tuple[range, ...]
     view: View | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """`dtype` is what a reader of the tensor gets, `stored` what its parts hold; they differ only after `cast`.
+    """A tensor of `shape`. `dtype` is what a reader gets, `stored_dtype` that in the files; they differ only after `cast`.
 
     `name` is that of the stored tensors it comes from, for messages and plans.
     """
@@ -46,8 +46,8 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-    stored: str
+    chunks: tuple[Chunk, ...]
+    stored_dtype: str
 
     @property
     def size_bytes(self) -> int:
@@ -55,13 +55,14 @@ class Tensor:
 
     @property
     def files(self) -> list[str]:
-        return list(dict.fromkeys(part.view.file for part in self.parts if part.view))
+        return list(dict.fromkeys(chunk.view.file for chunk in self.chunks if chunk.view))
 
     def cast(self, dtype: str) -> Self:
         """Its values as another dtype. Raises BadData where there is no such cast."""
-        if dtype != self.stored and self.stored not in CASTABLE:
+        if dtype != self.stored_dtype and self.stored_dtype not in CASTABLE:
             raise BadData(
-                f"{self.name}: is stored as {self.stored}, which is not cast to {dtype}", f"casts are of {', '.join(CASTABLE)}"
+                f"{self.name}: is stored as {self.stored_dtype}, which is not cast to {dtype}",
+                f"casts are of {', '.join(CASTABLE)}",
             )
         return dataclasses.replace(self, dtype=dtype)
 
@@ -69,36 +70,40 @@ class Tensor:
         return dataclasses.replace(self, name=name)
 
     def take(self, axis: int, indices: range) -> Self:
-        """The slices at `indices` (rising) along an axis: all of them exist, their number is the new size."""
-        parts = []
-        for part in self.parts:
-            common = meet(part.place[axis], indices)
+        """The slices at the ascending `indices` of an axis, as `numpy.take`. Every index exists."""
+        chunks = []
+        for chunk in self.chunks:
+            common = intersection(chunk.indices[axis], indices)
             if not common:
                 continue
-            place = range((common.start - indices.start) // indices.step, len(indices), max(1, common.step // indices.step))
-            place = place[: len(common)]
-            parts.append(
-                Part(_replaced(part.place, axis, place), part.view and sliced(part.view, part.place[axis], axis, common))
+            kept = range((common.start - indices.start) // indices.step, len(indices), max(1, common.step // indices.step))
+            kept = kept[: len(common)]
+            chunks.append(
+                Chunk(_replaced(chunk.indices, axis, kept), chunk.view and sliced(chunk.view, chunk.indices[axis], axis, common))
             )
-        return dataclasses.replace(self, shape=_replaced(self.shape, axis, len(indices)), parts=tuple(parts))
+        return dataclasses.replace(self, shape=_replaced(self.shape, axis, len(indices)), chunks=tuple(chunks))
 
     def permuted(self, order: Sequence[int]) -> Self:
         """The axes in another order, as `numpy.transpose`."""
-        parts = tuple(Part(_ordered(part.place, order), part.view and _permuted(part.view, order)) for part in self.parts)
-        return dataclasses.replace(self, shape=_ordered(self.shape, order), parts=parts)
+        chunks = tuple(
+            Chunk(_ordered(chunk.indices, order), chunk.view and _permuted(chunk.view, order)) for chunk in self.chunks
+        )
+        return dataclasses.replace(self, shape=_ordered(self.shape, order), chunks=chunks)
 
     def transposed(self) -> Self:
         return self.permuted(range(len(self.shape))[::-1])
 
     def expanded(self, axes: int) -> Self:
         """With `axes` axes of size 1 before the others."""
-        parts = tuple(Part((range(1),) * axes + part.place, part.view and _expanded(part.view, axes)) for part in self.parts)
-        return dataclasses.replace(self, shape=(1,) * axes + self.shape, parts=parts)
+        chunks = tuple(
+            Chunk((range(1),) * axes + chunk.indices, chunk.view and _expanded(chunk.view, axes)) for chunk in self.chunks
+        )
+        return dataclasses.replace(self, shape=(1,) * axes + self.shape, chunks=chunks)
 
     def squeezed(self, axes: int) -> Self:
         """Without the first `axes` axes, which have size 1."""
-        parts = tuple(Part(part.place[axes:], part.view and _squeezed(part.view, axes)) for part in self.parts)
-        return dataclasses.replace(self, shape=self.shape[axes:], parts=parts)
+        chunks = tuple(Chunk(chunk.indices[axes:], chunk.view and _squeezed(chunk.view, axes)) for chunk in self.chunks)
+        return dataclasses.replace(self, shape=self.shape[axes:], chunks=chunks)
 
     def at(self, *indices: int) -> Self:
         """The tensor at these indices of the first axes: one layer of a stack."""
@@ -108,55 +113,59 @@ class Tensor:
         return result.squeezed(len(indices))
 
     def check_cover(self) -> None:
-        """Raises BadData unless the parts cover the tensor exactly once."""
-        for part in self.parts:
-            if any(places and places[-1] >= size for places, size in zip(part.place, self.shape, strict=True)):
+        """Raises BadData unless the chunks cover the tensor exactly once."""
+        for chunk in self.chunks:
+            if any(indices and indices[-1] >= size for indices, size in zip(chunk.indices, self.shape, strict=True)):
                 raise BadData(f"{self.name}: a chunk lies outside its shape {list(self.shape)}")
-        covered = sum(math.prod(map(len, part.place)) for part in self.parts)
-        if covered != math.prod(self.shape) or _overlapping(self.parts):
+        covered = sum(math.prod(map(len, chunk.indices)) for chunk in self.chunks)
+        if covered != math.prod(self.shape) or _overlapping(self.chunks):
             raise BadData(f"{self.name}: its chunks do not cover its shape {list(self.shape)} exactly once")
 
 
-def stored(
+def tensor_in_files(
     name: str, dtype: str, shape: Sequence[int], chunks: Iterable[tuple[Sequence[int], Sequence[int], str, int]]
 ) -> Tensor:
-    """A tensor in files: chunks of (offsets, sizes, file, position), each row-major. Raises BadData unless they cover it once."""
-    parts = []
-    for offsets, sizes, file, position in chunks:
-        place = tuple(range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
-        parts.append(Part(place, View(file, position, tuple(sizes), row_major(sizes, ITEM_BYTES[dtype]))))
-    tensor = Tensor(name, dtype, tuple(shape), tuple(parts), dtype)
+    """A tensor in files: chunks of (offsets, sizes, file, offset in bytes), each row-major.
+
+    Raises BadData unless they cover the tensor exactly once.
+    """
+    made = []
+    for offsets, sizes, file, offset_bytes in chunks:
+        indices = tuple(range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+        made.append(Chunk(indices, View(file, offset_bytes, tuple(sizes), row_major(sizes, ITEM_BYTES[dtype]))))
+    tensor = Tensor(name, dtype, tuple(shape), tuple(made), dtype)
     tensor.check_cover()
     return tensor
 
 
 def zeros(dtype: str, shape: Sequence[int]) -> Tensor:
-    return Tensor("zeros", dtype, tuple(shape), (Part(tuple(map(range, shape)), None),), dtype)
+    return Tensor("zeros", dtype, tuple(shape), (Chunk(tuple(map(range, shape)), None),), dtype)
 
 
 def assemble(name: str, shape: Sequence[int], pieces: Iterable[tuple[Sequence[range], Tensor]]) -> Tensor:
-    """A tensor of others, each at a place (a range per axis, as long as the piece's size there).
+    """A tensor made of `pieces`, each with the indices that it fills: a range per axis, as long as the piece's axis.
 
-    Raises BadData when the pieces differ in dtype: joining them would need a cast. Zeros take the dtype that the others are
-    stored in.
+    Raises BadData when the pieces differ in dtype, because joining them would need a cast. Zeros take the dtype in which the
+    others are stored.
     """
     pieces = list(pieces)
     dtypes = sorted({tensor.dtype for _, tensor in pieces})
-    held = sorted({tensor.stored for _, tensor in pieces if any(part.view for part in tensor.parts)}) or dtypes
+    held = sorted({tensor.stored_dtype for _, tensor in pieces if any(chunk.view for chunk in tensor.chunks)}) or dtypes
     if len(dtypes) > 1 or len(held) > 1:
         raise BadData(
-            f"{name}: its parts are stored as {' and '.join(held if len(held) > 1 else dtypes)}",
+            f"{name}: its pieces are stored as {' and '.join(held if len(held) > 1 else dtypes)}",
             "give all tensors one dtype first: lt-convert SRC --to hf --dtype bfloat16 -o DST",
         )
-    parts = tuple(
-        Part(
-            tuple(outer[inner.start : inner.stop : inner.step] for outer, inner in zip(place, part.place, strict=True)), part.view
+    chunks = tuple(
+        Chunk(
+            tuple(outer[inner.start : inner.stop : inner.step] for outer, inner in zip(indices, chunk.indices, strict=True)),
+            chunk.view,
         )
-        for place, tensor in pieces
-        for part in tensor.parts
+        for indices, tensor in pieces
+        for chunk in tensor.chunks
     )
     names = ", ".join(dict.fromkeys(tensor.name for _, tensor in pieces))
-    return Tensor(names, dtypes[0], tuple(shape), parts, held[0])
+    return Tensor(names, dtypes[0], tuple(shape), chunks, held[0])
 
 
 def concatenate(name: str, axis: int, tensors: Sequence[Tensor]) -> Tensor:
@@ -169,12 +178,12 @@ def concatenate(name: str, axis: int, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def row_major(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
-    """The strides in bytes of values that lie one after the other."""
+    """The strides in bytes of contiguous values."""
     return tuple(item_bytes * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def meet(one: range, other: range) -> range:
-    """What two rising ranges have in common, rising."""
+def intersection(one: range, other: range) -> range:
+    """The members that two ascending ranges share, ascending."""
     if one.step == 1 and other.step == 1:
         return range(max(one.start, other.start), min(one.stop, other.stop))
     step = math.lcm(one.step, other.step)
@@ -184,33 +193,33 @@ def meet(one: range, other: range) -> range:
 
 
 def _aligned(one: range, first: int, period: int) -> range:
-    """The members of `one` from `first` on, one period long."""
+    """The members of `one` in the `period` that starts at `first`."""
     begin = one.start + -(-(first - one.start) // one.step) * one.step
     return range(begin, min(begin + period, one.stop), one.step)
 
 
-def sliced(view: View, places: range, axis: int, common: range) -> View:
-    """The part of a view at the places `common` of an axis that stands for `places`, which have all of them."""
-    first = (common.start - places.start) // places.step
-    step = max(1, common.step // places.step)
+def sliced(view: View, indices: range, axis: int, common: range) -> View:
+    """The subview at the tensor's indices `common`, where the view's axis holds the tensor's `indices`."""
+    first = (common.start - indices.start) // indices.step
+    step = max(1, common.step // indices.step)
     return View(
         view.file,
-        view.position + first * view.strides[axis],
+        view.offset_bytes + first * view.strides_bytes[axis],
         _replaced(view.shape, axis, len(common)),
-        _replaced(view.strides, axis, view.strides[axis] * step),
+        _replaced(view.strides_bytes, axis, view.strides_bytes[axis] * step),
     )
 
 
 def _permuted(view: View, order: Sequence[int]) -> View:
-    return View(view.file, view.position, _ordered(view.shape, order), _ordered(view.strides, order))
+    return View(view.file, view.offset_bytes, _ordered(view.shape, order), _ordered(view.strides_bytes, order))
 
 
 def _expanded(view: View, axes: int) -> View:
-    return View(view.file, view.position, (1,) * axes + view.shape, (0,) * axes + view.strides)
+    return View(view.file, view.offset_bytes, (1,) * axes + view.shape, (0,) * axes + view.strides_bytes)
 
 
 def _squeezed(view: View, axes: int) -> View:
-    return View(view.file, view.position, view.shape[axes:], view.strides[axes:])
+    return View(view.file, view.offset_bytes, view.shape[axes:], view.strides_bytes[axes:])
 
 
 def _replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
@@ -221,15 +230,15 @@ def _ordered(values: tuple[Any, ...], order: Sequence[int]) -> tuple[Any, ...]:
     return tuple(values[axis] for axis in order)
 
 
-def _overlapping(parts: Sequence[Part]) -> bool:
-    """Whether two parts share a place: each is compared with those that begin before it ends along the first axis."""
-    if not parts or not parts[0].place:
-        return len(parts) > 1
-    ordered = sorted((part for part in parts if all(part.place)), key=lambda part: part.place[0].start)
+def _overlapping(chunks: Sequence[Chunk]) -> bool:
+    """Whether two chunks share an index: each is compared with those that begin before it ends along the first axis."""
+    if not chunks or not chunks[0].indices:
+        return len(chunks) > 1
+    ordered = sorted((chunk for chunk in chunks if all(chunk.indices)), key=lambda chunk: chunk.indices[0].start)
     for index, one in enumerate(ordered):
         for other in ordered[index + 1 :]:
-            if other.place[0].start > one.place[0][-1]:
+            if other.indices[0].start > one.indices[0][-1]:
                 break
-            if all(meet(mine, its) for mine, its in zip(one.place, other.place, strict=True)):
+            if all(intersection(mine, its) for mine, its in zip(one.indices, other.indices, strict=True)):
                 return True
     return False

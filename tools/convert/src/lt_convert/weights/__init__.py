@@ -1,5 +1,5 @@
-"""The weights of each model family by their canonical (Hugging Face) names, and the way to each format's names and back.
+"""The weights of each model family under canonical (Hugging Face) names, and their conversion to each format's names and back.
 
-`families` holds a table a family, made of weight ops that are invertible; `mapping` applies it; `tensor_parallel` splits and
-joins.
+`families` has one module per family, with a table of invertible weight ops for each format; `mapping` applies the tables;
+`tensor_parallel` splits tensors into the shards of tensor parallel ranks and joins them.
 """

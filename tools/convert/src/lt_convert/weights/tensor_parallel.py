@@ -1,8 +1,8 @@
-"""How Megatron cuts a layer's tensors for tensor parallelism: the rule for each name, and both directions of it.
+"""How Megatron shards a layer's tensors for tensor parallelism, by name, and how the shards are joined again.
 
-Products whose outputs stay split (queries, keys and values; the first of the feed-forward part; the vocabulary) are cut by
-rows, the ones that follow them by columns, everything else is the same on every rank. The first product of a gated feed-forward
-part has all gates above all ups; each rank has its gates above its ups.
+Column parallel linear layers (`linear_qkv`, `linear_fc1`, the output layer) and the embedding are sharded along the rows of
+their weight [out, in], row parallel ones (`linear_proj`, `linear_fc2`) along its columns; every other tensor is replicated.
+With SwiGLU, `linear_fc1` is gate_up: all gate rows, then all up rows. Each rank's shard is its gate rows, then its up rows.
 """
 
 import re
@@ -16,50 +16,50 @@ _ROWS = re.compile(
     r"embedding\.word_embeddings\.weight|output_layer\.(weight|bias)|.*\.(linear_qkv|linear_fc1)\.(weight|bias)\d*"
 )
 _COLUMNS = re.compile(r".*\.(linear_proj|linear_fc2)\.weight\d*")
-_GATED = re.compile(r".*\.linear_fc1\.(weight|bias)\d*")
+_GATE_UP = re.compile(r".*\.linear_fc1\.(weight|bias)\d*")
 
 
 def axis(name: str) -> int | None:
-    """The axis along which Megatron's tensor of that name is cut, None for one that every rank has whole."""
+    """The axis along which Megatron shards the tensor of that name, None for a replicated one."""
     if _ROWS.fullmatch(name):
         return 0
     return 1 if _COLUMNS.fullmatch(name) else None
 
 
-def join(name: str, pieces: Sequence[Tensor], gated: bool) -> Tensor:
-    """The whole tensor of the pieces of all ranks."""
+def join(name: str, shards: Sequence[Tensor], gated: bool) -> Tensor:
+    """The whole tensor from the shards of all ranks, in the order of the ranks. `gated` says that the model has SwiGLU."""
     along = axis(name)
-    if along is None or len(pieces) == 1:
-        return pieces[0]
-    if gated and _GATED.fullmatch(name):
-        halves = [_halves(piece) for piece in pieces]
-        return concatenate(name, 0, [gate for gate, _ in halves] + [up for _, up in halves])
-    return concatenate(name, along, pieces)
+    if along is None or len(shards) == 1:
+        return shards[0]
+    if gated and _GATE_UP.fullmatch(name):
+        pairs = [_gate_and_up(shard) for shard in shards]
+        return concatenate(name, 0, [gate for gate, _ in pairs] + [up for _, up in pairs])
+    return concatenate(name, along, shards)
 
 
 def split(name: str, tensor: Tensor, size: int, gated: bool) -> list[Tensor]:
-    """The pieces of a tensor for `size` ranks, which must divide it."""
+    """The shards of a tensor for `size` ranks; `size` must divide the sharded axis."""
     along = axis(name)
     if along is None or size == 1:
         return [tensor] * size
-    if gated and _GATED.fullmatch(name):
-        gates, ups = (_even(half, 0, size) for half in _halves(tensor))
+    if gated and _GATE_UP.fullmatch(name):
+        gates, ups = (_even_shards(part, 0, size) for part in _gate_and_up(tensor))
         return [concatenate(name, 0, pair) for pair in zip(gates, ups, strict=True)]
-    return _even(tensor, along, size)
+    return _even_shards(tensor, along, size)
 
 
-def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _gate_and_up(tensor: Tensor) -> tuple[Tensor, Tensor]:
     rows = tensor.shape[0]
     return tensor.take(0, range(rows // 2)), tensor.take(0, range(rows // 2, rows))
 
 
-def _even(tensor: Tensor, along: int, size: int) -> list[Tensor]:
+def _even_shards(tensor: Tensor, along: int, size: int) -> list[Tensor]:
     length = tensor.shape[along] // size
     return [tensor.take(along, range(rank * length, (rank + 1) * length)) for rank in range(size)]
 
 
 def check_divides(architecture: Architecture, size: int) -> None:
-    """Raises UsageError for a tensor parallel size that Megatron could not cut the model into."""
+    """Raises UsageError for a tensor parallel size into which Megatron cannot shard the model."""
     for what, count in (
         ("attention heads", architecture.num_attention_heads),
         ("query groups", architecture.num_query_groups),

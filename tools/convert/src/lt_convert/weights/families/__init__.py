@@ -1,4 +1,4 @@
-"""The families of models: one module each, with its canonical tensors and a table for every format that has such models."""
+"""The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.llama import LLAMA
@@ -10,16 +10,16 @@ from lt_shared import huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
 
-# By the model type of transformers.
+# By the `model_type` of transformers.
 FAMILIES = {"llama": LLAMA, "mistral": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gpt2": GPT2, "mixtral": MIXTRAL}
 
 
 def family_of(architecture: Architecture) -> Family:
-    """The family that an architecture belongs to. Raises BadData for features that none has together."""
+    """The family of an architecture. Raises BadData for a combination of features that no family has."""
     kind = huggingface.model_type(architecture)
     if kind is None:
         raise BadData(
-            f"{architecture.name}: no family that is known here has this combination of features",
+            f"{architecture.name}: no supported family has this combination of features",
             f"families: {', '.join(FAMILIES)}; lt-convert inspect prints the features",
         )
     return FAMILIES[kind]

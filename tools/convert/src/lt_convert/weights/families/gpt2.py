@@ -1,14 +1,14 @@
 """The GPT family: GPT-2, and Megatron's GPT-3 style, whose output may be untied.
 
-Hugging Face keeps its weights as [in, out], Megatron as [out, in]: all products are transposed. Queries, keys and values are one
-tensor there, one after the other. TorchTitan has no such models.
+Hugging Face stores the weights of linear layers as [in, out], Megatron as [out, in]: all are transposed. Hugging Face's
+`c_attn` has all queries, then all keys, then all values. TorchTitan has no such models.
 """
 
 from collections.abc import Mapping
 
 from lt_convert.weights.families import llama
 from lt_convert.weights.mapping import Family, Shape, Table
-from lt_convert.weights.weight_ops import OUTPUT, FusedQueryGroups, Output, PaddedRows, Rows, Transposed
+from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, FusedQueryGroups, OutputLayer, PaddedRows, Rows, Transposed
 from lt_shared.architecture import Architecture
 
 EMBEDDING, POSITIONS, FINAL_NORM = "transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f."
@@ -21,17 +21,17 @@ UP, DOWN = f"{LAYER}mlp.c_fc.", f"{LAYER}mlp.c_proj."
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     hidden, ffn, vocabulary = architecture.hidden_size, architecture.ffn_hidden_size, architecture.vocab_size
-    products = {QKV: (hidden, architecture.query_size + 2 * architecture.kv_size), PROJECTION: (architecture.query_size, hidden)}
-    output: dict[str, Shape] = {} if architecture.tie_embeddings else {OUTPUT: (vocabulary, hidden)}
+    qkv_size = architecture.query_size + 2 * architecture.kv_size
+    output: dict[str, Shape] = {} if architecture.tie_embeddings else {OUTPUT_WEIGHT: (vocabulary, hidden)}
     return {
         EMBEDDING: (vocabulary, hidden),
         POSITIONS: (architecture.max_position_embeddings, hidden),
         **_norm(ATTENTION_NORM, hidden),
-        **_product(QKV, *products[QKV]),
-        **_product(PROJECTION, *products[PROJECTION]),
+        **_linear(QKV, hidden, qkv_size),
+        **_linear(PROJECTION, architecture.query_size, hidden),
         **_norm(MLP_NORM, hidden),
-        **_product(UP, hidden, ffn),
-        **_product(DOWN, ffn, hidden),
+        **_linear(UP, hidden, ffn),
+        **_linear(DOWN, ffn, hidden),
         **_norm(FINAL_NORM, hidden),
         **output,
     }
@@ -41,7 +41,7 @@ def _norm(name: str, size: int) -> dict[str, Shape]:
     return {f"{name}weight": (size,), f"{name}bias": (size,)}
 
 
-def _product(name: str, inputs: int, outputs: int) -> dict[str, Shape]:
+def _linear(name: str, inputs: int, outputs: int) -> dict[str, Shape]:
     return {f"{name}weight": (inputs, outputs), f"{name}bias": (outputs,)}
 
 
@@ -62,16 +62,16 @@ MEGATRON_TABLE: Table = {
     f"{MEGATRON_LAYER}mlp.linear_fc2.bias": Rows(f"{DOWN}bias"),
     "decoder.final_layernorm.weight": Rows(f"{FINAL_NORM}weight"),
     "decoder.final_layernorm.bias": Rows(f"{FINAL_NORM}bias"),
-    "output_layer.weight": Output(PaddedRows(OUTPUT), PaddedRows(EMBEDDING)),
+    "output_layer.weight": OutputLayer(PaddedRows(OUTPUT_WEIGHT), PaddedRows(EMBEDDING)),
 }
 
 GPT2 = Family(
     name="gpt2",
     shapes=shapes,
     tables=llama.megatron_tables(MEGATRON_TABLE),
-    stateful=llama.STATEFUL,
+    extra_state_modules=llama.EXTRA_STATE_MODULES,
     embedding=EMBEDDING,
-    base="transformer.",
+    base_prefix="transformer.",
     # The causal mask.
-    computed=r".*\.attn\.(bias|masked_bias)",
+    buffers=r".*\.attn\.(bias|masked_bias)",
 )

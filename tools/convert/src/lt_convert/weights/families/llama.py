@@ -1,26 +1,27 @@
-"""The Llama family: Llama 2, 3, 3.1 and 3.2, and Mistral, which differs in its attention's window alone.
+"""The Llama family: Llama 2, 3, 3.1 and 3.2, and Mistral, which differs only in its sliding window.
 
-Megatron rotates the halves of a head as Hugging Face does; TorchTitan's Llama rotates neighbouring channels, so its queries and
-keys are permuted within each head. Megatron's TransformerEngine layers keep the norms with the products that follow them, and
-torch_dist uses those names for both kinds of layers; the older format of one file a rank has the names of the layers in use.
+RoPE pairs channel i of a head with channel i + head_dim / 2 in Megatron and in Hugging Face, and adjacent channels in
+TorchTitan's Llama: its queries and keys are permuted within each head. TransformerEngine layers store a norm with the linear
+layer that follows it (`linear_qkv.layer_norm_weight`), and torch_dist has these names for local layers, too; Megatron's legacy
+format has the names of the layers in use.
 """
 
 from collections.abc import Mapping
 
 from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, TORCHTITAN, TORCHTITAN_2025, Family, Shape, Table
-from lt_convert.weights.weight_ops import OUTPUT, Again, Output, PaddedRows, QueryGroups, RotaryPairs, Rows
+from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, InterleavedRope, OutputLayer, PaddedRows, QueryGroups, Rows
 from lt_shared.architecture import Architecture
 
 EMBEDDING, FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 LAYER = "model.layers.{layer}."
-QUERY, KEY, VALUE = (f"{LAYER}self_attn.{part}_proj.weight" for part in "qkv")
-GATE, UP, DOWN = (f"{LAYER}mlp.{part}_proj.weight" for part in ("gate", "up", "down"))
+QUERY, KEY, VALUE = (f"{LAYER}self_attn.{letter}_proj.weight" for letter in "qkv")
+GATE, UP, DOWN = (f"{LAYER}mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 PROJECTION = f"{LAYER}self_attn.o_proj.weight"
 ATTENTION_NORM, MLP_NORM = f"{LAYER}input_layernorm.weight", f"{LAYER}post_attention_layernorm.weight"
 
 MEGATRON_LAYER = "decoder.layers.{layer}."
 TORCHTITAN_LAYER = "layers.{layer}."
-# Parts of names that are others in Megatron's local layers, and in TorchTitan up to 0.2.
+# What these parts of names are in Megatron's local layers, and in TorchTitan up to 0.2.
 LOCAL_NAMES = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
@@ -29,9 +30,9 @@ NAMES_OF_2025 = {"attention.qkv_linear.": "attention.", "lm_head.": "output."}
 
 
 def decoder(architecture: Architecture, layer: Mapping[str, Shape]) -> dict[str, Shape]:
-    """All canonical tensors of a decoder whose layers have those of `layer`."""
+    """All canonical tensors of a decoder; `layer` has those of its layers."""
     vocabulary = (architecture.vocab_size, architecture.hidden_size)
-    output = {} if architecture.tie_embeddings else {OUTPUT: vocabulary}
+    output = {} if architecture.tie_embeddings else {OUTPUT_WEIGHT: vocabulary}
     return {EMBEDDING: vocabulary, **layer, FINAL_NORM: (architecture.hidden_size,), **output}
 
 
@@ -65,14 +66,14 @@ MEGATRON_TABLE: Table = {
     f"{MEGATRON_LAYER}mlp.linear_fc1.weight": Rows(GATE, UP),
     f"{MEGATRON_LAYER}mlp.linear_fc2.weight": Rows(DOWN),
     "decoder.final_layernorm.weight": Rows(FINAL_NORM),
-    "output_layer.weight": Output(PaddedRows(OUTPUT), PaddedRows(EMBEDDING)),
+    "output_layer.weight": OutputLayer(PaddedRows(OUTPUT_WEIGHT), PaddedRows(EMBEDDING)),
 }
 
 TORCHTITAN_TABLE: Table = {
     "tok_embeddings.weight": Rows(EMBEDDING),
     f"{TORCHTITAN_LAYER}attention_norm.weight": Rows(ATTENTION_NORM),
-    f"{TORCHTITAN_LAYER}attention.qkv_linear.wq.weight": RotaryPairs(QUERY),
-    f"{TORCHTITAN_LAYER}attention.qkv_linear.wk.weight": RotaryPairs(KEY),
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wq.weight": InterleavedRope(QUERY),
+    f"{TORCHTITAN_LAYER}attention.qkv_linear.wk.weight": InterleavedRope(KEY),
     f"{TORCHTITAN_LAYER}attention.qkv_linear.wv.weight": Rows(VALUE),
     f"{TORCHTITAN_LAYER}attention.wo.weight": Rows(PROJECTION),
     f"{TORCHTITAN_LAYER}ffn_norm.weight": Rows(MLP_NORM),
@@ -80,10 +81,10 @@ TORCHTITAN_TABLE: Table = {
     f"{TORCHTITAN_LAYER}feed_forward.w2.weight": Rows(DOWN),
     f"{TORCHTITAN_LAYER}feed_forward.w3.weight": Rows(UP),
     "norm.weight": Rows(FINAL_NORM),
-    "lm_head.weight": Output(Rows(OUTPUT), Rows(EMBEDDING), written=True),
+    "lm_head.weight": OutputLayer(Rows(OUTPUT_WEIGHT), Rows(EMBEDDING), written=True),
 }
 
-STATEFUL = (
+EXTRA_STATE_MODULES = (
     f"{MEGATRON_LAYER}self_attention.linear_qkv",
     f"{MEGATRON_LAYER}self_attention.linear_proj",
     f"{MEGATRON_LAYER}self_attention.core_attention",
@@ -94,7 +95,7 @@ STATEFUL = (
 
 
 def renamed(table: Table, parts: Mapping[str, str]) -> Table:
-    """The same ops under other names: every part of a name that is a key of `parts` is replaced."""
+    """The same ops under other names: in every name, the keys of `parts` are replaced by their values."""
     result = {}
     for pattern, op in table.items():
         for old, new in parts.items():
@@ -104,13 +105,13 @@ def renamed(table: Table, parts: Mapping[str, str]) -> Table:
 
 
 def megatron_tables(table: Table) -> dict[str, Table]:
-    """Megatron's tables of a dense model, from that of TransformerEngine's layers."""
+    """Megatron's tables of a dense model, from the one of TransformerEngine layers."""
     return {MEGATRON: table, MEGATRON_TE: table, MEGATRON_LOCAL: renamed(table, LOCAL_NAMES)}
 
 
 def torchtitan_tables(table: Table) -> dict[str, Table]:
-    """TorchTitan's tables, from that of version 0.3. Between the two, in 2026, only the output had its old name."""
-    between = {"output.weight": Again(table["lm_head.weight"])}
+    """TorchTitan's tables, from the one of version 0.3. For a while in 2026 only the output layer still had its old name."""
+    between = {"output.weight": Alias(table["lm_head.weight"])}
     return {TORCHTITAN: {**table, **between}, TORCHTITAN_2025: renamed(table, NAMES_OF_2025)}
 
 
@@ -118,5 +119,5 @@ LLAMA = Family(
     name="llama",
     shapes=shapes,
     tables=megatron_tables(MEGATRON_TABLE) | torchtitan_tables(TORCHTITAN_TABLE),
-    stateful=STATEFUL,
+    extra_state_modules=EXTRA_STATE_MODULES,
 )

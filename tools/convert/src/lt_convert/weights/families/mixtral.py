@@ -1,8 +1,9 @@
-"""The Mixtral family: Llama whose feed-forward part is a number of experts, and a router that chooses among them.
+"""The Mixtral family: Llama with a mixture of experts in place of the MLP.
 
-torch_dist stacks the experts of a layer in one tensor, the same for experts computed one by one and for grouped ones; the older
-format of one file a rank has the names of the layers in use. TransformerEngine's layers keep the norm before experts apart, the
-local ones store it there where it is without experts: both are written, and either is read. TorchTitan has no such models.
+torch_dist stacks the experts of a layer in one tensor, for SequentialMLP and for grouped GEMM alike; Megatron's legacy format has
+the names of the layers in use. In torch_dist the norm before the experts is `pre_mlp_layernorm` for
+TransformerEngine layers, and has the name of a dense model's norm for local layers: both names are written, and either is read.
+TorchTitan has no such models.
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,11 @@ from collections.abc import Mapping
 from lt_convert.weights.families import llama
 from lt_convert.weights.families.llama import LAYER, MEGATRON_LAYER, MLP_NORM
 from lt_convert.weights.mapping import MEGATRON, MEGATRON_LOCAL, MEGATRON_TE, Family, Shape, Table
-from lt_convert.weights.weight_ops import Again, Experts, Rows
+from lt_convert.weights.weight_ops import Alias, Experts, Rows
 from lt_shared.architecture import Architecture
 
 ROUTER = f"{LAYER}block_sparse_moe.gate.weight"
-GATE, DOWN, UP = (f"{LAYER}block_sparse_moe.experts.{{expert}}.w{part}.weight" for part in "123")
+GATE, DOWN, UP = (f"{LAYER}block_sparse_moe.experts.{{expert}}.w{digit}.weight" for digit in "123")
 
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
@@ -34,12 +35,12 @@ COMMON: Table = {
     f"{MEGATRON_LAYER}mlp.router.weight": Rows(ROUTER),
 }
 
-# In the file of a rank: experts computed one by one, and grouped.
-EXPERTS_ONE_BY_ONE: Table = {
+# In the legacy file of a rank: the names of SequentialMLP, and those of grouped GEMM.
+LEGACY_EXPERTS: Table = {
     f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc1.weight": Rows(GATE, UP),
     f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc2.weight": Rows(DOWN),
-    f"{MEGATRON_LAYER}mlp.experts.linear_fc1.weight{{expert}}": Again(Rows(GATE, UP)),
-    f"{MEGATRON_LAYER}mlp.experts.linear_fc2.weight{{expert}}": Again(Rows(DOWN)),
+    f"{MEGATRON_LAYER}mlp.experts.linear_fc1.weight{{expert}}": Alias(Rows(GATE, UP)),
+    f"{MEGATRON_LAYER}mlp.experts.linear_fc2.weight{{expert}}": Alias(Rows(DOWN)),
 }
 
 MIXTRAL = Family(
@@ -48,15 +49,15 @@ MIXTRAL = Family(
     tables={
         MEGATRON: {
             **COMMON,
-            f"{MEGATRON_LAYER}mlp.linear_fc1.layer_norm_weight": Again(Rows(MLP_NORM), written=True),
+            f"{MEGATRON_LAYER}mlp.linear_fc1.layer_norm_weight": Alias(Rows(MLP_NORM), written=True),
             f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc1.weight": Experts(Rows(GATE, UP)),
             f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc2.weight": Experts(Rows(DOWN)),
         },
-        MEGATRON_TE: {**COMMON, **EXPERTS_ONE_BY_ONE},
-        MEGATRON_LOCAL: {**llama.renamed(COMMON, llama.LOCAL_NAMES), **EXPERTS_ONE_BY_ONE},
+        MEGATRON_TE: {**COMMON, **LEGACY_EXPERTS},
+        MEGATRON_LOCAL: {**llama.renamed(COMMON, llama.LOCAL_NAMES), **LEGACY_EXPERTS},
     },
-    stateful=(
-        *(module for module in llama.STATEFUL if ".mlp." not in module),
+    extra_state_modules=(
+        *(module for module in llama.EXTRA_STATE_MODULES if ".mlp." not in module),
         f"{MEGATRON_LAYER}pre_mlp_layernorm",
         f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc1.{{expert}}",
         f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc2.{{expert}}",

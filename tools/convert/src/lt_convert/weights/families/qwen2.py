@@ -1,4 +1,4 @@
-"""The Qwen2 family, Qwen2.5 with it: Llama with biases of queries, keys and values. TorchTitan has no such models."""
+"""The Qwen2 family, Qwen2 and Qwen2.5: Llama with biases of queries, keys and values. TorchTitan has no such models."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from lt_convert.weights.mapping import Family, Shape, Table
 from lt_convert.weights.weight_ops import QueryGroups
 from lt_shared.architecture import Architecture
 
-QUERY_BIAS, KEY_BIAS, VALUE_BIAS = (f"{LAYER}self_attn.{part}_proj.bias" for part in "qkv")
+QUERY_BIAS, KEY_BIAS, VALUE_BIAS = (f"{LAYER}self_attn.{letter}_proj.bias" for letter in "qkv")
 
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
@@ -29,5 +29,5 @@ QWEN2 = Family(
     name="qwen2",
     shapes=shapes,
     tables=llama.megatron_tables(MEGATRON_TABLE),
-    stateful=llama.STATEFUL,
+    extra_state_modules=llama.EXTRA_STATE_MODULES,
 )

@@ -1,6 +1,7 @@
-"""The Qwen3 family: Llama with norms of every head's queries and keys.
+"""The Qwen3 family: Llama with QK layernorm.
 
-TorchTitan's Qwen3 rotates the halves of a head, as all others do and its Llama does not: nothing is permuted.
+RoPE in TorchTitan's Qwen3 pairs channel i of a head with channel i + head_dim / 2, as in Hugging Face and unlike in TorchTitan's
+Llama: queries and keys are not permuted.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from lt_convert.weights.mapping import Family, Shape, Table
 from lt_convert.weights.weight_ops import Rows
 from lt_shared.architecture import Architecture
 
-QUERY_NORM, KEY_NORM = (f"{LAYER}self_attn.{part}_norm.weight" for part in "qk")
+QUERY_NORM, KEY_NORM = (f"{LAYER}self_attn.{letter}_norm.weight" for letter in "qk")
 
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
@@ -37,8 +38,8 @@ QWEN3 = Family(
     name="qwen3",
     shapes=shapes,
     tables=llama.megatron_tables(MEGATRON_TABLE) | llama.torchtitan_tables(TORCHTITAN_TABLE),
-    stateful=(
-        *llama.STATEFUL,
+    extra_state_modules=(
+        *llama.EXTRA_STATE_MODULES,
         f"{MEGATRON_LAYER}self_attention.q_layernorm",
         f"{MEGATRON_LAYER}self_attention.k_layernorm",
     ),

@@ -1,8 +1,9 @@
-"""Carry out a plan: write every file of a list of `OutputFile`, in parallel, hashed, and resumable after a kill.
+"""Write a list of `OutputFile` with several threads, hashed, and resumable after a kill.
 
-The destination grows as `.NAME.partial` and appears by rename. Each tensor is one piece of work: read, hash and write 1 MiB at a
-time. What is done is written to a journal after it was synced, so that the next run of the same plan goes on there; another plan
-begins anew. Two threads suffice where a disk is the limit; on a remote store each thread uploads a file from beginning to end.
+The files are written to `.NAME.partial`, which is renamed to the destination at the end. A thread takes one tensor at a time,
+and reads, hashes and writes it in blocks of 1 MiB. Finished tensors are synced, then recorded in a journal, from which the next
+run of the same plan resumes; another plan starts over. Where the disk is the limit, two threads suffice. On a remote store each
+thread uploads one file at a time.
 """
 
 import concurrent.futures
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lt_convert.tensors.blocks import Blocks, flat, row_blocks
+from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
 from lt_convert.tensors.checksums import Checksums, Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, size_of
 from lt_convert.tensors.source_files import Files
@@ -32,12 +33,12 @@ SYNC_SECONDS = 5.0
 FLUSH_BYTES = 8 << 20
 
 
-def execute(
+def write_outputs(
     outputs: Sequence[OutputFile], destination: str, identity: str, replace: bool, finish: Callable[[Checksums], bytes]
 ) -> None:
-    """Write `outputs` to `destination`. A run with the same `identity` that was killed is continued.
+    """Write `outputs` to `destination`. A killed run with the same `identity` is resumed.
 
-    `finish` makes the content of the record (`checksums.RECORD`) out of the checksums; it is written last.
+    `finish` makes the content of `Checksums.RECORD` from the checksums; that file is written last.
 
     Raises: CannotCreate for an occupied destination (unless `replace`), TryAgain when another process writes it, IoFailure for a
     full disk, BadData for what the sources turn out to be.
@@ -61,17 +62,17 @@ def _write_local(
         large = [output for output in outputs if output.has_tensors]
         for output in large:
             _allocate(partial / output.name, output.size_bytes)
-        left = [entry for entry in _by_turns(large) if (entry[0], entry[1]) not in journal.done]
+        left = [entry for entry in _round_robin(large) if (entry[0], entry[1]) not in journal.done]
         done_bytes = sum(piece.length for piece in journal.done.values())
         large_bytes = sum(output.size_bytes for output in large)
         if journal.done:
-            note(f"{destination}: goes on after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
+            note(f"{destination}: resumes after {done_bytes / 1e9:.2f} of {total / 1e9:.2f} GB")
         try:
             with Progress("convert", large_bytes, "B", done=done_bytes) as progress, _Workers(partial, left) as workers:
                 for piece in workers.finished(progress.advance):
                     journal.add(piece)
         except BadData:
-            # What is wrong with the source does not heal by going on.
+            # Resuming would fail again: the source is damaged.
             storage.empty_directory(partial)
             raise
         except BaseException:
@@ -79,25 +80,25 @@ def _write_local(
                 journal.sync()
             raise
         journal.sync()
-        # What makes a checkpoint of the directory comes when all tensors are there.
+        # The files that make the directory a checkpoint are written after all tensors.
         for output in outputs:
             if not output.has_tensors:
                 _write_small(partial, output, journal)
         checksums = Checksums.of([(output.name, output.size_bytes) for output in outputs], journal.done.values())
         storage.write_bytes(partial / Checksums.RECORD, finish(checksums))
-    # Only now, so that a kill in the last moments costs nothing: a journal left in a complete result is ignored.
+    # Deleted after the rename, so that a kill just before it loses nothing. A journal in a complete result is ignored.
     (Path(destination) / JOURNAL).unlink(missing_ok=True)
 
 
-def _by_turns(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, bytes | Payload]]:
-    """The segments of all files, one of each file in turn: threads that write one file wait for each other."""
-    placed = [[(output.name, offset, segment) for offset, segment in output.placed()] for output in outputs]
-    for turn in itertools.zip_longest(*placed):
+def _round_robin(outputs: Sequence[OutputFile]) -> Iterator[tuple[str, int, bytes | Payload]]:
+    """The segments of all files, one from each file in turn, because threads that write to one file wait for each other."""
+    by_file = [[(output.name, offset, segment) for offset, segment in output.segments_at()] for output in outputs]
+    for turn in itertools.zip_longest(*by_file):
         yield from (entry for entry in turn if entry is not None)
 
 
 def _allocate(path: Path, size_bytes: int) -> None:
-    """A file of the final size, in which threads write at their places."""
+    """Create a file of the final size, in which threads write at their offsets."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -122,7 +123,7 @@ def _check_space(partial: Path, outputs: Sequence[OutputFile], journal: "Journal
 
 
 class _Workers:
-    """Threads that write segments. An error of one stops all; the block's end waits for them."""
+    """Threads that write segments. An error in one stops all; the end of the `with` block waits for them."""
 
     def __init__(self, directory: Path, work: Iterable[tuple[str, int, bytes | Payload]]):
         self.directory = directory
@@ -146,7 +147,7 @@ class _Workers:
             thread.join()
 
     def finished(self, advance: Callable[[int], None]) -> Iterable[Piece]:
-        """Every piece as it is done; `advance` is called with the bytes of every block."""
+        """Every piece as it is finished; `advance` is called with the bytes of every block."""
         while self._left:
             result = self._results.get()
             if isinstance(result, BaseException):
@@ -160,7 +161,7 @@ class _Workers:
     def _run(self) -> None:
         try:
             with Files() as files:
-                blocks = Blocks(files)
+                blocks = TensorReader(files)
                 while not self._stop.is_set():
                     name, offset, segment = self._work.get_nowait()
                     self._results.put(self._write(name, offset, segment, blocks))
@@ -169,7 +170,7 @@ class _Workers:
         except BaseException as error:
             self._results.put(error)
 
-    def _write(self, name: str, offset: int, segment: bytes | Payload, blocks: Blocks) -> Piece:
+    def _write(self, name: str, offset: int, segment: bytes | Payload, blocks: TensorReader) -> Piece:
         digest = hashlib.sha256()
         position = flushed = offset
         descriptor = os.open(self.directory / name, os.O_WRONLY)
@@ -184,7 +185,7 @@ class _Workers:
                 position += written
                 self._results.put(written)
                 if position - flushed >= FLUSH_BYTES:
-                    # Linux begins to write these pages to disk, and does not wait.
+                    # Linux starts to write these pages to disk, and the call does not wait.
                     os.posix_fadvise(descriptor, flushed, position - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = position
         finally:
@@ -192,7 +193,7 @@ class _Workers:
         return Piece(name, offset, position - offset, digest.hexdigest(), "" if isinstance(segment, bytes) else segment.name)
 
 
-def contents(segment: bytes | Payload, blocks: Blocks) -> Iterable[memoryview]:
+def contents(segment: bytes | Payload, blocks: TensorReader) -> Iterable[memoryview]:
     """The bytes of a segment, a block at a time; each is overwritten by the next."""
     if isinstance(segment, bytes):
         yield memoryview(segment)
@@ -204,7 +205,7 @@ def contents(segment: bytes | Payload, blocks: Blocks) -> Iterable[memoryview]:
 
 @dataclasses.dataclass
 class Journal:
-    """What is done of a plan, by (file, offset): a line of JSON each, after the line that names the plan."""
+    """The finished pieces of a plan by (file, offset): one JSON line each, after a line with the plan's identity."""
 
     directory: Path
     done: dict[tuple[str, int], Piece]
@@ -221,7 +222,7 @@ class Journal:
             path.write_bytes(identity.encode() + b"\n")
             return cls(directory, {})
         pieces = list(_pieces(lines[1:]))
-        # What a kill or a power failure left at the end is no line.
+        # A kill or a power failure may leave an incomplete last line.
         os.truncate(path, sum(len(line) + 1 for line in lines[: 1 + len(pieces)]))
         return cls(directory, {(piece.file, piece.offset): piece for piece in pieces})
 
@@ -231,7 +232,7 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Make the pending pieces durable, then say so."""
+        """Sync the pending pieces to disk, then record them."""
         for name in {piece.file for piece in self.pending}:
             descriptor = os.open(self.directory / name, os.O_WRONLY)
             try:
@@ -246,7 +247,7 @@ class Journal:
 
 
 def _pieces(lines: Iterable[bytes]) -> Iterable[Piece]:
-    """Those of the journal's lines, up to the first that is not whole."""
+    """The pieces in the journal's lines, up to the first incomplete line."""
     for line in lines:
         try:
             yield Piece(*json.loads(line))
@@ -262,7 +263,7 @@ def _write_remote(
     finish: Callable[[Checksums], bytes],
     total: int,
 ) -> None:
-    """Upload file by file; those without tensors (index, configuration, tracker) come last, one after the other."""
+    """Upload the files; those without tensors (index, configuration, tracker) come last, one after the other."""
     journal = RemoteJournal.open(destination, identity, replace)
     done_bytes = sum(output.size_bytes for output in outputs if output.name in journal.done)
     left = [output for output in outputs if output.name not in journal.done]
@@ -287,8 +288,8 @@ def _write_remote(
 def _upload(output: OutputFile, destination: str, progress: Progress) -> list[Piece]:
     pieces = []
     with Files() as files, storage.publish(f"{destination}/{output.name}") as file:
-        blocks = Blocks(files)
-        for offset, segment in output.placed():
+        blocks = TensorReader(files)
+        for offset, segment in output.segments_at():
             digest = hashlib.sha256()
             for data in contents(segment, blocks):
                 digest.update(data)
@@ -301,7 +302,7 @@ def _upload(output: OutputFile, destination: str, progress: Progress) -> list[Pi
 
 @dataclasses.dataclass
 class RemoteJournal:
-    """What is done of a plan on a remote store, by file: an object that is written anew after every file."""
+    """The finished files of a plan on a remote store: an object that is rewritten after every file."""
 
     url: str
     identity: str
@@ -311,18 +312,18 @@ class RemoteJournal:
     def open(cls, destination: str, identity: str, replace: bool) -> "RemoteJournal":
         """Raises CannotCreate when the destination holds something else and `replace` is not set."""
         url = f"{destination}/{JOURNAL}"
-        there = storage.sizes_below(destination)
-        if JOURNAL in there:
+        existing = storage.sizes_below(destination)
+        if JOURNAL in existing:
             try:
                 record = json.loads(storage.read_bytes(url))
                 if record["identity"] == identity:
                     return cls(url, identity, {name: [Piece(*one) for one in found] for name, found in record["done"].items()})
             except (ValueError, KeyError, TypeError):
                 pass
-        if there and not replace and JOURNAL not in there:
+        if existing and not replace and JOURNAL not in existing:
             raise CannotCreate(f"{destination}: exists and is not empty", "choose another output or pass --force")
-        # What makes it a checkpoint goes first.
-        for name in sorted(there, key=lambda name: name != Checksums.RECORD):
+        # The record goes first: it says that the directory is complete.
+        for name in sorted(existing, key=lambda name: name != Checksums.RECORD):
             storage.remove(f"{destination}/{name}")
         return cls(url, identity, {})
 

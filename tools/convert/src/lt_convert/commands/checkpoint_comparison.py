@@ -1,80 +1,33 @@
-"""Is a converted checkpoint as it was written, and do two checkpoints hold the same model?
+"""Do two checkpoints, of any formats, hold the same model?
 
-The first reads every byte again and compares it with the checksums that the conversion left. The second compares configuration
-first, because a wrong RoPE factor changes no tensor and shows in no greedy token, then every tensor bit by bit, in any two
-formats.
+The configuration is compared first, because a wrong RoPE scaling changes no tensor and no greedy token at short positions; then
+every tensor bit by bit.
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from lt_convert.commands import logit_comparison
-from lt_convert.commands.conversion import check_copies
-from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.commands.conversion import check_aliases
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
-from lt_convert.tensors.blocks import Blocks, flat, row_blocks
-from lt_convert.tensors.checksums import Checksums
+from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.mapping import PADDING
-from lt_shared.console import BadData, NoInput, Progress
+from lt_shared.console import Progress
 from lt_shared.manifest import absolute
 
-READ_BYTES = 16 << 20
-# What may differ between two formats of one model: its name, and what matters for training alone.
-IMMATERIAL = ("name", "init_std", "moe_aux_loss_coeff")
-
-
-def verify(directory: str) -> dict[str, Any]:
-    """Read a converted checkpoint again. `problems` names what is missing or has changed, and is empty if nothing has.
-
-    Raises NoInput when there are no checksums.
-    """
-    directory = directory.rstrip("/")
-    record = ConversionRecord.read(directory)
-    if record is None:
-        raise NoInput(
-            f"{directory}/{Checksums.RECORD}: no such file",
-            "only conversions have checksums; compare two checkpoints with lt-convert verify A B",
-        )
-    checksums = record.files
-    problems = []
-    with Files() as files, Progress("verify", sum(checksums.sizes.values()), "B") as progress:
-        for name, size in checksums.sizes.items():
-            path = f"{directory}/{name}"
-            try:
-                found = files.size_bytes(path)
-            except (BadData, NoInput):
-                problems.append(f"{path}: missing")
-                continue
-            if found != size:
-                problems.append(f"{path}: {found} bytes, expected {size}")
-                continue
-            for piece in checksums.pieces.get(name, ()):
-                digest = hashlib.sha256()
-                for start in range(piece.offset, piece.offset + piece.length, READ_BYTES):
-                    length = min(READ_BYTES, piece.offset + piece.length - start)
-                    digest.update(files.read(path, start, length))
-                    progress.advance(length)
-                if digest.hexdigest() != piece.sha256:
-                    what = piece.tensor or f"bytes {piece.offset} to {piece.offset + piece.length}"
-                    problems.append(f"{path}: {what} changed since it was written")
-    return {
-        "path": absolute(directory),
-        "files": len(checksums.sizes),
-        "bytes": sum(checksums.sizes.values()),
-        "problems": problems,
-    }
+# Fields that may differ between two formats of one model: its name, and those used only in training.
+NOT_COMPARED = ("name", "init_std", "moe_aux_loss_coeff")
 
 
 def compare(one: str, other: str, logits: bool = False) -> dict[str, Any]:
-    """Compare two checkpoints: `configuration` and `tensors` hold what differs, `same` says whether nothing does.
+    """Compare two checkpoints: `configuration` and `tensors` have the differences, `same` is true if there are none.
 
-    With `logits`, what both compute is compared too (`logit_comparison`).
+    With `logits`, their logits are compared, too (`logit_comparison`).
     """
     with Files() as files:
         first, second = _open(one, files), _open(other, files)
@@ -99,7 +52,7 @@ def compare(one: str, other: str, logits: bool = False) -> dict[str, Any]:
 
 def _open(argument: str, files: Files) -> Source:
     source = location.open_source(argument, files)
-    check_copies(source, files)
+    check_aliases(source, files)
     return source
 
 
@@ -108,7 +61,7 @@ def _configuration(one: Source, other: Source) -> list[dict[str, Any]]:
     found = [
         {"field": field, "a": first[field], "b": second[field]}
         for field in first
-        if field not in IMMATERIAL and first[field] != second[field]
+        if field not in NOT_COMPARED and first[field] != second[field]
     ]
     tokenizers = [source.tokenizer.sha256() if source.tokenizer else None for source in (one, other)]
     if None not in tokenizers and tokenizers[0] != tokenizers[1]:
@@ -117,7 +70,7 @@ def _configuration(one: Source, other: Source) -> list[dict[str, Any]]:
 
 
 def _differing(one: Source, other: Source, files: Files, progress: Progress) -> Iterator[dict[str, Any]]:
-    """A record for each tensor that is not the same; padding rows, which mean nothing, are not compared."""
+    """A record for each tensor that differs; padding rows, which no token uses, are not compared."""
     names = dict.fromkeys(name for source in (one, other) for name in source.tensors if not name.startswith(PADDING))
     for name in names:
         first, second = one.tensors.get(name), other.tensors.get(name)
@@ -130,12 +83,12 @@ def _differing(one: Source, other: Source, files: Files, progress: Progress) -> 
 
 
 def _difference(first: Tensor, second: Tensor, files: Files, progress: Progress) -> dict[str, Any] | None:
-    """None when the bits are the same. Of different dtypes the values are compared, as float32."""
+    """None when the bits are equal. Tensors of different dtypes are compared by value, as float32."""
     import numpy
 
     same_dtype = first.dtype == second.dtype
-    one, other = Blocks(files), Blocks(files)
-    largest, unequal = 0.0, 0
+    one, other = TensorReader(files), TensorReader(files)
+    max_difference, unequal = 0.0, 0
     for start, stop in row_blocks(flat(first)):
         if same_dtype:
             left, right = one.rows(flat(first), start, stop), other.rows(flat(second), start, stop)
@@ -148,24 +101,19 @@ def _difference(first: Tensor, second: Tensor, files: Files, progress: Progress)
         with numpy.errstate(invalid="ignore"):
             differences = numpy.abs(values[0].astype(numpy.float64) - values[1])
         unequal += 0 if same_dtype else int((differences != 0).sum())
-        largest = max(largest, float(numpy.nan_to_num(differences, nan=math.inf).max(initial=0.0)))
+        max_difference = max(max_difference, float(numpy.nan_to_num(differences, nan=math.inf).max(initial=0.0)))
     if same_dtype and not unequal:
         return None
     return {
         "difference": "values" if same_dtype else f"{first.dtype} and {second.dtype}",
         "unequal": unequal,
         "of": math.prod(first.shape),
-        "largest": largest,
+        "largest": max_difference,
     }
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
-    """A record of `verify` or `compare` for people."""
-    if "problems" in record:
-        yield from record["problems"]
-        state = f"{len(record['problems'])} problems" if record["problems"] else "as written"
-        yield f"{record['path']}: {record['files']} files, {record['bytes'] / 1e9:,.3f} GB: {state}"
-        return
+    """The result of `compare` as text."""
     for entry in record["configuration"]:
         yield f"configuration: {entry['field']} is {entry['a']} in a, {entry['b']} in b"
     for entry in record["tensors"]:

@@ -1,4 +1,4 @@
-"""Carrying out a plan: what is there after success, a kill at any moment, a full disk, and a second writer."""
+"""Writing a plan's files: the result of success, of a kill at any moment, of a full disk, and of a second writer."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lt_convert.commands import writer
+from lt_convert.commands import output_writer
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload
-from lt_convert.tensors.tensor import stored
+from lt_convert.tensors.tensor import tensor_in_files
 from lt_shared.console import BadData, CannotCreate, IoFailure, TryAgain
 
 ROWS, COLUMNS = 200, 50
@@ -30,7 +30,7 @@ def values(tmp_path: Path) -> Path:
 
 def plan(values: Path, tensors: int = 4) -> list[OutputFile]:
     """Two files with tensors, one in a directory, and two without."""
-    whole = stored("t", "float32", (ROWS, COLUMNS), [((0, 0), (ROWS, COLUMNS), str(values), 0)])
+    whole = tensor_in_files("t", "float32", (ROWS, COLUMNS), [((0, 0), (ROWS, COLUMNS), str(values), 0)])
     step = ROWS // tensors
     rows = [Payload(f"rows{start}", whole.take(0, range(start, start + step))) for start in range(0, ROWS, step)]
     return [
@@ -43,18 +43,18 @@ def plan(values: Path, tensors: int = 4) -> list[OutputFile]:
 
 def expected(values: Path) -> dict[str, bytes]:
     data = values.read_bytes()
-    turned = b"".join(data[4 * (row * COLUMNS + column) :][:4] for column in range(COLUMNS) for row in range(ROWS))
-    return {"a/one.bin": b"head" + data + b"tail", "two.bin": turned, "a/index": b"index", "last": b"it is complete"}
+    transposed = b"".join(data[4 * (row * COLUMNS + column) :][:4] for column in range(COLUMNS) for row in range(ROWS))
+    return {"a/one.bin": b"head" + data + b"tail", "two.bin": transposed, "a/index": b"index", "last": b"it is complete"}
 
 
-def execute(outputs: Sequence[OutputFile], destination: Path, identity: str = "id", replace: bool = False) -> list[Checksums]:
+def write(outputs: Sequence[OutputFile], destination: Path, identity: str = "id", replace: bool = False) -> list[Checksums]:
     found: list[Checksums] = []
 
     def finish(checksums: Checksums) -> bytes:
         found.append(checksums)
         return json.dumps(checksums.to_record()).encode()
 
-    writer.execute(outputs, str(destination), identity, replace, finish)
+    output_writer.write_outputs(outputs, str(destination), identity, replace, finish)
     return found
 
 
@@ -63,7 +63,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_files_and_checksums(values: Path, tmp_path: Path) -> None:
-    (checksums,) = execute(plan(values), tmp_path / "out")
+    (checksums,) = write(plan(values), tmp_path / "out")
     found = content(tmp_path / "out")
     assert json.loads(found.pop("lt-convert.json")) == checksums.to_record()
     assert found == expected(values)
@@ -79,17 +79,17 @@ def test_files_and_checksums(values: Path, tmp_path: Path) -> None:
 
 def test_occupied_destination(values: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    execute(plan(values), tmp_path / "out")
+    write(plan(values), tmp_path / "out")
     with pytest.raises(CannotCreate, match="not empty"):
-        execute(plan(values), tmp_path / "out")
+        write(plan(values), tmp_path / "out")
     (tmp_path / "out" / "old").write_bytes(b"")
-    execute(plan(values), tmp_path / "out", replace=True)
+    write(plan(values), tmp_path / "out", replace=True)
     assert "old" not in content(tmp_path / "out")
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, blocks: int, error: BaseException) -> None:
     """Reading fails after some blocks."""
-    true = writer.contents
+    true = output_writer.contents
     left = [blocks]
 
     def failing(segment: Any, reader: Any) -> Any:
@@ -99,40 +99,40 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, blocks: int, error: BaseExceptio
                 raise error
             yield data
 
-    monkeypatch.setattr(writer, "contents", failing)
+    monkeypatch.setattr(output_writer, "contents", failing)
 
 
 @pytest.mark.parametrize("blocks", range(1, 7))
-def test_an_interrupted_run_goes_on(blocks: int, values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes(blocks: int, values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         fail_after(patch, blocks, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            execute(plan(values), tmp_path / "out")
+            write(plan(values), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     partial = tmp_path / ".out.partial"
     done = {tuple(json.loads(line)[:2]) for line in (partial / ".lt-convert.journal").read_text().splitlines()[1:]}
     written: list[tuple[str, int]] = []
-    true = writer._Workers._write
+    true = output_writer._Workers._write
     monkeypatch.setattr(
-        writer._Workers,
+        output_writer._Workers,
         "_write",
         lambda self, name, offset, *rest: written.append((name, offset)) or true(self, name, offset, *rest),
     )
-    execute(plan(values), tmp_path / "out")
+    write(plan(values), tmp_path / "out")
     assert {name: data for name, data in content(tmp_path / "out").items() if name != "lt-convert.json"} == expected(values)
     assert done.isdisjoint(written), "what was done is not written again"
     assert len(done) + len(written) == 7 + 1
 
 
-def test_another_plan_begins_anew(values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_plan_starts_over(values: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         fail_after(patch, 4, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            execute(plan(values), tmp_path / "out")
+            write(plan(values), tmp_path / "out")
     (tmp_path / ".out.partial" / "stray").write_bytes(b"")
     other = tmp_path / "other"
     other.write_bytes(bytes(ROWS * COLUMNS * 4))
-    execute(plan(other), tmp_path / "out", "another")
+    write(plan(other), tmp_path / "out", "another")
     found = content(tmp_path / "out")
     del found["lt-convert.json"]
     assert found == expected(other)
@@ -147,10 +147,10 @@ def test_a_journal_that_was_cut_off(
     with monkeypatch.context() as patch:
         fail_after(patch, 5, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            execute(plan(values), tmp_path / "out")
+            write(plan(values), tmp_path / "out")
     journal = tmp_path / ".out.partial" / ".lt-convert.journal"
     journal.write_bytes(journal.read_bytes()[:cut] + more)
-    execute(plan(values), tmp_path / "out")
+    write(plan(values), tmp_path / "out")
     found = content(tmp_path / "out")
     del found["lt-convert.json"]
     assert found == expected(values)
@@ -159,7 +159,7 @@ def test_a_journal_that_was_cut_off(
 def test_bad_data_leaves_nothing(values: Path, tmp_path: Path) -> None:
     os.truncate(values, 30_000)
     with pytest.raises(BadData, match="ends at 30000 bytes"):
-        execute(plan(values), tmp_path / "out")
+        write(plan(values), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["values"]
 
 
@@ -173,7 +173,7 @@ def test_too_little_room_is_known_before(values: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "statvfs", nearly_full)
     with pytest.raises(IoFailure, match=r"needs 0\.1 MB more, has 0\.0 MB free"):
-        execute(plan(values), tmp_path / "out")
+        write(plan(values), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -190,36 +190,36 @@ time.sleep(60)
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(TryAgain, match="another process is writing it"):
-            execute(plan(values), tmp_path / "out")
+            write(plan(values), tmp_path / "out")
     finally:
         other.kill()
         other.communicate()
-    execute(plan(values), tmp_path / "out")
+    write(plan(values), tmp_path / "out")
 
 
-# A process for each delay (seconds): it carries out the plan, a millisecond a block, and is killed. Prints what its journal
-# holds.
+# For each delay in seconds a process that writes the plan, one block per millisecond, and is killed. Prints the number of lines
+# in its journal.
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
 tests, values, out, *delays = sys.argv[1:]
 sys.path.insert(0, tests)
-from lt_convert.commands import writer
+from lt_convert.commands import output_writer
 from lt_convert.tensors import blocks
-import test_writer
+import test_output_writer
 blocks.BLOCK_BYTES = 400
-writer.SYNC_SECONDS = 0.005
-true = writer.contents
+output_writer.SYNC_SECONDS = 0.005
+true = output_writer.contents
 def slowly(segment, reader):
     for data in true(segment, reader):
         time.sleep(0.001)
         yield data
-writer.contents = slowly
-journal = Path(out).parent / f".{Path(out).name}.partial" / writer.JOURNAL
+output_writer.contents = slowly
+journal = Path(out).parent / f".{Path(out).name}.partial" / output_writer.JOURNAL
 for delay in delays:
     child = os.fork()
     if child == 0:
-        test_writer.execute(test_writer.plan(Path(values), 40), Path(out))
+        test_output_writer.write(test_output_writer.plan(Path(values), 40), Path(out))
         os._exit(0)
     time.sleep(float(delay))
     os.kill(child, signal.SIGKILL)
@@ -230,7 +230,7 @@ for delay in delays:
 """
 
 
-def test_killed_at_random_moments_it_goes_on_and_ends_the_same(values: Path, tmp_path: Path) -> None:
+def test_killed_at_random_moments_it_resumes_and_the_result_is_the_same(values: Path, tmp_path: Path) -> None:
     # A fast machine may be done before it is killed in between; other moments are tried then.
     for seed in range(1, 9):
         out = tmp_path / f"out{seed}"
@@ -243,10 +243,10 @@ def test_killed_at_random_moments_it_goes_on_and_ends_the_same(values: Path, tmp
         if len(set(done)) > 2:
             break
     assert len(set(done)) > 2
-    execute(plan(values, 40), out) if not out.exists() else None
+    write(plan(values, 40), out) if not out.exists() else None
     found = content(out)
-    found.pop(writer.JOURNAL, None)
+    found.pop(output_writer.JOURNAL, None)
     record = json.loads(found.pop("lt-convert.json"))
     assert found == expected(values)
-    (undisturbed,) = execute(plan(values, 40), tmp_path / "undisturbed")
+    (undisturbed,) = write(plan(values, 40), tmp_path / "undisturbed")
     assert record == undisturbed.to_record()
