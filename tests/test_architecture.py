@@ -1,4 +1,4 @@
-"""docs/architecture.md names every room of every tool, and CONTRIBUTING.md tasks and files that exist."""
+"""docs/architecture.md names every room of every tool, and files that exist."""
 
 import re
 from pathlib import Path
@@ -43,12 +43,3 @@ def test_links_lead_somewhere() -> None:
 def test_a_batch_is_followed_to_its_gradient_in_twelve_files() -> None:
     steps = re.findall(r"^\d+\. \[", section("train"), re.MULTILINE)
     assert len(steps) <= 12
-
-
-def test_the_tasks_of_contributing_exist() -> None:
-    tasks = set(re.findall(r"^@task.*\ndef (\w+)", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"^    nox -s (\w+)", page, re.MULTILINE))
-    assert named and named <= tasks
-    for path in re.findall(r" -- (tests/\S+)", page):
-        assert (ROOT / path).exists(), path
