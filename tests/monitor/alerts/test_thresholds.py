@@ -45,7 +45,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
 def test_no_file() -> None:
     with pytest.raises(NoInput, match="no such file") as raised:
         thresholds.read("/no/such/rules.toml")
-    assert raised.value.hint == "leave --rules out, or say --rules default, for the built-in ones"
+    assert raised.value.hint == "leave --rules out, or use --rules default, for the built-in ones"
 
 
 def test_a_wrong_threshold_is_told_the_right_ones(tmp_path: Path) -> None:

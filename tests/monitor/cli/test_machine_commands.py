@@ -55,7 +55,7 @@ def test_examples_run(example: str, folder: Path) -> None:
         (["goodput", "--gpus", "0", "-"], "0 is not in the range"),
         (["alert"], "Missing argument 'LOG...'"),
         (["prom"], "Missing argument 'LOG...'"),
-        (["slurm", "--job", "x"], "'x' is no job number"),
+        (["slurm", "--job", "x"], "'x' is not a job number"),
         (["gpu", "a", "b"], "unexpected extra argument"),
     ],
 )

@@ -57,7 +57,7 @@ def test_lines_that_are_no_gpu_are_said(capfd: pytest.CaptureFixture[str]) -> No
     for text in (ROW + "0, GPU-a1b2, 97\n", HEADER + ROW + "0, GPU-a1b2, 97\n"):
         found = gpu.parse(text, "saved.csv")
         assert [record["kind"] for record in found] == ["gpu", "note"]
-        assert found[1]["message"] == "saved.csv: 1 lines are no GPU, the first: 0, GPU-a1b2, 97"
+        assert found[1]["message"] == "saved.csv: 1 lines are not rows of a GPU, the first: 0, GPU-a1b2, 97"
         assert found[1]["message"] in capfd.readouterr().err
     (note,) = gpu.parse("0, 97, 71234\n1, 95, 71234\n", "saved.csv")
     assert "without a header --query-gpu=index,uuid,name," in note["message"]
@@ -108,7 +108,7 @@ esac"""
     ("script", "said"),
     [
         ('echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9', "has failed because"),
-        ("echo no such thing", "not the answer of nvidia-smi"),
+        ("echo no such thing", "not the output of nvidia-smi"),
         (f"cat <<'END'\n{HEADER}END", "no GPU in it"),
     ],
 )

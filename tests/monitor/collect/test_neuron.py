@@ -118,7 +118,7 @@ def test_the_first_report_of_this_machine(tool: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"), [("exit 1", "ended without an answer"), ("echo hello", "no report of neuron-monitor")]
+    ("script", "said"), [("exit 1", "ended without output"), ("echo hello", "not reports of neuron-monitor")]
 )
 def test_a_neuron_monitor_that_says_nothing(tool: Any, tmp_path: Path, script: str, said: str) -> None:
     (tmp_path / "bin").mkdir()

@@ -369,4 +369,4 @@ def test_malformed_records_are_reported(tmp_path: Path, capfd: pytest.CaptureFix
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"v":1,"kind":"step","step":1,"loss":2.0}\n{"v":1,"kind":"step","st\n')
     assert steps(events(log)) == [1]
-    assert "metrics.jsonl: 1 lines begin like events but are none, the first at byte 42: not JSON" in capfd.readouterr().err
+    assert "metrics.jsonl: 1 malformed event record, the first at byte 42: not JSON" in capfd.readouterr().err

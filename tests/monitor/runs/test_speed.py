@@ -114,7 +114,7 @@ def test_numbers_of_a_dump(value: object, number: int | None) -> None:
 
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UsageError, match="its peak is not known") as raised:
+    with pytest.raises(UsageError, match="its peak FLOP/s are not known") as raised:
         Known.of(None, None, None, "H1000")
     assert "H100 PCIe" in str(raised.value.hint)
     with pytest.raises(UsageError, match="no model preset"):

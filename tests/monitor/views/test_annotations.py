@@ -44,7 +44,7 @@ def test_the_story_has_its_restarts_faults_and_missing_losses(story: Run) -> Non
 
 def test_the_root_cause_names_a_mark_that_cascades_share(story: Run) -> None:
     texts = [mark.text for mark in annotations.annotations_of(story)]
-    assert texts[0] == "attempt 2 went on from step 150, 22 steps done again"
+    assert texts[0] == "attempt 2 resumed from step 150, 22 steps repeated"
     assert texts[1].startswith("out-of-memory (and 2 more): torch.OutOfMemoryError")
     assert texts[2] == "loss is not a number at step 220"
 
@@ -65,7 +65,7 @@ def test_a_fault_is_at_the_step_logged_last_before_it() -> None:
 def test_a_first_attempt_that_began_at_a_later_step_is_no_restart_unless_it_says_so() -> None:
     assert annotations.annotations_of(run_of(step(10), step(20))) == []
     (mark,) = annotations.annotations_of(run_of({"kind": "load", "step": 100}, step(110)))
-    assert (mark.kind, mark.step, mark.text) == ("restart", 100, "attempt 1 went on from step 100")
+    assert (mark.kind, mark.step, mark.text) == ("restart", 100, "attempt 1 resumed from step 100")
 
 
 def test_faults_that_only_inform_are_not_marked() -> None:

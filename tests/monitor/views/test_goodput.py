@@ -69,7 +69,7 @@ def test_a_table_for_people(tool: Any) -> None:
         "  checkpoint        20 s    2.0%",
         "  stop              10 s    1.0%",
         "  queue           10 min",
-        "  1 restart, 30 steps done again",
+        "  1 restart, 30 steps repeated",
         "  cost 16.16 for 16 GPUs, of which 12.96 were lost",
     ]
 

@@ -61,7 +61,7 @@ def test_references_may_have_an_equals_sign_in_their_name() -> None:
 def test_outputs_that_cannot_be(tmp_path: Path) -> None:
     log = str(LOGS / "lt_train.log")
     for name in ("loss.pdf", "loss"):
-        with pytest.raises(UsageError, match="not a kind of picture"):
+        with pytest.raises(UsageError, match="not a known image format"):
             make(log, str(tmp_path / name))
     with pytest.raises(CannotCreate):
         make(log, str(tmp_path / "missing" / "loss.png"))

@@ -208,7 +208,7 @@ def test_pointing_reads_the_curves_and_dragging_zooms(browser: Chromium, pages: 
     readout = browser.evaluate("document.getElementById('readout').innerText")
     assert readout.startswith("step 150")
     assert "loss 2.1" in readout
-    assert "attempt 2 went on from step 150, 22 steps done again" in readout
+    assert "attempt 2 resumed from step 150, 22 steps repeated" in readout
     assert browser.evaluate("document.querySelectorAll('.cross').length") == 3
     ticks = "[...document.querySelectorAll('#plot-tokens_per_second text')].map(e => e.textContent)"
     assert "100" in browser.evaluate(ticks)

@@ -21,7 +21,7 @@ def test_plain_table_is_aligned(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert list(rows)[1:] == list(summary_table.ROWS)
     column = lines[0].index("megatron_new")
     assert rows["step"][column:].startswith("90 / 100 (90.0%)")
-    assert rows["restarts"][column:].startswith("1, 13 steps done again")
+    assert rows["restarts"][column:].startswith("1, 13 steps repeated")
     assert rows["checkpoint"][column:].startswith("step 80 in /fsx/moe/checkpoints")
     assert rows["MFU"].endswith("  -")
     assert all(line[column - 2 : column] == "  " for line in lines)

@@ -45,7 +45,7 @@ def test_a_panel_tells_what_a_person_asks() -> None:
     shown = screen([View.of(run, "story", Known(gpu="NVIDIA H100 80GB HBM3"))], (run.updated or 0) + 65)
     for text in ("400 / 500 (80.0%)", "11 min 55 s left", "1.8756 (-0.0258)", "586,330 tokens/s", "MFU 47.7%", "best 1.9304"):
         assert text in shown
-    for text in ("checkpoint step 400", "2, 34 steps done again", "last line 1 min 5 s ago", "node-failure on ip-10-1-4-12", "█"):
+    for text in ("checkpoint step 400", "2, 34 steps repeated", "last line 1 min 5 s ago", "node-failure on ip-10-1-4-12", "█"):
         assert text in shown
     assert max(map(len, shown.splitlines())) <= 100
 
@@ -84,7 +84,7 @@ def test_texts_from_logs_are_shown_as_text() -> None:
 
 
 def test_what_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="standard input only once"):
+    with pytest.raises(UsageError, match="standard input can be read only once"):
         watch.watch(["-"], Known(), 1)
     with pytest.raises(UsageError, match="needs a terminal"):
         watch.watch([str(LOGS / "lt_train.log")], Known(), 1)

@@ -32,7 +32,7 @@ def check_webhook(url: str) -> str:
     if parts is None:
         raise UsageError("--webhook needs a URL that begins with https:// or http://")
     if parts.username or parts.password:
-        raise UsageError("--webhook: no user or password in the URL", f"set {TOKEN_VARIABLE} for a bearer token")
+        raise UsageError("--webhook: the URL must not contain a user or password", f"set {TOKEN_VARIABLE} for a bearer token")
     return url
 
 
@@ -56,7 +56,7 @@ def run_command(command: str, finding: Finding) -> str | None:
             env={key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE},
         )
     except subprocess.TimeoutExpired:
-        return f"--exec: still running after {COMMAND_SECONDS} s, ended"
+        return f"--exec: killed after {COMMAND_SECONDS} s"
     except (OSError, ValueError) as error:
         return f"--exec: {getattr(error, 'strerror', None) or error}"
     return f"--exec: exit code {done.returncode}" if done.returncode else None

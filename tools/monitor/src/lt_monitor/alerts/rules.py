@@ -47,7 +47,7 @@ class Snapshot:
 
 
 def on_record(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
-    """The findings that `record` brings; `state` has taken it already."""
+    """The findings about `record`, which `state` already contains."""
     for rule in _BY_KIND.get(record["kind"], ()):
         yield from rule(state, record, thresholds)
 
@@ -164,7 +164,7 @@ def _gpu(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Fi
     if slowed:
         key = f"gpu-slowdown:{record.get('uuid', name)}:{','.join(slowed)}"
         heat = f" at {record['temperature_celsius']:g} C" if record.get("temperature_celsius") is not None else ""
-        yield Finding("gpu-slowdown", "warning", state.run, key, f"{name}{heat}: clocks held down by {', '.join(slowed)}", fields)
+        yield Finding("gpu-slowdown", "warning", state.run, key, f"{name}{heat}: clocks limited by {', '.join(slowed)}", fields)
 
 
 def _neuron(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
@@ -217,7 +217,7 @@ def _line_steps(state: RunState) -> int:
 
 
 def _last_sign(state: RunState, snapshot: Snapshot) -> float | None:
-    """When the run was last seen to go on. Where lines have no times it is when the line was read, or its log changed last."""
+    """When the run last made progress. Where lines have no times: when the line was read, or when its log last changed."""
     modified = max((snapshot.modified[file] for file in state.logs if file in snapshot.modified), default=None)
     if state.attempt.last_step is not None:
         read = state.last_at

@@ -70,7 +70,7 @@ def read(name: str) -> Thresholds:
     try:
         text = storage.read_bytes(name)
     except NoInput as error:
-        raise NoInput(str(error), f"leave --rules out, or say --rules {DEFAULT}, for the built-in ones") from None
+        raise NoInput(str(error), f"leave --rules out, or use --rules {DEFAULT}, for the built-in ones") from None
     try:
         changes = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

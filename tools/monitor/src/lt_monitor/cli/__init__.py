@@ -22,7 +22,7 @@ lt-monitor plot run1/train.log run2/train.log -o loss.png
 )
 @click.version_option(__version__, prog_name="lt-monitor")
 def command() -> None:
-    """Tell why a training run is slow, stuck or wrong, from its logs alone. LOG is a file, a pattern, or - for stdin."""
+    """Find out why a training run is slow, stuck or wrong from its logs. LOG is a file, directory or pattern, or - for stdin."""
 
 
 @command.command(
@@ -33,8 +33,8 @@ tail -n +1 -f run1/train.log | lt-monitor scrape -
 """,
 )
 @_LOGS
-@click.option("--state", metavar="FILE", help="Remember in FILE how far each log was read and print only what is new.")
-@click.option("--follow", is_flag=True, help="Go on with what the logs, and new ones that match a pattern, grow by.")
+@click.option("--state", metavar="FILE", help="Keep in FILE how far each log was read, and print only new events.")
+@click.option("--follow", is_flag=True, help="Keep reading as the logs grow, including new logs that match a pattern.")
 def scrape(logs: tuple[str, ...], state: str | None, follow: bool) -> None:
     """Print the events of logs as JSON lines: steps, validation losses, checkpoints, starts, ends, faults and notes."""
     from lt_monitor.collect.scrape import scrape as scrape_logs
@@ -51,7 +51,11 @@ lt-monitor diff --tolerance 0.001 --field loss --field grad_norm run1/train.log 
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option(
-    "--tolerance", type=console.FiniteRange(min=0), default=0.01, show_default=True, help="Largest difference, as a share."
+    "--tolerance",
+    type=console.FiniteRange(min=0),
+    default=0.01,
+    show_default=True,
+    help="Maximum relative difference of two values.",
 )
 @click.option(
     "--field",
@@ -64,7 +68,7 @@ lt-monitor diff --tolerance 0.001 --field loss --field grad_norm run1/train.log 
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def diff(a: str, b: str, tolerance: float, fields: tuple[str, ...], as_json: bool) -> console.ExitCode:
-    """Compare two runs at the same steps. Exit code 1 when they part: the gate after a conversion or an upgrade."""
+    """Compare two runs at the same steps. Exit code 1 when they differ: a check after a conversion or an upgrade."""
     from lt_monitor.views import divergence
 
     comparison = divergence.compare(a, b, fields, tolerance)
@@ -80,7 +84,7 @@ for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
 
 
 def _name_variables(group: click.Group) -> None:
-    """An option's variable has the option's name, whatever its value is called in the program."""
+    """Name the environment variable of each option after the option, not after its Python parameter."""
     for name, one in group.commands.items():
         for parameter in one.params:
             if isinstance(parameter, click.Option):

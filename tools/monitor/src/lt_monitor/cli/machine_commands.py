@@ -1,7 +1,4 @@
-"""The commands whose output is for machines, or for people who were not looking: goodput, alert, prom, rules, dashboard, samples.
-
-They are apart from `cli` only because one page of commands is easier to read than three.
-"""
+"""The commands for cron and other programs: goodput, alert, prom, rules, dashboard, and samples of GPUs, Neuron and Slurm."""
 
 import sys
 from typing import Any
@@ -22,7 +19,7 @@ class _JobNumbers(click.ParamType[str]):
         from lt_monitor.collect.slurm_jobs import is_job
 
         if not is_job(value):
-            self.fail(f"{value!r} is no job number such as 77 or 77_3", parameter, context)
+            self.fail(f"{value!r} is not a job number such as 77 or 77_3", parameter, context)
         return value
 
 
@@ -34,11 +31,16 @@ lt-monitor goodput --json --price-per-gpu-hour 2.5 run1/train.log
 """,
 )
 @_LOGS
-@click.option("--price-per-gpu-hour", type=console.FiniteRange(min=0), metavar="PRICE", help="Say what the lost time cost.")
-@click.option("--gpus", type=click.IntRange(1), metavar="N", help="How many GPUs there are, for logs that do not tell.")
+@click.option(
+    "--price-per-gpu-hour",
+    type=console.FiniteRange(min=0),
+    metavar="PRICE",
+    help="Print the cost of the allocated and the lost time.",
+)
+@click.option("--gpus", type=click.IntRange(1), metavar="N", help="Number of GPUs, for logs that do not show it.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of a table.")
 def goodput(logs: tuple[str, ...], price_per_gpu_hour: float | None, gpus: int | None, as_json: bool) -> None:
-    """Print how much of its time each run spent on training that counted, and where the rest went."""
+    """Print the share of its allocated time that each run spent on steps that counted, and where the rest went."""
     from lt_monitor.views import goodput as goodput_view
 
     found = goodput_view.goodput(logs, price_per_gpu_hour, gpus)
@@ -58,11 +60,11 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor alert --rules de
 """,
 )
 @_LOGS
-@click.option("--rules", default="default", metavar="FILE", help="Thresholds in TOML instead of the built-in ones.")
-@click.option("--state", metavar="FILE", help="Remember in FILE what was read and said; read and say only what is new.")
+@click.option("--rules", default="default", metavar="FILE", help="TOML file with thresholds that differ from the built-in ones.")
+@click.option("--state", metavar="FILE", help="Keep in FILE what was read and reported; report only new findings.")
 @click.option("--exec", "command", metavar="CMD", help="Run CMD for each new finding, with the finding as JSON on its stdin.")
-@click.option("--webhook", metavar="URL", help="POST new findings to URL. Better set in the environment: URLs are often secrets.")
-@click.option("--heartbeat", metavar="FILE", help="Write the time of each finished pass into FILE.")
+@click.option("--webhook", metavar="URL", help="POST new findings to URL. Set it in the environment: URLs are often secrets.")
+@click.option("--heartbeat", metavar="FILE", help="Write the time of each finished run into FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON lines.")
 def alert(
     logs: tuple[str, ...],
@@ -73,10 +75,10 @@ def alert(
     heartbeat: str | None,
     as_json: bool,
 ) -> int:
-    """Print what is wrong with the runs, a line for each new finding. Exit code 0: nothing, 1: warnings, 3: critical.
+    """Print what is wrong with the runs, one line per new finding. Exit code 0: nothing, 1: warnings, 3: critical.
 
-    Times without a zone are local ones. Of a log that a machine in another zone writes, the time of the file tells the zone.
-    Where it cannot, and for -, say the log's zone: TZ=UTC lt-monitor alert ...
+    Times without a time zone are local times. For a log from a machine in another zone, the zone is found from the modification
+    time of the file. Where that is impossible, and for -, set the log's time zone: TZ=UTC lt-monitor alert ...
     """
     from lt_monitor.alerts import alert as watch
 
@@ -93,11 +95,15 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor prom -o lt.prom 
 )
 @_LOGS
 @click.option(
-    "-o", "--output", default="-", metavar="FILE.prom", help="The file; - is stdout. FILE.prom.state is kept beside it."
+    "-o",
+    "--output",
+    default="-",
+    metavar="FILE.prom",
+    help="The file to write, - for stdout. Its state is kept in FILE.prom.state.",
 )
 @known_options
 def prom(logs: tuple[str, ...], output: str, **known: Any) -> None:
-    """Write the metrics of the runs as a file for the textfile collector of node_exporter."""
+    """Write the metrics of the runs to a file for node_exporter's textfile collector."""
     from lt_monitor.prometheus import textfile
     from lt_monitor.runs.speed import Known
 
@@ -106,7 +112,7 @@ def prom(logs: tuple[str, ...], output: str, **known: Any) -> None:
 
 @click.command(cls=console.Command, examples="lt-monitor rules > lt-train.rules.yml")
 def rules() -> None:
-    """Print alerting rules of Prometheus for the metrics of lt-monitor prom."""
+    """Print Prometheus alerting rules for the metrics of lt-monitor prom."""
     from lt_monitor.prometheus import alerting_rules
 
     click.echo(alerting_rules.render(), nl=False)
@@ -131,7 +137,7 @@ ssh node7 nvidia-smi --query-gpu=index,uuid,clocks.sm --format=csv | lt-monitor 
 )
 @_SAVED
 def gpu(saved: str | None) -> None:
-    """Print one sample of nvidia-smi as events. FILE is a saved answer of it (CSV), - is stdin."""
+    """Print one sample of nvidia-smi as events. FILE is its saved output (CSV), - is stdin."""
     from lt_monitor.collect import gpu as source
 
     _print(source.sample(saved))
@@ -146,7 +152,7 @@ neuron-monitor | head -n 1 | lt-monitor neuron -
 )
 @_SAVED
 def neuron(saved: str | None) -> None:
-    """Print one report of neuron-monitor as events. FILE has saved reports, a line each, - is stdin."""
+    """Print one report of neuron-monitor as events. FILE has saved reports, one per line, - is stdin."""
     from lt_monitor.collect import neuron as source
 
     _print(source.sample(saved))
@@ -165,7 +171,7 @@ squeue --json | lt-monitor slurm -
     "--job", "jobs", type=_JobNumbers(), multiple=True, metavar="ID", help="Only this job, e.g. 77 or 77_3. Repeatable."
 )
 def slurm(saved: str | None, jobs: tuple[str, ...]) -> None:
-    """Print the state of Slurm jobs as events. FILE is a saved answer of squeue, sacct or scontrol, - is stdin."""
+    """Print the state of Slurm jobs as events. FILE is the saved output of squeue, sacct or scontrol, - is stdin."""
     from lt_monitor.collect import slurm_jobs as source
 
     _print(source.sample(saved, jobs))

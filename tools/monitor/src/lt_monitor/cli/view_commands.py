@@ -9,11 +9,11 @@ from lt_shared import console
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
 known_options = console.section(
-    "Where the log does not tell",
-    click.option("--model", metavar="NAME", help="The model's preset, for TFLOP/s and MFU, e.g. llama3-8b."),
-    click.option("--seq-length", metavar="TOKENS", type=click.IntRange(min=1), help="Tokens in a sequence."),
-    click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="GPUs that the run uses."),
-    click.option("--gpu", metavar="NAME", help="The GPU, for the MFU, e.g. H100, 'H100 PCIe', A100."),
+    "What the log may not show",
+    click.option("--model", metavar="NAME", help="Preset of the model, for TFLOP/s and MFU, e.g. llama3-8b."),
+    click.option("--seq-length", metavar="TOKENS", type=click.IntRange(min=1), help="Sequence length."),
+    click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="Number of GPUs of the run."),
+    click.option("--gpu", metavar="NAME", help="GPU model, for the MFU, e.g. H100, 'H100 PCIe', A100."),
 )
 
 
@@ -29,7 +29,7 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @known_options
 def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
-    """Print where each run is, how fast it is, how good, and what happened to it."""
+    """Print progress, losses, speed, restarts and faults of each run."""
     from lt_monitor.runs import run_loader, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import summary_table
@@ -49,10 +49,12 @@ lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).r
 """,
 )
 @_LOGS
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run, as summarize does, with its arguments.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON line for each run, with the keys of summarize and its arguments."
+)
 @known_options
 def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
-    """Compare many runs: a row each, with the arguments in which they differ."""
+    """Compare many runs: one row per run, with the arguments in which they differ."""
     from lt_monitor.runs import run_loader, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot, runs_table
@@ -75,13 +77,11 @@ lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compar
 """,
 )
 @_LOGS
-@click.option(
-    "-o", "--output", metavar="FILE", help="Picture (.png, .svg) or report for a browser (.html); - is a PNG to stdout."
-)
+@click.option("-o", "--output", metavar="FILE", help="Image (.png, .svg) or HTML report (.html); - writes a PNG to stdout.")
 @click.option(
     "--reference", "references", metavar="NAME=VALUE", multiple=True, help="Draw a labelled line at this loss. Repeatable."
 )
-@click.option("--plain", is_flag=True, help="Print the bare path instead of a JSON line.")
+@click.option("--plain", is_flag=True, help="Print only the path instead of a JSON line.")
 @known_options
 def plot(logs: tuple[str, ...], output: str | None, references: tuple[str, ...], plain: bool, **known: Any) -> None:
     """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
@@ -105,7 +105,12 @@ lt-monitor watch 'run*/train.log' --interval 30
 )
 @_LOGS
 @click.option(
-    "--interval", "interval_seconds", metavar="SECONDS", type=console.FiniteRange(min=0.1), default=5.0, help="How often to look."
+    "--interval",
+    "interval_seconds",
+    metavar="SECONDS",
+    type=console.FiniteRange(min=0.1),
+    default=5.0,
+    help="Minimum pause between two reads of the logs.",
 )
 @known_options
 def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:

@@ -129,7 +129,9 @@ class CommandState:
             self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
             self._offsets = LogOffsets([SavedLogOffset(**log) for log in state["logs"]])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadData(f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it") from None
+            raise BadData(
+                f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it to start over"
+            ) from None
 
 
 class _Taker:

@@ -1,7 +1,7 @@
 """One answer of another program: nvidia-smi, neuron-monitor, squeue.
 
 A program that is missing, or does not answer (nvidia-smi hangs on a broken driver, squeue retries for a minute when there is no
-controller), is not a reason to stop: the caller says so and goes on.
+controller), is no reason to stop: the caller reports it and continues.
 """
 
 import os
@@ -25,7 +25,7 @@ def answer(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
     except OSError as error:
         raise NoAnswer(f"{arguments[0]}: {(error.strerror or str(error)).lower()}") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{arguments[0]}: no answer within {seconds:.0f} s") from None
+        raise NoAnswer(f"{arguments[0]}: no response within {seconds:.0f} s") from None
     if done.returncode:
         said = (done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()).splitlines()
         raise NoAnswer(f"{arguments[0]}: {said[0] if said else f'exit code {done.returncode}'}")
@@ -61,13 +61,13 @@ def _read_line(process: subprocess.Popen[bytes], seconds: float, name: str) -> s
         selector.register(process.stdout, selectors.EVENT_READ)
         while b"\n" not in line:
             if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise NoAnswer(f"{name}: no answer within {seconds:.0f} s")
+                raise NoAnswer(f"{name}: no response within {seconds:.0f} s")
             block = os.read(process.stdout.fileno(), 1 << 16)
             if not block:
                 break
             line += block
     if not line.strip():
-        raise NoAnswer(f"{name}: ended without an answer")
+        raise NoAnswer(f"{name}: ended without output")
     return line.partition(b"\n")[0].decode(errors="replace")
 
 

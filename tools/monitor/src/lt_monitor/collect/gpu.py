@@ -97,9 +97,9 @@ def parse(text: str, file: str) -> list[Record]:
         offset += len(line.encode())
     if not records and columns is None:
         expected = f"nvidia-smi --query-gpu=... --format=csv, or without a header --query-gpu={','.join(QUERY)}"
-        return [missing(file, f"{file}: not the answer of {expected}")]
+        return [missing(file, f"{file}: not the output of {expected}")]
     if strange:
-        message = f"{file}: {len(strange)} lines are no GPU, the first: {strange[0][:LINE_CHARACTERS]}"
+        message = f"{file}: {len(strange)} lines are not rows of a GPU, the first: {strange[0][:LINE_CHARACTERS]}"
         return [*records, missing(file, message)]
     return records or [missing(file, f"{file}: no GPU in it")]
 

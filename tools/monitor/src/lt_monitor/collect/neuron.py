@@ -51,7 +51,7 @@ def parse(text: str, file: str) -> list[Record]:
                 records += _records(report, file, offset)
         offset += len(line.encode())
     if bad or not records:
-        reason = f"{bad} lines are no report of neuron-monitor" if bad else "no NeuronCore is in use"
+        reason = f"{bad} lines are not reports of neuron-monitor" if bad else "no NeuronCore is in use"
         records.append(missing(file, f"{file}: {reason}"))
     return records
 

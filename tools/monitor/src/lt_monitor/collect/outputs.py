@@ -56,7 +56,7 @@ class Output:
                 file.seek(begin)
                 lines = file.read().split(b"\n")
         except OSError as error:
-            warn(f"standard output cannot be read ({error.strerror}): events of a killed scrape may be in it twice")
+            warn(f"standard output cannot be read ({error.strerror}): events of a scrape that was killed may be in it twice")
             return
         self._unfinished = lines.pop()
         self._written.update(line for line in lines if line)

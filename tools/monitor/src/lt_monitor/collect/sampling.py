@@ -35,7 +35,7 @@ def fault(file: str, name: str, severity: str, message: str, offset: int = 0, **
 
 
 def missing(file: str, message: str) -> Record:
-    """What could not be sampled: said to people on stderr, and as a note to whoever reads the events."""
+    """What could not be sampled: reported on stderr, and as a note event."""
     note(message)
     return record("note", file, node=machine_name(), note="missing", message=message[:MESSAGE_CHARACTERS])
 

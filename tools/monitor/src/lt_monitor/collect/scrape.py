@@ -131,7 +131,7 @@ def _finish_rotated(path: str, earlier: SavedLogOffset, offsets: LogOffsets, out
                     _read_on(shown, log_files.run_name(path), log, log_offset, output)
                     offsets.new[sibling] = log_offset
                 return
-    note(f"{log_files.printable(path)}: another log is there now, read from its beginning")
+    note(f"{log_files.printable(path)}: was replaced by another log, which is read from its beginning")
 
 
 def _tell_replaced(path: str, earlier: SavedLogOffset, output: Sink) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
+from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser, ParsedBlock
 from lt_shared import storage
@@ -137,7 +138,7 @@ def _open(path: str) -> IO[bytes]:
 
 
 def warn_of_no_text(begin: bytes, path: str) -> None:
-    """Say what a log is that begins like no text, and how it is read. It is no error: patterns may match rotated logs too."""
+    """Warn about a log that is compressed or UTF-16, and say how to read it. No error: patterns may match rotated logs too."""
     for magic, (name, program) in _NO_TEXT.items():
         if begin.startswith(magic):
             shown = printable(path)
@@ -146,4 +147,4 @@ def warn_of_no_text(begin: bytes, path: str) -> None:
 
 def warn_of_malformed(parser: LogParser, path: str) -> None:
     if parser.malformed:
-        warn(f"{printable(path)}: {parser.malformed} lines begin like events but are none, the first {parser.first_malformed}")
+        warn(f"{printable(path)}: {counted(parser.malformed, 'malformed event record')}, the first {parser.first_malformed}")

@@ -1,6 +1,6 @@
 """`lt-monitor rules`: alerting rules of Prometheus for the metrics that `lt-monitor prom` writes.
 
-They are the rules of `lt-monitor alert` as far as metrics can tell; causes (which rank, which Xid) are in the log only. A test
+They are those rules of `lt-monitor alert` that metrics suffice for; causes (which rank, which Xid) are in the log only. A test
 runs them with `promtool test rules`.
 """
 
@@ -25,7 +25,7 @@ ALERTS = (
         "LtMonitorStale",
         "time() - lt_monitor_last_run_timestamp_seconds > 900",
         "warning",
-        "lt-monitor has not looked at the logs for {{ $value | humanizeDuration }}",
+        "lt-monitor has not read the logs for {{ $value | humanizeDuration }}",
     ),
     Alert(
         "LtTrainHang",

@@ -34,7 +34,7 @@ class Known:
     def of(cls, model: str | None, seq_length: int | None, gpus: int | None, gpu: str | None) -> Self:
         """From the options of the command line. Raises UsageError for a model or a GPU that is not known."""
         if gpu is not None and math.isnan(peak_flops.peak_flops(gpu, peak_flops.HALF)):
-            raise UsageError(f"--gpu {gpu}: its peak is not known", f"known are {', '.join(peak_flops.PEAKS)}")
+            raise UsageError(f"--gpu {gpu}: its peak FLOP/s are not known", f"known GPUs are {', '.join(peak_flops.PEAKS)}")
         return cls(presets.preset(model) if model else None, seq_length, gpus, gpu)
 
 

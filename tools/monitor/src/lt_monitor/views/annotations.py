@@ -1,4 +1,4 @@
-"""What happened to a run and at which step: the restarts, faults and losses without a number that pictures mark.
+"""What happened to a run and at which step: restarts, faults and NaN losses, as plots and the report annotate them.
 
 Log lines of faults carry no step. A fault is put at the last step that its attempt had logged by then: by the times of the lines,
 else by the steps that events before it name, else at the end of its attempt, where most faults are.
@@ -54,9 +54,9 @@ def _restarts(run: Run) -> list[Annotation]:
     for attempt in run.attempts:
         step = attempt.resumed_at if attempt.resumed_at is not None else attempt.first_step
         if step is not None and (attempt.number > 1 or attempt.resumed_at):
-            again = f", {counted(highest - step, 'step')} done again" if highest > step else ""
+            again = f", {counted(highest - step, 'step')} repeated" if highest > step else ""
             found.append(
-                Annotation("restart", step, max(step, highest), f"attempt {attempt.number} went on from step {step:,}{again}")
+                Annotation("restart", step, max(step, highest), f"attempt {attempt.number} resumed from step {step:,}{again}")
             )
         highest = max(highest if step is None else min(highest, step), attempt.last_step or 0)
     return found

@@ -1,4 +1,4 @@
-"""`lt-monitor diff`: do two runs say the same at the same steps? The gate after a conversion or an upgrade.
+"""`lt-monitor diff`: whether two runs have the same values at the same steps. A check after a conversion or an upgrade.
 
 Values are compared where both logs have the step: |a - b| <= tolerance * max(|a|, |b|). Runs part at the first step where a value
 is further away, or is a number in one log only. A tolerance of 0 asks for the same digits. How many steps differ matters less

@@ -1,4 +1,4 @@
-"""`lt-monitor goodput`: how much of the time a run had was spent on training that counted, and where the rest went.
+"""`lt-monitor goodput`: the share of a run's allocated time that went into steps that counted, and where the rest went.
 
 Logs of one run in several files, a job each, are joined as `runs` joins them. Without times in the lines only what lies within
 steps is known: compilation, slow steps, and work that was done again.
@@ -19,7 +19,7 @@ from lt_monitor.runs.run_state import RunState, positive, state_of
 from lt_monitor.runs.time_accounting import Account
 from lt_shared.console import BadData, warn
 
-NO_TIMES = "the lines of this log have no times: only what lies within steps is known"
+NO_TIMES = "the lines of this log have no times: only losses within steps are known"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Goodput:
 
 
 def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gpus: int | None = None) -> list[Goodput]:
-    """The goodput of each run in the logs. `gpus` is for logs that do not tell how many there were.
+    """The goodput of each run in the logs. `gpus` is for logs that do not show how many there were.
 
     Raises NoInput when a log is missing, BadData when no log has a training step.
     """
@@ -71,7 +71,7 @@ def goodput(patterns: Sequence[str], price_per_gpu_hour: float | None = None, gp
 
 
 def _joined(runs: Sequence[RunState]) -> list[list[RunState]]:
-    """Jobs that logged into a file each and went on from each other's checkpoints are one run."""
+    """Jobs with a log file each that resumed from each other's checkpoints are one run."""
     jobs = [
         Job(
             checkpoint_directory([run.arguments.get("save"), run.checkpoint.get("path")]),
@@ -95,7 +95,7 @@ def _goodput(group: Sequence[RunState], price: float | None, gpus: int | None) -
         cost = round(account.allocated_seconds / 3600 * gpus * price, 2)
         lost_cost = round((account.allocated_seconds - account.productive_seconds) / 3600 * gpus * price, 2)
     elif price is not None:
-        warn(f"{printable(group[0].run)}: the log does not tell how many GPUs there were; --gpus says it")
+        warn(f"{printable(group[0].run)}: the log does not show the number of GPUs; set it with --gpus")
     return Goodput(group[0].run, account, gpus, cost, lost_cost)
 
 
@@ -114,7 +114,7 @@ def _block(one: Goodput) -> str:
         lines.append(f"  {name:<12} {duration(seconds):>9} {part}".rstrip())
     if account.lost_seconds["queue"] >= 0.5:
         lines.append(f"  {'queue':<12} {duration(account.lost_seconds['queue']):>9}")
-    lines.append(f"  {counted(account.restarts, 'restart')}, {counted(account.lost_steps, 'step')} done again")
+    lines.append(f"  {counted(account.restarts, 'restart')}, {counted(account.lost_steps, 'step')} repeated")
     if one.cost is not None:
         lines.append(f"  cost {one.cost:,.2f} for {one.gpus} GPUs, of which {one.lost_cost:,.2f} were lost")
     if not account.has_times:

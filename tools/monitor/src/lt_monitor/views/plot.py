@@ -42,7 +42,7 @@ def plot(patterns: Sequence[str], output: str | None, known: Known, references: 
     runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
     runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()]
     if not runs:
-        raise BadData("no step has a loss", "all steps were skipped or not a number")
+        raise BadData("no step has a loss", "all steps were skipped or their loss was NaN")
     names = short_names([run.name for run in runs])
     if output is None:
         print("\n\n".join(sparklines.of_run(run, name, known) for run, name in zip(runs, names, strict=True)))
@@ -60,11 +60,11 @@ def plot(patterns: Sequence[str], output: str | None, known: Known, references: 
 def _format(output: str) -> str:
     if output == STANDARD_INPUT:
         if sys.stdout.isatty():
-            raise UsageError("-: a PNG is nothing for a terminal", "redirect it, write to a file, or leave out -o for sparklines")
+            raise UsageError("-: a terminal cannot show a PNG", "redirect it, write to a file, or leave out -o for sparklines")
         return "png"
     form = os.path.splitext(output)[1].lower().removeprefix(".")
     if form not in FORMATS:
-        raise UsageError(f"{output}: not a kind of picture that is known here", "end the name in .png, .svg or .html")
+        raise UsageError(f"{output}: not a known image format", "end the name in .png, .svg or .html")
     return form
 
 

@@ -17,7 +17,7 @@ FAULT_ROWS = 100
 OPEN_ARGUMENTS = 12
 MESSAGE_CHARACTERS = 300
 
-SHORT_CELLS = ("Attempt", "Began", "Lasted", "Steps", "Done again", "Cause", "Step", "When", "MFU", "Left")
+SHORT_CELLS = ("Attempt", "Began", "Lasted", "Steps", "Repeated", "Cause", "Step", "When", "MFU", "Left")
 SHORT = ' class="short"'
 
 Cell = tuple[str, str]
@@ -45,7 +45,7 @@ def main_fault(summary: Summary) -> str:
     """What went wrong in one box, above everything else."""
     if summary.fault is None:
         return ""
-    cause = {"root": "Root cause", "cascade": "Follows from another fault", "unknown": "Fault"}[summary.fault["cause"]]
+    cause = {"root": "Root cause", "cascade": "Consequence of another fault", "unknown": "Fault"}[summary.fault["cause"]]
     message = escape(printable(summary.fault["message"], MESSAGE_CHARACTERS))
     return (
         f'<section class="card alarm"><h2><span class="badge root">{cause}</span> '
@@ -62,10 +62,10 @@ def tiles(summary: Summary) -> str:
         _tile("MFU", _number(summary.mfu, ".1%"), _gpu_note(summary)),
         _tile("Tokens seen", _compact(summary.consumed_tokens), _tokens_note(summary)),
         _tile(
-            "Restarts", f"{summary.restarts:,}", f"{counted(summary.lost_steps, 'step')} done again" if summary.lost_steps else ""
+            "Restarts", f"{summary.restarts:,}", f"{counted(summary.lost_steps, 'step')} repeated" if summary.lost_steps else ""
         ),
         _tile("Last checkpoint", _number(summary.checkpoint_step, ",d"), _path_note(summary)),
-        _tile("Faults", f"{summary.faults:,}", "without those that follow from others" if summary.faults else ""),
+        _tile("Faults", f"{summary.faults:,}", "without consequences of others" if summary.faults else ""),
     ]
     return f'<dl class="tiles card">{"".join(cells)}</dl>'
 
@@ -154,7 +154,7 @@ def legend(runs: Sequence[Run], references: bool) -> str:
         (
             any(run.restarts for run in runs),
             '<circle class="restart-mark" cx="9" cy="6" r="4.6"/>',
-            "restart, shaded: done again",
+            "restart, shaded: repeated steps",
         ),
         (any(run.of_kind("fault") for run in runs), '<path class="fault-mark" d="M9,0l6,6l-6,6l-6,-6z"/>', "fault"),
         (True, '<path class="beyond" d="M4.500,9h9l-4.500,-6z"/>', "beyond the panel"),
@@ -177,7 +177,7 @@ def attempts(runs: Sequence[Run], names: Sequence[str]) -> str:
         for attempt in run.attempts:
             row = [("Run", escape(printable(name)))] if len(runs) > 1 else []
             row += [("Attempt", str(attempt.number)), ("Began", _time(attempt.begin_time)), ("Lasted", _lasted(attempt))]
-            row += [("Steps", _steps(attempt)), ("Done again", f"{attempt.lost_steps:,}" if attempt.lost_steps else "")]
+            row += [("Steps", _steps(attempt)), ("Repeated", f"{attempt.lost_steps:,}" if attempt.lost_steps else "")]
             rows.append([*row, ("End", escape(_end(attempt)))])
     return f'<section class="card"><h2>Attempts</h2>{_table(rows)}</section>'
 

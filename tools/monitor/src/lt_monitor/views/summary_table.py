@@ -115,7 +115,7 @@ def duration(seconds: float) -> str:
 
 
 def _restarts(summary: Summary) -> str:
-    return f"{summary.restarts:,}" + (f", {counted(summary.lost_steps, 'step')} done again" if summary.lost_steps else "")
+    return f"{summary.restarts:,}" + (f", {counted(summary.lost_steps, 'step')} repeated" if summary.lost_steps else "")
 
 
 def _checkpoint(summary: Summary) -> str:

@@ -74,7 +74,7 @@ def watch(patterns: Sequence[str], known: Known, interval_seconds: float) -> Non
     Raises: UsageError without a terminal or for standard input; NoInput and BadData when the first look finds nothing to show.
     """
     if STANDARD_INPUT in patterns:
-        raise UsageError("watch reads logs again and again, and standard input only once", "write it to a file first")
+        raise UsageError("watch reads logs repeatedly, and standard input can be read only once", "write it to a file first")
     if not sys.stdout.isatty():
         raise UsageError("watch needs a terminal", "use lt-monitor summarize for a file or a pipe")
     from rich.console import Console
