@@ -8,7 +8,7 @@ import sentencepiece
 import zstandard
 from transformers import AutoTokenizer
 
-from lt_convert.tokenizers import sentencepiece_conversion, tokenizer_json
+from lt_convert.tokenizers import huggingface_tokenizer, sentencepiece_conversion
 from lt_shared import tokenizer_files
 from lt_shared.console import BadData
 
@@ -37,7 +37,7 @@ def test_encodes_as_the_library(options: dict[str, Any], texts: list[str], tmp_p
         **options,
     )
     stock = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
-    ids = tokenizer_json.write(tokenizer_files.find(tmp_path / "tokenizer.model"), tmp_path / "out", 512, 200_000)
+    ids = huggingface_tokenizer.write(tokenizer_files.find(tmp_path / "tokenizer.model"), tmp_path / "out", 512, 200_000)
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in texts:
         expected = stock.encode(text)

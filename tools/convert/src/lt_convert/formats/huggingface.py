@@ -180,7 +180,9 @@ def outputs(target: Target) -> list[OutputFile]:
             sizes = (architecture.max_position_embeddings, architecture.vocab_size)
             special = huggingface_tokenizer.write(target.source.tokenizer, Path(directory), *sizes)
             written = {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
-    special, written[huggingface_tokenizer.GENERATION] = _special_ids(target.source, special, written.get(huggingface_tokenizer.GENERATION))
+    special, written[huggingface_tokenizer.GENERATION] = _special_ids(
+        target.source, special, written.get(huggingface_tokenizer.GENERATION)
+    )
     made += [OutputFile(name, (content,)) for name, content in written.items()]
     dtype = next(iter(tensors.values())).dtype
     return [*made, OutputFile(CONFIG, (_json(huggingface.to_config(architecture, dtype) | special),))]

@@ -1,4 +1,4 @@
-"""The tokenizer that belongs to a checkpoint; from a remote store its few files are fetched first."""
+"""Find the tokenizer of a checkpoint; from a remote store its few files are copied to a temporary directory first."""
 
 import atexit
 import json
@@ -20,18 +20,18 @@ SUFFIXES = (".json", ".model", ".txt", ".tiktoken", ".bpe", ".py")
 
 
 def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
-    """The tokenizer in a model's own directory. After a conversion it is the original one, not what was made of it."""
-    place = _local(directory)
-    record = place / Checksums.RECORD
+    """The tokenizer in a model's own directory; after a conversion the original files, not the tokenizer.json made of them."""
+    local_directory = _local(directory)
+    record = local_directory / Checksums.RECORD
     original = ""
     if record.is_file():
         try:
             original = json.loads(record.read_bytes()).get("tokenizer_file") or ""
             if original == ".." or Path(original).name != original:
-                raise ValueError("tokenizer_file is no name of a file beside it")
+                raise ValueError("tokenizer_file is not the name of a file beside it")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise BadData(f"{directory}/{Checksums.RECORD}: malformed: {error}", "delete the file") from None
-    return _find(place / original)
+    return _find(local_directory / original)
 
 
 def of_run(run: str, saved: Tokenizer | None) -> TokenizerFiles | None:
@@ -57,18 +57,18 @@ def outputs(tokenizer: TokenizerFiles | None) -> list[OutputFile]:
 
 
 def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | None:
-    """What a checkpoint at `destination` says about the tokenizer whose `outputs` lie beside it."""
+    """The tokenizer as recorded in a checkpoint at `destination`, where its `outputs` are written beside it."""
     if tokenizer is None:
         return None
-    place = absolute(f"{destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}")
-    return Tokenizer(tokenizer.name, tokenizer.sha256(), place)
+    path = absolute(f"{destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}")
+    return Tokenizer(tokenizer.name, tokenizer.sha256(), path)
 
 
-def _find(place: Path) -> TokenizerFiles | None:
-    if not place.exists():
+def _find(path: Path) -> TokenizerFiles | None:
+    if not path.exists():
         return None
     try:
-        return tokenizer_files.find(place)
+        return tokenizer_files.find(path)
     except NoInput:
         return None
 
@@ -77,11 +77,11 @@ def _local(directory: str) -> Path:
     """The directory, or a copy of what may be a tokenizer in a remote one."""
     if not storage.is_remote(directory):
         return Path(directory)
-    copy = Path(tempfile.mkdtemp(prefix="lt-convert-"))
-    atexit.register(shutil.rmtree, copy, ignore_errors=True)
-    place = copy / directory.rstrip("/").rsplit("/", 1)[-1]
-    place.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="lt-convert-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    copy = temporary / directory.rstrip("/").rsplit("/", 1)[-1]
+    copy.mkdir()
     for name, size in storage.sizes_below(directory).items():
         if "/" not in name and name.endswith(SUFFIXES) and size <= MAXIMUM_BYTES and not name.endswith(".index.json"):
-            (place / name).write_bytes(storage.read_bytes(f"{directory}/{name}"))
-    return place
+            (copy / name).write_bytes(storage.read_bytes(f"{directory}/{name}"))
+    return copy

@@ -1,7 +1,8 @@
-"""Give a Hugging Face directory the tokenizer that `AutoTokenizer.from_pretrained` loads.
+"""Write the tokenizer of a Hugging Face directory, as `AutoTokenizer.from_pretrained` loads it.
 
-The original files are copied unchanged, so that the way back finds the tokenizer with the same hash. transformers reads only
-`tokenizer.json` without further packages: for GPT-2, Llama 3's tiktoken file and Tekken it is made here.
+The original files are copied unchanged, so that a conversion back finds the tokenizer with the same hash. Without further
+packages, transformers reads only `tokenizer.json`: it is made here from GPT-2's files, Llama 3's tiktoken file, Tekken and
+SentencePiece.
 """
 
 import base64
@@ -31,8 +32,8 @@ LLAMA3_PATTERN = (
 def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
     """Copy the files, add what transformers needs, and return the ids of the special tokens that the files name.
 
-    `bos_token_id` and `eos_token_id` are there always, None where unknown. Warns of tokens that a model with `vocab_size` tokens
-    does not have.
+    `bos_token_id` and `eos_token_id` are always among them, None where unknown. Warns if ids reach beyond the `vocab_size` tokens
+    of the model.
     """
     files.copy_to(directory)
     if files.kind == "gpt2":
@@ -51,7 +52,7 @@ def write(files: TokenizerFiles, directory: Path, maximum_length: int, vocab_siz
 
 
 def check_ids(ids: Mapping[str, Any], vocab_size: int, origin: str) -> dict[str, Any]:
-    """`ids`, None instead of those that no token of the vocabulary has; `origin` says where they were, for the warning."""
+    """`ids`, with None for those outside the vocabulary; the warning names `origin`, the file they come from."""
     checked = dict(ids)
     for name, value in ids.items():
         values = value if isinstance(value, list) and value else [value]
@@ -62,7 +63,7 @@ def check_ids(ids: Mapping[str, Any], vocab_size: int, origin: str) -> dict[str,
 
 
 def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str, Any]:
-    """Write the configuration files that are not there, from the special tokens that are."""
+    """Write the configuration files that are missing, from the special tokens of the tokenizer; returns their ids."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
@@ -119,7 +120,7 @@ def _gpt2(files: TokenizerFiles) -> Any:
 
 
 def _llama3(path: Path) -> Any:
-    """Llama 3's tokenizer: any two neighbours whose bytes together are a token may merge, the lowest rank first."""
+    """Llama 3's tokenizer: any two adjacent tokens whose bytes together are a token may merge, the lowest rank first."""
     from tokenizers import AddedToken, processors
 
     ranks = _read_ranks(path)
@@ -135,7 +136,7 @@ def _llama3(path: Path) -> Any:
 
 
 def _tekken(path: Path) -> Any:
-    """Mistral's tokenizer; transformers is to put the begin of text before it, as for its own conversions."""
+    """Mistral's tokenizer; transformers adds the begin-of-text token to each text, as in its own conversions."""
     from tokenizers import AddedToken, processors
 
     found = tekken.read(path)
@@ -151,7 +152,7 @@ def _tekken(path: Path) -> Any:
 
 
 def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) -> Any:
-    """A tokenizer of ranks that are ids; `special` tokens have ids among them."""
+    """A byte-level BPE tokenizer whose ranks are its ids; `special` tokens have ids too."""
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 

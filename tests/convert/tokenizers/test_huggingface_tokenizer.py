@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
-from lt_convert.tokenizers import tokenizer_json
+from lt_convert.tokenizers import huggingface_tokenizer
 from lt_shared import checkpoint_layout, huggingface, llama3, tokenizer_files
 from lt_shared.architecture import Architecture
 from lt_shared.byte_symbols import BYTE_OF_SYMBOL
@@ -75,11 +75,11 @@ def test_another_tokenizer_in_its_place_is_refused(run: Path, tmp_path: Path) ->
 
 def test_tokenizer_json_is_kept_as_it_is(tmp_path: Path) -> None:
     made = tmp_path / "made"
-    tokenizer_json.write(tokenizer_files.find(GPT2), made, 512, VOCABULARY)
+    huggingface_tokenizer.write(tokenizer_files.find(GPT2), made, 512, VOCABULARY)
     (made / "vocab.json").unlink()
     configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": {"content": "!"}, "chat_template": "x"}
     (made / "tokenizer_config.json").write_text(json.dumps(configuration))
-    ids = tokenizer_json.write(tokenizer_files.find(made), tmp_path / "out", 512, VOCABULARY)
+    ids = huggingface_tokenizer.write(tokenizer_files.find(made), tmp_path / "out", 512, VOCABULARY)
     assert ids == {"bos_token_id": 2047, "eos_token_id": 0}
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (made / name).read_bytes()
@@ -92,11 +92,13 @@ def test_llama3_file_encodes_as_tiktoken_does(tmp_path: Path, monkeypatch: pytes
     }
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(ranks.items(), key=lambda item: item[1])]
     (tmp_path / "tokenizer.model").write_text("".join(lines))
-    monkeypatch.setattr(tokenizer_json, "LLAMA3_RANKS", len(ranks))
+    monkeypatch.setattr(huggingface_tokenizer, "LLAMA3_RANKS", len(ranks))
     names = llama3.special_tokens()
     special = {name: len(ranks) + index for index, name in enumerate(names)}
-    stock = tiktoken.Encoding("llama3", pat_str=tokenizer_json.LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-    ids = tokenizer_json.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512, VOCABULARY)
+    stock = tiktoken.Encoding(
+        "llama3", pat_str=huggingface_tokenizer.LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special
+    )
+    ids = huggingface_tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512, VOCABULARY)
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in TEXTS:
         assert found(text).input_ids == [special["<|begin_of_text|>"], *stock.encode_ordinary(text)]
@@ -113,7 +115,7 @@ def test_tekken_encodes_as_tiktoken_does(tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
     ranks = {token: rank for rank, token in enumerate(tokens)}
     stock = tiktoken.Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    ids = tokenizer_json.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512, VOCABULARY)
+    ids = huggingface_tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512, VOCABULARY)
     found = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*TEXTS, "the aaa bathe"]:
         assert found(text).input_ids == [1, *(20 + number for number in stock.encode_ordinary(text))]
@@ -133,7 +135,7 @@ def test_special_tokens_of_llama3_have_their_published_ids() -> None:
 def test_other_tiktoken_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_text("YQ== 0\n")
     with pytest.raises(BadData, match="only Llama 3's"):
-        tokenizer_json.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512, VOCABULARY)
+        huggingface_tokenizer.write(tokenizer_files.find(tmp_path), tmp_path / "out", 512, VOCABULARY)
 
 
 @pytest.fixture
@@ -213,7 +215,7 @@ def test_malformed_generation_settings(model: Path, tmp_path: Path) -> None:
 
 def test_a_token_that_the_configuration_denies_is_not_guessed(tmp_path: Path) -> None:
     made = tmp_path / "made"
-    tokenizer_json.write(tokenizer_files.find(GPT2), made, 512, VOCABULARY)
+    huggingface_tokenizer.write(tokenizer_files.find(GPT2), made, 512, VOCABULARY)
     edit(made / "tokenizer_config.json", {"bos_token": None, "pad_token": {"content": "!"}})
-    found = tokenizer_json.write(tokenizer_files.find(made), tmp_path / "out", 512, VOCABULARY)
+    found = huggingface_tokenizer.write(tokenizer_files.find(made), tmp_path / "out", 512, VOCABULARY)
     assert found == {"bos_token_id": None, "eos_token_id": 2047, "pad_token_id": 0}
