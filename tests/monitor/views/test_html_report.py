@@ -122,7 +122,7 @@ def test_the_curves_have_the_steps_of_the_run_and_its_marks() -> None:
     numbers, losses = run.steps.finite("loss")
     assert drawn["loss"]["raw"] == {"steps": numbers.tolist(), "values": pytest.approx(losses.tolist(), rel=1e-4)}
     assert len(drawn["loss"]["smooth"]["steps"]) == len(numbers)
-    assert [mark["kind"] for mark in drawn["marks"]] == ["restart", "fault", "nan", "fault", "restart", "fault"]
+    assert [annotation["kind"] for annotation in drawn["annotations"]] == ["restart", "fault", "nan", "fault", "restart", "fault"]
     assert drawn["checkpoints"] == [50, 100, 150, 200, 250, 300, 350, 400]
     assert len(drawn["validation"]) == 8
 

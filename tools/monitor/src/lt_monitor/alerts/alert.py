@@ -81,7 +81,7 @@ class AlertPass:
         self._found: dict[tuple[str, str], Finding] = {}
         for state in runs.values():
             if state.attempt.last_step is None and not state.arguments:
-                # What a log without training said in earlier passes, such as a system log, was reported then.
+                # Faults in a log without training, such as a system log, were reported in the pass that read them.
                 state.faults = []
 
     def take(self, record: Record) -> None:
@@ -89,7 +89,7 @@ class AlertPass:
         if state.faults and record["kind"] in ("step", "start", "load"):
             self._add(failure_causes.failure_findings(state))
         if state.take(record, self._now):
-            # Of an episode the first record tells when it began; a failure is told with all that followed.
+            # An episode is reported by its first record, a failure with all that followed it.
             self._add(rules.on_record(state, record, self._limits), newer=False)
 
     def findings(self) -> list[Finding]:
@@ -156,7 +156,7 @@ def _problem(directory: Path, step: int) -> str | None:
 
 
 def _blind(state: CommandState, limits: Thresholds, now: float) -> Iterable[Finding]:
-    """Logs that tell nothing of training are not a sign that all is well, once the trainer has had time to start."""
+    """A finding when the logs have no training events although the trainer has had time to start."""
     if any(run.step_lines or run.arguments for run in state.runs.values()) or not limits.is_enabled("blind"):
         return
     logs = [path for path in log_files.expand(state.patterns) if os.path.isfile(path)]

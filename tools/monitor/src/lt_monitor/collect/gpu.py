@@ -74,7 +74,7 @@ def _ask(fields: list[str]) -> str:
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """One record a GPU, and a fault for each that is lost. Lines that are neither are said, and so is no GPU at all."""
+    """One record a GPU, and a fault for each that is lost. Other lines are reported, and so is an output without a GPU."""
     records: list[Record] = []
     strange: list[str] = []
     columns: list[str] | None = None

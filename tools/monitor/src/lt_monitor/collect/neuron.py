@@ -39,7 +39,7 @@ def _ask() -> str:
 
 
 def parse(text: str, file: str) -> list[Record]:
-    """The records of all reports in `text`; lines that are no report are counted and said."""
+    """The records of all reports in `text`; lines that are not reports are counted and reported."""
     records: list[Record] = []
     offset = bad = 0
     for line in text.splitlines(keepends=True):

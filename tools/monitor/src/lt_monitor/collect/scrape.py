@@ -25,7 +25,7 @@ FOLLOW_SECONDS = 1.0
 
 
 def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow: bool = False) -> None:
-    """Write the events of all logs to `stream`, with a file at `state` only the new ones; with `follow` go on until interrupted.
+    """Write the events of all logs to `stream`, with a file at `state` only the new ones; with `follow` until interrupted.
 
     Raises: NoInput when a log is missing, before anything is written; UsageError for a log without offsets when there is a state;
     BadData when the state file is not one; TryAgain when another scrape holds it; BrokenPipeError when nobody reads `stream`.
@@ -137,7 +137,7 @@ def _finish_rotated(path: str, earlier: SavedLogOffset, offsets: LogOffsets, out
 def _tell_replaced(path: str, earlier: SavedLogOffset, output: Sink) -> None:
     """An event before those of the new log: two logs may begin alike, and its reader must not take one for a repetition.
 
-    What was read of the log before tells this event from that of another replacement, but not from its own repetition.
+    The fields identify the earlier log, so two replacements differ, and a repetition of this event is recognised.
     """
     item = {
         "v": records.VERSION,

@@ -1,7 +1,7 @@
 """What an alert says: one finding a line, once.
 
-A finding is about a run and a rule; its key tells whether it is news. Text in it comes from logs, which anybody may have written:
-`display.printable` leaves nothing in it that a terminal would obey.
+A finding is about a run and a rule; a key that is not in the state file makes it a new one. Its text comes from logs, which are
+untrusted: `escaping.printable` escapes everything that a terminal would interpret.
 """
 
 import dataclasses

@@ -100,7 +100,7 @@ class Dumps:
                     self.arguments[name] = value
 
     def read_timers(self, lines: Iterator[Line]) -> tuple[int, Record] | None:
-        """Take timers to the first line that is none, and return the whole table; None when it may go on."""
+        """Take timers to the first line that is none, and return the whole table; None when it may continue."""
         assert self.timers is not None
         for line in lines:
             match = _TIMER.match(line.text, line.body)

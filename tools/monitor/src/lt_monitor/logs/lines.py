@@ -12,7 +12,7 @@ import sys
 from lt_monitor.logs.fields import RANK, TASK, TIME, Value, read_time
 
 _CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
-# Where the ESC was lost on the way, only known text behind it tells that this was a colour.
+# Where the ESC was lost on the way, only known text after it shows that this was a colour.
 _LOST_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m(?:validate )?(?:step|loss):")
 _COLOUR_WITHOUT_ESCAPE = re.compile(rb"\[(?:\d{1,3};?){1,8}m")
 _PREFIX = re.compile(

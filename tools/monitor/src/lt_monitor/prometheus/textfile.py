@@ -22,7 +22,7 @@ MODE = 0o644
 
 
 def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | None = None, known: Known | None = None) -> None:
-    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `known` is for what they do not tell.
+    """Write the metrics of the runs in the logs to the file `output`, or to stdout for `-`; `known` is for what they do not show.
 
     Raises: UsageError for a name that the collector does not read, what `CommandState.open` and `storage.publish` raise.
     """

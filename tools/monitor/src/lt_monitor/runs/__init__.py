@@ -1,5 +1,5 @@
 """Event records in, runs out: attempts and their steps, where the time went, how fast it was, why it failed.
 
-`assembly` builds whole runs for the views; `run_state` takes records one at a time, for alerts and metrics that go on from a
+`run_loader` builds whole runs for the views; `run_state` takes records one at a time, for alerts and metrics that continue from a
 state file.
 """

@@ -1,8 +1,8 @@
-"""Where an attempt begins and from which step it went on: decided here alone, for whole logs and for records one at a time.
+"""Where an attempt begins and from which step it resumed: decided only here, for whole logs and for records one at a time.
 
 An attempt begins where the trainer starts, where a checkpoint is loaded after steps, or where the steps of one process go back.
-Most logs say which step the trainer went on from. Where one does not, it is the last checkpoint within a log interval before the
-first step line, or else that line's interval is taken to begin where it went on.
+Most logs show the step from which the trainer resumed. If one does not, it is taken to be the last checkpoint within a log
+interval before the first step line, or else the beginning of that line's interval.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -14,7 +14,7 @@ Stream = TypeVar("Stream", bound=Hashable)
 
 
 def begins_attempt(record: Record, stream: Stream, last_steps: Mapping[Stream, int], started: Collection[str]) -> bool:
-    """Whether `record`, told by the process `stream`, belongs to another attempt than what its log said before.
+    """Whether `record`, printed by the process `stream`, begins a new attempt in its log.
 
     `last_steps` is the last step of each process in the present attempt, `started` what `start_key` gave for its starts.
     """
@@ -26,12 +26,12 @@ def begins_attempt(record: Record, stream: Stream, last_steps: Mapping[Stream, i
 
 
 def start_key(record: Record, stream: Hashable) -> str:
-    """What a start tells: a trainer may tell of it in several lines, each with other things in it, and each once."""
+    """What identifies a start line: a trainer may print several for one start, each with other arguments and each once."""
     return f"{stream} {' '.join(sorted(record['arguments']))} {bool(record.get('first_step'))}"
 
 
 def log_interval(argument: int | None, own: int | None, earlier: Iterable[int | None]) -> int:
-    """Steps that a line stands for: as the arguments say, as between the attempt's first two lines, or as in earlier attempts."""
+    """Steps per step line: of the arguments, else between the attempt's first two lines, else of earlier attempts."""
     known = [interval for interval in (*earlier, own, argument) if interval and interval > 0]
     return known[-1] if known else 1
 
@@ -44,7 +44,7 @@ def interval_begin(first_step: int, interval: int, resumed_at: int | None = None
 
 
 def guessed_resume(first_step: int, interval: int, saved: Iterable[int], is_first: bool) -> int | None:
-    """The step that an attempt went on from which does not say so; None where the first attempt of a log may be a later one.
+    """Step from which an attempt probably resumed, if its log does not show it; None if the first attempt may be a later one.
 
     `saved` are the steps of the checkpoints of earlier attempts.
     """

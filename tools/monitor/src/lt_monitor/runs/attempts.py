@@ -1,7 +1,7 @@
 """Runs and their attempts: what happened when, and which steps were done again. `run_loader.read` makes them from logs.
 
-A job that dies after its last checkpoint repeats steps when it is resumed. Each step counts once in an attempt, and in the run
-the latest attempt that reached it wins. What an attempt did after the step from which a later one went on is lost work.
+A job that dies after its last checkpoint repeats steps when it is resumed. Each step counts once in an attempt; in the run that
+of the latest attempt counts. Steps of an attempt after the step from which a later attempt resumed are lost work.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from lt_monitor.events.steps import Steps
 
 @dataclasses.dataclass
 class Attempt:
-    """One life of the trainer. `number` counts from 1; `events` are all its records but the steps, as they were written.
+    """The trainer from one start to its end. `number` counts from 1; `events` are all records but the steps, in the log's order.
 
-    `resumed_at` is the step of the checkpoint it went on from: 0 from scratch, None when the log does not tell. `lost_steps`
-    counts steps that it did and that a later attempt did again. `begin_time` and `end_time` are the first and the last time in
+    `resumed_at` is the step of the checkpoint it resumed from: 0 from scratch, None when the log does not show it. `lost_steps`
+    counts steps that a later attempt repeated. `begin_time` and `end_time` are the first and the last time in
     its lines, seconds since 1970, None when the lines have no times.
     """
 
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """How often the run went on or began again; an attempt that nothing came before is none."""
+        """How often the run was restarted or resumed; a first attempt from scratch does not count."""
         return len(self.attempts) - 1 + bool(self.attempts and self.attempts[0].resumed_at)
 
     @property

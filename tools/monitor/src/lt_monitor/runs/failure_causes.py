@@ -71,18 +71,18 @@ def _finding(state: RunState, group: Sequence[Record]) -> Finding:
             message = f"first suspect {ranks_text(suspects)}: {why}; {message}"
     elif where:
         message = f"{where}: {message}"
-    # Without steps to tell one failure from the next, the line does.
-    where_in_run = step if step is not None or state.arguments else f"{first['src']['file']}:{first['src'].get('offset')}"
-    key = f"{name}:{first.get('xid', '')}:{len(state.attempts)}:{where_in_run}"
+    # Without steps, the line distinguishes one failure from the next.
+    identity = step if step is not None or state.arguments else f"{first['src']['file']}:{first['src'].get('offset')}"
+    key = f"{name}:{first.get('xid', '')}:{len(state.attempts)}:{identity}"
     return Finding(name, worst(fault["severity"] for fault in group), state.run, key, message, fields)
 
 
 def suspect_ranks(timeouts: Iterable[Record], world_size: int | None) -> tuple[list[int], str]:
-    """The ranks that the others probably waited for, and why: those that are behind, or silent. Empty when nothing tells."""
+    """The ranks that the others probably waited for, and why: those that are behind, or silent. Empty when unknown."""
     by_rank: dict[int, Record] = {}
     for fault in timeouts:
         if type(fault.get("rank")) is int:
-            # A rank may tell in several lines, each with a part of it.
+            # A rank may report in several lines, each with a part of it.
             by_rank[fault["rank"]] = by_rank.get(fault["rank"], {}) | fault
     for field, said in (("last_completed", "last completed collective"), ("sequence", "timed out in collective")):
         numbers = {rank: fault[field] for rank, fault in by_rank.items() if type(fault.get(field)) is int}

@@ -1,4 +1,4 @@
-"""What one log tells of one run, attempt by attempt.
+"""The attempts of one run in one log.
 
 An attempt begins as `attempt_boundary` says. Several processes may print the same lines into one log: a stream is one of them (a
 task of srun, a rank of torchrun, a pod). The events of one stream are in order, those of several may not be.
@@ -72,7 +72,7 @@ class _OpenAttempt:
         self._parts: list[Steps] = []
         self._extras: list[Record] = []
         self.started: set[str] = set()
-        self._first_to_say: dict[tuple[object, ...], Stream] = {}
+        self._first_stream: dict[tuple[object, ...], Stream] = {}
         self._begin_time, self._end_time = math.inf, -math.inf
 
     def take(self, event: Record, stream: Stream) -> None:
@@ -86,9 +86,9 @@ class _OpenAttempt:
         self.events.append(event)
 
     def _is_new(self, event: Record, stream: Stream) -> bool:
-        """False for what another process has told already."""
+        """False for an event that another process printed already."""
         said = tuple(event.get(field) for field in ("kind", "step", "split", "path", "begun", "seconds"))
-        return self._first_to_say.setdefault(said, stream) == stream
+        return self._first_stream.setdefault(said, stream) == stream
 
     def take_step(self, event: Record, stream: Stream) -> None:
         self.last_steps[stream] = event["step"]
@@ -137,7 +137,7 @@ class _OpenAttempt:
         )
 
     def _resumed_at(self) -> int | None:
-        """What the log says about where it went on; None when it says nothing."""
+        """The step from which the log says that it resumed; None when it does not."""
         for event in reversed(self.events):
             if event["kind"] == "load" and event.get("step") is not None:
                 return int(event["step"])

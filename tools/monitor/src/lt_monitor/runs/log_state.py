@@ -1,8 +1,9 @@
-"""How far the records of a log were taken, and which of them come again.
+"""How far the records of a log were taken, and which records are repetitions.
 
-In `scrape | alert` each of the two has a state of its own. When the pipe breaks, scrape says the same records in its next pass,
-and alert may have taken some of them. They are known by how the pass begins: at the same offset with the same record. A log that
-was overwritten may begin like the one before, with the same arguments; its note `replaced` comes first and tells the two apart.
+In `scrape | alert` each of the two has a state file of its own. When the pipe breaks, scrape prints the same records again in
+its next pass, and alert may have taken some of them. It recognises them by the begin of the pass: the same offset with the same
+record. A log that was overwritten may begin like the earlier one, with the same arguments; its note `replaced`, which comes
+first, distinguishes them.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ from lt_monitor.events.records import Record
 class LogState:
     """How far the records of one log were taken.
 
-    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` what was said of
-    starts in this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
+    `attempt` is the index of the attempt that the log is in, `steps` the last step of each process, `started` the start lines
+    of this attempt. `head` and `batch` are offset and digest of the first record of the log and of the first one of the
     last pass, `offset` is that of the last record. A pass that begins with one of the two repeats an earlier one, which its
     reader did not finish (`repeats`), and its records up to `offset` are not taken again.
     """

@@ -125,7 +125,7 @@ def jobs_of_one_run(jobs: Sequence[Job]) -> list[list[int]]:
 
 
 def checkpoint_directory(paths: Iterable[object]) -> str | None:
-    """The first path that says where it is; relative ones do not: the log does not tell what they are relative to."""
+    """The first absolute path or URL. A log does not show what relative paths are relative to."""
     return next((path for path in paths if isinstance(path, str) and (path.startswith("/") or "://" in path)), None)
 
 
@@ -195,7 +195,7 @@ def _merged(attempts: list[Attempt], others: list[Attempt]) -> list[Attempt]:
 
 
 def _is_same(one: Attempt, other: Attempt) -> bool:
-    """Whether two logs tell of the same attempt: their times overlap, or without times their steps do and the losses agree."""
+    """Whether two logs have the same attempt: their times overlap, or without times their steps do and the losses agree."""
     if one.resumed_at is not None and other.resumed_at is not None and one.resumed_at != other.resumed_at:
         return False
     if one.begin_time is not None and other.begin_time is not None:

@@ -1,8 +1,8 @@
-"""What is known of a run after so many events, small enough to be kept between two passes of cron.
+"""The state of a run after some of its events, small enough to be kept between two runs of cron.
 
 Everything that is printed for machines (alerts, metrics, goodput) is computed from this state, so an event has to be read once
 only. The state of a run is about 10 kB, whatever its length: the recent steps, sums, the last checkpoint, the faults since the
-last step, and the totals of each attempt (`accounting`).
+last step, and the totals of each attempt (`time_accounting`).
 
 Attempts begin as `attempt_boundary` says. Logs of several ranks and several files are merged, a step counts once in an attempt.
 """
@@ -82,7 +82,7 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended in order, or did its last step."""
+        """Whether it ended normally, or did its last step."""
         step, total = self.last.get("step"), self.last.get("total_steps") or positive(self.arguments.get("train_iters"))
         return bool(self.end) or (step is not None and total is not None and step >= total)
 
@@ -92,7 +92,7 @@ class RunState:
         return self.seen if self.last_at is None else self.last_at
 
     def take(self, record: Record, now: float) -> bool:
-        """Add a record of this run. False when it tells nothing new: another rank's line, or one that was taken before."""
+        """Add a record of this run. False for a repetition: another rank's line, or a record that was taken before."""
         self.first_seen = now if self.first_seen is None else self.first_seen
         kind = record["kind"]
         if kind in ("gpu", "neuron"):
@@ -222,9 +222,9 @@ class RunState:
             self._guess_resume(totals, step)
         totals.take_step(step, record.get("step_seconds"), at, self._log_interval(totals))
         if is_second and totals.first_step is not None:
-            # Two lines tell how often the trainer logs, and so for how many steps the first one stood.
+            # The distance of two lines is the log interval, which is also how many steps the first line covers.
             self._guess_resume(totals, totals.first_step)
-            totals.know_interval(self._log_interval(totals))
+            totals.correct_first_line(self._log_interval(totals))
         self.last, self.last_at = record, at
         self.seen, self.saving, self.end, self.faults = now, None, {}, []
         loss, seconds = record.get("loss"), record.get("step_seconds")
@@ -306,7 +306,7 @@ def state_of(runs: dict[str, RunState], name: str) -> RunState:
 
 
 def _fault(record: Record) -> Record:
-    """What is kept of a fault. Names that are not ours, of a newer version or an ill-meaning log, become ones that rules know."""
+    """What is kept of a fault. Unknown names, from a newer version or a forged log, become ones that the rules know."""
     kept = {key: value for key, value in record.items() if key not in ("v", "kind", "run")}
     kept["fault"] = record["fault"] if record["fault"] in FAULTS else "other"
     kept["cause"] = record["cause"] if record["cause"] in CAUSES else "unknown"

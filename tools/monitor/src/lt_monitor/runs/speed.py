@@ -1,7 +1,7 @@
 """How fast a run is, whatever its trainer printed: seconds a step, tokens, floating-point operations, share of the peak (MFU).
 
-A trainer's own figure comes first. What it does not print is worked out from what it does print, from the sizes in its dump of
-arguments, and from `Known`, what the user tells: TorchTitan prints no step time, Megatron no tokens, NeMo neither model nor
+Numbers that the trainer prints take precedence. The others are computed from what it prints, from the sizes in its dump of
+arguments, and from `Known`, which the user gave: TorchTitan prints no step time, Megatron no tokens, NeMo neither model nor
 sequence length. Operations are counted as lt-train counts them, attention over the causal half of the sequence, so figures
 are below those that Megatron and TorchTitan print for the same speed (13% for Llama 3 8B at 8,192 tokens).
 """
@@ -137,8 +137,8 @@ def mfu(steps: Steps, sizes: Sizes) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
-    """One of the ways to say how fast a run is."""
+class SpeedMetric:
+    """One of the numbers for how fast a run is."""
 
     key: str
     title: str
@@ -147,24 +147,26 @@ class Measure:
     of: Callable[[Steps, Sizes], np.ndarray]
 
 
-MEASURES = (
-    Measure("tokens_per_second", "Throughput", "tokens per second", "tokens/s", tokens_per_second),
-    Measure("tokens_per_second_per_gpu", "Throughput", "tokens per second and GPU", "tokens/s/GPU", tokens_per_second_per_gpu),
-    Measure("step_seconds", "Step time", "seconds", "s/step", lambda steps, sizes: step_seconds(steps)),
+SPEED_METRICS = (
+    SpeedMetric("tokens_per_second", "Throughput", "tokens per second", "tokens/s", tokens_per_second),
+    SpeedMetric(
+        "tokens_per_second_per_gpu", "Throughput", "tokens per second and GPU", "tokens/s/GPU", tokens_per_second_per_gpu
+    ),
+    SpeedMetric("step_seconds", "Step time", "seconds", "s/step", lambda steps, sizes: step_seconds(steps)),
 )
 
 
-def measured(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> tuple[Measure, list[Series]]:
-    """The speed of several runs as curves in one measure: the first in MEASURES that all have, else the first that any has."""
+def speed_curves(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> tuple[SpeedMetric, list[Series]]:
+    """The speed of several runs in one metric: the first of SPEED_METRICS that all have, else the first that any has."""
     curves = {
-        measure: [finite(one.numbers, measure.of(one, size)) for one, size in zip(steps, sizes, strict=True)]
-        for measure in MEASURES
+        metric: [finite(one.numbers, metric.of(one, size)) for one, size in zip(steps, sizes, strict=True)]
+        for metric in SPEED_METRICS
     }
     for enough in (all, any):
-        for measure, of_runs in curves.items():
+        for metric, of_runs in curves.items():
             if enough(len(numbers) for numbers, _ in of_runs):
-                return measure, of_runs
-    return MEASURES[-1], curves[MEASURES[-1]]
+                return metric, of_runs
+    return SPEED_METRICS[-1], curves[SPEED_METRICS[-1]]
 
 
 def _first_finite(*columns: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ FAULT_FIELDS = ("fault", "cause", "severity", "message", "time", "rank", "node",
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Fields are None where the log does not tell. Losses are nats per token.
+    """Fields are None where the log does not show them. Losses are nats per token.
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
@@ -61,7 +61,7 @@ class Summary:
 
 
 def summarize(run: Run, known: Known | None = None) -> Summary:
-    """The summary of a run that has at least one step; `known` is what the user tells about it."""
+    """The summary of a run that has at least one step; `known` is what the user gave."""
     arguments = run.arguments
     sizes = Sizes.of(arguments, known or Known())
     steps = run.steps

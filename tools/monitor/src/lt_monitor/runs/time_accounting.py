@@ -30,7 +30,7 @@ class AttemptTotals:
     slow steps], `gaps` are seconds between step lines by cause, `waiting` is what happened since the last step line, the last of
     it complete at `waited_until`. `first_seconds` and `first_steps` are those of the first step line, which holds the
     compilation. `interval` are the steps between the first two step lines, None before the second; `is_guessed` says that no
-    line has told `resumed_at`. `failed` tells of a critical fault since the last step.
+    line has told `resumed_at`. `failed`: a critical fault followed the last step.
     """
 
     begin: float | None = None
@@ -78,11 +78,11 @@ class AttemptTotals:
             self.interval = step - self.first_step
         self.step_seconds += spent
         if since is not None:
-            self._book(since - spent)
+            self._assign_gap(since - spent)
         self.waiting, self.waited_until, self.failed = {}, None, False
         self.last_step, self.last_step_time = step, time
 
-    def know_interval(self, log_interval: int) -> None:
+    def correct_first_line(self, log_interval: int) -> None:
         """Count the first step line for the steps that it stands for, once a later line or `resumed_at` has told how many."""
         if self.first_step is None or len(self.marks) < 2:
             return
@@ -128,7 +128,7 @@ class AttemptTotals:
         return 0.0 if median is None else max(0.0, self.first_seconds - median) * self.first_steps
 
     def lost_steps(self, resumed_at: int) -> int:
-        """Steps that an attempt which went on from `resumed_at` did again."""
+        """Steps that an attempt that resumed from `resumed_at` repeated."""
         return max(0, self.last_step - max(resumed_at, int(self.marks[0][0]))) if self.last_step is not None else 0
 
     def lost_seconds(self, resumed_at: int) -> float:
@@ -152,8 +152,8 @@ class AttemptTotals:
             return min(median, since / steps)
         return since / steps
 
-    def _book(self, gap: float) -> None:
-        """Give the seconds between two step lines that no step took to what happened there."""
+    def _assign_gap(self, gap: float) -> None:
+        """Assign the seconds between two step lines that no step took to what happened there."""
         if gap <= 0:
             return
         if not self.waiting and gap <= HANG_MINIMUM_SECONDS:

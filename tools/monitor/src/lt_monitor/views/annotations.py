@@ -31,9 +31,9 @@ class Annotation:
 
 
 def annotations_of(run: Run) -> list[Annotation]:
-    """All marks of a run by step."""
-    found = _restarts(run) + [mark for attempt in run.attempts for mark in _faults(attempt)] + _without_number(run)
-    return sorted(found, key=lambda mark: mark.step)
+    """All annotations of a run by step."""
+    found = _restarts(run) + [annotation for attempt in run.attempts for annotation in _faults(attempt)] + _without_number(run)
+    return sorted(found, key=lambda annotation: annotation.step)
 
 
 def fault_step(fault: Record, attempt: Attempt) -> int | None:
@@ -63,7 +63,7 @@ def _restarts(run: Run) -> list[Annotation]:
 
 
 def _faults(attempt: Attempt) -> list[Annotation]:
-    """One mark a step: the root cause or the first fault there, and how many more there are. Very many share marks."""
+    """One annotation per step: the root cause or the first fault there, and how many more there are. Where there are very many, several steps share one."""
     by_step: dict[int, list[Record]] = {}
     for fault in attempt.of_kind("fault"):
         step = fault_step(fault, attempt)
@@ -71,11 +71,13 @@ def _faults(attempt: Attempt) -> list[Annotation]:
             by_step.setdefault(step, []).append(fault)
     groups = np.array_split(sorted(by_step), min(FAULT_GROUPS, len(by_step)) or 1)
     return [
-        _fault_mark(int(steps[0]), [fault for step in steps for fault in by_step[int(step)]]) for steps in groups if len(steps)
+        _fault_annotation(int(steps[0]), [fault for step in steps for fault in by_step[int(step)]])
+        for steps in groups
+        if len(steps)
     ]
 
 
-def _fault_mark(step: int, faults: Sequence[Record]) -> Annotation:
+def _fault_annotation(step: int, faults: Sequence[Record]) -> Annotation:
     chosen = next((fault for fault in faults if fault["cause"] == "root"), faults[0])
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
     message = printable(chosen["message"], TEXT_CHARACTERS)
@@ -83,7 +85,7 @@ def _fault_mark(step: int, faults: Sequence[Record]) -> Annotation:
 
 
 def _without_number(run: Run) -> list[Annotation]:
-    """Losses that are not a number; neighbours share a mark where there are very many."""
+    """Losses that are not a number; neighbours share an annotation where there are very many."""
     steps = run.steps
     numbers = steps.numbers[summary.nan_steps(steps) > 0]
     return [_group(part) for part in np.array_split(numbers, min(NAN_GROUPS, len(numbers)) or 1) if len(part)]

@@ -1,8 +1,8 @@
 """`lt-monitor diff`: whether two runs have the same values at the same steps. A check after a conversion or an upgrade.
 
-Values are compared where both logs have the step: |a - b| <= tolerance * max(|a|, |b|). Runs part at the first step where a value
-is further away, or is a number in one log only. A tolerance of 0 asks for the same digits. How many steps differ matters less
-than where they begin to: after that the runs train on different weights.
+Values are compared where both logs have the step: |a - b| <= tolerance * max(|a|, |b|). Runs diverge at the first step where a
+value is further away, or is a number in one log only. A tolerance of 0 requires the same digits. How many steps differ matters
+less than where they begin to: after that the runs train on different weights.
 """
 
 import dataclasses

@@ -69,29 +69,29 @@ def draw(runs: Sequence[Run], names: Sequence[str], known: Known, references: Re
             _draw_small(axis, title, curves)
         _format_axes(axes)
         for run, colour in zip(runs, _colours(runs), strict=True):
-            _draw_marks(axes, run, MUTED if len(runs) == 1 else colour)
+            _draw_annotations(axes, run, MUTED if len(runs) == 1 else colour)
         figure.suptitle(names[0] if len(runs) == 1 else f"{len(runs)} runs", x=0.012, ha="left", fontweight="bold", fontsize=13)
     return figure
 
 
 def _panels(runs: Sequence[Run], known: Known) -> list[tuple[str, list[Series]]]:
-    measure, rates = speed.measured([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
+    measure, rates = speed.speed_curves([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
     return [("gradient norm", [run.steps.finite("grad_norm") for run in runs]), (measure.short, rates)]
 
 
-def _draw_marks(axes: Sequence["Axes"], run: Run, colour: str) -> None:
+def _draw_annotations(axes: Sequence["Axes"], run: Run, colour: str) -> None:
     """Restarts as dotted lines, faults as red ones, each with a sign above the loss."""
     found = annotations_of(run)
     top = axes[0].get_xaxis_transform()
     style: dict[str, Any] = {"linestyle": "none", "transform": top, "clip_on": False, "zorder": 6}
     for axis in axes:
-        for mark in found:
-            if mark.kind == "restart":
-                axis.axvline(mark.step, color=colour, linewidth=0.8, dashes=(2, 3), zorder=1)
-            elif mark.kind == "fault":
-                axis.axvline(mark.step, color=FAULT, linewidth=0.8, alpha=0.7, zorder=1)
+        for annotation in found:
+            if annotation.kind == "restart":
+                axis.axvline(annotation.step, color=colour, linewidth=0.8, dashes=(2, 3), zorder=1)
+            elif annotation.kind == "fault":
+                axis.axvline(annotation.step, color=FAULT, linewidth=0.8, alpha=0.7, zorder=1)
     for kind, sign in (("fault", "D"), ("nan", "x")):
-        steps = [mark.step for mark in found if mark.kind == kind]
+        steps = [annotation.step for annotation in found if annotation.kind == kind]
         if steps:
             axes[0].plot(steps, [1.0] * len(steps), marker=sign, markersize=5, color=FAULT, **style)
 
@@ -159,8 +159,8 @@ def _draw_loss(axis: "Axes", runs: Sequence[Run], names: Sequence[str], referenc
         if saved:
             axis.plot(saved, heights, transform=axis.get_xaxis_transform(), clip_on=False, zorder=5, **triangle)
     if any(run.checkpoints for run in runs):
-        handles.append(Line2D([], [], linestyle="none", marker="^", markersize=5, color=_mark_colour(runs), label="checkpoint"))
-    kinds = {mark.kind for run in runs for mark in annotations_of(run)}
+        handles.append(Line2D([], [], linestyle="none", marker="^", markersize=5, color=_legend_colour(runs), label="checkpoint"))
+    kinds = {annotation.kind for run in runs for annotation in annotations_of(run)}
     if "restart" in kinds:
         handles.append(Line2D([], [], color=MUTED, linewidth=0.8, dashes=(2, 3), label="resumed"))
     if "fault" in kinds:
@@ -201,7 +201,7 @@ def _last_tenth(losses: np.ndarray) -> str:
     return f"{losses[-max(1, len(losses) // 10) :].mean():.3f}"
 
 
-def _mark_colour(runs: Sequence[Run]) -> str:
+def _legend_colour(runs: Sequence[Run]) -> str:
     return COLOURS[0] if len(runs) == 1 else MUTED
 
 

@@ -23,14 +23,14 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, envelope, finite, medians, smoothed, thinned
-from lt_monitor.runs.speed import Known, Measure, Sizes
+from lt_monitor.runs.speed import Known, Sizes, SpeedMetric
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import report_tables
 from lt_monitor.views.annotations import annotations_of
 
 RAW_POINTS = 3000
 SMOOTH_POINTS = 1000
-POINT_MARKS = 400
+MAXIMUM_MARKERS = 400
 TIMES = 300
 
 Panel = dict[str, Any]
@@ -39,7 +39,7 @@ Panel = dict[str, Any]
 def build(runs: Sequence[Run], names: Sequence[str], known: Known, references: Sequence[tuple[str, float]]) -> str:
     """The page about `runs`, shown under `names`. Each run has at least one step."""
     summaries = [summarize(run, known) for run in runs]
-    measure, rates = speed.measured([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
+    measure, rates = speed.speed_curves([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
     shown = [_run_data(run, printable(name), measure, rate) for run, name, rate in zip(runs, names, rates, strict=True)]
     panels = _panels(shown, measure)
     resources = importlib.resources.files("lt_monitor.views") / "report_page"
@@ -103,7 +103,7 @@ def _charts(panels: Sequence[Panel], legend: str) -> str:
     )
 
 
-def _panels(shown: Sequence[dict[str, Any]], measure: Measure) -> list[Panel]:
+def _panels(shown: Sequence[dict[str, Any]], measure: SpeedMetric) -> list[Panel]:
     """The panels that any run has a curve for."""
     candidates = [
         ("loss", "Loss", "nats per token", "loss"),
@@ -111,14 +111,14 @@ def _panels(shown: Sequence[dict[str, Any]], measure: Measure) -> list[Panel]:
         (measure.key, measure.title, measure.unit, measure.short),
     ]
     panels = [
-        {"key": key, "title": title, "unit": unit, "short": short, "marks": any(run["marks"] for run in shown)}
+        {"key": key, "title": title, "unit": unit, "short": short, "annotations": any(run["annotations"] for run in shown)}
         for key, title, unit, short in candidates
         if any(key in run for run in shown)
     ]
     return [panel | {"last": index == len(panels) - 1} for index, panel in enumerate(panels)]
 
 
-def _run_data(run: Run, name: str, measure: Measure, rate: Series) -> dict[str, Any]:
+def _run_data(run: Run, name: str, measure: SpeedMetric, rate: Series) -> dict[str, Any]:
     steps = run.steps
     loss = steps.finite("loss")
     validation = [(event["step"], event["loss"]) for event in run.evaluations if event["loss"] is not None]
@@ -126,7 +126,7 @@ def _run_data(run: Run, name: str, measure: Measure, rate: Series) -> dict[str, 
         "name": name,
         "validation": [[step, _rounded(value)] for step, value in _evenly(validation)],
         "checkpoints": _evenly([event["step"] for event in run.checkpoints]),
-        "marks": [vars(mark) for mark in annotations_of(run)],
+        "annotations": [vars(annotation) for annotation in annotations_of(run)],
         "times": _times(*finite(steps.numbers, steps.times)),
     }
     others = {"grad_norm": steps.finite("grad_norm"), measure.key: rate}
@@ -149,10 +149,10 @@ def _rounded(value: float) -> float:
 
 
 def _evenly(items: list[Any]) -> list[Any]:
-    """At most POINT_MARKS of the items, the last one among them."""
-    if len(items) <= POINT_MARKS:
+    """At most MAXIMUM_MARKERS of the items, the last one among them."""
+    if len(items) <= MAXIMUM_MARKERS:
         return items
-    return [items[index] for index in np.linspace(0, len(items) - 1, POINT_MARKS).round().astype(int)]
+    return [items[index] for index in np.linspace(0, len(items) - 1, MAXIMUM_MARKERS).round().astype(int)]
 
 
 def _times(steps: np.ndarray, times: np.ndarray) -> dict[str, list[Any]]:

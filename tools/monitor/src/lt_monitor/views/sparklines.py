@@ -15,7 +15,7 @@ from lt_monitor.runs.curves import Series
 from lt_monitor.runs.speed import Known, Sizes
 from lt_monitor.views.annotations import annotations_of
 
-# Later ones cover earlier ones in the line of marks.
+# Later ones cover earlier ones in the line of annotations.
 SIGNS = {"restart": ("R", "restart"), "nan": ("N", "loss not a number"), "fault": ("X", "fault")}
 LABEL_WIDTH = 20
 MAXIMUM_WIDTH = 100
@@ -27,12 +27,12 @@ def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
     first, last = int(steps.numbers[0]), int(steps.numbers[-1])
     wide = min(width or shutil.get_terminal_size().columns, MAXIMUM_WIDTH) - LABEL_WIDTH - 10
     cells = min(max(10, wide), len(steps))
-    measure, (rate,) = speed.measured([steps], [Sizes.of(run.arguments, known)])
+    measure, (rate,) = speed.speed_curves([steps], [Sizes.of(run.arguments, known)])
     rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm")), (measure.short, rate)]
     total = steps.last("total_steps")
     lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
     lines += [_row(title, curve, first, last, cells) for title, curve in rows if len(curve[0])]
-    return "\n".join(lines + _marks(run, first, last, cells))
+    return "\n".join(lines + _annotations(run, first, last, cells))
 
 
 def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
@@ -40,16 +40,18 @@ def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
     return f"{title:<12}{_short(curve[1][0]):>7} {line} {_short(curve[1][-1])}"
 
 
-def _marks(run: Run, first: int, last: int, cells: int) -> list[str]:
+def _annotations(run: Run, first: int, last: int, cells: int) -> list[str]:
     found = annotations_of(run)
     if not found:
         return []
     line = [" "] * cells
     for kind, (sign, _) in SIGNS.items():
-        for mark in found:
-            if mark.kind == kind and first <= mark.step <= last:
-                line[min((mark.step - first) * cells // max(1, last - first + 1), cells - 1)] = sign
-    present = [f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if any(mark.kind == kind for mark in found)]
+        for annotation in found:
+            if annotation.kind == kind and first <= annotation.step <= last:
+                line[min((annotation.step - first) * cells // max(1, last - first + 1), cells - 1)] = sign
+    present = [
+        f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if any(annotation.kind == kind for annotation in found)
+    ]
     return [" " * LABEL_WIDTH + "".join(line).rstrip(), " " * LABEL_WIDTH + "  ".join(present)]
 
 

@@ -55,7 +55,7 @@ class View:
         updated = run.updated
         if updated is None:
             updated = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)
-        _, (rate,) = speed.measured([steps], [sizes])
+        _, (rate,) = speed.speed_curves([steps], [sizes])
         line_seconds = median(np.diff(steps.times[-50:]))
         return cls(printable(name), summary, steps.finite("loss"), rate, updated, line_seconds)
 

@@ -45,7 +45,7 @@ def cancellation(line: Line) -> Record | None:
 
 
 def tasks(line: Line) -> Record | None:
-    """How srun's tasks ended; srun tells it after the reason, so it is never the root."""
+    """How srun's tasks ended; srun reports it after the reason, so it is never the root cause."""
     text = line.text
     if (match := _NODE_FAILURE.search(text)) is not None:
         return fault(line, "node-failure", "root", "critical", match.start(), node=_text(match["node"]))

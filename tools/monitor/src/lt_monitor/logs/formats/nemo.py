@@ -1,7 +1,8 @@
 """NeMo 1 and 2, Lightning's progress bars (NeMo, NxD Training, HyperPod's recipes), and the NxD examples.
 
 A bar is drawn many times for one step, and `global_step` lags the bar by one or two: the step is `global_step`, and repetitions
-are merged later. The bar's own count is not used, its total is, and what it says an iteration takes: tqdm's running mean.
+are removed later (`deduplication`). The bar's own count is not used, its total is, and what it says an iteration takes: tqdm's
+running mean.
 """
 
 import re
@@ -92,7 +93,7 @@ def step(line: Line) -> StepLine | None:
 
 
 def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool) -> list[Value]:
-    """What a bar tells between its drawing and its figures: `3/91 [16:05<7:52:06, 321.89s/it`, or `0.31it/s`."""
+    """Step, total and speed of a progress bar: `3/91 [16:05<7:52:06, 321.89s/it`, or `0.31it/s`."""
     bar = _BAR_SPEED.search(text, begin)
     if bar is None:
         return []

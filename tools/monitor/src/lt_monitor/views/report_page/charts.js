@@ -96,7 +96,7 @@
     const width = Math.max(svg.clientWidth, 200);
     const narrow = width < 560;
     const tall = panel.key === "loss";
-    const lane = tall && panel.marks ? 20 : 6;
+    const lane = tall && panel.annotations ? 20 : 6;
     const bottom = panel.last ? 22 : 8;
     const height = (tall ? (narrow ? 230 : 300) : (narrow ? 96 : 110)) + lane + bottom;
     const left = narrow ? 40 : 52, right = narrow ? 4 : 10;
@@ -125,15 +125,15 @@
     }
 
     const clipped = element("g", { "clip-path": `url(#clip-${panel.key})` }, svg);
-    data.runs.forEach((run) => run.marks.forEach((mark) => {
-      if (mark.kind === "restart" && mark.until > mark.step) {
-        const box = { class: "again", x: x(mark.step), width: x(mark.until) - x(mark.step), y: lane, height: height - lane - bottom };
+    data.runs.forEach((run) => run.annotations.forEach((annotation) => {
+      if (annotation.kind === "restart" && annotation.until > annotation.step) {
+        const box = { class: "again", x: x(annotation.step), width: x(annotation.until) - x(annotation.step), y: lane, height: height - lane - bottom };
         element("rect", box, clipped);
       }
     }));
-    data.runs.forEach((run) => run.marks.forEach((mark) => {
-      if (!inside(mark.step) || mark.kind === "nan") return;
-      element("line", { class: mark.kind, x1: x(mark.step), x2: x(mark.step), y1: lane - 2, y2: height - bottom }, svg);
+    data.runs.forEach((run) => run.annotations.forEach((annotation) => {
+      if (!inside(annotation.step) || annotation.kind === "nan") return;
+      element("line", { class: annotation.kind, x1: x(annotation.step), x2: x(annotation.step), y1: lane - 2, y2: height - bottom }, svg);
     }));
 
     data.runs.forEach((run, index) => {
@@ -171,23 +171,23 @@
         const label = { class: "reference-name", x: width - right - 4, y: y(value) - 5, "text-anchor": "end" };
         element("text", label, svg, `${name} ${compact(value)}`);
       }
-      drawMarks(svg, x, inside, lane, height - bottom);
+      drawAnnotations(svg, x, inside, lane, height - bottom);
     }
     panel.scale = { x, y, left, right, width, height, lane, bottom };
     panel.overlay = element("g", {}, svg);
   }
 
-  function drawMarks(svg, x, inside, lane, floor) {
+  function drawAnnotations(svg, x, inside, lane, floor) {
     for (const run of data.runs) {
       for (const step of run.checkpoints) {
         if (inside(step)) element("path", { class: "checkpoint-mark", d: `M${x(step) - 3.5},${floor}h7l-3.5,-6z` }, svg);
       }
-      for (const mark of run.marks) {
-        if (!inside(mark.step)) continue;
-        const at = x(mark.step), middle = lane / 2 - 1;
-        if (mark.kind === "fault") {
+      for (const annotation of run.annotations) {
+        if (!inside(annotation.step)) continue;
+        const at = x(annotation.step), middle = lane / 2 - 1;
+        if (annotation.kind === "fault") {
           element("path", { class: "fault-mark", d: `M${at},${middle - 6}l6,6l-6,6l-6,-6z` }, svg);
-        } else if (mark.kind === "restart") {
+        } else if (annotation.kind === "restart") {
           element("circle", { class: "restart-mark", cx: at, cy: middle, r: 4.6 }, svg);
         } else {
           element("path", { class: "nan-mark", d: `M${at - 4},${middle - 4}l8,8m0,-8l-8,8` }, svg);
@@ -239,11 +239,11 @@
     if (data.runs.length === 1 && times.steps.length) line.append(html("span", "at", times.texts[Math.max(0, before(times.steps, cursor))]));
     const said = new Set();
     for (const run of data.runs) {
-      for (const mark of run.marks) {
-        if (Math.abs(mark.step - cursor) > reach || said.has(mark.text)) continue;
-        said.add(mark.text);
+      for (const annotation of run.annotations) {
+        if (Math.abs(annotation.step - cursor) > reach || said.has(annotation.text)) continue;
+        said.add(annotation.text);
         const of = data.runs.length > 1 ? run.name + ": " : "";
-        if (said.size <= 3) line.append(html("span", mark.kind + "-text", of + mark.text));
+        if (said.size <= 3) line.append(html("span", annotation.kind + "-text", of + annotation.text));
       }
     }
     for (const panel of panels) {
