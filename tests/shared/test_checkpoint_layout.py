@@ -67,8 +67,8 @@ def test_files_in_subdirectories_are_recorded(tmp_path: Path) -> None:
 
 def test_a_complete_checkpoint(run: Path) -> None:
     assert layout.damage(run / "iter_0000010") is None
-    assert layout.resolve(run) == run / "iter_0000010"
-    assert layout.resolve(run / "iter_0000005") == run / "iter_0000005"
+    assert layout.resolve_checkpoint_directory(run) == run / "iter_0000010"
+    assert layout.resolve_checkpoint_directory(run / "iter_0000005") == run / "iter_0000005"
     assert layout.checkpoints(run) == [run / "iter_0000010", run / "iter_0000005"]
 
 
@@ -80,17 +80,17 @@ def test_a_missing_or_truncated_file_is_damage(run: Path, name: str) -> None:
     expected = f"{path}: {size - 1} bytes, expected {size}"
     assert layout.damage(path.parent) == expected
     with pytest.raises(BadData, match=expected):
-        layout.resolve(run)
+        layout.resolve_checkpoint_directory(run)
     path.unlink()
     assert layout.damage(path.parent) == f"{path}: missing"
     with pytest.raises(BadData, match="missing"):
-        layout.resolve(run)
+        layout.resolve_checkpoint_directory(run)
 
 
 def test_a_missing_directory_that_the_tracker_names(run: Path) -> None:
     layout.write_tracker(run, 15)
     with pytest.raises(BadData, match="iter_0000015"):
-        layout.resolve(run)
+        layout.resolve_checkpoint_directory(run)
 
 
 def test_a_checkpoint_of_another_trainer_has_no_record(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_the_tracker(tmp_path: Path) -> None:
     layout.write_tracker(tmp_path, layout.RELEASE)
     assert layout.read_tracker(tmp_path) == "release"
     make_checkpoint(tmp_path / "release")
-    assert layout.resolve(tmp_path) == tmp_path / "release"
+    assert layout.resolve_checkpoint_directory(tmp_path) == tmp_path / "release"
 
 
 @pytest.mark.parametrize("content", ["", "ten", "-1", "1.5", "\u00b2", "10 20"])
@@ -175,7 +175,7 @@ os.replace = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 checkpoint_layout.write_tracker(Path(sys.argv[1]), 15)
 """
     assert subprocess.run([sys.executable, "-c", code, run]).returncode == -signal.SIGKILL
-    assert layout.resolve(run) == run / "iter_0000010"
+    assert layout.resolve_checkpoint_directory(run) == run / "iter_0000010"
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_iteration_of(name: str, iteration: int | None) -> None:
 
 def test_directories_that_are_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(NoInput, match="no such directory"):
-        layout.resolve(tmp_path / "none")
+        layout.resolve_checkpoint_directory(tmp_path / "none")
     with pytest.raises(NoInput, match="neither a checkpoint nor a run"):
-        layout.resolve(tmp_path)
+        layout.resolve_checkpoint_directory(tmp_path)
     assert layout.checkpoints(tmp_path / "none") == []
     (tmp_path / "iter_x").mkdir()
     os.mkdir(tmp_path / ".iter_0000010.partial")

@@ -358,7 +358,7 @@ def test_a_resumed_dataset_is_byte_for_byte_the_one_written_at_once(
             if name.startswith(".resumed"):
                 with (directory / name).open("ab") as file:
                     file.write(b"torn")
-    assert indexed_dataset.can_go_on(prefix, np.uint16, extent)
+    assert indexed_dataset.can_resume(prefix, np.uint16, extent)
     with pytest.MonkeyPatch.context() as patch, Writer(prefix, np.uint16, extent) as writer:
         patch.setattr(indexed_dataset, "COMPOSED_AT_ONCE", at_once)
         assert writer.extent == extent
@@ -375,7 +375,7 @@ def test_going_on_from_what_is_not_there(tmp_path: Path) -> None:
         extent = writer.sync()
         raise KeyboardInterrupt
     os.truncate(tmp_path / ".data.bin.partial", 4)
-    assert not indexed_dataset.can_go_on(prefix, np.uint16, extent)
+    assert not indexed_dataset.can_resume(prefix, np.uint16, extent)
     with pytest.raises(IoFailure, match="shorter"), Writer(prefix, np.uint16, extent):
         pass
     (tmp_path / ".data.idx.partial").touch()

@@ -1,10 +1,10 @@
-"""Where a training run keeps what, and which of its checkpoints is complete.
+"""The files of a training run's directory, and which of its checkpoints are complete.
 
     RUN/latest_checkpointed_iteration.txt   the newest iteration, or "release" (Megatron's tracker file)
     RUN/iter_0001000/                       one checkpoint in Megatron's torch_dist format
         .metadata, *.distcp, common.pt, metadata.json
         run.json                            the record below: architecture, tokenizer, file sizes
-    RUN/release/                            weights without a training state, made by lt-convert
+    RUN/release/                            weights without training state, written by lt-convert
     RUN/tokenizer/                          the tokenizer's files
 
 A checkpoint directory appears by rename and the tracker is written last. `run.json` lists every other file with its size, so a
@@ -27,7 +27,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 RECORD = "run.json"
 TOKENIZER_DIRECTORY = "tokenizer"
-# Where megatron-core 0.16 keeps, and looks for, what is no tensor; 0.19 keeps it among the tensors and reads both.
+# All state that is not a tensor: megatron-core 0.16 writes it to this file, 0.19 into the .distcp files; 0.19 reads both.
 COMMON = "common.pt"
 RECORD_VERSION = 1
 
@@ -52,7 +52,7 @@ class RunRecord:
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
 
-        `elsewhere` are the sizes of the checkpoint's files that lie on other nodes.
+        `elsewhere` has the sizes in bytes of the checkpoint's files on other nodes, by name.
         """
         files = {
             str(path.relative_to(directory)): path.stat().st_size
@@ -151,13 +151,13 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def expired(complete: Iterable[int], keep_last: int | None, keep_every: int | None) -> list[int]:
-    """Which of the `complete` iterations need not be kept: not the newest `keep_last`, nor multiples of `keep_every`."""
+    """Which of the `complete` iterations may be deleted: all but the newest `keep_last` and the multiples of `keep_every`."""
     older = sorted(complete)[:-keep_last] if keep_last else []
     return [iteration for iteration in older if not keep_every or iteration % keep_every]
 
 
-def resolve(path: Path) -> Path:
-    """The checkpoint directory meant by `path`: itself, or the one its tracker names.
+def resolve_checkpoint_directory(path: Path) -> Path:
+    """The checkpoint directory for `path`: a checkpoint itself, or for a run the one that its tracker names.
 
     Raises: NoInput when there is none, BadData when it is damaged.
     """

@@ -55,7 +55,7 @@ def idx_path(prefix: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much of a dataset has been written."""
+    """How much of a dataset has been written: numbers of tokens, sequences and documents."""
 
     tokens: int = 0
     sequences: int = 0
@@ -68,16 +68,16 @@ class Writer:
     An earlier dataset of the same name loses its `.idx` first, so that no moment pairs an old index with new tokens. The index
     grows in temporary files beside the output (8 bytes for a document of one sequence), so that memory is bounded.
 
-    With `go_on_from`, for local datasets, what is written stays in partial files when the block ends by an exception. A later
-    writer goes on from the last Extent that `sync` returned, if `can_go_on` says that it is there; from Extent() it starts anew.
+    With `resume_from`, for local datasets, what is written stays in partial files when the block ends by an exception. A later
+    writer resumes from the last Extent that `sync` returned, if `can_resume` says that it is there; from Extent() it starts over.
     """
 
-    def __init__(self, prefix: str, dtype: npt.DTypeLike, go_on_from: Extent | None = None):
+    def __init__(self, prefix: str, dtype: npt.DTypeLike, resume_from: Extent | None = None):
         self.prefix = prefix
         self.dtype = np.dtype(dtype)
         self._code = next(code for code, known in DTYPE_CODES.items() if np.dtype(known) == self.dtype)
-        self._is_resumable = go_on_from is not None
-        self.extent = go_on_from or Extent()
+        self._is_resumable = resume_from is not None
+        self.extent = resume_from or Extent()
 
     def __enter__(self) -> Self:
         # The index is created first although it is written last: its lock keeps a second writer out until both are published.
@@ -127,11 +127,11 @@ class Writer:
 
     @property
     def bin_file(self) -> IO[bytes]:
-        """The .bin that is being written, for tokens that are copied from other files; `append_index` says what they are."""
+        """The .bin that is being written, to copy tokens into it from other files; `append_index` then describes them."""
         return self._bin
 
     def append_index(self, sequence_lengths: npt.NDArray[np.integer], sequences_per_document: npt.NDArray[np.integer]) -> None:
-        """Append to the index alone. The two columns may come in steps of their own: what counts is their whole."""
+        """Append to the index only. The two columns may be appended in different steps; only their totals must agree."""
         self._lengths.write(np.ascontiguousarray(sequence_lengths, dtype=np.int32).data)
         self._counts.write(np.ascontiguousarray(sequences_per_document, dtype=np.int32).data)
         self.extent = Extent(
@@ -157,7 +157,7 @@ class Writer:
         storage.remove(idx_path(self.prefix))
         if sidecar is not None:
             storage.remove(sidecar[0])
-        # The spools are deleted last: as long as there are any, a later writer knows that something is left to publish.
+        # The spools are deleted last: while they exist, a later writer knows that the dataset is not fully published.
         with self._spools.pop_all():
             self._bin_stack.close()
             if sidecar is not None:
@@ -199,7 +199,7 @@ def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[st
     }
 
 
-def can_go_on(prefix: str, dtype: npt.DTypeLike, extent: Extent) -> bool:
+def can_resume(prefix: str, dtype: npt.DTypeLike, extent: Extent) -> bool:
     """Whether the partial files of an earlier writer hold at least `extent`."""
     return all(resumable_files.holds(name, size) for name, size in _partial_sizes(prefix, np.dtype(dtype), extent).items())
 
@@ -209,8 +209,8 @@ def is_partial(prefix: str) -> bool:
     return resumable_files.exists(f"{prefix}.counts")
 
 
-def take_back(prefix: str) -> bool:
-    """Whether an earlier resumable writer was killed before its dataset was published whole; what was visible is hidden again."""
+def retract_unfinished(prefix: str) -> bool:
+    """Undo the publication of a dataset whose writer was killed before all of its files were published; whether there was one."""
     if not is_partial(prefix):
         discard_partial(prefix)
         return False
@@ -227,7 +227,7 @@ def discard_partial(prefix: str) -> None:
 
 
 def _entries(file: IO[bytes]) -> Iterator[npt.NDArray[np.int32]]:
-    """A column that was written to a temporary file, in blocks."""
+    """Blocks of a column that was written to a temporary file: int32 [up to COMPOSED_AT_ONCE]."""
     file.flush()
     file.seek(0)
     while data := file.read(COMPOSED_AT_ONCE * SPOOLED.itemsize):
@@ -240,8 +240,8 @@ class Reader:
     Attributes: `dtype`; `tokens` [T]; `sequence_lengths` int32 [S]; `sequence_offsets` int64 [S], in bytes;
     `document_indices` int64 [D + 1].
 
-    `thorough` compares every entry of the index with its neighbours, which takes 2 s for 100 million sequences; without it only
-    the sizes of both files are compared.
+    `thorough` checks that every sequence starts where the one before it ends, which takes 2 s for 100 million sequences; without
+    it only the sizes of both files are checked.
 
     Raises: NoInput when a file is missing, BadData when the pair is malformed or truncated.
     """
@@ -301,7 +301,7 @@ class Reader:
         return end
 
     def _bin_size(self) -> int:
-        """Bytes of the .bin by the last entry of the index."""
+        """Bytes of the .bin according to the last entry of the index."""
         if not len(self.sequence_lengths):
             return 0
         return int(self.sequence_offsets[-1]) + int(self.sequence_lengths[-1]) * self.dtype.itemsize
@@ -320,7 +320,7 @@ class Reader:
 
 
 def hint_for_missing(prefix: str) -> str:
-    """What to tell someone whose dataset lacks one of its files."""
+    """The hint for a dataset without its .bin or .idx."""
     if prefix.endswith((".bin", ".idx")):
         return f"a prefix has no extension: {prefix[:-4]}"
     if os.path.isfile(bin_path(prefix)):

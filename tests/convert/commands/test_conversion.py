@@ -72,7 +72,7 @@ def test_release_is_a_run_that_other_tools_recognise(
     run = tmp_path / "run"
     directory = convert(models["scaled"], "megatron-dist", run)
     assert checkpoint_layout.read_tracker(run) == checkpoint_layout.RELEASE
-    assert checkpoint_layout.resolve(run) == directory == run / "release"
+    assert checkpoint_layout.resolve_checkpoint_directory(run) == directory == run / "release"
     saved = RunRecord.read(directory)
     assert dataclasses.replace(saved.architecture, name="") == dataclasses.replace(architectures["scaled"], name="")
     assert (saved.padded_vocab_size, saved.dtype) == (256, "float32")

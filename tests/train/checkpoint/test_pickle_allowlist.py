@@ -26,7 +26,7 @@ class Malicious:
 
 @pytest.fixture(scope="module")
 def checkpoint(finished: Path) -> Path:
-    return checkpoint_layout.resolve(finished / "two")
+    return checkpoint_layout.resolve_checkpoint_directory(finished / "two")
 
 
 def test_own_checkpoints_pass(checkpoint: Path) -> None:

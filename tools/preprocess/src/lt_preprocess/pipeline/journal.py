@@ -175,9 +175,9 @@ class LocalJournal(Journal):
 def _can_go_on(state: State, plan: Plan) -> bool:
     """Whether the partial files are there; what was published of a dataset that is not whole is made partial again."""
     for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True):
-        if state.is_closed and not indexed_dataset.take_back(prefix):
+        if state.is_closed and not indexed_dataset.retract_unfinished(prefix):
             continue
-        if not indexed_dataset.can_go_on(prefix, plan.dtype, extent):
+        if not indexed_dataset.can_resume(prefix, plan.dtype, extent):
             return False
     quarantine = plan.quarantine_path(state.part)
     is_published = state.is_closed and os.path.exists(quarantine) and not resumable_files.exists(quarantine)
