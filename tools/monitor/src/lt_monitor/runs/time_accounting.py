@@ -1,10 +1,9 @@
-"""Where the seconds of an attempt went, as totals that grow with each event and fit into a state file.
+"""Time accounting: where the seconds of an attempt went, as totals that are updated with each event and fit into a state file.
 
-An attempt of a million steps is a few hundred numbers here: durations of steps are counted in bins 2 % wide, so the median and
-the time above it come out within 1 %, whatever the number of steps. Work that a later attempt does again is looked up in marks,
-the seconds of training up to each checkpoint, and how many of them were slow by the median of that moment: whole histograms would
-be exact where the median drifts, and take 10 kB an attempt. All that needs is step lines; times in the lines tell the seconds
-between them too.
+An attempt of a million steps is a few hundred numbers here: durations of steps are counted in bins 2% wide, so the median and the
+time above it are accurate to 1%, whatever the number of steps. For work that a later attempt repeats, `marks` keep the seconds of
+training up to each checkpoint, and how many of them were slow by the median at that moment. Whole histograms would be exact
+where the median drifts, and take 10 kB per attempt. All this needs only step lines; times in them add the seconds in between.
 """
 
 import dataclasses

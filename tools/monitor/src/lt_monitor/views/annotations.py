@@ -63,7 +63,7 @@ def _restarts(run: Run) -> list[Annotation]:
 
 
 def _faults(attempt: Attempt) -> list[Annotation]:
-    """One annotation per step: the root cause or the first fault there, and how many more there are. Where there are very many, several steps share one."""
+    """One annotation per step: the root cause or first fault there, and how many others. Very many steps share annotations."""
     by_step: dict[int, list[Record]] = {}
     for fault in attempt.of_kind("fault"):
         step = fault_step(fault, attempt)

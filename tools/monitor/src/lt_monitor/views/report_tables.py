@@ -145,7 +145,7 @@ def comparison(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Su
 
 
 def legend(runs: Sequence[Run], references: bool) -> str:
-    """What the marks in the curves mean; only those that there are."""
+    """The legend of the markers in the curves; only of those that are present."""
     entries = [
         (True, '<path class="raw" d="M0,8l4,-5l4,7l4,-6l6,3"/>', "as logged"),
         (True, '<path class="smooth" d="M0,9q8,-7 18,-4"/>', "smoothed"),
