@@ -86,7 +86,7 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path, capsys: pyt
         _cache = Cache()
 
     dispatcher = Dispatcher()
-    jit._continue_when_not_kept(dispatcher, tmp_path)
+    jit._survive_a_full_disk(dispatcher, tmp_path)
     dispatcher._cache.save_overload("signature", "data")
     dispatcher._cache.save_overload("signature", "data")
-    assert capsys.readouterr().err.count(f"{tmp_path}: no space left on device: the compiled encoder is used but not kept") == 1
+    assert capsys.readouterr().err.count(f"{tmp_path}: no space left on device: the compiled encoder is used but not cached") == 1

@@ -1,1 +1,1 @@
-"""What compiled code is made of: numba with a cache for this machine, intrinsics of its instruction set, blocks of bytes."""
+"""What compiled code is made of: numba with a cache on disk, memory by address and bit counts, vector instructions."""

@@ -2,8 +2,8 @@
 
 numba compiles the encoder in about ten seconds and keeps the machine code, but it notices a changed source only in the file of
 the outermost function. The directory here is named by a hash of the whole package's source, so that neither an upgrade nor a
-changed intrinsic ever runs old code; what else depends on the source is kept there too (vocabularies, self-checks).
-`NUMBA_CACHE_DIR` moves it; without a writable place every run compiles again.
+changed intrinsic ever runs old code. Vocabularies and passed self-checks, which depend on the source as well, are cached there
+too. `NUMBA_CACHE_DIR` moves it; without a writable directory every run compiles again.
 """
 
 import functools
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @functools.cache
 def cache_directory() -> Path | None:
-    """Where compiled code is kept, or None when no place is writable."""
+    """The directory of the cache, or None when no candidate is writable."""
     digest = source_digest()
     bases = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
     for base in filter(None, bases):
@@ -40,7 +40,7 @@ def cache_directory() -> Path | None:
 
 
 def source_digest() -> str:
-    """A hash of every source file of this package and of its name; 80 files take two milliseconds."""
+    """A hash of the name and content of every source file of this package; 80 files take two milliseconds."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -49,20 +49,20 @@ def source_digest() -> str:
 
 
 def kernel(function: Function) -> Function:
-    """Compile on first call, run without the GIL, keep the machine code in `cache_directory()`."""
-    return _kept(function)
+    """Compile on first call, run without the GIL, cache the machine code in `cache_directory()`."""
+    return _cached(function)
 
 
 def bare_kernel(function: Function) -> Function:
-    """A kernel that counts no references, and so may create no array: its callers bring room for what it writes.
+    """A kernel without reference counts, which must not create an array: its callers pass the arrays that it writes to.
 
-    numba counts references to each array at each call of a function that takes it, with atomic instructions, and hands over seven
+    numba counts references to each array at each call of a function that takes it, with atomic instructions, and passes seven
     words for each; with a dozen tables that took nine tenths of an encoder's time. Use it with `bare_inner`.
     """
-    return _kept(function, **_NO_REFERENCES)
+    return _cached(function, **_NO_REFERENCES)
 
 
-def _kept(function: Function, **options: Any) -> Function:
+def _cached(function: Function, **options: Any) -> Function:
     directory = cache_directory()
     config: Any = numba.config
     previous = config.CACHE_DIR
@@ -72,40 +72,40 @@ def _kept(function: Function, **options: Any) -> Function:
     finally:
         config.CACHE_DIR = previous
     if directory is not None:
-        _continue_when_not_kept(dispatcher, directory)
+        _survive_a_full_disk(dispatcher, directory)
     return cast(Function, dispatcher)
 
 
-def _continue_when_not_kept(dispatcher: Any, directory: Path) -> None:
-    """A full disk keeps compiled code from being kept, not from being used."""
-    keep = dispatcher._cache.save_overload
+def _survive_a_full_disk(dispatcher: Any, directory: Path) -> None:
+    """Without space on disk, compiled code is used but not cached."""
+    save = dispatcher._cache.save_overload
 
-    def try_to_keep(*arguments: Any) -> None:
+    def try_to_save(*arguments: Any) -> None:
         try:
-            keep(*arguments)
+            save(*arguments)
         except OSError as error:
-            _warn_that_nothing_is_kept(directory, error.strerror or str(error))
+            _warn_that_nothing_is_cached(directory, error.strerror or str(error))
 
-    dispatcher._cache.save_overload = try_to_keep
+    dispatcher._cache.save_overload = try_to_save
 
 
 @functools.cache
-def _warn_that_nothing_is_kept(directory: Path, reason: str) -> None:
-    warn(f"{directory}: {reason.lower()}: the compiled encoder is used but not kept; NUMBA_CACHE_DIR names another place")
+def _warn_that_nothing_is_cached(directory: Path, reason: str) -> None:
+    warn(f"{directory}: {reason.lower()}: the compiled encoder is used but not cached; NUMBA_CACHE_DIR names another directory")
 
 
 def inner(function: Function) -> Function:
-    """Compile as a part of the kernels that call it."""
+    """A function that is compiled as part of the kernels that call it."""
     return cast(Function, numba.njit(nogil=True)(function))
 
 
 def bare_inner(function: Function) -> Function:
-    """A part of bare kernels, always put in line (by LLVM, which compiles faster than calls with so many arguments)."""
+    """A function for bare kernels, always inlined (by LLVM, which compiles faster than calls with so many arguments)."""
     return cast(Function, numba.njit(nogil=True, forceinline=True, **_NO_REFERENCES)(function))
 
 
 class AnnounceCompilation(event.Listener):
-    """While in use as a context manager, tells the user when numba starts to compile, once a process."""
+    """A context manager that tells the user when numba starts to compile, once a process."""
 
     _announced = False
 
@@ -124,9 +124,9 @@ class AnnounceCompilation(event.Listener):
         AnnounceCompilation._announced = True
         directory = cache_directory()
         if directory is None:
-            warn("compiling the encoder: no directory is writable to keep it; set NUMBA_CACHE_DIR")
+            warn("compiling the encoder at every start: no cache directory is writable; set NUMBA_CACHE_DIR")
         else:
-            note(f"compiling the encoder, once: the result is kept in {directory}")
+            note(f"compiling the encoder, once: cached in {directory}")
 
     def on_end(self, ended: event.Event) -> None:
         """Nothing to say."""

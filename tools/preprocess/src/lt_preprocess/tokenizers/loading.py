@@ -1,15 +1,15 @@
 """Load a tokenizer of any kind from its files.
 
-Byte-level BPE runs in the compiled encoder when its way to cut text is known, whichever files it comes from; everything else runs
+Byte-level BPE runs in the compiled encoder when its split pattern is known, whichever files it comes from; everything else runs
 in the library that defines it, at a few MB a second and thread, and a line on standard error says so.
 
-What a document says cannot end it: by default the text of a special token stays text. `load(files, special_tokens=...)` takes
+By default a special token that is written out in a document stays text. `load(files, special_tokens=...)` takes
 
     text    `<|endoftext|>` in a document is encoded as those 13 characters
     parse   it becomes the token, as Hugging Face's tokenizers and most of Megatron's do
-    reject  as text, but `Encoder.forbidden(texts)` names the first such place of every text that has one. The caller asks it for
-            every column before `encode`, turns each text it names into a bad line (`str(forbidden)` is the reason) and leaves
-            the whole document out; `Texts.without(indices)` takes texts out. In the other modes the answer is [] at no cost.
+    reject  as text, but `Encoder.forbidden(texts)` names the first special token of every text that has one. The caller calls it
+            for every column before `encode`, reports each text it names as a bad line (`str(forbidden)` is the reason) and
+            leaves the whole document out; `Texts.without(indices)` takes texts out. In the other modes it returns [] at no cost.
 """
 
 import os

@@ -45,29 +45,29 @@ class UncompiledEncoder(Encoder):
         return self._merged([self._byte_ids[byte] for byte in piece]) if whole is None else [whole]
 
     def _merged(self, ids: list[int]) -> list[int]:
-        """Merge in place; `after` and `before` link what is left, and a waiting merge is stale when its ids have changed."""
+        """Merge in `ids`. `after` and `before` link what is left; an entry of the heap is stale when its ids have changed."""
         size = len(ids)
         after, before = list(range(1, size + 1)), list(range(-1, size - 1))
-        waiting: list[tuple[int, int, int, int, int]] = []
+        heap: list[tuple[int, int, int, int, int]] = []
 
-        def wait(place: int) -> None:
-            if place >= 0 and after[place] < size:
-                pair = ids[place], ids[after[place]]
+        def push(index: int) -> None:
+            if index >= 0 and after[index] < size:
+                pair = ids[index], ids[after[index]]
                 merge = self._merges.get(pair)
                 if merge is not None:
-                    heapq.heappush(waiting, (merge[0], place, *pair, merge[1]))
+                    heapq.heappush(heap, (merge[0], index, *pair, merge[1]))
 
-        for place in range(size - 1):
-            wait(place)
-        while waiting:
-            _, place, left, right, merged = heapq.heappop(waiting)
-            following = after[place]
-            if ids[place] != left or following >= size or ids[following] != right:
+        for index in range(size - 1):
+            push(index)
+        while heap:
+            _, index, left, right, merged = heapq.heappop(heap)
+            following = after[index]
+            if ids[index] != left or following >= size or ids[following] != right:
                 continue
-            ids[place], ids[following] = merged, -1
-            after[place] = after[following]
-            if after[place] < size:
-                before[after[place]] = place
-            wait(before[place])
-            wait(place)
+            ids[index], ids[following] = merged, -1
+            after[index] = after[following]
+            if after[index] < size:
+                before[after[index]] = index
+            push(before[index])
+            push(index)
         return [number for number in ids if number >= 0]

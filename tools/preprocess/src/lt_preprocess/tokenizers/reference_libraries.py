@@ -166,7 +166,7 @@ def _check_special_tokens(path: Path, tokenizer: Any) -> None:
 
 
 def _unknown_token(path: Path) -> str | None:
-    """The token for what the model has no other for: named by itself, or in a Unigram model by its place."""
+    """The token for what the model has no other for: given by its text, or in a Unigram model by its id."""
     model: dict[str, Any] = json_files.read_object(path)["model"]
     number = model.get("unk_id")
     token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]

@@ -1,9 +1,9 @@
 """Compare an encoder with the library that defines the tokenizer, before any document depends on it.
 
-A tokenizer that is read wrongly gives ids that look right. So the first encoder encodes a sample of what is hard (scripts, white
-space, digits, contractions, combining marks, control characters, added tokens) both ways; when they differ, the library encodes,
-and a line on standard error says so. That costs up to a second, mostly for the library to read its file; a check that was passed
-is remembered beside the compiled code, until this package, the library or the tokenizer changes.
+A tokenizer that is read wrongly gives ids that look right. So before the first text, both encode a sample of difficult text
+(scripts, white space, digits, contractions, combining marks, control characters, added tokens); when the ids differ, the library
+is used, and a warning says so. That costs up to a second, mostly for the library to read its file. A check that was passed is
+recorded beside the compiled code, until this package, the library or the tokenizer changes.
 """
 
 import functools
@@ -41,7 +41,7 @@ _SAMPLE = (
 
 
 class Checked(Wrapper):
-    """A tokenizer that is used when it agrees with the `library`'s, which is made only when needed."""
+    """A compiled tokenizer, or the `library`'s where the two disagree. The library's is loaded only when needed."""
 
     def __init__(self, fast: Tokenizer, library: Callable[[], Tokenizer], files: TokenizerFiles, options: str = ""):
         super().__init__(fast)
@@ -56,8 +56,8 @@ class Checked(Wrapper):
         return self._chosen.new_encoder()
 
     def _choose(self) -> Tokenizer:
-        mark = self._mark()
-        if mark is not None and mark.exists():
+        marker = self._marker()
+        if marker is not None and marker.exists():
             return self._wrapped
         library = self._library()
         if not _agree(self._wrapped.new_encoder(), library.new_encoder(), self._sample()):
@@ -66,16 +66,16 @@ class Checked(Wrapper):
                 "the reference encodes, at a few MB a second"
             )
             return library
-        if mark is not None:
-            mark.touch()
+        if marker is not None:
+            marker.touch()
         return self._wrapped
 
     def _sample(self) -> Texts:
         spelled_out = [f"a {content}b{content}{content} c" for content in [*self.special_tokens][:20]]
         return Texts.of([text.encode() for text in (*_SAMPLE, *_SAMPLE[::-1], *spelled_out)])
 
-    def _mark(self) -> Path | None:
-        """The empty file that says that this check was passed; None where there is no place for it."""
+    def _marker(self) -> Path | None:
+        """The empty file that says that this check was passed; None without a cache directory."""
         from lt_preprocess.kernels import jit
 
         directory = jit.cache_directory()

@@ -1,8 +1,8 @@
 """Tokens that are looked for in the text itself, before it is cut into pieces: added tokens, and special tokens on request.
 
-The search is a compiled walk over a tree of all the tokens; where several match, the leftmost and then the longest counts, as in
-Hugging Face's tokenizers. It looks at one byte after the other only where one of the tokens' first bytes is near, at several
-GB/s; a tokenizer without tokens to look for is not wrapped at all. A text with a match is encoded in parts.
+The search is a compiled walk over a trie of all the tokens; where several match, the leftmost and then the longest counts, as in
+Hugging Face's tokenizers. Blocks of 64 bytes without the first byte of any token are skipped at several GB/s; a tokenizer without
+tokens to look for is not wrapped at all. A text with a match is encoded in parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
 
 SKIPPED = -1
 _BLOCK_BYTES = 64
-_FIRST_ROOM = 1024
+_INITIAL_MATCHES = 1024
 
 
 @bare_inner
@@ -31,7 +31,7 @@ def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> 
 
 @bare_kernel
 def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> int:
-    """Write text, start, end and token number of each match to `matches` [room, 4]; returns the number of all matches."""
+    """Write text, start, end and token number of each match to `matches` [capacity, 4]; returns the number of all matches."""
     least, most = np.uint8(255), np.uint8(0)
     for byte in range(256):
         if trie.is_first[byte]:
@@ -68,13 +68,13 @@ class Search:
 
     def find(self, texts: Texts) -> Lengths:
         """The matches in order, int64 [matches, 4]: number of the text, start and end in `texts.data`, number of the token."""
-        room = _FIRST_ROOM
+        capacity = _INITIAL_MATCHES
         while True:
-            matches = np.empty((room, 4), np.int64)
+            matches = np.empty((capacity, 4), np.int64)
             count = _find(texts.data, texts.offsets, self._trie, matches)
-            if count <= room:
+            if count <= capacity:
                 return matches[:count]
-            room = count
+            capacity = count
 
     def compile(self) -> None:
         with AnnounceCompilation():

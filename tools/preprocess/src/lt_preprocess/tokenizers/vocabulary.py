@@ -43,7 +43,7 @@ class Vocabulary:
     `byte_ids` int32 [256]; `merges` int64 [merges, 4] with the columns left id, right id, rank, merged id; `whole_pieces` are the
     tokens that a piece becomes without merging, by id. `vocab_size` counts the whole id space, special tokens included.
     `pattern` is a code of `pretokenizer` for `regex`, or `split_patterns.NOT_COMPILED`. `tokens` are the bytes of every id but
-    those of `added_tokens`. With `is_nfc`, texts are brought to Unicode's normal form C first.
+    those of `added_tokens`. With `is_nfc`, texts are converted to Unicode's normal form C first.
     """
 
     pattern: int
@@ -82,7 +82,7 @@ def table(left: list[int], right: list[int], ranks: Sequence[int], merged: list[
 
 
 def from_ranks(ranks: dict[bytes, int], pattern: int, special_tokens: int, eod: int | None) -> Vocabulary:
-    """A vocabulary with tiktoken's meaning of ranks; room for the special tokens follows the highest rank."""
+    """A vocabulary with tiktoken's meaning of ranks; ids for `special_tokens` special tokens follow the highest rank."""
     lefts: list[int] = []
     rights: list[int] = []
     merged: list[int] = []

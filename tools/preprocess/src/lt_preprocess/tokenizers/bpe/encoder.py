@@ -1,11 +1,11 @@
 """Byte-level BPE, compiled: the same ids as tiktoken's `encode_ordinary`, without holding the GIL.
 
-A word is answered from the thread's cache, or is a token that no merge reaches, or its bytes are merged. Special tokens do not
-exist here: `<|endoftext|>` in a text is 13 ordinary characters.
+The ids of a word come from the thread's word cache, or it is a token that no merge makes, or its bytes are merged. Special tokens
+are not known here: `<|endoftext|>` in a text is 13 ordinary characters.
 
-A few hundred words are cut, keyed and asked of the memory before the first of them is answered. The cache of words does not fit
-into the processor's: a loop that asked and answered word by word waited for memory at every tenth word, and took 1.6 times as
-long.
+A few hundred words are cut, hashed and prefetched before the first of them is looked up. The word cache does not fit into the
+processor's caches: a loop that did both for one word after the other waited for memory at every tenth word, and took 1.6 times
+as long.
 """
 
 from typing import NamedTuple
@@ -31,23 +31,23 @@ from lt_preprocess.tokenizers.bpe import character_classes, merges, pretokenizer
 from lt_preprocess.tokenizers.bpe.merges import Merges, merge
 from lt_preprocess.tokenizers.bpe.pretokenizer import word_starts
 from lt_preprocess.tokenizers.bpe.whole_tokens import Pieces, find_piece
-from lt_preprocess.tokenizers.bpe.word_cache import LONGEST_BYTES, WordCache, find_word, keep_word, word_key, word_set
+from lt_preprocess.tokenizers.bpe.word_cache import LONGEST_BYTES, WordCache, find_word, insert_word, word_key, word_set
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
 from lt_shared.console import BadData
 
 Ids = npt.NDArray[np.int32]
 Integers = npt.NDArray[np.int64]
 
-WAITING_WORDS = 256
+QUEUED_WORDS = 256
 
 _ONE = np.uint64(1)
-# A word in line, four uint64. Words follow each other: one stops where the next starts.
+# A queued word, four uint64. Words are contiguous in the text: one ends where the next starts.
 _WORD_BYTES = 32
 _START, _LOW, _HIGH, _SET = range(0, _WORD_BYTES, 8)
 
 
 class Tables(NamedTuple):
-    """A vocabulary as the compiled code reads it, shared by all threads. Addresses are those of `TableMemory`."""
+    """A vocabulary as the compiled code reads it, shared by all threads. The addresses of `VocabularyTables`."""
 
     pattern: int
     classes: int
@@ -55,48 +55,48 @@ class Tables(NamedTuple):
     pieces: Pieces
 
 
-class TableMemory:
-    """Owns the tables of a vocabulary."""
+class VocabularyTables:
+    """Owns the arrays of a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary):
         self._classes = character_classes.table()
         self._merges = merges.build(vocabulary.byte_ids, vocabulary.merges)
-        self._pieces = whole_tokens.build_pieces(self._unreached(vocabulary.whole_pieces))
-        self.view = Tables(vocabulary.pattern, address(self._classes), self._merges.view(), self._pieces.view())
+        self._pieces = whole_tokens.build_pieces(self._not_made_by_merges(vocabulary.whole_pieces))
+        self.addresses = Tables(vocabulary.pattern, address(self._classes), self._merges.addresses(), self._pieces.addresses())
 
-    def _unreached(self, tokens: dict[bytes, int]) -> dict[bytes, int]:
-        """The tokens that merging their bytes does not make: a few hundred of Llama 3's."""
+    def _not_made_by_merges(self, tokens: dict[bytes, int]) -> dict[bytes, int]:
+        """The tokens that merging their bytes does not give: a few hundred of Llama 3's."""
         texts = Texts.of(list(tokens))
         ids = np.fromiter(tokens.values(), np.int32, len(tokens))
         reached = np.zeros(len(tokens), np.uint8)
         scratch = merges.new_scratch()
         output = np.zeros(int(texts.offsets[-1]) + LANES, np.int32)
         addresses = map(address, (texts.data, texts.offsets, ids, reached, scratch, output))
-        _merge_each(self._merges.view(), len(tokens), *addresses)
+        _merge_each(self._merges.addresses(), len(tokens), *addresses)
         return {token: number for (token, number), is_reached in zip(tokens.items(), reached, strict=True) if not is_reached}
 
 
 @kernel
 def _merge_each(table: Merges, count: int, data: int, offsets: int, ids: int, reached: int, scratch: int, output: int) -> None:
-    """Mark the tokens that merging their bytes makes."""
+    """Mark the tokens that merging their bytes gives."""
     for token in range(count):
         start, end = signed(load64(offsets + 8 * token)), signed(load64(offsets + 8 * token + 8))
         found = merge(table, data + start, end - start, scratch, output)
         store8(reached + token, np.uint8((found == 1) & (load32(output) == load32(ids + 4 * token))))
 
 
-class Memory(NamedTuple):
-    """What one thread remembers and works in; addresses. `waiting` has room for the words of WAITING_WORDS and one more."""
+class ThreadBuffers(NamedTuple):
+    """The addresses of one thread's word cache and buffers. `queue` holds QUEUED_WORDS words and one more."""
 
     words: WordCache
     scratch: int
     state: int
-    waiting: int
+    queue: int
 
 
 @kernel
-def _encode_unknown(tables: Tables, start: int, size: int, scratch: int, output: int) -> int:
-    """Write the ids of a word; their number."""
+def _encode_word(tables: Tables, start: int, size: int, scratch: int, output: int) -> int:
+    """Write the ids of a word that is not in the cache; returns their number."""
     number = find_piece(tables.pieces, start, size)
     if number >= 0:
         store32(output, np.uint32(number))
@@ -105,49 +105,49 @@ def _encode_unknown(tables: Tables, start: int, size: int, scratch: int, output:
 
 
 @inner
-def _wait(words: WordCache, waiting: int, start: int, size: int) -> None:
-    """Put a word into line, at `waiting`, and start to load its set."""
-    store64(waiting + _START, np.uint64(start))
+def _enqueue(words: WordCache, queue_end: int, start: int, size: int) -> None:
+    """Write a word to the queue, at `queue_end`, and prefetch its set of the cache."""
+    store64(queue_end + _START, np.uint64(start))
     if size <= LONGEST_BYTES:
         low, high = word_key(words, start, size)
-        place = word_set(words, low, high)
-        prefetch(place)
-        store64(waiting + _LOW, low)
-        store64(waiting + _HIGH, high)
-        store64(waiting + _SET, np.uint64(place))
+        set_address = word_set(words, low, high)
+        prefetch(set_address)
+        store64(queue_end + _LOW, low)
+        store64(queue_end + _HIGH, high)
+        store64(queue_end + _SET, np.uint64(set_address))
 
 
 @inner
-def _answer(tables: Tables, memory: Memory, waiting: int, end: int, output: int) -> int:
-    """Write the ids of the words in line, which stops at `waiting` and whose text stops at `end`; where the next ids go."""
-    store64(waiting + _START, np.uint64(end))
-    for word in range(memory.waiting, waiting, _WORD_BYTES):
+def _encode_queue(tables: Tables, buffers: ThreadBuffers, queue_end: int, end: int, output: int) -> int:
+    """Write the ids of the queued words; the queue ends at `queue_end`, their text at `end`. Returns the end of the output."""
+    store64(queue_end + _START, np.uint64(end))
+    for word in range(buffers.queue, queue_end, _WORD_BYTES):
         start = signed(load64(word + _START))
         size = signed(load64(word + _WORD_BYTES + _START)) - start
         if size <= LONGEST_BYTES:
-            low, high, place = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
-            found = find_word(memory.words, place, low, high, start, size, output)
+            low, high, set_address = load64(word + _LOW), load64(word + _HIGH), signed(load64(word + _SET))
+            found = find_word(buffers.words, set_address, low, high, start, size, output)
             if found == 0:
-                found = _encode_unknown(tables, start, size, memory.scratch, output)
-                keep_word(memory.words, place, low, high, start, size, output, found)
+                found = _encode_word(tables, start, size, buffers.scratch, output)
+                insert_word(buffers.words, set_address, low, high, start, size, output, found)
         else:
-            found = _encode_unknown(tables, start, size, memory.scratch, output)
+            found = _encode_word(tables, start, size, buffers.scratch, output)
         output += 4 * found
     return output
 
 
 @kernel
-def _encode(tables: Tables, memory: Memory, count: int, data: int, offsets: int, output: int, lengths: int) -> int:
+def _encode(tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int) -> int:
     """Encode `count` texts; returns the number of ids written to `output`."""
     first_output = output
-    full = memory.waiting + _WORD_BYTES * (WAITING_WORDS - BLOCK_BYTES)
+    full = buffers.queue + _WORD_BYTES * (QUEUED_WORDS - BLOCK_BYTES)
     for text in range(count):
         start, end = data + signed(load64(offsets + 8 * text)), data + signed(load64(offsets + 8 * text + 8))
-        before_text, waiting = output, memory.waiting
+        before_text, queue_end = output, buffers.queue
         for index in range(pretokenizer.STATE_SIZE):
-            store64(memory.state + 8 * index, np.uint64(0))
+            store64(buffers.state + 8 * index, np.uint64(0))
         for at in range(start, end + 1 if end > start else start, BLOCK_BYTES):
-            starts = word_starts(tables.pattern, at, end, tables.classes, memory.state)
+            starts = word_starts(tables.pattern, at, end, tables.classes, buffers.state)
             if at == start:
                 starts &= ~_ONE
             if end - at < BLOCK_BYTES:
@@ -155,13 +155,13 @@ def _encode(tables: Tables, memory: Memory, count: int, data: int, offsets: int,
             while starts:
                 stop = at + trailing_zeros(starts)
                 starts &= starts - _ONE
-                _wait(memory.words, waiting, start, stop - start)
-                waiting += _WORD_BYTES
+                _enqueue(buffers.words, queue_end, start, stop - start)
+                queue_end += _WORD_BYTES
                 start = stop
-            if waiting > full:
-                output = _answer(tables, memory, waiting, start, output)
-                waiting = memory.waiting
-        output = _answer(tables, memory, waiting, start, output)
+            if queue_end > full:
+                output = _encode_queue(tables, buffers, queue_end, start, output)
+                queue_end = buffers.queue
+        output = _encode_queue(tables, buffers, queue_end, start, output)
         store64(lengths + 8 * text, np.uint64((output - before_text) >> 2))
     return (output - first_output) >> 2
 
@@ -169,20 +169,20 @@ def _encode(tables: Tables, memory: Memory, count: int, data: int, offsets: int,
 class WordCachingEncoder(Encoder):
     """Encodes texts for one thread; the tables are shared, the caches of words are its own."""
 
-    def __init__(self, tables: TableMemory):
+    def __init__(self, tables: VocabularyTables):
         self._tables = tables
-        self._words = word_cache.Memory()
+        self._words = word_cache.WordCacheArrays()
         self._scratch = merges.new_scratch()
         self._state = np.zeros(pretokenizer.STATE_SIZE, np.uint64)
-        self._waiting = np.zeros((WAITING_WORDS + 1) * _WORD_BYTES // 8, np.uint64)
-        self._memory = Memory(self._words.view, *map(address, (self._scratch, self._state, self._waiting)))
+        self._queue = np.zeros((QUEUED_WORDS + 1) * _WORD_BYTES // 8, np.uint64)
+        self._buffers = ThreadBuffers(self._words.addresses, *map(address, (self._scratch, self._state, self._queue)))
 
     def encode(self, texts: Texts) -> tuple[Ids, Integers]:
         count = len(texts.offsets) - 1
         output = np.empty(int(texts.offsets[-1]) + LANES, np.int32)
         lengths = np.empty(count, np.int64)
         addresses = map(address, (texts.data, texts.offsets, output, lengths))
-        written = _encode(self._tables.view, self._memory, count, *addresses)
+        written = _encode(self._tables.addresses, self._buffers, count, *addresses)
         return output[:written], lengths
 
 
@@ -195,12 +195,12 @@ class ByteLevelBpe(Tokenizer):
         self.vocab_size = vocabulary.vocab_size
         self.eod = vocabulary.eod
         self._vocabulary = vocabulary
-        self._tables: TableMemory | None = None
+        self._tables: VocabularyTables | None = None
 
     def new_encoder(self) -> WordCachingEncoder:
         """Call from one thread: the first call builds the tables and compiles, and tells the user when that takes time."""
         if self._tables is None:
             with AnnounceCompilation():
-                self._tables = TableMemory(self._vocabulary)
+                self._tables = VocabularyTables(self._vocabulary)
                 WordCachingEncoder(self._tables).encode(Texts.of([b"a"]))
         return WordCachingEncoder(self._tables)

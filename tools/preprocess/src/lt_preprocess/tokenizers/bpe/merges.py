@@ -1,13 +1,13 @@
 """Byte-pair merging of one word, compiled: the lowest rank first, the leftmost of equals, until no pair merges.
 
-A word of up to SCANNED_BYTES bytes keeps the ranks of its neighbours in a row: vector instructions find the smallest and close
-the gap. Longer words use a heap over a linked list: n log n, not n squared.
+A word of up to SCANNED_BYTES bytes has an array of the ranks of its neighbouring pairs: vector instructions find the smallest
+and shift what follows. Longer words use a heap over a linked list: n log n, not n squared.
 
 Look-ups: the ranks of all pairs of bytes are an array. Other pairs are packed with their rank into eight bytes, eight pairs to
-a bucket of one cache line that one vector instruction compares. Four of five pairs that are asked for do not merge: a bit set,
-small enough for the processor's second cache, sends most of these to one empty bucket instead of a line of the large table.
-Neither costs a branch, which the processor could not predict. Numbers for Llama 3's 280,147 pairs, English, the misses of the
-word cache: 1.2 us a word with a table alone, 0.7 us with the bit set and half the table."""
+a bucket of one cache line that one vector instruction compares. Four of five pairs that are looked up do not merge: a Bloom
+filter with one hash, small enough for the L2 cache, sends most of these to one empty bucket instead of a line of the large
+table. Neither needs a branch, which the processor could not predict. For Llama 3's 280,147 pairs and the English words that miss
+the word cache, a word takes 1.2 us with a table alone, 0.7 us with the filter and half the table."""
 
 from typing import NamedTuple
 
@@ -56,18 +56,18 @@ class MergeTables(NamedTuple):
     """The merges of a vocabulary, owned.
 
     `byte_ids` int32 [256]; `byte_pairs` uint32 [65536], rank or all ones; `pairs` uint64 [8 * buckets + 8], left id, right id and
-    rank, or all ones, with an empty bucket at the end; `known` uint64, a bit set of hashes; `merged` int32 [ranks], the id that a
-    merge of this rank makes.
+    rank, or all ones, with an empty bucket at the end; `pair_filter` uint64, a bit for the hash of each pair; `merged_ids` int32
+    [ranks], the id that a merge of this rank makes; `id_minus_rank` is the difference where all merges have the same, else -1.
     """
 
     byte_ids: Ids
     byte_pairs: Ranks
     pairs: Words
-    known: Words
-    merged: Ids
-    first_merged: int
+    pair_filter: Words
+    merged_ids: Ids
+    id_minus_rank: int
 
-    def view(self) -> "Merges":
+    def addresses(self) -> "Merges":
         buckets_bytes = self.pairs.nbytes - _BUCKET_BYTES
         return Merges(
             address(self.byte_ids),
@@ -75,25 +75,25 @@ class MergeTables(NamedTuple):
             address(self.pairs),
             buckets_bytes - _BUCKET_BYTES,
             address(self.pairs) + buckets_bytes,
-            address(self.known),
-            np.uint64(64 - (64 * len(self.known) - 1).bit_length()),
-            address(self.merged),
-            self.first_merged,
+            address(self.pair_filter),
+            np.uint64(64 - (64 * len(self.pair_filter) - 1).bit_length()),
+            address(self.merged_ids),
+            self.id_minus_rank,
         )
 
 
 class Merges(NamedTuple):
-    """The addresses of `MergeTables`; `pairs_mask` masks the offset of a bucket, `known_shift` leaves the bits of a hash."""
+    """The addresses of `MergeTables`; `pairs_mask` masks the offset of a bucket, `filter_shift` makes a bit index of a hash."""
 
     byte_ids: int
     byte_pairs: int
     pairs: int
     pairs_mask: int
     empty_bucket: int
-    known: int
-    known_shift: np.uint64
-    merged: int
-    first_merged: int
+    pair_filter: int
+    filter_shift: np.uint64
+    merged_ids: int
+    id_minus_rank: int
 
 
 def build(byte_ids: Ids, rows: Integers) -> MergeTables:
@@ -107,14 +107,14 @@ def build(byte_ids: Ids, rows: Integers) -> MergeTables:
         aligned(8 * buckets + 8, int(_EMPTY)),
         np.zeros(max(1, _BITS_PER_BUCKET * buckets // 64), np.uint64),
         merged,
-        _first_merged(rows),
+        _id_minus_rank(rows),
     )
     rows = np.ascontiguousarray(rows)
-    _fill(tables.view(), address(rows), len(rows))
+    _fill(tables.addresses(), address(rows), len(rows))
     return tables
 
 
-def _first_merged(rows: Integers) -> int:
+def _id_minus_rank(rows: Integers) -> int:
     """The difference of merged id and rank where it is the same for all merges, so that no table is needed; else -1."""
     differences = np.unique(rows[:, 3] - rows[:, 2])
     return int(differences[0]) if len(differences) == 1 and differences[0] >= 0 else -1
@@ -123,9 +123,9 @@ def _first_merged(rows: Integers) -> int:
 @inner
 def _merged(tables: Merges, rank: np.uint32) -> np.uint32:
     """The id that a merge of this rank makes."""
-    if tables.first_merged >= 0:
-        return np.uint32(rank + np.uint32(tables.first_merged))
-    return load32(tables.merged + 4 * signed(rank))
+    if tables.id_minus_rank >= 0:
+        return np.uint32(rank + np.uint32(tables.id_minus_rank))
+    return load32(tables.merged_ids + 4 * signed(rank))
 
 
 @inner
@@ -156,9 +156,9 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
         while load64(bucket) != _EMPTY:
             bucket += 8
         store64(bucket, key << _RANK_BITS | load64(row + 16))
-        bit = hashed >> tables.known_shift
-        place = tables.known + 8 * signed(bit >> _SIX)
-        store64(place, load64(place) | _ONE << (bit & _BIT_MASK))
+        bit = hashed >> tables.filter_shift
+        filter_word = tables.pair_filter + 8 * signed(bit >> _SIX)
+        store64(filter_word, load64(filter_word) | _ONE << (bit & _BIT_MASK))
     for left in range(256):
         for right in range(256):
             rank = rank_of(tables, load32(tables.byte_ids + 4 * left), load32(tables.byte_ids + 4 * right))
@@ -167,10 +167,10 @@ def _fill(tables: Merges, rows: int, count: int) -> None:
 
 @inner
 def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
-    """The rank at which two neighbours merge, all ones for never."""
+    """The rank at which two neighbouring ids merge; all ones if they do not."""
     key, hashed = _hashed(np.uint64(left), np.uint64(right))
-    bit = hashed >> tables.known_shift
-    may_merge = load64(tables.known + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
+    bit = hashed >> tables.filter_shift
+    may_merge = load64(tables.pair_filter + 8 * signed(bit >> _SIX)) >> (bit & _BIT_MASK) & _ONE
     bucket = _bucket_of(tables, hashed) if may_merge else tables.empty_bucket
     found = equal_after_shift(bucket, _RANK_BITS, key)
     while (found == 0) & (load64(bucket + _BUCKET_BYTES - 8) != _EMPTY):
@@ -181,7 +181,7 @@ def rank_of(tables: Merges, left: np.uint32, right: np.uint32) -> np.uint32:
 
 
 def new_scratch() -> Ranks:
-    """Room in which one thread merges: ids, then ranks."""
+    """The buffer in which one thread merges: uint32, ids, then ranks."""
     return np.zeros(2 * _SCRATCH_LANES, np.uint32)
 
 
@@ -208,46 +208,46 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
         for index in range(at, size, LANES):
             copy_lanes(ids + 4 * index + 4, ids + 4 * index)
             copy_lanes(ranks + 4 * index + 4, ranks + 4 * index)
-        place = 4 * at
-        store32(ids + place, new)
+        offset = 4 * at
+        store32(ids + offset, new)
         if at + 1 < size:
-            store32(ranks + place, rank_of(tables, new, load32(ids + place + 4)))
+            store32(ranks + offset, rank_of(tables, new, load32(ids + offset + 4)))
         if at > 0:
-            store32(ranks + place - 4, rank_of(tables, load32(ids + place - 4), new))
+            store32(ranks + offset - 4, rank_of(tables, load32(ids + offset - 4), new))
     for index in range(0, size, LANES):
         copy_lanes(ids + 4 * index, output + 4 * index)
     return size
 
 
 @inner
-def _push(heap_ranks: Ranks, heap_places: Ids, size: int, rank: np.uint32, place: int) -> None:
+def _push(heap_ranks: Ranks, heap_nodes: Ids, size: int, rank: np.uint32, node: int) -> None:
     at = size
     while at > 0:
         parent = (at - 1) >> 1
-        if heap_ranks[parent] < rank or (heap_ranks[parent] == rank and heap_places[parent] < place):
+        if heap_ranks[parent] < rank or (heap_ranks[parent] == rank and heap_nodes[parent] < node):
             break
-        heap_ranks[at], heap_places[at] = heap_ranks[parent], heap_places[parent]
+        heap_ranks[at], heap_nodes[at] = heap_ranks[parent], heap_nodes[parent]
         at = parent
-    heap_ranks[at], heap_places[at] = rank, place
+    heap_ranks[at], heap_nodes[at] = rank, node
 
 
 @inner
-def _pop(heap_ranks: Ranks, heap_places: Ids, size: int) -> None:
+def _pop(heap_ranks: Ranks, heap_nodes: Ids, size: int) -> None:
     """Remove the first of `size` entries."""
-    rank, place = heap_ranks[size - 1], heap_places[size - 1]
+    rank, node = heap_ranks[size - 1], heap_nodes[size - 1]
     at, child = 0, 1
     while child < size - 1:
         following = child + 1
         if following < size - 1 and (
             heap_ranks[following] < heap_ranks[child]
-            or (heap_ranks[following] == heap_ranks[child] and heap_places[following] < heap_places[child])
+            or (heap_ranks[following] == heap_ranks[child] and heap_nodes[following] < heap_nodes[child])
         ):
             child = following
-        if rank < heap_ranks[child] or (rank == heap_ranks[child] and place < heap_places[child]):
+        if rank < heap_ranks[child] or (rank == heap_ranks[child] and node < heap_nodes[child]):
             break
-        heap_ranks[at], heap_places[at] = heap_ranks[child], heap_places[child]
+        heap_ranks[at], heap_nodes[at] = heap_ranks[child], heap_nodes[child]
         at, child = child, 2 * child + 1
-    heap_ranks[at], heap_places[at] = rank, place
+    heap_ranks[at], heap_nodes[at] = rank, node
 
 
 @inner
@@ -258,47 +258,47 @@ def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
     before = np.arange(-1, size - 1, dtype=np.int32)
     after = np.arange(1, size + 1, dtype=np.int32)
     heap_ranks = np.empty(3 * size, np.uint32)
-    heap_places = np.empty(3 * size, np.int32)
-    waiting = 0
+    heap_nodes = np.empty(3 * size, np.int32)
+    entries = 0
     for index in range(size):
         ids[index] = load32(tables.byte_ids + 4 * signed(load8(start + index)))
     for index in range(size):
         ranks[index] = rank_of(tables, ids[index], ids[index + 1]) if index + 1 < size else _NO_RANK
         if ranks[index] != _NO_RANK:
-            _push(heap_ranks, heap_places, waiting, ranks[index], index)
-            waiting += 1
-    while waiting > 0:
-        rank, place = heap_ranks[0], heap_places[0]
-        _pop(heap_ranks, heap_places, waiting)
-        waiting -= 1
-        if ranks[place] != rank:
+            _push(heap_ranks, heap_nodes, entries, ranks[index], index)
+            entries += 1
+    while entries > 0:
+        rank, node = heap_ranks[0], heap_nodes[0]
+        _pop(heap_ranks, heap_nodes, entries)
+        entries -= 1
+        if ranks[node] != rank:
             continue
-        absorbed = after[place]
-        ids[place] = _merged(tables, rank)
+        absorbed = after[node]
+        ids[node] = _merged(tables, rank)
         ranks[absorbed] = _NO_RANK
-        after[place] = after[absorbed]
-        ranks[place] = _NO_RANK
-        if after[place] < size:
-            before[after[place]] = place
-            ranks[place] = rank_of(tables, ids[place], ids[after[place]])
-        previous = before[place]
+        after[node] = after[absorbed]
+        ranks[node] = _NO_RANK
+        if after[node] < size:
+            before[after[node]] = node
+            ranks[node] = rank_of(tables, ids[node], ids[after[node]])
+        previous = before[node]
         if previous >= 0:
-            ranks[previous] = rank_of(tables, ids[previous], ids[place])
-        for changed in (previous, place):
+            ranks[previous] = rank_of(tables, ids[previous], ids[node])
+        for changed in (previous, node):
             if changed >= 0 and ranks[changed] != _NO_RANK:
-                _push(heap_ranks, heap_places, waiting, ranks[changed], changed)
-                waiting += 1
-    place, count = 0, 0
-    while place < size:
-        store32(output + 4 * count, ids[place])
+                _push(heap_ranks, heap_nodes, entries, ranks[changed], changed)
+                entries += 1
+    node, count = 0, 0
+    while node < size:
+        store32(output + 4 * count, ids[node])
         count += 1
-        place = after[place]
+        node = after[node]
     return count
 
 
 @kernel
 def merge(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
-    """Write the ids of a word to `output`, which has room for LANES more than it needs; their number."""
+    """Write the ids of a word to `output`, where LANES more may be overwritten; returns their number."""
     if size <= SCANNED_BYTES:
         return _merge_scanning(tables, start, size, scratch, output)
     return _merge_with_heap(tables, start, size, output)

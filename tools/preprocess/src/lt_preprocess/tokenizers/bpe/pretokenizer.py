@@ -6,13 +6,13 @@ Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\
 Qwen 2:   Llama 3's with \p{N} for \p{N}{1,3}
 Tekken and o200k cut between cases too; see `cased_words`, which does it a character at a time.
 
-The text is looked at in blocks of 64 bytes. Vector compares give an integer for each class of characters with one bit a byte,
-and some sixty operations on these integers give the bytes at which words start, without a branch for each word: a regular
-expression engine, and a loop over characters too, spends most of its time on branches that the processor cannot predict. Only
-what is rare is done one by one: characters outside ASCII, contractions, long numbers, indentation. English takes 0.4 ns a byte
-so, where a loop over characters took 5.
+The text is read in blocks of 64 bytes. Vector compares give a bit mask for each class of characters, and some sixty operations
+on these masks give the bytes at which words start, without a branch for each word: a regular expression engine, and a loop over
+characters too, spends most of its time on branches that the processor cannot predict. Only what is rare is done character by
+character: what is outside ASCII, contractions, long numbers, indentation. English takes 0.4 ns a byte this way; a loop over
+characters took 5.
 
-What the pieces look like in runs of one class (letters L, numbers N, white space S, others O):
+The words of each pattern, as runs of characters of one class (letters L, numbers N, white space S, others O):
 
 - GPT-2: a run of L, N or O is a word, together with a blank before it. Of a run of S, the last character stands alone unless it
   is such a blank or the text ends.
@@ -48,7 +48,7 @@ _LETTERS_BEFORE, _NUMBERS_BEFORE, _SPACES_BEFORE, _BLANKS_BEFORE, _OTHERS_BEFORE
 _OPENERS_BEFORE, _ABSORBED_BEFORE, _INDENTS_BEFORE = range(5, 8)
 _STARTS, _NO_STARTS, _NUMBER_LENGTH, _NEXT_WORD = range(8, 12)
 STATE_SIZE = 12
-"""uint64 that pass from one block of a text to the next: the last bit of a mask, or what a block says about the next one."""
+"""uint64 that are carried from one block of a text to the next: the last bit of a mask, or what a block says about the next."""
 
 
 @inner
@@ -76,19 +76,19 @@ def _wide_characters(
     """The bytes of the block's letters, numbers and white space outside ASCII, and which white space a non-space follows."""
     letters, numbers, spaces, lasts = _ZERO, _ZERO, _ZERO, _ZERO
     leads = wide & ~tails
-    place = at
+    character = at
     cut = tails & _ONE
-    while cut and (load8(place) & 0xC0) == 0x80:
-        place -= 1
+    while cut and (load8(character) & 0xC0) == 0x80:
+        character -= 1
     while True:
         if not cut:
             if leads == 0:
                 break
-            place = at + trailing_zeros(leads)
+            character = at + trailing_zeros(leads)
             leads &= leads - _ONE
-        size = width(load8(place))
-        kind = class_at(place, classes)
-        bits = _bits(size + place - at) if cut else _bits(size) << np.uint64(place - at)
+        size = width(load8(character))
+        kind = class_at(character, classes)
+        bits = _bits(size + character - at) if cut else _bits(size) << np.uint64(character - at)
         cut = _ZERO
         if kind >= LETTER:
             letters |= bits
@@ -96,8 +96,8 @@ def _wide_characters(
             numbers |= bits
         elif kind == SPACE:
             spaces |= bits
-            if place >= at and place + size < end and not is_white_space(place + size, classes):
-                lasts |= _ONE << np.uint64(place - at)
+            if character >= at and character + size < end and not is_white_space(character + size, classes):
+                lasts |= _ONE << np.uint64(character - at)
     return letters, numbers, spaces, lasts
 
 
@@ -122,7 +122,7 @@ def _with_contractions(at: int, end: int, starts: np.uint64, apostrophes: np.uin
 
 @inner
 def _shifted(mask: np.uint64, state: int, name: int) -> np.uint64:
-    """For each byte, whether the byte before it is in the mask; the last byte is kept for the next block."""
+    """The mask shifted by one byte: a bit is set where the byte before it is in the mask. The last bit is kept in `state`."""
     before = mask << _ONE | _get(state, name)
     _set(state, name, mask >> _LAST)
     return before
@@ -168,10 +168,10 @@ def _after_line_breaks(
         if stop < BLOCK_BYTES:
             ends_in_newline = (newlines >> np.uint64(stop)) & _ONE != 0
         else:
-            place = at + min(stop, BLOCK_BYTES)
-            while place < end and (load8(place) & 0xC0 == 0x80 or class_at(place, classes) == SPACE):
-                place += 1
-            ends_in_newline = place < end and (load8(place) == 0x0A or load8(place) == 0x0D)
+            following = at + min(stop, BLOCK_BYTES)
+            while following < end and (load8(following) & 0xC0 == 0x80 or class_at(following, classes) == SPACE):
+                following += 1
+            ends_in_newline = following < end and (load8(following) == 0x0A or load8(following) == 0x0D)
         if not ends_in_newline:
             if bit < 63:
                 starts |= _ONE << np.uint64(bit + 1)
@@ -182,14 +182,14 @@ def _after_line_breaks(
 
 @inner
 def _starts_by_case(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    place = signed(_get(state, _NEXT_WORD))
-    if place == 0:
-        place = at
+    word = signed(_get(state, _NEXT_WORD))
+    if word == 0:
+        word = at
     starts = _ZERO
-    while place < min(at + BLOCK_BYTES, end):
-        starts |= _ONE << np.uint64(place - at)
-        place = cased_words.word_end(pattern == O200K, place, end, classes)
-    _set(state, _NEXT_WORD, np.uint64(place))
+    while word < min(at + BLOCK_BYTES, end):
+        starts |= _ONE << np.uint64(word - at)
+        word = cased_words.word_end(pattern == O200K, word, end, classes)
+    _set(state, _NEXT_WORD, np.uint64(word))
     return starts
 
 
@@ -210,12 +210,12 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     newlines &= valid
     tails &= valid
     wide &= valid
-    next_place = at + BLOCK_BYTES
+    next_block = at + BLOCK_BYTES
     non_space_next = _ZERO
-    if next_place < end:
-        if load8(next_place) & 0xC0 == 0x80:
+    if next_block < end:
+        if load8(next_block) & 0xC0 == 0x80:
             non_space_next = _ZERO
-        elif not is_white_space(next_place, classes):
+        elif not is_white_space(next_block, classes):
             non_space_next = _ONE
     lasts = spaces & ((valid & ~spaces) >> _ONE | non_space_next << _LAST)
     if wide:
@@ -252,7 +252,7 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
     starts |= letters & ~after_letters & ~after_absorbers
     starts |= numbers & ~tails if pattern == QWEN2 else _number_starts(numbers, tails, after_numbers, state)
     next_is_indent = _ZERO
-    if next_place < end and class_at(next_place, classes) == SPACE and (load8(next_place) & 0xC0) != 0x80:
+    if next_block < end and class_at(next_block, classes) == SPACE and (load8(next_block) & 0xC0) != 0x80:
         next_is_indent = _ONE
     indented = newlines & spaces & (indents >> _ONE | next_is_indent << _LAST)
     if indented:

@@ -1,4 +1,4 @@
-"""A table of byte strings for compiled code: the bytes of a token to its id, by open addressing, compared byte for byte."""
+"""A hash table for compiled code, from the bytes of a token to its id: open addressing, tokens compared byte by byte."""
 
 from typing import NamedTuple, Self
 
@@ -23,13 +23,13 @@ class Pieces(NamedTuple):
 
 
 class PieceTable(NamedTuple):
-    """`slots` int64 [slots], the number of a piece or -1; `texts`; `ids` int64 [pieces]. Owns its memory."""
+    """Owns the arrays. `slots` int64 [slots], the index of a piece or -1; `texts`, the pieces; `ids` int64 [pieces]."""
 
     slots: npt.NDArray[np.int64]
     texts: Texts
     ids: npt.NDArray[np.int64]
 
-    def view(self: Self) -> Pieces:
+    def addresses(self: Self) -> Pieces:
         mask = len(self.slots) - 1 if len(self.ids) else -1
         return Pieces(address(self.slots), mask, address(self.texts.data), address(self.texts.offsets), address(self.ids))
 
@@ -37,7 +37,7 @@ class PieceTable(NamedTuple):
 def build_pieces(ids: dict[bytes, int]) -> PieceTable:
     slots = 1 << max(4, (4 * len(ids)).bit_length())
     table = PieceTable(np.full(slots, -1, np.int64), Texts.of(list(ids)), np.fromiter(ids.values(), np.int64, len(ids)))
-    _fill(table.view(), len(ids))
+    _fill(table.addresses(), len(ids))
     return table
 
 

@@ -1,14 +1,14 @@
-"""The words that a thread has seen and their ids, in bounded memory: 96 MiB a thread, whatever the input.
+"""A cache of the words that a thread has seen and their ids, in bounded memory: 96 MiB a thread, whatever the input.
 
-Natural text repeats its words: of 267,000 words a megabyte, 2% are new in the first 40 MB and fewer later. A set of the table
-is one cache line with two entries of 32 bytes: key and up to four ids. The key of a word of up to 15 bytes is the word itself.
-Longer words, up to LONGEST_BYTES, are found by a hash and compared in the arena, where also the ids lie when there are more
-than four: 2% of the words of mixed text, but those that cost most. The arena is written in a circle; an entry knows the place of
-its record, counted from the first circle on, and so whether it has been overwritten. The newer of two words that want the same
-place stays.
+Natural text repeats its words: of 267,000 words a megabyte, 2% are new in the first 40 MB and fewer later. The cache is two-way
+set-associative: a set is one cache line with two entries of 32 bytes, each a key and up to four ids; a new word evicts the older
+of the two. The key of a word of up to 15 bytes is the word itself. Longer words, up to LONGEST_BYTES, are found by a hash and
+compared with their bytes in a second buffer, the arena, which also holds ids when there are more than four: 2% of the words of
+mixed text, but those that cost most. The arena is a ring buffer; an entry has the offset of its record in all bytes ever written
+to the arena, which tells whether the record has been overwritten.
 
 An entry, in uint64: the lowest 8 bytes of the key; its other 7 bytes, 4 bits of length (0 for a hash), 4 bits for the number of
-ids (_IN_ARENA when they are there); four ids, or the place in the arena.
+ids (_IN_ARENA when they are there); four ids, or the offset in the arena.
 """
 
 from typing import NamedTuple
@@ -43,25 +43,25 @@ _HASHED = np.uint64((1 << 56) - 1)
 
 
 class WordCache(NamedTuple):
-    """Addresses of the `Memory` of a cache."""
+    """The addresses of `WordCacheArrays`."""
 
     sets: int
     arena: int
     masks: int
 
 
-class Memory:
-    """An empty cache, for one thread. After the arena stands the number of bytes that were ever written to it."""
+class WordCacheArrays:
+    """An empty cache for one thread; owns the arrays. The last word of `_arena` is the number of bytes ever written to it."""
 
     def __init__(self) -> None:
         self._sets = aligned((1 << _SET_BITS) * _SET_BYTES // 8)
         self._arena = aligned(_ARENA_BYTES // 8 + 1)
         self._masks = _key_masks()
-        self.view = WordCache(address(self._sets), address(self._arena), address(self._masks))
+        self.addresses = WordCache(address(self._sets), address(self._arena), address(self._masks))
 
 
 def _key_masks() -> npt.NDArray[np.uint64]:
-    """What counts of the 16 bytes at a word of 0 to WORD_BYTES bytes, and its length in the other half of the last byte."""
+    """For words of 0 to WORD_BYTES bytes: masks of their bytes in 16 loaded ones, and the length in the high half of the last."""
     masks = [(1 << 8 * size) - 1 for size in range(WORD_BYTES + 1)]
     rows = [(mask & int(_ALL), mask >> 64, size << 56, 0) for size, mask in enumerate(masks)]
     return np.array(rows, np.uint64)
@@ -75,8 +75,8 @@ def word_key(cache: WordCache, start: int, size: int) -> tuple[np.uint64, np.uin
         return load64(start) & load64(mask), load64(start + 8) & load64(mask + 8) | load64(mask + 16)
     low, high = np.uint64(size), np.uint64(0)
     last = start + ((size - 1) & ~7)
-    for place in range(start, last, 8):
-        low = (low ^ load64(place)) * _LOW_MULTIPLIER
+    for word in range(start, last, 8):
+        low = (low ^ load64(word)) * _LOW_MULTIPLIER
         high = (high + low) * _HIGH_MULTIPLIER
         low ^= low >> _HALF
     low = (low ^ (load64(last) & _last_mask(size))) * _LOW_MULTIPLIER
@@ -85,25 +85,28 @@ def word_key(cache: WordCache, start: int, size: int) -> tuple[np.uint64, np.uin
 
 @inner
 def _last_mask(size: int) -> np.uint64:
-    """What counts of the last eight bytes of a word."""
+    """The mask of the word's bytes in the last eight bytes that are loaded of it."""
     return _ALL >> np.uint64(-8 * size & 63)
 
 
 @inner
 def word_set(cache: WordCache, low: np.uint64, high: np.uint64) -> int:
-    """The address of the set in which a word may be."""
+    """The address of the set that a word belongs to."""
     hashed = (low ^ high * _HIGH_MULTIPLIER) * _LOW_MULTIPLIER
     return cache.sets + signed(hashed >> _SET_SHIFT) * _SET_BYTES
 
 
 @inner
-def find_word(cache: WordCache, place: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int) -> int:
-    """Write the ids of a word that is in the set `place` to `output`, with room for WORD_IDS more; their number or 0."""
-    first = (load64(place) ^ low) | ((load64(place + 8) ^ high) & _KEY)
-    second = (load64(place + 32) ^ low) | ((load64(place + 40) ^ high) & _KEY)
+def find_word(cache: WordCache, set_address: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int) -> int:
+    """Look a word up in the set at `set_address`, and write its ids to `output`; returns their number, 0 when it is not there.
+
+    Up to WORD_IDS ids after those of the word may be overwritten.
+    """
+    first = (load64(set_address) ^ low) | ((load64(set_address + 8) ^ high) & _KEY)
+    second = (load64(set_address + 32) ^ low) | ((load64(set_address + 40) ^ high) & _KEY)
     if (first != 0) & (second != 0):
         return 0
-    entry = place if first == 0 else place + 32
+    entry = set_address if first == 0 else set_address + 32
     store64(output, load64(entry + 16))
     store64(output + 8, load64(entry + 24))
     count = signed(load64(entry + 8) >> _COUNT_SHIFT)
@@ -112,10 +115,10 @@ def find_word(cache: WordCache, place: int, low: np.uint64, high: np.uint64, sta
 
 @inner
 def _find_in_arena(cache: WordCache, entry: int, start: int, size: int, output: int) -> int:
-    place = signed(load64(entry + 16))
-    if signed(load64(cache.arena + _ARENA_BYTES)) - place > _ARENA_BYTES:
+    arena_offset = signed(load64(entry + 16))
+    if signed(load64(cache.arena + _ARENA_BYTES)) - arena_offset > _ARENA_BYTES:
         return 0
-    record = cache.arena + (place & _ARENA_MASK)
+    record = cache.arena + (arena_offset & _ARENA_MASK)
     header = load64(record)
     ids = record + 8
     if size > WORD_BYTES:
@@ -135,23 +138,23 @@ def _find_in_arena(cache: WordCache, entry: int, start: int, size: int, output: 
 
 
 @inner
-def keep_word(
-    cache: WordCache, place: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int, count: int
+def insert_word(
+    cache: WordCache, set_address: int, low: np.uint64, high: np.uint64, start: int, size: int, output: int, count: int
 ) -> None:
-    """Remember the ids at `output`; the older of the two words in the set is forgotten."""
+    """Insert a word with the ids at `output`; evicts the older of the two words of the set."""
     for offset in range(0, _ENTRY_BYTES, 8):
-        store64(place + _ENTRY_BYTES + offset, load64(place + offset))
-    store64(place, low)
+        store64(set_address + _ENTRY_BYTES + offset, load64(set_address + offset))
+    store64(set_address, low)
     if size <= WORD_BYTES and count <= WORD_IDS:
-        store64(place + 8, high | np.uint64(count) << _COUNT_SHIFT)
-        store64(place + 16, load64(output))
-        store64(place + 24, load64(output + 8))
+        store64(set_address + 8, high | np.uint64(count) << _COUNT_SHIFT)
+        store64(set_address + 16, load64(output))
+        store64(set_address + 24, load64(output + 8))
         return
-    store64(place + 8, high | np.uint64(_IN_ARENA) << _COUNT_SHIFT)
+    store64(set_address + 8, high | np.uint64(_IN_ARENA) << _COUNT_SHIFT)
     written = signed(load64(cache.arena + _ARENA_BYTES))
     if (written & _ARENA_MASK) + _WORST_IN_ARENA > _ARENA_BYTES:
         written = (written | _ARENA_MASK) + 1
-    store64(place + 16, np.uint64(written))
+    store64(set_address + 16, np.uint64(written))
     record = cache.arena + (written & _ARENA_MASK)
     store64(record, np.uint64(count) << _HALF | np.uint64(size))
     ids = record + 8

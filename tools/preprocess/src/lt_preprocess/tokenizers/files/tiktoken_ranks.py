@@ -29,11 +29,11 @@ def llama4_special_tokens() -> list[str]:
         *(f"text_post_train_reserved_special_token_{number}" for number in range(8, 69)),
     ]
     vision = [f"vision_reserved_special_token_{number}" for number in range(1048)]
-    for name, place in (
+    for name, index in (
         *(("image_start", 0), ("image_end", 1), ("tile_x_separator", 4)),
         *(("tile_y_separator", 5), ("image", 10), ("patch", 12)),
     ):
-        vision.insert(place, name)
+        vision.insert(index, name)
     reasoning = [f"reasoning_reserved_special_token_{number}" for number in range(8)]
     reasoning += ["reasoning_thinking_start", "reasoning_thinking_end"]
     names = [*basic, *post_train, *vision, *reasoning]

@@ -1,7 +1,7 @@
 """Merge the symbols of one segment as SentencePiece does: the best score first, of equals the leftmost.
 
-Up to 64 characters the ranks are scanned for the smallest; more go through a heap over a linked list, so that a segment of n
-characters costs n log n and 32 bytes of memory for each.
+The ranks of up to 64 characters are scanned for the smallest. Longer segments use a heap over a linked list: n log n steps for n
+characters, and 32 bytes of memory for each.
 """
 
 from typing import NamedTuple, Self
@@ -13,16 +13,19 @@ from lt_preprocess.tokenizers.sentencepiece.piece_tables import ASCII_CODES, NO_
 from lt_preprocess.tokenizers.sentencepiece.segments import code_point, width
 
 SCANNED_CHARACTERS = 64
-NO_ROOM = -1
+SCRATCH_TOO_SMALL = -1
 
 _BLANK = ord(" ")
 _NOTHING = 0x7FFFFFFFFFFFFFFF
-_PLACE_BITS = 40
-_PLACE = (1 << _PLACE_BITS) - 1
+_NODE_BITS = 40
+_NODE_MASK = (1 << _NODE_BITS) - 1
 
 
 class Scratch(NamedTuple):
-    """Room to merge `len(symbols)` characters; `merges` int64 for the scan, the others for the heap."""
+    """Buffers to merge up to `len(symbols)` characters.
+
+    `symbols` int32; `ranked` int64 for the scan; `merges`, `before`, `after` int32 and `heap` int64 for the heap.
+    """
 
     symbols: Ids
     ranked: Integers
@@ -124,51 +127,54 @@ def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, c
     """
     symbols, merges, heap = scratch.symbols, scratch.merges, scratch.heap
     before, after = scratch.before, scratch.after
-    waiting = 0
+    entries = 0
     for index in range(size):
         before[index], after[index] = index - 1, index + 1
     for index in range(size):
         merges[index] = find_merge(tables, symbols[index], symbols[index + 1]) if index + 1 < size else NO_MERGE
         if merges[index] != NO_MERGE:
-            _push(heap, waiting, int(tables.ranks[merges[index]]) << _PLACE_BITS | index)
-            waiting += 1
-    while waiting > 0:
-        rank, place = heap[0] >> _PLACE_BITS, heap[0] & _PLACE
-        _pop(heap, waiting)
-        waiting -= 1
-        if merges[place] == NO_MERGE or tables.ranks[merges[place]] != rank:
+            _push(heap, entries, int(tables.ranks[merges[index]]) << _NODE_BITS | index)
+            entries += 1
+    while entries > 0:
+        rank, node = heap[0] >> _NODE_BITS, heap[0] & _NODE_MASK
+        _pop(heap, entries)
+        entries -= 1
+        if merges[node] == NO_MERGE or tables.ranks[merges[node]] != rank:
             continue
-        absorbed, symbols[place] = after[place], merges[place]
-        merges[absorbed] = merges[place] = NO_MERGE
-        after[place] = after[absorbed]
-        previous, following = before[place], after[place]
+        absorbed, symbols[node] = after[node], merges[node]
+        merges[absorbed] = merges[node] = NO_MERGE
+        after[node] = after[absorbed]
+        previous, following = before[node], after[node]
         if following < size:
-            before[following] = place
-            merges[place] = find_merge(tables, symbols[place], symbols[following])
-            if merges[place] != NO_MERGE:
-                _push(heap, waiting, int(tables.ranks[merges[place]]) << _PLACE_BITS | place)
-                waiting += 1
+            before[following] = node
+            merges[node] = find_merge(tables, symbols[node], symbols[following])
+            if merges[node] != NO_MERGE:
+                _push(heap, entries, int(tables.ranks[merges[node]]) << _NODE_BITS | node)
+                entries += 1
         if previous >= 0:
-            merges[previous] = find_merge(tables, symbols[previous], symbols[place])
+            merges[previous] = find_merge(tables, symbols[previous], symbols[node])
             if merges[previous] != NO_MERGE:
-                _push(heap, waiting, int(tables.ranks[merges[previous]]) << _PLACE_BITS | previous)
-                waiting += 1
-    place = 0
-    while place < size:
-        count = emit(tables, symbols[place], output, count)
-        place = after[place]
+                _push(heap, entries, int(tables.ranks[merges[previous]]) << _NODE_BITS | previous)
+                entries += 1
+    node = 0
+    while node < size:
+        count = emit(tables, symbols[node], output, count)
+        node = after[node]
     return count
 
 
 @inner
 def merge(tables: Tables, scratch: Scratch, data: Bytes, start: int, end: int, prefixed: bool, output: Ids, count: int) -> int:
-    """Append the ids of the segment data[start:end], `prefixed` with a space or not; NO_ROOM when `scratch` is too small."""
+    """Append the ids of the segment data[start:end], `prefixed` with a space or not; returns the new count.
+
+    SCRATCH_TOO_SMALL for a segment of more characters than `scratch` holds.
+    """
     size = int(prefixed)
     scratch.symbols[0] = tables.symbols[_BLANK]
     left = _BLANK
     while start < end:
         if size == len(scratch.symbols):
-            return NO_ROOM
+            return SCRATCH_TOO_SMALL
         right = code_point(data, start)
         scratch.symbols[size] = tables.symbols[right]
         if 0 < size < SCANNED_CHARACTERS:

@@ -1,8 +1,8 @@
 """Encode texts with the tables of a SentencePiece BPE model, in one compiled function without the GIL.
 
 User-defined pieces are found first: what is merged lies between them, since sentencepiece never merges them with anything. The
-rest is cut where no piece can span the cut (`sentencepiece_segments`), so that a segment is mostly a word with the space before
-it; a segment is one character, or is answered from the thread's cache, or is merged.
+rest is cut where no piece can span the cut (`segments`), so that a segment is mostly a word with the space before it. The ids of
+a segment are those of its one character, or come from the thread's cache, or its characters are merged.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from lt_preprocess.kernels.jit import AnnounceCompilation
 from lt_preprocess.kernels.jit import bare_inner as inner
 from lt_preprocess.kernels.jit import bare_kernel as kernel
 from lt_preprocess.tokenizers.base import Encoder, Texts
-from lt_preprocess.tokenizers.sentencepiece.merging import NO_ROOM, Scratch, emit, merge
+from lt_preprocess.tokenizers.sentencepiece.merging import SCRATCH_TOO_SMALL, Scratch, emit, merge
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Integers, Tables
 from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
     LONG_BYTES,
@@ -21,13 +21,13 @@ from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
     Caches,
     find_long,
     find_short,
-    keep_long,
-    keep_short,
-    long_place,
+    insert_long,
+    insert_short,
+    long_set,
     long_tag,
     new_caches,
     short_key,
-    short_place,
+    short_set,
 )
 from lt_preprocess.tokenizers.sentencepiece.segments import are_neighbours, code_point, segment_end, width
 from lt_preprocess.tokenizers.token_trie import longest_match
@@ -48,23 +48,23 @@ def _encode_segment(
     if size == width(data[start]):
         return emit(tables, tables.symbols[code_point(data, start)], output, count)
     low = high = np.uint64(0)
-    place = 0
+    set_start = 0
     if size <= SHORT_BYTES:
         low, high = short_key(data, start, end)
-        place = short_place(low, high)
-        count = find_short(caches.short, place, low, high, output, count)
+        set_start = short_set(low, high)
+        count = find_short(caches.short, set_start, low, high, output, count)
     elif size <= LONG_BYTES:
         low = long_tag(data, start, end)
-        place = long_place(low)
-        count = find_long(caches.long, place, low, data, start, end, output, count)
+        set_start = long_set(low)
+        count = find_long(caches.long, set_start, low, data, start, end, output, count)
     if count > before:
         return count
     count = merge(tables, scratch, data, start, end, False, output, count)
     if size <= SHORT_BYTES:
         if count - before <= SHORT_IDS:
-            keep_short(caches.short, place, low, high, output, before, count)
+            insert_short(caches.short, set_start, low, high, output, before, count)
     elif size <= LONG_BYTES and count - before <= LONG_IDS:
-        keep_long(caches.long, place, low, data, start, end, output, before, count)
+        insert_long(caches.long, set_start, low, data, start, end, output, before, count)
     return count
 
 
@@ -72,7 +72,7 @@ def _encode_segment(
 def _encode_span(
     tables: Tables, caches: Caches, scratch: Scratch, data: Bytes, start: int, end: int, prefixed: bool, output: Ids, count: int
 ) -> int:
-    """Encode text without user-defined pieces, `prefixed` as if a space stood before it. NO_ROOM when `scratch` is too small."""
+    """Encode text without user-defined pieces, `prefixed` as if a space stood before it; returns as `merge`."""
     if prefixed:
         blank = int(tables.classes[_BLANK])
         if start < end and are_neighbours(tables, blank, int(tables.classes[code_point(data, start)])):
@@ -81,7 +81,7 @@ def _encode_span(
             start = stop
         else:
             count = emit(tables, tables.symbols[_BLANK], output, count)
-    while start < end and count != NO_ROOM:
+    while start < end and count != SCRATCH_TOO_SMALL:
         stop = segment_end(tables, data, start, end)
         count = _encode_segment(tables, caches, scratch, data, start, stop, output, count)
         start = stop
@@ -112,14 +112,14 @@ def _encode(
     count: int,
     lengths: Integers,
 ) -> tuple[int, int]:
-    """Encode the texts from number `text` on; returns the number of the text for which `scratch` is too small, and the count."""
+    """Encode texts from index `text` on; returns the index of the text that is too long for `scratch`, and the count of ids."""
     while text < len(offsets) - 1:
         start, end, before = offsets[text], offsets[text + 1], count
         prefixed = tables.dummy_prefix
         while start < end:
             at, stop, number = _user_defined(tables, data, start, end)
             count = _encode_span(tables, caches, scratch, data, start, at, prefixed, output, count)
-            if count == NO_ROOM:
+            if count == SCRATCH_TOO_SMALL:
                 return text, before
             if number >= 0:
                 output[count] = number

@@ -45,7 +45,7 @@ _HASH_SHIFT = np.uint64(32)
 class Tables(NamedTuple):
     """Shared by all threads. A space and U+2581 are the same character here.
 
-    `ids`, `ranks` int32 [pieces]: the id of a symbol, and its place in the order of merging (pieces with equal scores share one).
+    `ids`, `ranks` int32 [pieces]: the id of a symbol, and its rank in the order of merging (pieces with equal scores share one).
     `pairs` uint64 [slots]. `pair_filter` uint64: a bit for the hash of each pair; these 64 KiB answer for most pairs that do not
     merge. `ascii_pairs` int32 [128 * 128]: what two characters become. `symbols` int32 and `classes` uint16 [code points]: the
     symbol of a character, and its class (0: it stands alone). `neighbours` uint64: bit `left << class_bits | right`. `byte_ids`

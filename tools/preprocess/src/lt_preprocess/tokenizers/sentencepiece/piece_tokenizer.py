@@ -1,9 +1,10 @@
 """SentencePiece BPE: the same ids as sentencepiece's `EncodeAsIds`, from compiled code.
 
-Control symbols do not exist for the encoder: `</s>` in a text is four ordinary characters. U+2581 in a text is a space, as in
-sentencepiece. Left to the library, by `recognise`: models that are not BPE, that normalize characters (nmt_nfkc and its like), do
-not write spaces as U+2581, put white space at the end of words, or hold unused pieces (sentencepiece takes those apart again by
-what it saw last in the whole sentence, so no part of a text could be encoded alone), and models in which a text means two pieces.
+Control symbols are not known to the encoder: `</s>` in a text is four ordinary characters. U+2581 in a text is a space, as in
+sentencepiece. `recognise` refuses, for the library to encode: models that are not BPE, that normalize characters (nmt_nfkc and
+others), do not write spaces as U+2581, put white space at the end of words, or have unused pieces (sentencepiece takes those
+apart again by what it saw last in the whole sentence, so no part of a text could be encoded alone), and models of which two
+pieces have the same text.
 """
 
 import math

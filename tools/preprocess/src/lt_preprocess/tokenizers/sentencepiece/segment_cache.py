@@ -1,8 +1,8 @@
-"""Two caches of segments that were merged lately: plain arrays, one pair of them for each thread, 4 MiB whatever the input.
+"""Two caches of segments and their ids, for short and for long ones: 4 MiB for each thread, whatever the input.
 
-Short segments (up to 15 bytes): entries of 32 bytes, the key inline with its length in the last byte (so that NUL bytes are not
-padding), up to 4 ids. Long ones (up to 48 bytes: Russian and Hindi words are): entries of 128 bytes, up to 18 ids. Two entries a
-set; the older one is forgotten.
+Short segments (up to 15 bytes): entries of 32 bytes, the segment itself with its length in the last byte (so that NUL bytes are
+not padding) and up to 4 ids. Long ones (up to 48 bytes, such as Russian and Hindi words): entries of 128 bytes, up to 18 ids.
+Both are two-way set-associative: a new segment evicts the older of the two entries of its set.
 """
 
 import mmap
@@ -54,10 +54,10 @@ def new_caches() -> Caches:
 
 def _zeros(words: int) -> Words:
     """Zeros at the start of a large page, where the system has those: an entry then costs one cache line and no TLB miss."""
-    memory = mmap.mmap(-1, 8 * words + _LARGE_PAGE)
+    pages = mmap.mmap(-1, 8 * words + _LARGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(memory, np.uint64)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(pages, np.uint64)
     first = -array.ctypes.data % _LARGE_PAGE // 8
     return array[first : first + words]
 
@@ -74,21 +74,21 @@ def short_key(data: Bytes, start: int, end: int) -> tuple[np.uint64, np.uint64]:
 
 
 @inner
-def short_place(low: np.uint64, high: np.uint64) -> int:
-    """Where the set of a short segment begins."""
+def short_set(low: np.uint64, high: np.uint64) -> int:
+    """The index in `Caches.short` at which the set of a short segment begins."""
     hashed = (low ^ high * _SECOND_MULTIPLIER) * _MULTIPLIER
     hashed ^= hashed >> _SHIFT_32
     return int(np.int64(hashed & np.uint64(_SHORT_SETS - 1))) * 2 * _SHORT_ENTRY
 
 
 @inner
-def find_short(cache: Words, place: int, low: np.uint64, high: np.uint64, output: Ids, count: int) -> int:
+def find_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, output: Ids, count: int) -> int:
     """Append the ids of a segment; the new count, or `count` when it is not there. Writes up to 4 ids past `count`."""
-    if cache[place] != low or cache[place + 1] != high:
-        place += _SHORT_ENTRY
-        if cache[place] != low or cache[place + 1] != high:
+    if cache[set_start] != low or cache[set_start + 1] != high:
+        set_start += _SHORT_ENTRY
+        if cache[set_start] != low or cache[set_start + 1] != high:
             return count
-    first, second = cache[place + 2], cache[place + 3]
+    first, second = cache[set_start + 2], cache[set_start + 3]
     output[count] = np.int32(first & _ID)
     output[count + 1] = np.int32(first >> _SHIFT_32)
     output[count + 2] = np.int32(second & _ID)
@@ -97,16 +97,16 @@ def find_short(cache: Words, place: int, low: np.uint64, high: np.uint64, output
 
 
 @inner
-def keep_short(cache: Words, place: int, low: np.uint64, high: np.uint64, output: Ids, first: int, count: int) -> None:
-    """Remember output[first:count], at most SHORT_IDS ids."""
+def insert_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, output: Ids, first: int, count: int) -> None:
+    """Insert a segment with the ids output[first:count], at most SHORT_IDS."""
     for index in range(_SHORT_ENTRY):
-        cache[place + _SHORT_ENTRY + index] = cache[place + index]
-    cache[place] = low
-    cache[place + 1] = high
-    cache[place + 2] = np.uint64(0)
-    cache[place + 3] = np.uint64(count - first - 1) << _SHIFT_62
+        cache[set_start + _SHORT_ENTRY + index] = cache[set_start + index]
+    cache[set_start] = low
+    cache[set_start + 1] = high
+    cache[set_start + 2] = np.uint64(0)
+    cache[set_start + 3] = np.uint64(count - first - 1) << _SHIFT_62
     for index in range(count - first):
-        cache[place + 2 + (index >> 1)] |= np.uint64(output[first + index]) << np.uint64(32 * (index & 1))
+        cache[set_start + 2 + (index >> 1)] |= np.uint64(output[first + index]) << np.uint64(32 * (index & 1))
 
 
 @inner
@@ -128,16 +128,16 @@ def long_tag(data: Bytes, start: int, end: int) -> np.uint64:
 
 
 @inner
-def long_place(tag: np.uint64) -> int:
-    """Where the set of a long segment begins."""
+def long_set(tag: np.uint64) -> int:
+    """The index in `Caches.long` at which the set of a long segment begins."""
     return int(np.int64((tag >> _SHIFT_32) & np.uint64(_LONG_SETS - 1))) * 2 * _LONG_ENTRY
 
 
 @inner
-def find_long(cache: Words, place: int, tag: np.uint64, data: Bytes, start: int, end: int, output: Ids, count: int) -> int:
+def find_long(cache: Words, set_start: int, tag: np.uint64, data: Bytes, start: int, end: int, output: Ids, count: int) -> int:
     """Append the ids of a segment; the new count, or `count` when it is not there."""
     size = end - start
-    for entry in (place, place + _LONG_ENTRY):
+    for entry in (set_start, set_start + _LONG_ENTRY):
         if cache[entry] & _TAG == tag:
             words, same = (size + 7) >> 3, True
             for index in range(words):
@@ -153,18 +153,18 @@ def find_long(cache: Words, place: int, tag: np.uint64, data: Bytes, start: int,
 
 
 @inner
-def keep_long(
-    cache: Words, place: int, tag: np.uint64, data: Bytes, start: int, end: int, output: Ids, first: int, count: int
+def insert_long(
+    cache: Words, set_start: int, tag: np.uint64, data: Bytes, start: int, end: int, output: Ids, first: int, count: int
 ) -> None:
-    """Remember output[first:count], at most LONG_IDS ids."""
+    """Insert a segment with the ids output[first:count], at most LONG_IDS."""
     size, ids = end - start, count - first
     for index in range(_LONG_ENTRY):
-        cache[place + _LONG_ENTRY + index] = cache[place + index]
-    cache[place] = tag | np.uint64(ids) << _SHIFT_8
+        cache[set_start + _LONG_ENTRY + index] = cache[set_start + index]
+    cache[set_start] = tag | np.uint64(ids) << _SHIFT_8
     for index in range((size + 7) >> 3):
-        cache[place + _LONG_KEY + index] = _long_word(data, start, size, index)
+        cache[set_start + _LONG_KEY + index] = _long_word(data, start, size, index)
     for index in range(0, ids, 2):
         two = np.uint64(output[first + index])
         if index + 1 < ids:
             two |= np.uint64(output[first + index + 1]) << _SHIFT_32
-        cache[place + _LONG_FIRST_ID + (index >> 1)] = two
+        cache[set_start + _LONG_FIRST_ID + (index >> 1)] = two
