@@ -13,6 +13,7 @@ from running import SMALL, command, environment
 
 from lt_shared.console import ExitCode
 from lt_shared.manifest import Dataset
+from lt_train.runtime import watchdog
 from lt_train.runtime.watchdog import suspects
 
 
@@ -37,6 +38,14 @@ def ranks_of(launcher: int) -> dict[int, int]:
         variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
         found[int(variables["RANK"])] = int(child)
     return found
+
+
+def test_a_rank_waits_at_a_line_of_lt_train_and_not_of_torch() -> None:
+    package = Path(watchdog.__file__).parents[1]
+    names: dict[str, Any] = {"sys": sys}
+    exec(compile("def wait():\n    return sys._getframe()\n", "torch/distributed.py", "exec"), names)
+    exec(compile("def load():\n    return wait()\n", str(package / "data/loader.py"), "exec"), names)
+    assert watchdog._innermost(names["load"]()) == "loader.py:2 load"
 
 
 def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ ANSWERS_SECONDS = 10.0
 # Whoever waits for all ranks ends the rest when one ends, which must not be before the report.
 REPORT_SECONDS = 5.0
 SLOW = 6
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
 KEY = "lt-train/hung"
 
 
