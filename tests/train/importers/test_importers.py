@@ -392,7 +392,7 @@ def test_every_key_of_a_recipe_is_carried_or_listed() -> None:
     ("module", "key", "value", "reason"),
     [
         (hyperpod, "model.shard_degree", 8, "hybrid_shard"),
-        (hyperpod, "exp_manager.create_tensorboard_logger", True, "no place"),
+        (hyperpod, "exp_manager.create_tensorboard_logger", True, "no directory"),
         (hyperpod, "trainer.precision", "fp8", "bf16, 16 or 32"),
         (nemo, "model.position_embedding_type", "alibi", "rope or learned_absolute"),
         (nemo, "trainer.max_steps", -1, "stands for none"),

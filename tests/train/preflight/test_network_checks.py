@@ -54,7 +54,7 @@ def test_efa_devices(tmp_path: Path) -> None:
 def test_efa_is_used(tmp_path: Path) -> None:
     types = {"INSTANCE_TYPE": "ml.p5.48xlarge"}
     found = said(network_checks.efa_used, situation(tmp_path, nodes=2, FI_PROVIDER="tcp", **types))
-    assert "told to use tcp" in found[0]
+    assert "configured to use tcp" in found[0]
     assert "NCCL would use TCP" in found[1]
     write(tmp_path, "/opt/aws-ofi-nccl/lib/libnccl-net.so")
     assert not said(network_checks.efa_used, situation(tmp_path, nodes=2, FI_PROVIDER="efa", **types))

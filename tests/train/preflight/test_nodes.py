@@ -127,7 +127,7 @@ def test_who_does_not_reach_the_first_has_its_own_report(capsys: pytest.CaptureF
     (own,) = gathered(meetings(2)[1:], RESULTS[1:], wait_seconds=0.3)
     assert own is not None
     assert [finding.what for finding in own.findings] == [SLOW.what, MISSING.what]
-    assert "process 1 cannot tell 127.0.0.1:" in capsys.readouterr().err
+    assert "process 1 cannot send its findings to 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken() -> None:

@@ -90,9 +90,9 @@ def count_as_torch(state: dict[str, Any]) -> None:
 def take_schedule(state: dict[str, Any], groups: Sequence[dict[str, Any]]) -> None:
     """Give the groups in `state`, as it was loaded, the schedule of the present `groups`, in place.
 
-    megatron-core's scheduler reads the learning rates from the groups. It would go on with those of the saved run where this run
-    was given others, and from 0.19 on it finds a group by its schedule, too: no group, where this run was given others, and where
-    the checkpoint was converted from another framework's, whose groups have none.
+    megatron-core's scheduler reads the learning rates from the groups, and would continue with those of the saved run where this
+    run was given others. From 0.19 on it also finds a group by its schedule, and finds none where this run was given another, or
+    where the checkpoint was converted from another framework's, whose groups have no schedule.
     """
     schedules = {_structure(group): {key: group[key] for key in SCHEDULE if key in group} for group in groups}
     for group in state.get("param_groups", ()):

@@ -56,9 +56,9 @@ def check(directory: Path) -> None:
     index = directory / ".metadata"
     names, metadata = pickles.names_and_object(storage.read_bytes(index), str(index))
     _require(names, INDEX_NAMES, str(index))
-    for place, info in metadata.storage_data.items():
-        if metadata.state_dict_metadata[place.fqn].name.endswith(".BytesStorageMetadata"):
-            _check_object(directory / info.relative_path, info.offset, info.length, place.fqn)
+    for entry, info in metadata.storage_data.items():
+        if metadata.state_dict_metadata[entry.fqn].name.endswith(".BytesStorageMetadata"):
+            _check_object(directory / info.relative_path, info.offset, info.length, entry.fqn)
 
 
 def _check_object(path: Path, offset: int, length: int, key: str) -> None:

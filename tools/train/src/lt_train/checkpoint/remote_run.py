@@ -84,9 +84,9 @@ def _damage(run: str, name: str, sizes: dict[str, int]) -> str | None:
 def fetch(url: str) -> Path:
     """A local copy of the checkpoint at `url`, made once for all ranks of the node, with the same name."""
     version = storage.fingerprint(f"{url}/{RECORD}", refresh=True)
-    place = Path(spool(f"{url}?{version['version']}"))
-    make_spool(place.parent)
-    return make_once(place, os.path.basename(url), lambda directory: _fetch(url, directory))
+    spool_directory = Path(spool(f"{url}?{version['version']}"))
+    make_spool(spool_directory.parent)
+    return make_once(spool_directory, os.path.basename(url), lambda directory: _fetch(url, directory))
 
 
 def _fetch(url: str, directory: Path) -> None:
@@ -122,7 +122,7 @@ def publish(partial: Path, url: str, record: RunRecord, elsewhere: dict[str, int
 
 
 def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_every: int | None) -> None:
-    """As `saving.delete_expired`. `run.json` goes first: what is left of a checkpoint counts as incomplete."""
+    """As `saver.delete_expired`. `run.json` goes first: what is left of a checkpoint counts as incomplete."""
     sizes = storage.sizes_below(run)
     names = _iterations(sizes)
     complete = [iteration for iteration, name in names.items() if _damage(run, name, sizes) is None]

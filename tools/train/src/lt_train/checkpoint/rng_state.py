@@ -1,7 +1,7 @@
 """The state of the random generators that dropout draws from, in Megatron's form: one object per tensor and pipeline rank.
 
 Data-parallel ranks draw alike, so they share one. It fits a resume with the same tensor and pipeline parallel sizes only; with
-others dropout goes on from the seed, which is as random but not the same.
+others dropout starts again from the seed, which is as random but not the same.
 """
 
 import random

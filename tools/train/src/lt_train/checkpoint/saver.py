@@ -1,7 +1,7 @@
-"""Saving checkpoints: whole or not at all, while training waits or while it goes on.
+"""Saving checkpoints: whole or not at all, while training waits or continues.
 
 1. All ranks stage their shards of the state in host memory (on a CPU they lie there already).
-2. Each rank forks a writer, which writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save training goes on
+2. Each rank forks a writer, which writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save training continues
    meanwhile: the forked writer keeps the state as it was, by copy on write.
 3. When the writers of all ranks are done, rank 0 adds `run.json`, renames the directory, writes the tracker, and deletes what
    --keep-last does not keep. For a remote run, each writer has uploaded its shards; `run.json` follows when all are there.
@@ -150,7 +150,7 @@ class Saver:
             raise failure
 
     def _publish(self, save: Save) -> str:
-        """Make the checkpoint visible; returns its place. On return it is complete for every rank."""
+        """Make the checkpoint visible; returns its path or URL. On return it is complete for every rank."""
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
@@ -228,7 +228,7 @@ def _sizes_of_all_ranks(writer: Writer) -> dict[str, int]:
 def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: int | None) -> None:
     """Delete the checkpoints that `keep_last` and `keep_every` do not keep; the newest, which is complete, always stays.
 
-    They disappear by rename; the files are deleted meanwhile training goes on.
+    They disappear by rename; the files are deleted while training continues.
     """
     found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
     complete = [iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None]

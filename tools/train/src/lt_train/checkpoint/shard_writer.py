@@ -1,4 +1,4 @@
-"""The process that writes a rank's shards of a checkpoint, while training waits or goes on.
+"""The process that writes a rank's shards of a checkpoint, while training waits or continues.
 
 It is forked, so it has the staged tensors as they were at that moment without another copy of them. It ends with its rank.
 """

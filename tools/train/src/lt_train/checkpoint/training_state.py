@@ -1,7 +1,7 @@
-"""What a checkpoint holds, in Megatron's torch_dist format, and how it is loaded; `saving` writes it.
+"""What a checkpoint holds, in Megatron's torch_dist format, and how it is loaded; saver.py writes it.
 
-Tensors are stored by their place in the whole model, so a run may resume with other tensor, pipeline and data parallel sizes, and
-with or without the distributed optimizer. Megatron-LM's own loader finds everything that it reads.
+Tensors are stored by their offset in the whole model, so a run may resume with other tensor, pipeline and data parallel sizes,
+and with or without the distributed optimizer. Megatron-LM's own loader finds everything that it reads.
 """
 
 import argparse
@@ -33,7 +33,8 @@ from lt_train.parallel.ddp import Chunk, gather, gathered
 CHECKPOINT_VERSION = 3.0
 # TransformerEngine's variable.
 ALLOW_PICKLES = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
-# The form of a split optimizer state that loads under other parallel sizes, see `shards`. The other two are Megatron-LM's own.
+# The form of a sharded optimizer state that loads with other parallel sizes, see parallel/flat_shards.py. The other two are
+# Megatron-LM's own.
 CONTENT_METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,

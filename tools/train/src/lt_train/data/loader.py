@@ -27,7 +27,7 @@ AHEAD = 4
 
 
 def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
-    """Training, validation and test samples, as `blends.build`, for a run at `iteration` that has consumed so many.
+    """Training, validation and test samples, as `blended_dataset.build`, for a run at `iteration` that has consumed so many.
 
     A run that was started with another batch size may need more than its steps would have taken at the present one.
     """
@@ -79,11 +79,11 @@ def document_numbers(ends: Tensor) -> Tensor:
 
 
 def positions_in_documents(ends: Tensor) -> Tensor:
-    """Each token's place in its document, or in the part of it that the sample has; int64 like `ends` [b, s]."""
-    places = torch.arange(ends.shape[1], device=ends.device).expand(ends.shape)
-    begins = torch.zeros_like(places)
-    begins[:, 1:] = torch.where(ends[:, :-1], places[:, 1:], 0)
-    return places - begins.cummax(1).values
+    """Each token's position in its document, or in the part of it that the sample has; int64 like `ends` [b, s]."""
+    positions = torch.arange(ends.shape[1], device=ends.device).expand(ends.shape)
+    begins = torch.zeros_like(positions)
+    begins[:, 1:] = torch.where(ends[:, :-1], positions[:, 1:], 0)
+    return positions - begins.cummax(1).values
 
 
 def read_ahead(samples: Samples, starts: range, size: int, threads: int, where: torch.device) -> Iterator[Tensor]:

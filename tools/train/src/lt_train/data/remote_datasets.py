@@ -1,6 +1,6 @@
 """Datasets on s3:// and other stores, copied once per node before the ranks start.
 
-Training reads some kilobytes at random places all the time: a store answers each such request in tens of milliseconds, a local
+Training reads some kilobytes at random offsets all the time: a store answers each such request in tens of milliseconds, a local
 disk in a tenth of one. A copy is made in ranges by several threads, which one connection could not do as fast. Its name holds the
 versions of the objects, so a dataset that was written anew is copied anew; the old copy stays until someone deletes it.
 """
@@ -66,10 +66,10 @@ def copy_file(path: str, target: Path) -> None:
         content = storage.read_range(path, begin, min(begin + RANGE_BYTES, size))
         if len(content) != min(RANGE_BYTES, size - begin):
             raise IoFailure(f"{path}: {len(content)} bytes from byte {begin} on, {min(RANGE_BYTES, size - begin)} were expected")
-        view, place = memoryview(content), begin
+        view, offset = memoryview(content), begin
         while view:
-            written = os.pwrite(file, view, place)
-            view, place = view[written:], place + written
+            written = os.pwrite(file, view, offset)
+            view, offset = view[written:], offset + written
         return len(content)
 
     try:

@@ -1,7 +1,7 @@
 """Which tokens sample `i` of a run has: Megatron-LM's three indices of a dataset and its blending index, byte for byte.
 
     document index   int32 [E]       the sequences in the order of reading, each epoch shuffled
-    sample index     int32 [N+1, 2]  place in the document index and offset in the sequence where each sample begins
+    sample index     int32 [N+1, 2]  entry of the document index and offset in the sequence where each sample begins
     shuffle index    uint32 [N]      the order of the samples
 
 A sample is sequence_length + 1 tokens; the last one is also the first of the next sample. The indices depend on the lengths of
@@ -88,7 +88,7 @@ def _write_order(directory: Path, orders: list[npt.NDArray[np.int64]], reading: 
     """The document index, and where sample k begins: in the sequence that has token k * sequence_length of the reading."""
     entries = sum(map(len, orders))
     kind = np.dtype(np.int32 if entries <= np.iinfo(np.int32).max else np.int64)
-    rows, place, tokens = 1, 0, 0
+    rows, entry, tokens = 1, 0, 0
     with (
         _create(directory / DOCUMENT_INDEX, np.dtype(np.int32), (entries,)) as document_file,
         _create(directory / SAMPLE_INDEX, kind, (samples + 1, 2)) as sample_file,
@@ -103,8 +103,8 @@ def _write_order(directory: Path, orders: list[npt.NDArray[np.int64]], reading: 
             begins = np.arange(rows, last + 1) * reading.sequence_length
             within = np.searchsorted(ends, begins, side="right")
             offsets = begins - (ends - lengths)[within]
-            sample_file.write(np.stack((within + place, offsets), axis=1).astype(kind).data)
-            rows, place, tokens = max(rows, last + 1), place + len(block), int(ends[-1])
+            sample_file.write(np.stack((within + entry, offsets), axis=1).astype(kind).data)
+            rows, entry, tokens = max(rows, last + 1), entry + len(block), int(ends[-1])
 
 
 def _blocks(orders: list[npt.NDArray[np.int64]]) -> Iterator[npt.NDArray[np.int64]]:

@@ -45,17 +45,17 @@ class StoredSequences:
 
     def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
         width = self.dtype.itemsize
-        # take() would first copy the whole column, whose place in the .idx is not aligned.
+        # take() would first copy the whole column, which is not aligned in the .idx.
         offsets = self.offsets[numbers]
         sizes = self.lengths[numbers].astype(np.int64) * width
         sizes[-1] = end * width
         offsets[0] += start * width
         sizes[0] -= start * width
         content = bytearray(int(sizes.sum()))
-        view, place = memoryview(content), 0
+        view, filled = memoryview(content), 0
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-            self._read_into(view[place : place + size], offset)
-            place += size
+            self._read_into(view[filled : filled + size], offset)
+            filled += size
         return np.frombuffer(content, self.dtype)
 
     def _read_into(self, target: memoryview, offset: int) -> None:

@@ -11,7 +11,7 @@ FSDP = "FSDP2 does so by itself"
 LAUNCHER = "a setting of the launcher: see lt-train render"
 REASONS = {
     "run.time_limit": "it belongs to the job: sbatch --time",
-    "run.": "a name or place of the launcher's own; see --save",
+    "run.": "a name or directory of the launcher's own; see --save",
     "trainer.devices": JOB,
     "trainer.num_nodes": JOB,
     "trainer.accelerator": "see --device",
@@ -47,7 +47,7 @@ REASONS = {
     "model.data.": "data is tokenized first: lt-preprocess, then DATA",
     "model.lr_decay_iters": "the decay takes the whole run",
     "model.precision": "trainer.precision says it",
-    "model.fp8_amax_": "the scale of fp8 is found anew in each product, or --fp8-recipe delayed",
+    "model.fp8_amax_": "the scale of fp8 is computed anew for each GEMM, or --fp8-recipe delayed",
     "model.": "lt-train has no such setting of the model",
     **dict.fromkeys(("defaults", "cluster_type", "instance_type", "base_results_dir", "container", "training_config"), LAUNCHER),
     **dict.fromkeys(("hydra.", "git.", "env_vars.", "cluster.", "debug", "dry_run"), LAUNCHER),
@@ -107,7 +107,7 @@ def translate(values: dict[str, Any]) -> Translation:
     _saving(ledger)
     ledger.drop_all(REASONS)
     for group in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo"):
-        ledger.drop(group, "the scale of fp8 is found anew in each product, or --fp8-recipe delayed")
+        ledger.drop(group, "the scale of fp8 is computed anew for each GEMM, or --fp8-recipe delayed")
     return ledger.close("not a key of a recipe")
 
 
@@ -156,8 +156,8 @@ def _sharding(ledger: Ledger) -> None:
 def _saving(ledger: Ledger) -> None:
     callback = "exp_manager.checkpoint_callback_params"
     enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
-    place, directory = ledger.take_text("exp_manager.exp_dir"), ledger.take_text("exp_manager.checkpoint_dir")
-    directory = directory or (place and os.path.join(place, "checkpoints"))
+    experiment, directory = ledger.take_text("exp_manager.exp_dir"), ledger.take_text("exp_manager.checkpoint_dir")
+    directory = directory or (experiment and os.path.join(experiment, "checkpoints"))
     count, interval = (ledger.take_number(f"{callback}.{key}") for key in ("save_top_k", "every_n_train_steps"))
     if not enabled or count == 0:
         ledger.drop_value(f"{callback}.save_top_k", count, "nothing is saved: add --save")
@@ -171,5 +171,5 @@ def _saving(ledger: Ledger) -> None:
         else:
             ledger.drop_value(f"{callback}.save_top_k", count, "all checkpoints are kept, as without --keep-last")
     if ledger.take("exp_manager.create_tensorboard_logger"):
-        tensorboard(ledger, place)
+        tensorboard(ledger, experiment)
     ledger.carry("exp_manager.resume_from_checkpoint", "load")

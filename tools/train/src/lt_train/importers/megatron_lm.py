@@ -21,7 +21,7 @@ SOURCE = "Megatron-LM"
 PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
 OF_SHELL = "it needs the shell: pass the command line with its value"
-LAUNCHER = "the launcher's: lt-train finds its place by itself, or --ranks"
+LAUNCHER = "the launcher's: lt-train reads the rank from the environment, or --ranks"
 REASONS = {
     "tokenizer_type": TOKENIZER,
     "tokenizer_model": TOKENIZER,
@@ -62,7 +62,7 @@ DEFAULTS = {
 
 def translate(words: Sequence[str]) -> Translation:
     """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
-    script = next((place for place, word in enumerate(words) if _is_script(word)), None)
+    script = next((index for index, word in enumerate(words) if _is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
     values = _parse(words[script + 1 :])

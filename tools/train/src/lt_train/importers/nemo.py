@@ -133,7 +133,7 @@ def translate(values: dict[str, Any]) -> Translation:
 
 
 def _is_off(key: str, value: Any) -> bool:
-    """NeMo's words for nothing."""
+    """Whether NeMo's value means that the setting is not used."""
     if key in ("trainer.max_steps", "trainer.limit_val_batches") and isinstance(value, int | float):
         return value < 0 or (key == "trainer.max_steps" and value == 0) or isinstance(value, float)
     return key == "model.virtual_pipeline_model_parallel_size" and value == 1
@@ -172,12 +172,12 @@ def optimizer(ledger: Ledger, section: str) -> None:
     ledger.drop_all({f"{section}.": "lt-train has no such setting of the optimizer"})
 
 
-def tensorboard(ledger: Ledger, place: str | None) -> None:
+def tensorboard(ledger: Ledger, directory: str | None) -> None:
     key = "exp_manager.create_tensorboard_logger"
-    if place:
-        ledger.set("tensorboard_dir", os.path.join(place, "tensorboard"), key)
+    if directory:
+        ledger.set("tensorboard_dir", os.path.join(directory, "tensorboard"), key)
     else:
-        ledger.drop_value(key, True, "there is no place to write to: add --tensorboard-dir")
+        ledger.drop_value(key, True, "no directory to write to: add --tensorboard-dir")
 
 
 def _style(ledger: Ledger) -> None:
@@ -219,17 +219,17 @@ def _data(ledger: Ledger) -> None:
 def _saving(ledger: Ledger, values: dict[str, Any]) -> None:
     enabled = ledger.take("exp_manager.create_checkpoint_callback", True)
     keys = ("exp_manager.explicit_log_dir", "exp_manager.exp_dir", "exp_manager.create_checkpoint_callback")
-    places = [ledger.take_text(key) for key in keys[:2]]
-    place = next((place for place in places if place), None)
+    directories = [ledger.take_text(key) for key in keys[:2]]
+    directory = next((directory for directory in directories if directory), None)
     interval = ledger.take_number("exp_manager.checkpoint_callback_params.every_n_train_steps")
-    if enabled and place:
-        ledger.set("save", os.path.join(place, "checkpoints"), *keys)
+    if enabled and directory:
+        ledger.set("save", os.path.join(directory, "checkpoints"), *keys)
         if interval:
             ledger.carry_value("exp_manager.checkpoint_callback_params.every_n_train_steps", "save_interval", interval)
     elif interval:
-        ledger.drop_value("exp_manager.checkpoint_callback_params.every_n_train_steps", interval, "there is no place to save to")
+        ledger.drop_value("exp_manager.checkpoint_callback_params.every_n_train_steps", interval, "no directory to save to")
     if ledger.take("exp_manager.create_tensorboard_logger"):
-        tensorboard(ledger, place)
+        tensorboard(ledger, directory)
     if ledger.peek("exp_manager.create_wandb_logger"):
         ledger.drop("exp_manager.create_wandb_logger", "--wandb-project says it")
         ledger.carry("exp_manager.wandb_logger_kwargs.project", "wandb_project")

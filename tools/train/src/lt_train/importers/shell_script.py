@@ -119,11 +119,11 @@ def _joined(words: Sequence[str]) -> list[str]:
 def _statements(text: str) -> Iterator[tuple[list[str], str | None]]:
     """(words, None) of a line, or ("+" or "=" and the words, name) of an array; quotes and parentheses may span lines."""
     lines = text.replace("\\\n", " ").splitlines()
-    place = 0
-    while place < len(lines):
-        array = ARRAY.match(lines[place])
-        for end in range(place + 1, min(len(lines), place + LONGEST_STATEMENT_LINES) + 1):
-            statement = "\n".join(lines[place:end])
+    line = 0
+    while line < len(lines):
+        array = ARRAY.match(lines[line])
+        for end in range(line + 1, min(len(lines), line + LONGEST_STATEMENT_LINES) + 1):
+            statement = "\n".join(lines[line:end])
             bare = COMMENT.sub("", statement) if array else ""
             if bare.count("(") > bare.count(")"):
                 continue
@@ -133,12 +133,12 @@ def _statements(text: str) -> Iterator[tuple[list[str], str | None]]:
                 continue
             break
         else:
-            if "pretrain_" in lines[place]:
+            if "pretrain_" in lines[line]:
                 raise ValueError("a quote or a parenthesis is left open")
-            place += 1
+            line += 1
             continue
         if array:
             yield ["+" if "+=(" in array[0] else "=", *_joined(words)], array[1]
         elif words:
             yield _joined(words), None
-        place = end
+        line = end

@@ -66,12 +66,12 @@ REASONS = {
     "parallelism.enable_async_tensor_parallel": "--tp-comm-overlap does it where TransformerEngine is installed",
     "parallelism.disable_loss_parallel": "the loss is parallel in any case",
     "parallelism.fsdp_reshard_after_forward": "lt-train leaves it to FSDP2",
-    "parallelism.context_parallel_rotate_method": "lt-train has one way of context parallelism",
+    "parallelism.context_parallel_rotate_method": "lt-train has one kind of context parallelism",
     "parallelism.pipeline_parallel_split_points": "layers are divided evenly, or by --decoder-first-pipeline-num-layers",
     "training.enable_cpu_offload": "lt-train has no offloading of weights",
     "training.gc_freq": "Python's collector runs as usual",
     "activation_checkpoint.selective_ac_option": "lt-train chooses by module: --recompute-modules",
-    "job.": "a name or place of TorchTitan's own; see --save",
+    "job.": "a name or directory of TorchTitan's own; see --save",
     "comm.": "time-outs and traces of communication are lt-train's own",
     "experimental.": "an extension of TorchTitan's own",
     "fault_tolerance.": "lt-train continues from checkpoints",
@@ -234,7 +234,7 @@ def _precision(ledger: Ledger) -> None:
 
 def _checkpoints(ledger: Ledger) -> None:
     enabled = ledger.take("checkpoint.enable", False)
-    place, folder = ledger.take_text("job.dump_folder"), ledger.take_text("checkpoint.folder", "checkpoint")
+    dump_folder, folder = ledger.take_text("job.dump_folder"), ledger.take_text("checkpoint.folder", "checkpoint")
     for key, option in (("interval", "save_interval"), ("keep_latest_k", "keep_last")):
         value = ledger.take_number(f"checkpoint.{key}")
         # No checkpoints to keep are all of them.
@@ -245,7 +245,7 @@ def _checkpoints(ledger: Ledger) -> None:
     is_async = ledger.take("checkpoint.async_save") or ledger.take("checkpoint.async_mode", "disabled") != "disabled"
     if enabled:
         keys = ("checkpoint.enable", "checkpoint.folder", "job.dump_folder")
-        ledger.set("save", os.path.join(place or "", folder), *keys)
+        ledger.set("save", os.path.join(dump_folder or "", folder), *keys)
         ledger.default("save_interval", 500)
         if is_async:
             ledger.set("async_save", True, "checkpoint.async_save", "checkpoint.async_mode")
@@ -267,8 +267,8 @@ def _reports(ledger: Ledger) -> None:
     if ledger.get("save") or ledger.get("tensorboard_dir"):
         ledger.flag("profiling.enable_profiling", "profile")
         ledger.flag("profiling.enable_memory_snapshot", "record_memory_history")
-    ledger.drop("profiling.enable_profiling", "a profile needs a place: --save or --tensorboard-dir")
-    ledger.drop("profiling.enable_memory_snapshot", "a profile needs a place: --save or --tensorboard-dir")
+    ledger.drop("profiling.enable_profiling", "a profile needs a directory: --save or --tensorboard-dir")
+    ledger.drop("profiling.enable_memory_snapshot", "a profile needs a directory: --save or --tensorboard-dir")
     if ledger.peek("validation.enable"):
         ledger.drop("validation.enable", "lt-train evaluates in any case: --eval-iters")
         ledger.carry("validation.freq", "eval_interval")

@@ -84,11 +84,11 @@ def _run_again(config: RunConfig) -> int:
             break
         config = _fetch_start(prepare(config))
         note(f"starting the ranks again, {left - 1} more time(s) after this")
-    return _told_to_srun(code)
+    return _exit_code_of_node(code)
 
 
-def _told_to_srun(code: int) -> int:
-    """The exit code. After a hang that of a run that can go on, but that srun must not wait for the other nodes."""
+def _exit_code_of_node(code: int) -> int:
+    """The exit code of this node. After a hang the run can resume: TRY_AGAIN, but under srun HUNG, which ends the other nodes."""
     node = rank_environment.find_node()
     if code == process_lifetime.HUNG and not (node and node.launcher == "srun"):
         return ExitCode.TRY_AGAIN

@@ -8,7 +8,7 @@ it, and any other split reads it.
 megatron-core's `fully_reshardable` form has the same names and reads the same, but every rank gathers the state of all
 data-parallel ranks in host memory for it, 12 bytes per parameter. And with more than one bucket it removes the padding between
 buckets and then looks parameters up at their padded offsets: 0.16 and 0.19 save the state of other weights under a parameter's
-name, without a message, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
+name, without an error, whenever the size of a bucket is no multiple of 128 and of the number of ranks.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Initial weights that depend on the seed and on a weight's place in the whole model, not on how the model is split.
+"""Initial weights that depend on the seed and on a weight's index in the whole model, not on how the model is split.
 
 A weight's value is a function of the run's seed, the parameter's global name and layer, and the weight's index in the whole
 parameter: a counter-based generator (SplitMix64, then Box-Muller), computed where the weight lies. A rank so draws exactly its
@@ -29,7 +29,7 @@ BLOCK_ELEMENTS_ON_GPU = 1 << 25
 
 
 def tensors_of(model: GPTModel) -> list[ShardedTensor]:
-    """This rank's parameters of the model, each with its name and place in the whole model; `data` is the parameter's memory."""
+    """This rank's parameters of the model, each with its name and offset in the whole model; `data` is the parameter's memory."""
     sharded = model.sharded_state_dict()
     apply_factories(sharded)
     return [tensor for tensor in nested_values(sharded) if isinstance(tensor, ShardedTensor) and tensor.data is not None]
@@ -74,7 +74,7 @@ def _fill(share: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...], 
 def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
     """The numbers at `index` (int64) of the stream, float64 of the same shape, mean 0, deviation 1, at most 6.7 in size.
 
-    In float64, so that a last bit that a vectorised logarithm gets otherwise at another place of a tensor does not show in
+    In float64, so that a last bit that a vectorised logarithm gets otherwise at another index of a tensor does not show in
     float32.
     """
     bits = index.mul_(INCREMENT).add_(stream)
@@ -85,6 +85,6 @@ def _normal(index: torch.Tensor, stream: int) -> torch.Tensor:
     return radius.mul_(angle.cos_())
 
 
-def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
-    """`bits` shifted right with zeros from the left; torch's own shift of signed numbers repeats the sign."""
-    return (bits >> places) & ((1 << (64 - places)) - 1)
+def _shifted(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """`bits` shifted right by `count`, with zeros from the left; torch's own shift of signed numbers repeats the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)

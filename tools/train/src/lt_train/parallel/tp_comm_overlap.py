@@ -1,6 +1,6 @@
-"""Overlap of tensor-parallel messages with matrix products, by TransformerEngine (--tp-comm-overlap).
+"""Overlap of tensor-parallel collectives with GEMMs, by TransformerEngine (--tp-comm-overlap).
 
-TransformerEngine cuts each product into parts and sends one while it computes the next, through buffers that the GPUs of a node
+TransformerEngine splits each GEMM into chunks and sends one while it computes the next, through buffers that the GPUs of a node
 map into each other's memory. They are made once, for the tokens of one micro batch, before the first layer.
 """
 

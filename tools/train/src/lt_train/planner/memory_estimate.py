@@ -155,7 +155,7 @@ def _layer_activations(config: RunConfig) -> int:
     if llama and not fused:
         attention += model.query_size + model.kv_size
     attention += model.query_size * (1 if "core_attn" in modules or fused else 2)
-    # The two inputs of SwiGLU, the SiLU of one and the product; or input and output of GELU.
+    # The two inputs of SwiGLU, the SiLU of one and their product; or input and output of GELU.
     wide = model.ffn_hidden_size * ((3 if fused else 4) if llama else 2)
     if SWIGLU in modules:
         wide -= model.ffn_hidden_size

@@ -25,7 +25,7 @@ from lt_train.planner.memory_estimate import Estimate
 RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
 RECOMPUTATION = 1 / 3
-# Work lost for each doubling of the ranks that share something.
+# Share of the work that each doubling of the tensor, context or pipeline parallel size costs.
 TENSOR_SHARE, CONTEXT_SHARE, PIPELINE_SHARE = 0.05, 0.05, 0.01
 SHORTEST_CONTEXT = 4096
 LARGE_BUBBLE = 0.2
@@ -51,7 +51,7 @@ class ParallelLayout:
 
     @property
     def flags(self) -> list[str]:
-        """The words of the command line that say the same."""
+        """The same options as on the command line."""
         words = []
         for name, value in self.options.items():
             flag = f"--{name.replace('_', '-')}"

@@ -34,8 +34,8 @@ class Finding:
 
     def __str__(self) -> str:
         named = ", ".join(self.nodes[:SHOWN_NODES]) + (" and more" if len(self.nodes) > SHOWN_NODES else "")
-        place = f"{named}: " if named else ""
-        return f"{place}{'error' if self.is_error else 'warning'}: {self.where}: {self.what}; {self.remedy}"
+        prefix = f"{named}: " if named else ""
+        return f"{prefix}{'error' if self.is_error else 'warning'}: {self.where}: {self.what}; {self.remedy}"
 
 
 def error(what: str, where: str, remedy: str) -> Finding:
@@ -53,7 +53,7 @@ def of(problem: ToolError, where: str) -> Finding:
 
 
 class NotChecked(Exception):
-    """The check has no object here: the reason is the message."""
+    """There is nothing to check here; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Situation:
     """What is checked, and where it will run.
 
     `made` is what could be made of the options. `cluster` is the one that the run is for, `is_elsewhere` that it is not this
-    machine. `root` stands for the root of the filesystem; `lacks_data` says that made-up data is in the place of data that could
+    machine. `root` stands for the root of the filesystem; `lacks_data` says that made-up data stands in for data that could
     not be read.
     """
 
@@ -131,7 +131,7 @@ class Situation:
         wanted, found, best = os.path.realpath(path), None, -1
         for line in self.read("/proc/mounts").splitlines():
             fields = line.split()
-            place = fields[1].replace("\\040", " ")
-            if (wanted == place or wanted.startswith(place.rstrip("/") + "/")) and len(place) >= best:
-                found, best = fields[2], len(place)
+            mount_point = fields[1].replace("\\040", " ")
+            if (wanted == mount_point or wanted.startswith(mount_point.rstrip("/") + "/")) and len(mount_point) >= best:
+                found, best = fields[2], len(mount_point)
         return found

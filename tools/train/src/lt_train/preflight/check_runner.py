@@ -125,7 +125,7 @@ def of_options(options: dict[str, Any], words: tuple[str, ...], planned: cluster
 
 
 def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None) -> tuple[Draft, list[Finding], bool]:
-    """What the options make, what kept parts of it from being made, and whether made-up data is in the place of the data."""
+    """What the options make, what kept parts of it from being made, and whether made-up data stands in for the data."""
     problems: list[Finding] = []
     lacks_data = False
     try:
@@ -149,7 +149,7 @@ def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clu
 
 
 def at_start(config: RunConfig) -> None:
-    """The cheap checks, by every rank, since any may be on a machine of its own. The first tells all, the others errors.
+    """The cheap checks, by every rank, since each may be on another machine. Rank 0 prints all findings, others errors.
 
     Raises BadConfig when there are errors.
     """

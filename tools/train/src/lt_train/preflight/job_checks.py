@@ -51,7 +51,7 @@ def unknown_variables(situation: Situation) -> Iterator[Finding]:
 
 
 def auto_resume(situation: Situation) -> Iterator[Finding]:
-    """On HyperPod srun needs --auto-resume=1 to replace a broken node, and a run that saves to go on from."""
+    """On HyperPod srun needs --auto-resume=1 to replace a broken node, and checkpoints to resume from."""
     if not situation.path("/opt/sagemaker_cluster").is_dir():
         raise NotChecked("not on HyperPod")
     if situation.need("checkpointing").save is None:

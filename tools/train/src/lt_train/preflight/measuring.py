@@ -15,7 +15,7 @@ FEWEST = 2
 
 
 def add(result: Result, options: dict[str, Any]) -> Result:
-    """`result` with what the measurement found, which the first rank alone tells."""
+    """`result` with what the measurement found; the first rank alone has it."""
     try:
         found = _measure(options)
     except ToolError as problem:

@@ -15,7 +15,7 @@ DEPRECATED = {
 }
 # What torch does in any case since 2.8; it warns of them.
 WITHOUT_EFFECT = ("NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_AVOID_RECORD_STREAMS")
-PLUGIN_PLACES = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa")
+PLUGIN_DIRECTORIES = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa")
 
 
 def deprecated_variables(situation: Situation) -> Iterator[Finding]:
@@ -29,7 +29,10 @@ def deprecated_variables(situation: Situation) -> Iterator[Finding]:
 
 
 def interfaces(situation: Situation) -> Iterator[Finding]:
-    """The interfaces that NCCL and gloo are told to use. NCCL takes prefixes; `=` is for whole names, `^` for all but these."""
+    """The interfaces that NCCL and gloo are set to use exist.
+
+    NCCL takes prefixes; `=` is for whole names, `^` for all but these.
+    """
     situation.need_here()
     present = [name for _, name in socket.if_nameindex()]
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -77,10 +80,10 @@ def efa_used(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("no EFA, or one node")
     provider = situation.environment.get("FI_PROVIDER")
     if provider not in (None, "efa"):
-        yield error(f"libfabric is told to use {provider}, not EFA", "FI_PROVIDER", "set it to efa, or unset it")
+        yield error(f"libfabric is configured to use {provider}, not EFA", "FI_PROVIDER", "set it to efa, or unset it")
     library = "libnccl-net"
-    places = [*PLUGIN_PLACES, *situation.environment.get("LD_LIBRARY_PATH", "").split(":")]
-    found = any(next(situation.path(place).glob(f"**/{library}*.so*"), None) for place in places if place)
+    directories = [*PLUGIN_DIRECTORIES, *situation.environment.get("LD_LIBRARY_PATH", "").split(":")]
+    found = any(next(situation.path(directory).glob(f"**/{library}*.so*"), None) for directory in directories if directory)
     if instance.gpu and not found:
         yield warning(
             f"no {library}*.so of aws-ofi-nccl: NCCL would use TCP",

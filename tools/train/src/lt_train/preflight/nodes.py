@@ -1,4 +1,4 @@
-"""One report of all nodes: each tells the first what it found, and the first asks each what time it is.
+"""One report of all nodes: each sends its findings to the first, which asks each for its time.
 
 A line of JSON goes over a socket to the rendezvous, which the run will use as well: what keeps the ranks apart is found here.
 That needs no torch, so preflight takes a fraction of a second and not several.
@@ -77,7 +77,7 @@ def gather(result: Result, at: Meeting, wait_seconds: float = WAIT_SECONDS) -> R
         try:
             _send(own, at, deadline)
         except OSError as problem:
-            warn(f"process {at.number} cannot tell {at.address}:{at.port} what it found: {problem.strerror or problem}")
+            warn(f"process {at.number} cannot send its findings to {at.address}:{at.port}: {problem.strerror or problem}")
             return merge([own])
         return None
     try:
@@ -191,6 +191,6 @@ def _clocks(reports: list[Report], names: dict[int, str]) -> Iterable[Finding]:
     reference = next(names[node] for node, seconds in ahead.items() if seconds == middle)
     for node, seconds in ahead.items():
         if abs(seconds - middle) > LONGEST_SKEW_SECONDS:
-            way = "ahead of" if seconds > middle else "behind"
-            found = warning(f"{abs(seconds - middle):.1f} s {way} {reference}'s", "clock", "start chronyd on the nodes")
+            side = "ahead of" if seconds > middle else "behind"
+            found = warning(f"{abs(seconds - middle):.1f} s {side} {reference}'s", "clock", "start chronyd on the nodes")
             yield dataclasses.replace(found, nodes=(names[node],))

@@ -1,6 +1,6 @@
 """What a job file is made of: the stages, the machines, and lt-train's own command line, checked before anything queues.
 
-The words of lt-train's command line stand in the job file as they were given, each quoted, and after them what `--config` and the
+The arguments of lt-train stand in the job file as they were given, each quoted, and after them what `--config` and the
 environment (LT_TRAIN_SEQ_LENGTH) say here, since the nodes may have neither. All are parsed here as well, so that a misspelt
 option or a layout that does not divide is an error now and not after hours in a queue.
 """

@@ -33,7 +33,7 @@ if [ -d /opt/sagemaker_cluster ]; then
 fi"""
 
 FINISH = """\
-# End the job with the status of a stage. 75 says that the same job goes on from what is saved, and so does a stage
+# End the job with the status of a stage. 75 says that the same job resumes from its checkpoint, and so does a stage
 # that the signal before the time limit has ended (138), or one that did not move (76).
 finish() {
   local status=$1

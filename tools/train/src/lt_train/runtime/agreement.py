@@ -9,7 +9,7 @@ from lt_train.runtime.reading import Reading
 
 
 def largest(value: int, where: torch.device) -> int:
-    """The largest of the ranks' values, the same on all. Every rank must call it at the same place."""
+    """The largest of the ranks' values, the same on all. Every rank must call it, in the same order of collectives."""
     return asked([value], where)()[0]
 
 

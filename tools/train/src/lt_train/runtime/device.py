@@ -36,7 +36,7 @@ def gpu_count() -> int:
 
 
 def compute_capability() -> tuple[int, int] | None:
-    """That of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
+    """Of the first GPU that this process may use, from the driver, without torch; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -55,7 +55,7 @@ def capability_text(capability: tuple[int, int]) -> str:
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the first GPU that this process may use, as the driver tells it without torch; None without a driver."""
+    """Bytes of memory of the first GPU that this process may use, from the driver, without torch; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -102,7 +102,7 @@ def default_ranks(device: str, model_parallel: int) -> int:
 def launch_in_order() -> None:
     """Let a GPU start kernels in the order of their launch; call before it is used.
 
-    Tensor-parallel layers launch a message and then the product that hides it: a product that started first would delay it.
+    Tensor-parallel layers launch a collective and then the GEMM that hides it: a GEMM that started first would delay it.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 

@@ -1,7 +1,7 @@
 """One report of a failure, by the rank that failed, whatever the number of ranks.
 
 When a rank fails, every other rank fails soon after in a collective, with an error that says nothing. So the first rank to fail
-claims the report in the ranks' key-value store, and the others end without a word. A rank whose error may be such an echo first
+claims the report in the ranks' key-value store, and the others end silently. A rank whose error may be such an echo first
 waits a few seconds for the claim of the one that it echoes. The store goes with rank 0: then rank 1 reports.
 """
 
@@ -78,7 +78,7 @@ def _without_store(rank_env: RankEnvironment, code: int) -> BaseException:
     if rank_env.rank != 1 or rank_env.launcher != "srun":
         return SystemExit(code)
     return RankError(
-        rank_env, "the connection to rank 0 was lost", "see how rank 0 ended; the kernel's log tells of memory", code
+        rank_env, "the connection to rank 0 was lost", "see how rank 0 ended; dmesg shows whether memory ran out", code
     )
 
 
@@ -103,7 +103,7 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
         where = f"{error.filename}: " if error.filename else ""
         return RankError(rank_env, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
     if is_echo(error):
-        remedy = "see how the other ranks ended; where one was killed, the kernel's log tells of memory"
+        remedy = "see how the other ranks ended; where one was killed, dmesg shows whether memory ran out"
         return RankError(rank_env, f"communication with the other ranks failed: {first_line}", remedy, ExitCode.IO)
     return RankError(
         rank_env, f"internal error: {type(error).__name__}: {first_line}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL

@@ -34,7 +34,7 @@ def die_with(parent: int) -> None:
 def end_with_parent(parent: int) -> None:
     """Ask the kernel to kill this forked process, and those that it forks, when their parents go away.
 
-    An orphan would go on writing, and keep the sockets open whose closing tells the other ranks that this one has died.
+    An orphan would keep writing, and keep the sockets open whose closing tells the other ranks that this one has died.
     """
     die_with(parent)
     parents: list[int] = []

@@ -1,4 +1,4 @@
-"""Numbers that the host reads from the device while the device goes on.
+"""Numbers that the host reads from the device while the device continues.
 
 A plain read waits for everything that was launched before it. The host would then come to launch the next step when the device
 has nothing left to do: 2 to 4 ms of a step. Asked for before the optimizer is launched, loss and norm are there while it runs.

@@ -2,10 +2,10 @@
 
 When one rank stops in a data loader, a filesystem or a broken network card, all others wait for it in a collective; the
 communication libraries then end them after a while with an error about the collective, on the ranks that are innocent. Here every
-rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks and tells the others where it is.
-The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. They tell each other
-through the store in rank 0, which is the suspect when the store is silent. The limits of the libraries are longer, so that this
-comes first.
+rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks and shares with the others where
+it waits. The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. They
+exchange this through the store in rank 0, which is the suspect when the store is silent. The limits of the libraries are longer,
+so that this comes first.
 """
 
 import collections
@@ -155,7 +155,7 @@ class Watchdog:
 
 
 def suspects(states: list[dict[str, Any]], silent: list[int]) -> str:
-    """Who holds the others up, in words, from what the ranks said of themselves; `silent` are those that said nothing.
+    """Which ranks hold the others up, in words, from the states that the ranks reported; `silent` are those that reported none.
 
     A rank that does not communicate while others do is late; so is one that is steps behind. Where all wait alike, nobody is
     named.
@@ -191,7 +191,7 @@ def _innermost(frame: FrameType | None) -> str:
     frames = list(_frames(frame))
     own = next((each for each in frames if each.f_code.co_filename.startswith(PACKAGE)), frames[0] if frames else None)
     if own is None:
-        return "an unknown place"
+        return "an unknown line"
     return f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"
 
 
