@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from layouts import plan_of
+from reserved_ports import free_port
 
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
+from lt_train.config import kernels
 from lt_train.runtime import device
-from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import RankEnvironment
 
 SEQUENCE = 64
@@ -81,7 +82,7 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
 
     plan = plan_of(arguments)
     shape = plan.architecture
-    ours = build_gpt.unwrapped(build_gpt.build(plan, where)[0]).eval()
+    ours = build_gpt.unwrapped(build_gpt.build(plan, kernels.choose(plan, None), where)[0]).eval()
     with torch.no_grad():
         for index, parameter in enumerate(ours.parameters()):
             generator = torch.Generator().manual_seed(index)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import nursery
+from reserved_ports import free_port
 from running import environment, losses
 
 from lt_train import cli
@@ -31,7 +32,6 @@ from lt_train.config.settings.data import training_datasets
 from lt_train.launch import launcher
 from lt_train.runtime import process_lifetime
 from lt_train.runtime.device import CPU, CUDA
-from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import RankEnvironment
 
 LONGEST_SECONDS = 900

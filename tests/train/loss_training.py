@@ -1,8 +1,9 @@
-"""Training with the loss in the output layer's product on a CPU, where torch computes the product.
+"""Training with the loss fused with the output layer's GEMM on a CPU, where torch computes the GEMM.
 
 `train` is what a test calls; as a program this file trains in several ways, one after the other.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -19,18 +20,18 @@ OPTIONS = (
     *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "3", "--log-interval", "1"),
     *("--eval-interval", "3", "--eval-iters", "1", "--device", "cpu", "--ranks", "1", "--kernels", "triton"),
 )
-PRODUCT = "product"
+FUSED = "fused"
 
 
 def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[list[float], list[float], int]]:
-    """The losses of each run's steps and evaluations, its gradients' norms, and how many products had the loss; each of `runs` is
-    `PRODUCT` or "", and more options."""
-    products = start(__file__, place, runs)
-    return {name: (list(losses(place / name).values()), norms(place / name), products[name]) for name in runs}
+    """The losses of each run's steps and evaluations, its gradients' norms, and how many GEMMs had the loss; each of `runs` is
+    `FUSED` or "", and more options."""
+    gemms = start(__file__, place, runs)
+    return {name: (list(losses(place / name).values()), norms(place / name), gemms[name]) for name in runs}
 
 
-def product(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """In place of `kernels.products.exponential_product`."""
+def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """In place of `kernels.gemm_epilogues.exponential_product`."""
     from lt_train.kernels.gemm_epilogues import LOG2E
 
     exponentials = torch.exp2((rows.float() @ weight.float().t()) * LOG2E - offsets[:, None])
@@ -39,21 +40,23 @@ def product(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tens
 
 def main(folder: Path, runs: dict[str, list[str]]) -> None:
     rank = prepare()
-    from lt_train.models import fused_layer
+    from lt_train.config import kernels
     from lt_train.ops import fused_linear_cross_entropy
 
-    products = dict.fromkeys(runs, 0)
+    choose = kernels.choose
+    gemms = dict.fromkeys(runs, 0)
 
     def before(name: str, way: str) -> None:
         def counting(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-            products[name] += 1
-            return product(*arguments)
+            gemms[name] += 1
+            return exponential_gemm(*arguments)
 
-        fused_layer._loses_in_product = lambda plan: way == PRODUCT
+        fused = {"cross_entropy": "fused-linear"} if way == FUSED else {}
+        kernels.choose = lambda *run: dataclasses.replace(choose(*run), **fused)
         fused_linear_cross_entropy.exponential_product = counting
 
     train_each(rank, folder, runs, OPTIONS, before)
-    print(json.dumps(products))
+    print(json.dumps(gemms))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from reserved_ports import free_port
+
 from lt_train.runtime import device
-from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import RankEnvironment
 
 COMPARED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "make_vocab_size_divisible_by")

@@ -14,11 +14,11 @@ from typing import Any
 
 import nursery
 from layouts import assembled
+from reserved_ports import free_port
 from running import environment
 
 from lt_train.launch import launcher
 from lt_train.runtime import device
-from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import RankEnvironment
 
 

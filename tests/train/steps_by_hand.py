@@ -17,10 +17,11 @@ from typing import Any
 import nursery
 import torch
 from layouts import plan_of
+from reserved_ports import free_port
 from running import environment
 
+from lt_train.config import kernels
 from lt_train.config.run_config import RunConfig
-from lt_train.runtime.ports import free_port
 from lt_train.runtime.rank_environment import RankEnvironment
 
 CPU = torch.device("cpu")
@@ -61,8 +62,9 @@ class Run:
         parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=self.plan.parallelism.tensor)
         model_parallel_cuda_manual_seed(self.plan.seed)
-        chunks = build_gpt.build(self.plan, CPU)
-        self.state = TrainingState(chunks, *optimizer.build(self.plan, chunks))
+        chosen = kernels.choose(self.plan, None)
+        chunks = build_gpt.build(self.plan, chosen, CPU)
+        self.state = TrainingState(chunks, *optimizer.build(self.plan, chosen, chunks))
         self.stepper = Stepper(self.plan, self.state, CPU)
 
     def step(self, mask: float = 1.0) -> Any:
@@ -283,7 +285,8 @@ def _feed_forward(recipe: str, form: str, ranks: int, sequence: bool) -> dict[st
     column.weight.data.copy_(up[rank * width : (rank + 1) * width])
     row.weight.data.copy_(down[:, rank * width : (rank + 1) * width])
     precision = SimpleNamespace(fp8_format=form, fp8_recipe=recipe)
-    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, triton=False, recomputes_swiglu=False)
+    kernels = SimpleNamespace(fp8_cast="torch", recomputes_swiglu=False)
+    use_fp8(SimpleNamespace(decoder=torch.nn.ModuleList([column, row])), precision, kernels)
     share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks) if sequence else slice(None)
     mine = tokens[share].clone().requires_grad_()
     output = row(column(mine)[0])[0]

@@ -36,7 +36,10 @@ _ITERATION = re.compile(r"iter_(\d{7,})")
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a checkpoint says about itself; `files` maps each of its files to its size in bytes."""
+    """What a checkpoint says about itself; `files` maps each of its files to its size in bytes.
+
+    `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version.
+    """
 
     architecture: Architecture
     padded_vocab_size: int
@@ -48,6 +51,7 @@ class RunRecord:
     files: dict[str, int]
     loss: float | None = None
     distributed_optimizer: bool | None = None
+    kernels: dict[str, str] | None = None
 
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.

@@ -6,13 +6,10 @@ from types import SimpleNamespace
 import pytest
 import stored
 import torch
-from megatron.core.transformer.mlp import MLP
 from running import losses, train
 
-from lt_shared.console import BadConfig
 from lt_shared.presets import preset
-from lt_train.models import fused_layer, layer_specs
-from lt_train.models.attention import CausalAttention
+from lt_train.models import fused_layer
 from lt_train.models.build_gpt import _accumulates_in_products
 
 STEPS = (
@@ -98,79 +95,80 @@ def test_gated_mlp_waits_for_the_weights_of_its_layers(monkeypatch: pytest.Monke
     assert told == {"keeps_activation": True}
 
 
-@pytest.mark.parametrize("engine", [True, False])
-@pytest.mark.parametrize("attends", [True, False])
-def test_layers_of_transformer_engine_keep_their_norms_and_their_attention(engine: bool, attends: bool) -> None:
-    """`attends` says that the attention is TransformerEngine's, too. Its layers need a GPU: here are others in their place."""
-    mlp = MLP.__new__(MLP)
-    torch.nn.Module.__init__(mlp)
-    core = torch.nn.Identity() if attends else CausalAttention.__new__(CausalAttention)
-    layer = SimpleNamespace(
-        input_layernorm=SimpleNamespace(forward="own"),
-        pre_mlp_layernorm=SimpleNamespace(forward="own"),
-        self_attention=SimpleNamespace(core_attention=core, forward="own"),
-        mlp=mlp,
-        forward="own",
+def chosen(**parts: str) -> SimpleNamespace:
+    """Everything by megatron-core, but for `parts`."""
+    return SimpleNamespace(
+        **{"layers": "torch", "norm": "torch", "rope": "torch", "swiglu": "torch", "cross_entropy": "torch"} | parts,
+        recomputes_swiglu=False,
     )
-    architecture = preset("tiny")
-    chosen = SimpleNamespace(transformer_engine=engine, hidden_dropout=0.0, swiglu_in="kernel")
-    plan = SimpleNamespace(
-        architecture=architecture,
-        layers=chosen,
-        memory=SimpleNamespace(recomputed_modules=(), offloaded_layers=0, fully_sharded=False),
-        parallelism=SimpleNamespace(device="cuda", tensor=1),
-        precision=SimpleNamespace(bf16=True, fp8_format=None, dtype="bfloat16"),
-    )
-    fused_layer._fuse_layer(layer, plan, sums=True)
-    are_own = [part.forward == "own" for part in (layer, layer.input_layernorm, layer.pre_mlp_layernorm)]
-    assert are_own == [engine] * 3
-    assert (layer.self_attention.forward == "own") == attends
-    assert mlp.forward.func is fused_layer._mlp
-    mlp.forward = "own"
-    plan.memory.offloaded_layers = 1
-    fused_layer._fuse_layer(layer, plan, sums=True)
-    assert mlp.forward == "own"
 
 
-def last_stage(engine: bool) -> tuple[SimpleNamespace, SimpleNamespace]:
-    """A model with no layers and its plan; `engine` says that TransformerEngine computes it."""
+OWN = "megatron-core's"
+
+
+def layer_of_megatron() -> SimpleNamespace:
+    def part() -> SimpleNamespace:
+        return SimpleNamespace(forward=OWN)
+
+    return SimpleNamespace(input_layernorm=part(), pre_mlp_layernorm=part(), self_attention=part(), mlp=part(), forward=OWN)
+
+
+@pytest.mark.parametrize(
+    ("part", "implementation", "replaced"),
+    [
+        ("norm", "triton", {"layer", "input_layernorm", "pre_mlp_layernorm"}),
+        ("norm", "te", set()),
+        ("rope", "triton", {"self_attention"}),
+        ("rope", "te", set()),
+        ("swiglu", "triton", {"mlp"}),
+        ("swiglu", "gemm-epilogue", {"mlp"}),
+        ("swiglu", "torch", set()),
+    ],
+)
+def test_a_layer_computes_the_parts_that_were_chosen(part: str, implementation: str, replaced: set[str]) -> None:
+    layer = layer_of_megatron()
+    fused_layer._fuse_layer(layer, chosen(**{part: implementation}), adds_residual=True)
+    parts = {"layer": layer, **{name: value for name, value in vars(layer).items() if name != "forward"}}
+    assert {name for name, module in parts.items() if module.forward is not OWN} == replaced
+
+
+def last_stage() -> tuple[SimpleNamespace, SimpleNamespace]:
+    """A model with no layers and its configuration."""
     model = SimpleNamespace(
-        decoder=SimpleNamespace(layers=[], final_layernorm=SimpleNamespace(forward="own")),
+        decoder=SimpleNamespace(layers=[], final_layernorm=SimpleNamespace(forward=OWN)),
         output_layer=SimpleNamespace(weight="own", forward=None),
         pre_process=False,
         post_process=True,
-        compute_language_model_loss=None,
+        compute_language_model_loss=OWN,
     )
-    plan = SimpleNamespace(
+    config = SimpleNamespace(
         architecture=preset("tiny"),
-        layers=SimpleNamespace(transformer_engine=engine),
         parallelism=SimpleNamespace(tensor=1),
         precision=SimpleNamespace(deterministic=False),
     )
-    return model, plan
+    return model, config
 
 
-@pytest.mark.parametrize("engine", [True, False])
-def test_the_last_norm_is_transformer_engines(engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_layer, "_loses_in_product", lambda plan: False)
-    model, plan = last_stage(engine)
-    fused_layer.fuse(model, plan)
-    assert (model.decoder.final_layernorm.forward == "own") == engine
-    assert model.compute_language_model_loss is fused_layer._losses
+@pytest.mark.parametrize("layers", ["te", "torch"])
+@pytest.mark.parametrize("cross_entropy", ["torch", "triton"])
+def test_the_last_norm_is_transformer_engines(layers: str, cross_entropy: str) -> None:
+    model, config = last_stage()
+    fused_layer.fuse(model, config, chosen(layers=layers, cross_entropy=cross_entropy))
+    assert (model.decoder.final_layernorm.forward is OWN) == (layers == "te")
+    assert model.compute_language_model_loss is (fused_layer._losses if cross_entropy == "triton" else OWN)
 
 
-def test_the_output_layer_leaves_its_product_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_layer, "_loses_in_product", lambda plan: True)
-    told = []
-    monkeypatch.setattr(fused_layer, "output_losses", lambda *given: told.append(given) or torch.arange(6.0))
-    model, plan = last_stage(engine=False)
-    fused_layer.fuse(model, plan)
+def test_the_output_layer_leaves_its_gemm_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(fused_layer, "output_losses", lambda *tensors: given.append(tensors) or torch.arange(6.0))
+    model, config = last_stage()
+    fused_layer.fuse(model, config, chosen(cross_entropy="fused-linear"))
     hidden_states = torch.arange(12.0).view(3, 2, 2)
     labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
     for weight, expected in ((None, "own"), ("embedding's", "embedding's")):
         logits, bias = model.output_layer.forward(hidden_states, weight=weight, runtime_gather_output=None)
         losses = model.compute_language_model_loss(labels, logits)
-        rows, used, flat = told.pop()
+        rows, used, flat = given.pop()
         assert (bias, used) == (None, expected)
         assert torch.equal(rows, hidden_states.view(6, 2))
         assert flat.tolist() == [0, 3, 1, 4, 2, 5]
@@ -181,79 +179,18 @@ def test_only_contiguous_tensors_reach_the_loss(monkeypatch: pytest.MonkeyPatch)
     given = []
     monkeypatch.setattr(fused_layer, "output_losses", lambda *tensors: given.extend(tensors) or torch.zeros(3))
     hidden_states, labels = torch.zeros(3, 1, 8)[..., :4], torch.zeros(1, 6, dtype=torch.int64)[:, ::2]
-    fused_layer._output_losses(labels, fused_layer.Unmultiplied(hidden_states, torch.zeros(2, 4)))
+    fused_layer._output_losses(labels, fused_layer.DeferredLogits(hidden_states, torch.zeros(2, 4)))
     assert all(tensor.is_contiguous() for tensor in given)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, True),
-        ({"loss_in": "kernel"}, False),
-        ({"device": "cpu"}, False),
-        ({"bf16": False}, False),
-        ({"fully_sharded": True}, False),
-        ({"z_loss_coeff": 1e-4}, False),
-        ({"padded_vocab_size": 2176}, False),
-        ({"vocab_size": 2016, "padded_vocab_size": 2016}, False),
-        ({"hidden_size": 132}, False),
-        ({"context": 8}, False),
-        ({"seq_length": 31, "micro_batch_size": 3}, False),
-        ({"capability": (8, 0)}, False),
-    ],
-    ids=str,
-)
-def test_where_the_loss_is_in_the_product(changed: dict[str, object], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"loss_in": "products", "device": "cuda", "bf16": True, "fully_sharded": False, "z_loss_coeff": 0.0}
-    values |= {"vocab_size": 2048, "padded_vocab_size": 2048, "hidden_size": 128, "capability": (9, 0)}
-    values |= {"seq_length": 32, "micro_batch_size": 1, "context": 2} | changed
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: values["capability"])
-    every = SimpleNamespace(**values)
-    plan = SimpleNamespace(
-        layers=every, parallelism=every, precision=every, memory=every, optimization=every, architecture=every, batches=every,
-        padded_vocab_size=values["padded_vocab_size"],
-    )  # fmt: skip
-    assert fused_layer._loses_in_product(plan) == expected
-
-
-@pytest.mark.parametrize(("obstacle", "major", "expected"), [(None, 9, True), (None, 8, False), ("experts", 9, False)])
-def test_where_swiglu_is_in_the_products(
-    obstacle: str | None, major: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
-    monkeypatch.setattr(fused_layer.swiglu, "obstacle", lambda *parts: obstacle)
-    memory, precision = SimpleNamespace(fully_sharded=False, recomputed_modules=()), SimpleNamespace(fp8_format=None)
-    plan = SimpleNamespace(memory=memory, precision=precision, layers=None, architecture=None, parallelism=None)
-    assert fused_layer._gates_in_products(plan) == expected
-    memory.recomputed_modules = ("swiglu",)
-    if major == 8:
-        with pytest.raises(BadConfig, match="needs a Hopper GPU"):
-            fused_layer._gates_in_products(plan)
 
 
 @pytest.mark.parametrize(
     ("engine", "half", "shards", "expected"),
     [(True, True, False, True), (False, True, False, True), (True, True, True, False), (True, False, False, False)],
 )
-def test_where_products_add_their_gradients(engine: bool, half: bool, shards: bool, expected: bool) -> None:
+def test_where_gemms_add_their_gradients(engine: bool, half: bool, shards: bool, expected: bool) -> None:
     plan = SimpleNamespace(
         layers=SimpleNamespace(transformer_engine=engine),
         precision=SimpleNamespace(half=half),
         memory=SimpleNamespace(fully_sharded=shards),
     )
     assert _accumulates_in_products(plan) == expected
-
-
-@pytest.mark.parametrize(
-    ("attention", "ranks", "offloads", "documents", "expected"),
-    [
-        ("flash", 1, False, False, False),
-        ("fused", 1, False, False, True),
-        ("flash", 2, False, False, True),
-        ("flash", 1, True, False, True),
-        ("fused", 2, False, True, False),
-    ],
-)
-def test_where_transformer_engine_attends(attention: str, ranks: int, offloads: bool, documents: bool, expected: bool) -> None:
-    config = SimpleNamespace(context_parallel_size=ranks, cpu_offloading=offloads)
-    assert layer_specs._engine_attends(config, SimpleNamespace(attention=attention), documents) == expected

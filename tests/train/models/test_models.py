@@ -22,6 +22,8 @@ from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig, BadData, UsageError
 from lt_shared.manifest import Dataset
 from lt_shared.presets import PRESETS, preset
+from lt_train.cli import command as train
+from lt_train.config import kernels
 from lt_train.config.settings import layers
 from lt_train.config.settings.model import describe
 from lt_train.models import rope
@@ -266,24 +268,10 @@ def test_what_cannot_be_computed_is_refused(
 def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
     asked: str, installed: bool, where: str, others: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "_has_transformer_engine", lambda: installed)
-    monkeypatch.setattr(layers, "_is_installed", lambda module: True)
-    options: dict[str, Any] = dict.fromkeys(layers.WITHOUT_EFFECT, False) | {
-        "transformer_impl": asked,
-        "kernels": "auto",
-        "attention_backend": "auto",
-        "swiglu_in": "auto",
-        "loss_in": "auto",
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": False,
-        **others,
-    }
-    found = layers.resolve(options, where)
+    monkeypatch.setattr(kernels, "is_installed", lambda module: installed)
+    words = train.make_context("lt-train", ["--transformer-impl", asked]).params
+    found = layers.resolve_layers(words | others, where)
     assert (found.implementation, found.triton) == (expected, where == "cuda")
-    assert found.swiglu_in == ("products" if where == "cuda" and expected == "torch" else "kernel")
-    assert found.loss_in == ("products" if where == "cuda" else "kernel")
 
 
 def test_the_manual_names_every_preset() -> None:

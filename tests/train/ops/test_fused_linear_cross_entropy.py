@@ -1,10 +1,10 @@
-"""The loss in the output layer's product, which needs a Hopper GPU: here torch computes the product."""
+"""The loss fused with the output layer's GEMM, which needs a Hopper GPU: here torch computes the GEMM."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from loss_training import PRODUCT, product, train
+from loss_training import FUSED, exponential_gemm, train
 from torch.nn.functional import cross_entropy
 
 from lt_train.ops import fused_linear_cross_entropy
@@ -13,8 +13,8 @@ ROWS, WIDTH, COLUMNS = 12, 64, 256
 
 
 @pytest.fixture(autouse=True)
-def product_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_linear_cross_entropy, "exponential_product", product)
+def gemm_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_linear_cross_entropy, "exponential_product", exponential_gemm)
 
 
 def case(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -123,24 +123,24 @@ def test_training(tmp_path: Path) -> None:
         "untied, in 16 bits": (*untied, "--bf16", "--grad-reduce-in-bf16"),
         "untied, masked": (*untied, "--bf16", "--accumulate-allreduce-grads-in-fp32", "--eod-mask-loss"),
     }
-    runs = {f"{name}{way}": (way, *options) for name, options in ways.items() for way in ("", PRODUCT)}
+    runs = {f"{name}{way}": (way, *options) for name, options in ways.items() for way in ("", FUSED)}
     found = train(tmp_path, runs)
     for name in ways:
         tolerance = 2e-2 if "--bf16" in ways[name] else 5e-6
-        (losses, norms, products), (expected_losses, expected_norms, none) = found[name + PRODUCT], found[name]
+        (losses, norms, gemms), (expected_losses, expected_norms, none) = found[name + FUSED], found[name]
         assert losses == pytest.approx(expected_losses, abs=tolerance), name
         assert norms == pytest.approx(expected_norms, rel=tolerance), name
         # Three steps and two evaluations of two micro batches each.
-        assert (products, none) == (10, 0)
+        assert (gemms, none) == (10, 0)
 
 
 def test_a_hundred_steps(tmp_path: Path) -> None:
     """Beside torch's own operations, in float32."""
     steps = ("--train-iters", "100", "--eval-iters", "0", "--global-batch-size", "1", "--lr", "3e-3")
-    runs = {"plain": ("", *steps, "--kernels", "torch"), "product": (PRODUCT, *steps)}
+    runs = {"plain": ("", *steps, "--kernels", "torch"), "fused": (FUSED, *steps)}
     found = train(tmp_path, runs)
-    (losses, _, products), (expected, _, _) = found["product"], found["plain"]
+    (losses, _, gemms), (expected, _, _) = found["fused"], found["plain"]
     # Roundings of float32 near 4 are 2.4e-7.
     assert losses == pytest.approx(expected, abs=5e-6)
-    assert (len(losses), products) == (100, 100)
+    assert (len(losses), gemms) == (100, 100)
     assert expected[-1] < expected[0] - 0.3

@@ -1,4 +1,4 @@
-"""Optimizer steps taken apart: skipped ones, the loss scale of fp16, weight decay, schedules, z-loss, fp8 products."""
+"""Optimizer steps taken apart: skipped ones, the loss scale of fp16, weight decay, schedules, z-loss, fp8 GEMMs."""
 
 import math
 from importlib.metadata import version

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from layouts import plan_of
+from reserved_ports import free_port
 from running import environment
 
 from lt_shared.console import BadConfig, UsageError
 from lt_train.planner.memory_estimate import estimate
-from lt_train.runtime.ports import free_port
 
 SMALL = (
     *("--model", "tiny", "--num-layers", "4", "--hidden-size", "128", "--ffn-hidden-size", "352", "--vocab-size", "2048"),
@@ -128,7 +128,7 @@ REFUSED = {
     "without full recomputation": ("--recompute-method", "block"),
     "--recompute-modules attention: unknown": ("--recompute-activations", "--recompute-modules", "attention"),
     "have no experts": ("--recompute-activations", "--recompute-modules", "moe"),
-    "inside the matrix products": ("--recompute-activations", "--recompute-modules", "swiglu"),
+    "part of the GEMMs": ("--recompute-activations", "--recompute-modules", "swiglu"),
     "asks TransformerEngine": ("--recompute-activations", "--recompute-modules", "layernorm"),
     "do not divide into such groups": (*FULL, "--recompute-num-layers", "3"),
     "--grad-reduce-in-bf16 and --accumulate": ("--bf16", "--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"),
@@ -141,8 +141,8 @@ REFUSED = {
     "have different experts": (
         *("--model", "tiny-mixtral", "--ranks", "2", "--expert-model-parallel-size", "2", "--use-torch-fsdp2"),
     ),
-    "without anything that ranks split": ("--ranks", "2", "--num-distributed-optimizer-instances", "2"),
-    "do not divide into 3 instances": (*ZERO, "--num-distributed-optimizer-instances", "3"),
+    "without sharded state": ("--ranks", "2", "--num-distributed-optimizer-instances", "2"),
+    "do not divide into 3 replicas": (*ZERO, "--num-distributed-optimizer-instances", "3"),
     "TransformerEngine's layers only": ("--cpu-offloading-num-layers", "2"),
 }
 

@@ -175,8 +175,8 @@ def test_plan_needs_none_of_the_packages_of_a_run(monkeypatch: pytest.MonkeyPatc
     for options in (
         ("--transformer-impl", "te"),
         ("--attention-backend", "flash"),
-        ("--transformer-impl", "torch", "--swiglu-in", "products"),
-        ("--loss-in", "products"),
+        ("--transformer-impl", "torch", "--swiglu-impl", "gemm-epilogue"),
+        ("--cross-entropy-impl", "fused-linear"),
         ("--optimizer", "muon"),
     ):
         words = ["--model", "llama3.2-1b", "--bf16", "--gpu", "h100-80gb", "--seq-length", "2048", *options]

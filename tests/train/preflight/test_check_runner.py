@@ -66,7 +66,7 @@ def test_a_part_that_cannot_be_made_hides_no_other(tmp_path: Path) -> None:
     wrong = (*sizes, "--micro-batch-size", "2", "--split", "50,20", "--fp8-format", "hybrid", "--save", str(file / "run"))
     result = run("preflight", "--model", "tiny", "--device", "cpu", *wrong, str(tmp_path / "a"), str(tmp_path / "b"))
     assert result.code == 78
-    for text in ("not divisible by 5", "global batch size 7", "fp8 products of weights in float32", "a.idx: no", "b.idx: no"):
+    for text in ("not divisible by 5", "global batch size 7", "fp8 GEMMs of weights in float32", "a.idx: no", "b.idx: no"):
         assert text in result.out, result.out
     assert f"{file} is not a directory; name a directory" in result.out
     assert len(result.out.splitlines()) == 7

@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[ToolError], str]] = {
     "scale of bf16": (("--bf16", "--loss-scale", "8"), BadConfig, "a loss scale for weights in bfloat16"),
     "smallest scale": (("--fp16", "--min-loss-scale", "8", "--initial-loss-scale", "4"), BadConfig, "smallest loss scale 8.0"),
     "fp8 on a CPU": (("--bf16", "--fp8-format", "hybrid"), BadConfig, "fp8 needs a GPU, this run is on cpu"),
-    "fp8 of fp32": (("--fp8-format", "e4m3"), BadConfig, "fp8 products of weights in float32"),
+    "fp8 of fp32": (("--fp8-format", "e4m3"), BadConfig, "fp8 GEMMs of weights in float32"),
 }
 
 
@@ -81,7 +81,7 @@ def test_refused(case: str, dataset: Dataset) -> None:
 
 FP8 = ("--bf16", "--fp8-format", "hybrid", "--device", "cuda", "--ranks", "1", "--transformer-impl", "torch")
 AGAIN = (
-    *("--bf16", "--device", "cuda", "--ranks", "1", "--swiglu-in", "products"),
+    *("--bf16", "--device", "cuda", "--ranks", "1", "--swiglu-impl", "gemm-epilogue"),
     *("--recompute-granularity", "selective", "--recompute-modules", "swiglu"),
 )
 REFUSED_ON_A_GPU: dict[str, tuple[tuple[int, int], tuple[str, ...], str]] = {
@@ -90,7 +90,7 @@ REFUSED_ON_A_GPU: dict[str, tuple[tuple[int, int], tuple[str, ...], str]] = {
     "odd sizes": ((9, 0), (*FP8, "--ffn-hidden-size", "344"), "feed-forward size per rank 344 is not a multiple of 16"),
     "few tokens": ((9, 0), (*FP8, "--seq-length", "36"), "tokens in a micro batch per rank 72 is not a multiple of 16"),
     "experts": ((9, 0), (*FP8, "--model", "tiny-mixtral"), "fp8 for experts"),
-    "SwiGLU in products": ((8, 0), AGAIN, "swiglu needs a Hopper GPU: its compute capability is 8.0"),
+    "SwiGLU in the GEMMs": ((8, 0), AGAIN, "its compute capability is 8.0, 9.0 is needed, a Hopper GPU"),
     "exact attention": ((9, 0), ("--deterministic", "--device", "cuda", "--ranks", "1"), "no deterministic backward pass"),
 }
 

@@ -21,7 +21,7 @@ def command(**options: Any) -> None:
 def resolved(*arguments: str, save: str | None = "run", ranks: int = 4, where: str = "cuda") -> Reporting:
     options = command.make_context("test", list(arguments)).params
     parallelism: Any = type("Layout", (), {"world_size": ranks})
-    settings = reporting.resolve(options | {"save": save}, parallelism)
+    settings = reporting.resolve_reporting(options | {"save": save}, parallelism)
     here = (*reporting.missing_packages(settings), *reporting.check_directories(settings))
     for problem in (*reporting.check(settings, where, 100), *here):
         raise problem

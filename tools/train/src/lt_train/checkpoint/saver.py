@@ -38,6 +38,7 @@ from lt_shared.run_log import CheckpointSaved
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
 from lt_train.checkpoint.training_state import TrainingState
+from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement, signals
@@ -70,8 +71,9 @@ class Saver:
     A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
     """
 
-    def __init__(self, config: RunConfig, state: TrainingState, where: torch.device, log: Log):
+    def __init__(self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log):
         self.config = config
+        self.kernels = kernels
         self.state = state
         self.where = where
         self.log = log
@@ -101,7 +103,7 @@ class Saver:
             partial.mkdir(parents=True, exist_ok=True)
         torch.distributed.barrier()
         started = time.monotonic()
-        record = training_state.record(self.config, self.state, loss)
+        record = training_state.record(self.config, self.kernels, self.state, loss)
         with self._explained(partial, record.iteration), signals.held_back():
             request = _request(training_state.content(self.config, self.state), partial)
             destination = f"{self.url}/{target.name}" if self.url else None

@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import megatron.core
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.validation import StrictHandling
@@ -23,7 +22,7 @@ from lt_shared.console import BadConfig, BadData, warn
 from lt_train import __version__
 from lt_train.checkpoint import optimizer_state, rng_state
 from lt_train.checkpoint.optimizer_state import Kind
-from lt_train.config import megatron_arguments
+from lt_train.config import kernels, megatron_arguments
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
 from lt_train.models.build_gpt import checkpointed
@@ -118,7 +117,7 @@ def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
     return model | optimizer | random | common
 
 
-def record(config: RunConfig, state: TrainingState, loss: float | None) -> RunRecord:
+def record(config: RunConfig, chosen: kernels.Kernels, state: TrainingState, loss: float | None) -> RunRecord:
     return RunRecord(
         architecture=config.architecture,
         padded_vocab_size=config.padded_vocab_size,
@@ -126,7 +125,8 @@ def record(config: RunConfig, state: TrainingState, loss: float | None) -> RunRe
         consumed_samples=state.consumed_samples,
         tokenizer=config.data.tokenizer,
         dtype=config.precision.dtype,
-        versions={"lt-train": __version__, "megatron-core": megatron.core.__version__, "torch": torch.__version__},
+        versions={"lt-train": __version__, **kernels.versions()},
+        kernels=chosen.record(),
         files={},
         loss=loss,
         distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,
@@ -175,7 +175,7 @@ def _load_with_optimizer(directory: Path, config: RunConfig, state: TrainingStat
         optimizer = optimizer_state.assemble(sharded, _read(of_optimizer, directory))
     optimizer_state.take_schedule(optimizer, state.optimizer.param_groups)
     state.optimizer.load_state_dict(optimizer)
-    if config.steps_in_one_pass:
+    if kernels.fuses_adamw(config):
         take_masters(state.optimizer)
         gather(state.chunks)
     separate_steps(state.optimizer)

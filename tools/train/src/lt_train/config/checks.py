@@ -5,10 +5,12 @@ A mistake found here costs a second; found after the ranks have started it costs
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import ToolError
+from lt_train.config import kernels
 from lt_train.config.draft import Draft
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import batches, checkpointing, data, layers, memory, optimization, parallelism, precision, reporting
@@ -57,7 +59,7 @@ def problems_on(capability: tuple[int, int] | None, parts: Mapping[str, Any]) ->
     yield from _problems(
         (
             (("precision",), partial(precision.check_capability, capability)),
-            (("memory", "precision"), partial(memory.check_capability, capability)),
+            (kernels.PARTS, lambda *parts: kernels.problems_on(_run(*parts), capability)),
         ),
         parts,
     )
@@ -66,7 +68,7 @@ def problems_on(capability: tuple[int, int] | None, parts: Mapping[str, Any]) ->
 def missing_packages(parts: Mapping[str, Any]) -> Iterator[ToolError]:
     yield from _problems(
         (
-            (("layers",), layers.missing_packages),
+            (("layers",), kernels.missing_packages),
             (("optimization",), optimization.missing_packages),
             (("reporting",), reporting.missing_packages),
         ),
@@ -97,6 +99,11 @@ def _check_precision(
     return precision.check(made, in_layers, architecture, parallel, sizes.micro_batch_size * sizes.seq_length)
 
 
+def _run(*parts: Any) -> Any:
+    """What `kernels` wants to know of a run, from a draft's parts."""
+    return SimpleNamespace(**dict(zip(kernels.PARTS, parts, strict=True)))
+
+
 LAYOUT_CHECKS: tuple[Check, ...] = (
     (
         ("parallelism", "architecture", "batches"),
@@ -106,6 +113,7 @@ LAYOUT_CHECKS: tuple[Check, ...] = (
     (("batches", "architecture", "parallelism"), batches.check),
     (("parallelism", "batches"), _check_micro_batches),
     (("memory", "layers", "parallelism", "architecture", "precision", "optimization"), memory.check),
+    (kernels.PARTS, lambda *parts: kernels.problems(_run(*parts))),
 )
 CHECKS: tuple[Check, ...] = (
     (("precision", "layers", "architecture", "parallelism", "batches"), _check_precision),

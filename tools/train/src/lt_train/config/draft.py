@@ -85,12 +85,12 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
 
     def parallel(architecture: Architecture) -> Parallelism:
         where = device.CUDA if planned else device.resolve_device(options["device"])
-        return parallelism.resolve(options, architecture, where, planned.ranks if planned else None)
+        return parallelism.resolve_parallelism(options, architecture, where, planned.ranks if planned else None)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
-        return batches.resolve(options, architecture, layout)
+        return batches.resolve_batches(options, architecture, layout)
 
-    make("architecture", lambda: model.resolve(options, datasets))
+    make("architecture", lambda: model.resolve_architecture(options, datasets))
     if failures:
         again("architecture", lambda: model.divisible_by(_product(options), options["expert_model_parallel_size"]))
         if options["seq_length"] is None:
@@ -103,21 +103,23 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
         if "parallelism" not in parts:
             options = options | wrong
             again("parallelism", parallel, "architecture")
-    make("layers", lambda layout: layers.resolve(options, layout.device), "parallelism")
+    make("layers", lambda layout: layers.resolve_layers(options, layout.device), "parallelism")
     make("batches", sizes, "architecture", "parallelism")
     if "batches" in parts and "batches" not in stand_ins:
-        make("optimization", lambda lengths: optimization.resolve(options, lengths), "batches")
+        make("optimization", lambda lengths: optimization.resolve_optimization(options, lengths), "batches")
     options = options | batches.WITHOUT_LENGTH
     again("batches", sizes, "architecture", "parallelism")
-    make("precision", lambda: precision.resolve(options))
-    make("memory", lambda *needed: memory.resolve(options, *needed), "batches", "parallelism", "precision")
-    if "architecture" in stand_ins and "memory" in parts:
-        parts["memory"] = memory.for_any_model(parts["memory"])
-    make("data", lambda: data.resolve(options, datasets))
-    make("checkpointing", lambda: checkpointing.resolve(options))
-    make("faults", lambda: faults.resolve(options))
-    make("reporting", lambda layout: reporting.resolve(options, layout), "parallelism")
-    make("benchmark", lambda: benchmark.resolve(options))
+    make("precision", lambda: precision.resolve_precision(options))
+    make("memory", lambda *needed: memory.resolve_memory(options, *needed), "batches", "parallelism", "precision")
+    if "architecture" in stand_ins:
+        for name, subject in (("memory", memory), ("layers", layers)):
+            if name in parts:
+                parts[name] = subject.for_any_model(parts[name])
+    make("data", lambda: data.resolve_data(options, datasets))
+    make("checkpointing", lambda: checkpointing.resolve_checkpointing(options))
+    make("faults", lambda: faults.resolve_faults(options))
+    make("reporting", lambda layout: reporting.resolve_reporting(options, layout), "parallelism")
+    make("benchmark", lambda: benchmark.resolve_benchmark(options))
     return Draft(parts, frozenset(stand_ins), tuple(failures))
 
 

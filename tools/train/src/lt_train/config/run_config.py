@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from lt_shared.architecture import Architecture
 from lt_shared.manifest import record_of
+from lt_train.config import kernels
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.benchmark import Benchmark
 from lt_train.config.settings.checkpointing import Checkpointing
@@ -21,6 +22,7 @@ from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.reporting import Reporting
+from lt_train.runtime import device
 
 VOCABULARY_MULTIPLE = 128
 
@@ -53,12 +55,6 @@ class RunConfig:
         return self.parallelism.distributed_optimizer or self.memory.fully_sharded
 
     @property
-    def steps_in_one_pass(self) -> bool:
-        """Whether the optimizer's step is that of `lt_train.optim.fused_adamw`."""
-        adam = self.layers.triton and self.optimization.optimizer == "adam"
-        return adam and self.precision.bf16 and not self.memory.fully_sharded
-
-    @property
     def padded_vocab_size(self) -> int:
         return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
 
@@ -89,4 +85,5 @@ class RunConfig:
             "active_parameters": self.architecture.active_parameters(),
             "padded_vocab_size": self.padded_vocab_size,
             "tokens": self.batches.train_samples * self.batches.seq_length,
+            "kernels": kernels.choose(self, device.compute_capability()).record(),
         }

@@ -10,6 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import rope
@@ -152,7 +153,7 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def build(plan: RunConfig, device: torch.device) -> list[Chunk]:
+def build(plan: RunConfig, kernels: Kernels, device: torch.device) -> list[Chunk]:
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
     config = transformer_config(plan, device)
     if config.gradient_accumulation_fusion:
@@ -160,16 +161,18 @@ def build(plan: RunConfig, device: torch.device) -> list[Chunk]:
     if plan.parallelism.tensor_overlap:
         tp_comm_overlap.make_buffers(plan)
     if plan.parallelism.interleaving is None:
-        return [_build_chunk(plan, config, device, None)]
-    return [_build_chunk(plan, config, device, stage) for stage in range(plan.parallelism.interleaving)]
+        return [_build_chunk(plan, kernels, config, device, None)]
+    return [_build_chunk(plan, kernels, config, device, stage) for stage in range(plan.parallelism.interleaving)]
 
 
-def _build_chunk(plan: RunConfig, config: TransformerConfig, device: torch.device, virtual_stage: int | None) -> Chunk:
+def _build_chunk(
+    plan: RunConfig, kernels: Kernels, config: TransformerConfig, device: torch.device, virtual_stage: int | None
+) -> Chunk:
     architecture = plan.architecture
     with building(plan):
         model = GPTModel(
             config=config,
-            transformer_layer_spec=block_spec(config, virtual_stage, plan.layers, plan.data.reset_attention_mask),
+            transformer_layer_spec=block_spec(config, virtual_stage, kernels),
             vocab_size=plan.padded_vocab_size,
             max_sequence_length=architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
@@ -189,18 +192,12 @@ def _build_chunk(plan: RunConfig, config: TransformerConfig, device: torch.devic
     if plan.layers.triton:
         from lt_train.models.fused_layer import fuse
 
-        fuse(model, plan)
+        fuse(model, plan, kernels)
     if model.post_process and plan.optimization.z_loss_coeff:
         add_z_loss(model, plan.optimization.z_loss_coeff)
     if plan.precision.fp8_format and not plan.layers.transformer_engine:
-        use_fp8(model, plan.precision, plan.layers.triton, recomputes_swiglu=_recomputes_swiglu(plan))
+        use_fp8(model, plan.precision, kernels)
     return wrap(plan, config, model, device)
-
-
-def _recomputes_swiglu(plan: RunConfig) -> bool:
-    """Alone: not in an MLP that is recomputed as a whole."""
-    modules = plan.memory.recomputed_modules
-    return SWIGLU in modules and "mlp" not in modules
 
 
 def _separate_experts(model: GPTModel) -> None:

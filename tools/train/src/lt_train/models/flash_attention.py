@@ -1,8 +1,8 @@
 """Causal attention by flash-attn-4 (Shah et al. 2024, in NVIDIA's CuTe language), the fastest there is for Hopper.
 
 For Llama 3's heads at 8192 tokens, forward and backward on an H200, 2026-11-22: 7.8 ms against cuDNN's 9.2 with heads of 64,
-13.3 against 14.7 with heads of 128. The first call compiles for five seconds. What it does not compute, documents, context
-parallelism, dropout, 32 bits, unusual heads, and runs that must be deterministic, `CausalAttention` does.
+13.3 against 14.7 with heads of 128. The first call compiles for five seconds. What it does not support is listed in
+`lt_train.config.kernels`, which then chooses `CausalAttention`.
 
 megatron-core has the sequence before the batch, flash-attn-4 the batch before the sequence. Its own function returns its output
 so, and a copy puts it back; written where it belongs, it needs none: 7 ms of a step of 850.
@@ -18,14 +18,9 @@ from torch import Tensor
 
 from lt_train.models.attention import CausalAttention
 
-HEAD_SIZES = (64, 96, 128)
-
 
 class FlashAttention(CausalAttention):
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-        fits = query.shape[-1] in HEAD_SIZES and query.dtype in (torch.bfloat16, torch.float16)
-        if not fits or (self.dropout and self.training) or torch.are_deterministic_algorithms_enabled():
-            return super()._causal(query, key, value, window)
         parts = (tensor.transpose(1, 2) for tensor in (query, key, value))
         mixed: Tensor = _Attention.apply(*parts, self.softmax_scale, window)  # type: ignore[no-untyped-call]
         return mixed.transpose(1, 2)

@@ -28,6 +28,8 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
+from lt_train.config.kernels import Kernels
+from lt_train.config.settings.layers import TRITON
 from lt_train.config.settings.precision import Precision
 from lt_train.ops.fp8_casts import Casts, TorchCasts, TritonCasts
 from lt_train.ops.wgrad_accumulation import add, overwrites, written
@@ -52,11 +54,11 @@ class Source(Protocol):
         ...
 
 
-def use_fp8(model: GPTModel, precision: Precision, triton: bool, recomputes_swiglu: bool) -> None:
-    """Make the linear layers of `model`'s decoder multiply in fp8; with `triton`, its kernels cast whole tensors."""
+def use_fp8(model: GPTModel, precision: Precision, kernels: Kernels) -> None:
+    """Make the linear layers of `model`'s decoder multiply in fp8."""
     gradient = E5M2 if precision.fp8_format == "hybrid" else E4M3
     rowwise = precision.fp8_recipe == "rowwise"
-    casts = TritonCasts() if triton and not rowwise else TorchCasts(rowwise)
+    casts = TritonCasts() if kernels.fp8_cast == TRITON else TorchCasts(rowwise)
     linear = partial(_linear, source=Unkept, gradient=gradient, casts=casts)
     for module in model.decoder.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
@@ -65,7 +67,7 @@ def use_fp8(model: GPTModel, precision: Precision, triton: bool, recomputes_swig
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention) and not module.checkpoint_core_attention:
                 module.linear_proj._forward_impl = partial(linear, source=Kept)
-            elif type(module) is MLP and recomputes_swiglu:
+            elif type(module) is MLP and kernels.recomputes_swiglu:
                 module.linear_fc2._forward_impl = partial(linear, source=Halves)
                 module.forward = partial(_gated_mlp, module)
 

@@ -23,7 +23,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 
 from lt_shared.console import BadConfig
-from lt_train.config.settings.layers import FLASH, Layers
+from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels
+from lt_train.config.settings.layers import TRANSFORMER_ENGINE
 from lt_train.models.attention import CausalAttention
 from lt_train.models.flash_attention import FlashAttention
 
@@ -72,23 +73,14 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
     return logits
 
 
-def block_spec(
-    config: TransformerConfig, virtual_stage: int | None, layers: Layers, documents: bool
-) -> TransformerBlockSubmodules:
-    """The layers of a pipeline stage of this rank, as `layers` wants them computed; `documents` says that attention ends at their
-    boundaries."""
-    layer, norm = _transformer_engine_layer(config) if layers.transformer_engine else _torch_layer(config)
-    if not (layers.transformer_engine and _engine_attends(config, layers, documents)):
+def block_spec(config: TransformerConfig, virtual_stage: int | None, kernels: Kernels) -> TransformerBlockSubmodules:
+    """The layers of a pipeline stage of this rank, by the implementations of `kernels`."""
+    layer, norm = _transformer_engine_layer(config) if kernels.layers == TRANSFORMER_ENGINE else _torch_layer(config)
+    if kernels.attention != TRANSFORMER_ENGINE:
         layer.submodules.self_attention.submodules.core_attention = (
-            FlashAttention if layers.attention == FLASH else CausalAttention
+            FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         )
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=norm)
-
-
-def _engine_attends(config: TransformerConfig, layers: Layers, documents: bool) -> bool:
-    """Whether TransformerEngine's layers have its attention: it does not look at documents, and flash-attn-4 is faster. But it
-    sends keys and values around while it computes, where ranks share a sequence, and knows what is offloaded."""
-    return not documents and (layers.attention != FLASH or config.context_parallel_size > 1 or config.cpu_offloading)
 
 
 def _transformer_engine_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:

@@ -16,7 +16,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.layers import TRITON
 from lt_train.optim import fused_adamw
 from lt_train.optim.fused_adamw import OnePassAdamW
 from lt_train.parallel.ddp import Chunk
@@ -28,7 +30,7 @@ from lt_train.runtime.device import CPU
 Outcome: TypeAlias = tuple[bool, float | None]
 
 
-def build(plan: RunConfig, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+def build(plan: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
     _take_torchs()
     settings, precision = plan.optimization, plan.precision
@@ -62,7 +64,7 @@ def build(plan: RunConfig, chunks: list[Chunk]) -> tuple[MegatronOptimizer, Opti
     for inner in _inner(optimizer):
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)
-    if plan.steps_in_one_pass:
+    if kernels.adamw == TRITON:
         fused_adamw.use_one_pass(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)

@@ -32,7 +32,7 @@ def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, devi
     """`model`, on its device, initialised and wrapped."""
     memory = run_config.memory
     if memory.fully_sharded:
-        sharded = FullySharded(config, model, getattr(torch, run_config.precision.dtype), device, memory.instances)
+        sharded = FullySharded(config, model, getattr(torch, run_config.precision.dtype), device, memory.replicas)
         initialize((tensor for _, tensor in sharded.tensors(torch.Tensor.detach)), run_config.architecture, run_config.seed)
         return sharded
     model.to(device)
@@ -40,7 +40,7 @@ def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, devi
     wrapped = Float16Module(config, model) if run_config.precision.half else model
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
-        num_distributed_optimizer_instances=memory.instances,
+        num_distributed_optimizer_instances=memory.replicas,
         grad_reduce_in_fp32=memory.gradient_dtype == "float32",
         overlap_grad_reduce=memory.overlap_grad_reduce,
         overlap_param_gather=memory.overlap_param_gather,

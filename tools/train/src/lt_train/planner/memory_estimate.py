@@ -9,6 +9,7 @@ which holds the activations of the most micro batches, or its last, which has th
 import dataclasses
 import math
 
+from lt_train.config import kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 
@@ -57,8 +58,8 @@ def _on_rank(config: RunConfig, pipeline_rank: int) -> Estimate:
     memory, parallel, half = config.memory, config.parallelism, config.precision.half
     replicas = parallel.data * parallel.context
     # Two moments and what a weight of 16 bits lacks, which is 16 bits more or a copy in float32.
-    state = 8 if memory.fully_sharded or not half else 10 if config.steps_in_one_pass else 12
-    shards = max(1, replicas // memory.instances) if config.shards_optimizer else 1
+    state = 8 if memory.fully_sharded or not half else 10 if kernels.fuses_adamw(config) else 12
+    shards = max(1, replicas // memory.replicas) if config.shards_optimizer else 1
     own = math.ceil(dense / shards) + math.ceil(experts / max(1, shards // parallel.expert))
     whole = own if memory.fully_sharded else dense + experts
     gradient_bytes = 2 if half and memory.gradient_dtype == "bfloat16" else 4
@@ -171,5 +172,5 @@ def _layer_activations(config: RunConfig) -> int:
 def _logits(config: RunConfig) -> int:
     """Logits in the precision of the forward pass; without the kernels the probabilities and their gradient in float32 too."""
     columns = config.padded_vocab_size // config.parallelism.tensor
-    copies = 0 if config.layers.triton and config.parallelism.tensor == 1 else 4
+    copies = 0 if kernels.fuses_loss(config) else 4
     return _tokens(config) * columns * ((2 if config.precision.half else 4) + copies)

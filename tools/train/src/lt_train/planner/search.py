@@ -210,14 +210,14 @@ def _stages(layers: int, pipeline: int) -> dict[str, int] | None:
 
 
 def _with(config: RunConfig, options: dict[str, Any], cluster: Cluster) -> RunConfig:
-    layout = parallelism.resolve(options, config.architecture, config.parallelism.device, cluster.ranks)
-    sizes = batches.resolve(options, config.architecture, layout)
+    layout = parallelism.resolve_parallelism(options, config.architecture, config.parallelism.device, cluster.ranks)
+    sizes = batches.resolve_batches(options, config.architecture, layout)
     return dataclasses.replace(
         config,
         parallelism=layout,
         batches=sizes,
-        optimization=optimization.resolve(options, sizes),
-        memory=memory_settings.resolve(options, sizes, layout, config.precision),
+        optimization=optimization.resolve_optimization(options, sizes),
+        memory=memory_settings.resolve_memory(options, sizes, layout, config.precision),
     )
 
 

@@ -54,6 +54,13 @@ def capability_text(capability: tuple[int, int]) -> str:
     return f"its compute capability is {capability[0]}.{capability[1]}"
 
 
+def capability_of(device: "torch.device") -> tuple[int, int] | None:
+    """That of the GPU of a rank, as torch tells it; None on a CPU."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) if device.type == CUDA else None
+
+
 def gpu_memory() -> int | None:
     """Bytes of memory of the first GPU that this process may use, from the driver, without torch; None without a driver."""
     try:

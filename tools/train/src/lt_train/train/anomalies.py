@@ -52,7 +52,7 @@ class Anomalies:
             f"gradients were not finite in {self.bad_steps} steps in a row, the last of them {iteration};"
             f" the loss is {finite}, the weights are those of iteration {iteration - self.bad_steps}",
             "lower --lr, raise --lr-warmup-iters, or look at the data of these steps; --max-nan-steps allows more"
-            + ("" if is_finite else ", and --loss-in kernel losses of a token beyond 126 nats"),
+            + ("" if is_finite else ", and --cross-entropy-impl triton losses of a token beyond 126 nats"),
         )
 
     def _spike(self, iteration: int, loss: float) -> str | None:

@@ -9,7 +9,6 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ import click
 from lt_shared import console
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import GIB, Step
+from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.log import Log
 from lt_train.metrics.step_timer import Lap
@@ -32,9 +32,10 @@ class Measured:
 class Measurement(Log):
     """A log that keeps the steps instead of printing them, and prints the result at the end."""
 
-    def __init__(self, plan: RunConfig, active: bool, device_name: str):
+    def __init__(self, plan: RunConfig, active: bool, device_name: str, chosen: Kernels, versions: dict[str, str]):
         super().__init__(plan, active)
         self.device_name = device_name
+        self.software = {"kernels": chosen.record(), "versions": versions}
         self.measured: list[Measured] = []
 
     def line(self, text: str) -> None:
@@ -49,7 +50,7 @@ class Measurement(Log):
     def end(self) -> None:
         if not self.active:
             return
-        result = summary(self._plan, self.device_name, self.measured)
+        result = summary(self._plan, self.device_name, self.measured) | self.software
         if self._plan.benchmark and self._plan.benchmark.as_json:
             console.print_json(result)
         else:
@@ -83,7 +84,6 @@ def summary(plan: RunConfig, device_name: str, steps: list[Measured]) -> dict[st
         "fp8_format": plan.precision.fp8_format,
         "device": device_name,
         "transformer_impl": plan.layers.implementation,
-        "versions": {package: metadata.version(package) for package in ("megatron-core", "torch")},
         "ranks": parallel.world_size,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
@@ -123,7 +123,8 @@ def table(result: dict[str, Any]) -> str:
         "model": f"{result['model']}, {result['layers']} layers, {result['parameters']:,} parameters",
         "batch": batch,
         "ranks": f"{result['ranks']} x {result['device']}: {layout}",
-        "software": f"{versions}, layers by {result['transformer_impl']}",
+        "software": versions,
+        "kernels": ", ".join(f"{part.replace('_', ' ')} {name}" for part, name in result["kernels"].items()),
         "step": f"{result['step_seconds'] * 1e3:,.1f} ms, the median of {result['steps']}"
         f" ({result['fastest_step_seconds'] * 1e3:,.1f} to {result['slowest_step_seconds'] * 1e3:,.1f})",
         "tokens/s/GPU": f"{result['tokens_per_second_per_gpu']:,.0f}",

@@ -18,7 +18,8 @@ from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState, Unlogged
-from lt_train.config import megatron_arguments
+from lt_train.config import kernels, megatron_arguments
+from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
 from lt_train.data import loader
@@ -54,17 +55,21 @@ def train(plan: RunConfig, place: RankEnvironment, where: torch.device) -> ExitC
             virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
             context_parallel_size=plan.parallelism.context,
             expert_model_parallel_size=plan.parallelism.expert,
-            num_distributed_optimizer_instances=plan.memory.instances,
+            num_distributed_optimizer_instances=plan.memory.replicas,
         )
     model_parallel_cuda_manual_seed(plan.seed)
     is_first = place.rank == 0
-    with Measurement(plan, is_first, device.name(where)) if plan.benchmark else Log(plan, is_first) as log:
+    chosen = kernels.choose(plan, device.capability_of(where))
+    versions = kernels.versions()
+    with Measurement(plan, is_first, device.name(where), chosen, versions) if plan.benchmark else Log(plan, is_first) as log:
         arguments = megatron_arguments.of(plan)
         log.arguments(arguments)
         for line in describe(plan.architecture):
             log.line(line)
-        chunks = build_gpt.build(plan, where)
-        state = TrainingState(chunks, *optimizer.build(plan, chunks))
+        log.line(f"  kernels: {chosen}")
+        log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
+        chunks = build_gpt.build(plan, chosen, where)
+        state = TrainingState(chunks, *optimizer.build(plan, chosen, chunks))
         start = _from_rank_zero(plan.checkpointing.start)
         if start is not None:
             training_state.load(Path(start), plan, state)
@@ -72,7 +77,7 @@ def train(plan: RunConfig, place: RankEnvironment, where: torch.device) -> ExitC
             torch.distributed.barrier()
             remote_run.forget(Path(start))
         optimizer.create_state(state.optimizer)
-        loop = Loop(plan, state, log, where, place)
+        loop = Loop(plan, chosen, state, log, where, place)
         log.begin(state.iteration, arguments)
         with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
@@ -95,14 +100,16 @@ def _now() -> datetime.datetime:
 class Loop:
     """The steps from a state's iteration to the plan's last."""
 
-    def __init__(self, plan: RunConfig, state: TrainingState, log: Log, where: torch.device, place: RankEnvironment):
+    def __init__(
+        self, plan: RunConfig, chosen: Kernels, state: TrainingState, log: Log, where: torch.device, place: RankEnvironment
+    ):
         self.plan = plan
         self.state = state
         self.log = log
         self.where = where
         self.stepper = Stepper(plan, state, where)
         settings = plan.checkpointing
-        self.saver = Saver(plan, state, where, log)
+        self.saver = Saver(plan, chosen, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.train_data, self.validation_data, self.test_data = loader.build(plan, state.consumed_samples, state.iteration)
         self.speedometer = Speedometer(plan, device.name(where))

@@ -111,7 +111,7 @@ def _ramp_steps(batches: Batches) -> tuple[int, ...]:
     return tuple(consumed)
 
 
-def resolve(options: dict[str, Any], architecture: Architecture, parallelism: Parallelism) -> Batches:
+def resolve_batches(options: dict[str, Any], architecture: Architecture, parallelism: Parallelism) -> Batches:
     """Raises UsageError for more than one length of the run, BadConfig for a ramp-up that ends elsewhere or a run of no step."""
     micro_batch_size = options["micro_batch_size"]
     batches = Batches(

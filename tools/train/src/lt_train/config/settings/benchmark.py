@@ -25,7 +25,7 @@ class Benchmark:
     as_json: bool
 
 
-def resolve(options: dict[str, Any]) -> Benchmark | None:
+def resolve_benchmark(options: dict[str, Any]) -> Benchmark | None:
     """None for a training run, which does not have these options."""
     return Benchmark(options["steps"], options["warmup_steps"], options["as_json"]) if "warmup_steps" in options else None
 

@@ -82,7 +82,7 @@ def spool(url: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"lt-train-{os.geteuid()}", name)
 
 
-def resolve(options: dict[str, Any]) -> Checkpointing:
+def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
     """Raises UsageError for an empty path, as of an unset variable of the shell."""
     for name in ("save", "load"):
         if options[name] == "":

@@ -1,4 +1,4 @@
-"""Which datasets are read, how they are split, and how often the validation part is looked at."""
+"""Which datasets are read, how they are split, and how often validation runs."""
 
 import dataclasses
 import math
@@ -147,7 +147,7 @@ def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[
     return changes
 
 
-def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
+def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data:
     """`datasets` as from `training_datasets`."""
     separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
     if separate and options["split"]:

@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, and how often a run that failed is started again."""
+"""How long ranks wait for each other, and how often a failed run is restarted."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ OPTIONS = console.section(
         "--max-restarts",
         type=click.IntRange(min=0),
         default=0,
-        help="Times that failed ranks are started again, from the newest checkpoint.",
+        help="Restarts of failed ranks, from the newest checkpoint.",
     ),
 )
 
@@ -34,5 +34,5 @@ class Faults:
         return self.timeout_minutes * 60
 
 
-def resolve(options: dict[str, Any]) -> Faults:
+def resolve_faults(options: dict[str, Any]) -> Faults:
     return Faults(options["distributed_timeout_minutes"], options["max_restarts"])

@@ -4,7 +4,6 @@ The checkpoints of both implementations have the same tensors: a run may change 
 """
 
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,20 +12,26 @@ import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, ToolError, note
+from lt_shared.console import BadConfig, ToolError, UsageError, note
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
+AUTO = "auto"
 TRANSFORMER_ENGINE = "te"
 TORCH = "torch"
 TRITON = "triton"
 # Megatron's names of FlashAttention and of cuDNN's attention.
 FLASH = "flash"
 FUSED = "fused"
-PRODUCTS = "products"
-KERNEL = "kernel"
+# By quack, in CuTe: what follows a GEMM is computed on its tiles before they leave the chip.
+GEMM_EPILOGUE = "gemm-epilogue"
+FUSED_LINEAR = "fused-linear"
 # Megatron's names of the same two.
 ALIASES = {"transformer_engine": TRANSFORMER_ENGINE, "local": TORCH}
+# Earlier spellings. `kernel` is the fastest implementation that is not part of a GEMM.
+OUTSIDE_GEMMS = "kernel"
+EARLIER = {"products": {"swiglu_impl": GEMM_EPILOGUE, "cross_entropy_impl": FUSED_LINEAR}}
+EARLIER_OPTIONS = {"swiglu_in": "swiglu_impl", "loss_in": "cross_entropy_impl"}
 # Options of several subjects. Otherwise PyTorch's layers are the faster ones on a Hopper GPU: 1.02 times in bf16, as fast in fp8.
 OF_TRANSFORMER_ENGINE = ("moe_grouped_gemm", "tp_comm_overlap", "cpu_offloading_num_layers")
 WITHOUT_EFFECT = {
@@ -35,45 +40,49 @@ WITHOUT_EFFECT = {
     "no_masked_softmax_fusion": "attention has no separate softmax",
     "no_rope_fusion": "it would change no result",
     "group_query_attention": "--num-query-groups says it",
-    "no_position_embedding": "rotary positions need no table",
+    "no_position_embedding": "RoPE needs no table",
 }
 
 OPTIONS = console.section(
     "Layers",
     click.option(
         "--transformer-impl",
-        type=click.Choice(["auto", TRANSFORMER_ENGINE, TORCH, *ALIASES]),
-        default="auto",
+        type=click.Choice([AUTO, TRANSFORMER_ENGINE, TORCH, *ALIASES]),
+        default=AUTO,
         help="TransformerEngine or PyTorch; auto takes PyTorch, and TransformerEngine for options that only it has.",
     ),
     click.option(
         "--kernels",
-        type=click.Choice(["auto", TRITON, TORCH]),
-        default="auto",
-        help="Norms, rotation, SwiGLU, loss and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs."
+        type=click.Choice([AUTO, TRITON, TORCH]),
+        default=AUTO,
+        help="Norms, RoPE, SwiGLU, cross entropy and AdamW by Triton's kernels or by PyTorch; auto takes Triton's on GPUs."
         " TransformerEngine's layers keep their own norms.",
     ),
     click.option(
         "--attention-backend",
-        type=click.Choice(["auto", FLASH, FUSED]),
-        default="auto",
-        help="Attention on GPUs: flash-attn-4, or cuDNN and what TransformerEngine chooses; auto takes flash-attn-4 where it is"
-        " installed. Ranks that share a sequence use neither.",
+        type=click.Choice([AUTO, FLASH, FUSED]),
+        default=AUTO,
+        help="Attention on GPUs: flash is flash-attn-4, fused is TransformerEngine's in its layers, otherwise PyTorch's SDPA"
+        " (cuDNN first) or FlexAttention; auto takes flash where it is installed and supports the run.",
     ),
     click.option(
-        "--swiglu-in",
-        type=click.Choice(["auto", PRODUCTS, KERNEL]),
-        default="auto",
-        help="SwiGLU beside Triton's kernels: inside the matrix products, by quack, on Hopper GPUs in bf16, or in a kernel of its"
-        " own; auto takes products where quack is installed.",
+        "--swiglu-impl",
+        type=click.Choice([AUTO, GEMM_EPILOGUE, TRITON, TORCH]),
+        default=AUTO,
+        help="SwiGLU in the epilogue of the MLP's GEMMs (quack; Hopper, bf16), in a Triton kernel, or by PyTorch; auto takes the"
+        " first of them that is installed and supports the run.",
     ),
     click.option(
-        "--loss-in",
-        type=click.Choice(["auto", PRODUCTS, KERNEL]),
-        default="auto",
-        help="The loss beside Triton's kernels: inside the output layer's product, by quack, or in a kernel of its own; auto"
-        " takes products where quack is installed. They need a Hopper GPU, bf16, tensor parallel size 1 and a vocabulary that is"
-        " a multiple of 128, and neither the z-loss nor FSDP2; elsewhere the kernel stays.",
+        "--cross-entropy-impl",
+        type=click.Choice([AUTO, FUSED_LINEAR, TRITON, TORCH]),
+        default=AUTO,
+        help="The loss fused with the output layer's GEMM (quack; Hopper, bf16, tensor parallel size 1, a vocabulary that is a"
+        " multiple of 128, no z-loss, no FSDP2), in a Triton kernel, or by megatron-core; auto takes the first of them that is"
+        " installed and supports the run.",
+    ),
+    *(
+        click.option(f"--{name.replace('_', '-')}", type=click.Choice([AUTO, *EARLIER, OUTSIDE_GEMMS]), hidden=True)
+        for name in EARLIER_OPTIONS
     ),
     click.option(
         "--hidden-dropout", type=console.FiniteRange(0, 1, max_open=True), default=0.0, help="Dropout of layer outputs."
@@ -85,7 +94,7 @@ OPTIONS = console.section(
         default="alltoall",
         help="How tokens reach experts on other ranks.",
     ),
-    click.option("--moe-grouped-gemm", is_flag=True, help="All experts in one product; needs TransformerEngine."),
+    click.option("--moe-grouped-gemm", is_flag=True, help="All experts in one grouped GEMM; needs TransformerEngine."),
     *(
         click.option(f"--{name.replace('_', '-')}", is_flag=True, help=f"No effect: {reason}.")
         for name, reason in WITHOUT_EFFECT.items()
@@ -95,14 +104,16 @@ OPTIONS = console.section(
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """`implementation` is "te" or "torch", `kernels` "triton" or "torch", `attention` "flash" or "fused", `swiglu_in` and
-    `loss_in` "products" or "kernel"; dropouts are probabilities."""
+    """`implementation` is "te" or "torch", `kernels` "triton" or "torch"; dropouts are probabilities.
+
+    `attention_backend`, `swiglu_impl` and `cross_entropy_impl` are as asked, "auto" too: `lt_train.config.kernels` decides.
+    """
 
     implementation: str
     kernels: str
-    attention: str
-    swiglu_in: str
-    loss_in: str
+    attention_backend: str
+    swiglu_impl: str
+    cross_entropy_impl: str
     hidden_dropout: float
     attention_dropout: float
     token_dispatcher: str
@@ -117,70 +128,51 @@ class Layers:
         return self.kernels == TRITON
 
     @property
-    def options_for_quack(self) -> list[str]:
-        """Those by which products were chosen that only quack has."""
-        chosen = {"--swiglu-in": self.swiglu_in, "--loss-in": self.loss_in}
-        return [option for option, place in chosen.items() if place == PRODUCTS]
-
-    @property
     def dropout(self) -> bool:
         return self.hidden_dropout > 0 or self.attention_dropout > 0
 
 
-def resolve(options: dict[str, Any], where: str) -> Layers:
-    """`where` is a resolved device. Says which of Megatron's flags change nothing."""
+def resolve_layers(options: dict[str, Any], where: str) -> Layers:
+    """`where` is a resolved device. Says which of Megatron's flags change nothing.
+
+    Raises UsageError for an option that is given in two spellings.
+    """
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
     asked = ALIASES.get(options["transformer_impl"], options["transformer_impl"])
-    if asked == "auto":
+    if asked == AUTO:
         is_needed = any(options.get(name) for name in OF_TRANSFORMER_ENGINE)
         is_needed |= options.get("fp8_format") is not None and options.get("fp8_recipe") == "delayed"
         asked = TRANSFORMER_ENGINE if is_needed and where == device.CUDA else TORCH
-    kernels, attention = options["kernels"], options["attention_backend"]
-    if kernels == "auto":
+    kernels = options["kernels"]
+    if kernels == AUTO:
         kernels = TRITON if where == device.CUDA else TORCH
-    if attention == "auto":
-        attention = FLASH if where == device.CUDA and _is_installed("flash_attn.cute") else FUSED
-    has_products = kernels == TRITON and where == device.CUDA and _is_installed("quack")
-    swiglu_in, loss_in = options["swiglu_in"], options["loss_in"]
-    if swiglu_in == "auto":
-        swiglu_in = PRODUCTS if has_products and asked == TORCH else KERNEL
-    if loss_in == "auto":
-        loss_in = PRODUCTS if has_products else KERNEL
     return Layers(
         implementation=asked,
         kernels=kernels,
-        attention=attention,
-        swiglu_in=swiglu_in,
-        loss_in=loss_in,
+        attention_backend=options["attention_backend"],
         hidden_dropout=options["hidden_dropout"],
         attention_dropout=options["attention_dropout"],
         token_dispatcher=options["moe_token_dispatcher_type"],
         grouped_experts=options["moe_grouped_gemm"],
+        **{name: _in_either_spelling(options, earlier, name) for earlier, name in EARLIER_OPTIONS.items()},
     )
 
 
-def _has_transformer_engine() -> bool:
-    return _is_installed("transformer_engine")
+def _in_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str:
+    value = options[earlier]
+    if value is None:
+        return str(options[name])
+    if options[name] != AUTO:
+        old, new = (f"--{option.replace('_', '-')}" for option in (earlier, name))
+        raise UsageError(f"{old} is an earlier spelling of {new}, and both are given", f"drop {old}")
+    return EARLIER.get(value, {}).get(name, str(value))
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def missing_packages(layers: Layers) -> Iterator[ToolError]:
-    """Yields BadConfig for an implementation that is not installed here."""
-    if layers.transformer_engine and not _has_transformer_engine():
-        yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
-    if layers.attention == FLASH and not _is_installed("flash_attn.cute"):
-        yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
-    if layers.options_for_quack and not _is_installed("quack"):
-        instead = " ".join(f"{option} kernel" for option in layers.options_for_quack)
-        yield BadConfig("quack is not installed", f"pip install lt-train[flash], or use {instead}")
+def for_any_model(layers: Layers) -> Layers:
+    """The same without choices that only some models support."""
+    return dataclasses.replace(layers, attention_backend=AUTO, swiglu_impl=AUTO, cross_entropy_impl=AUTO)
 
 
 def check(
@@ -192,13 +184,6 @@ def check(
             yield BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
     elif layers.grouped_experts:
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
-    if layers.swiglu_in == PRODUCTS and layers.transformer_engine:
-        yield BadConfig("--swiglu-in products is for torch layers", "drop it, or use --transformer-impl torch")
-    for option in layers.options_for_quack:
-        if parallelism.device != device.CUDA:
-            yield BadConfig(f"{option} products does not run on {parallelism.device}", "drop it")
-        elif not layers.triton:
-            yield BadConfig(f"{option} products is for --kernels triton", "drop it, or add --kernels triton")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window

@@ -1,4 +1,4 @@
-"""What a rank keeps in memory and what it shares: gradients, fully sharded weights, recomputed and offloaded activations."""
+"""What a rank keeps in memory and what is sharded: gradients, FSDP2's weights, recomputed and offloaded activations."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,46 +9,46 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
-from lt_train.config.settings import swiglu
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
-from lt_train.runtime import device
 
 POSITIVE = click.IntRange(min=1)
-# Inside the matrix products (--swiglu-in); megatron-core does not know it.
+# Of lt-train: in the epilogue of a GEMM (--swiglu-impl) or with the cast to fp8.
 SWIGLU = "swiglu"
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "mlp", "moe", SWIGLU)
 
 OPTIONS = console.section(
     "Sharding and memory",
-    click.option("--use-torch-fsdp2", is_flag=True, help="Split weights, gradients and optimizer among data-parallel ranks."),
+    click.option(
+        "--use-torch-fsdp2", is_flag=True, help="Shard weights, gradients and optimizer state over data-parallel ranks."
+    ),
     click.option(
         "--num-distributed-optimizer-instances",
         type=POSITIVE,
         default=1,
-        help="Copies of what data-parallel ranks split among them: more copies, shorter ways.",
+        help="Replicas of the sharded state (HSDP): each shards it over fewer ranks, so that collectives stay within a node.",
     ),
-    click.option("--overlap-grad-reduce", is_flag=True, help="Sum gradients among ranks during the backward pass."),
-    click.option("--overlap-param-gather", is_flag=True, help="Gather weights from ranks during the forward pass."),
+    click.option("--overlap-grad-reduce", is_flag=True, help="Reduce gradients over ranks during the backward pass."),
+    click.option("--overlap-param-gather", is_flag=True, help="All-gather weights during the forward pass."),
     click.option(
         "--ddp-bucket-size",
         type=POSITIVE,
-        help="Gradients summed at a time with overlap; by default a layer's (experts apart), at least 40 million.",
+        help="Gradients in one collective with overlap; by default a layer's (experts apart), at least 40 million.",
     ),
-    click.option("--grad-reduce-in-bf16", is_flag=True, help="Keep and sum gradients in bfloat16 instead of float32."),
+    click.option("--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in bfloat16 instead of float32."),
     click.option(
         "--accumulate-allreduce-grads-in-fp32",
         is_flag=True,
-        help="Keep and sum gradients in float32, the default unless one bfloat16 micro batch on one rank makes a step.",
+        help="Accumulate and reduce gradients in float32, the default unless one bfloat16 micro batch on one rank makes a step.",
     ),
     click.option("--recompute-activations", is_flag=True, help="Short for --recompute-granularity selective."),
     click.option(
         "--recompute-granularity",
         type=click.Choice(["full", "selective"]),
-        help="Compute again in the backward pass: whole layers, or the modules below.",
+        help="Recompute in the backward pass: whole layers, or the modules below.",
     ),
     click.option(
         "--recompute-method",
@@ -63,7 +63,7 @@ OPTIONS = console.section(
         "--cpu-offloading-num-layers",
         type=click.IntRange(min=0),
         default=0,
-        help="Layers whose activations wait in host memory; needs TransformerEngine.",
+        help="Layers whose activations are offloaded to host memory; needs TransformerEngine.",
     ),
 )
 
@@ -80,10 +80,10 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """`instances` are copies of the sharded state. `bucket_elements` None is for `data_parallel` to choose."""
+    """`replicas` are those of the sharded state. `bucket_elements` None is for `parallel.ddp` to choose."""
 
     fully_sharded: bool
-    instances: int
+    replicas: int
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     bucket_elements: int | None
@@ -100,7 +100,7 @@ class Memory:
         recompute = self.recompute
         return {
             "use_torch_fsdp2": self.fully_sharded,
-            "num_distributed_optimizer_instances": self.instances,
+            "num_distributed_optimizer_instances": self.replicas,
             "overlap_grad_reduce": self.overlap_grad_reduce,
             "overlap_param_gather": self.overlap_param_gather,
             "ddp_bucket_size": self.bucket_elements,
@@ -114,15 +114,15 @@ class Memory:
         }
 
 
-def resolve(options: dict[str, Any], batches: Batches, parallel: Parallelism, precision: Precision) -> Memory:
+def resolve_memory(options: dict[str, Any], batches: Batches, parallel: Parallelism, precision: Precision) -> Memory:
     if options["grad_reduce_in_bf16"] and options["accumulate_allreduce_grads_in_fp32"]:
         raise UsageError("--grad-reduce-in-bf16 and --accumulate-allreduce-grads-in-fp32", "pass one")
-    # One product makes the whole gradient of a weight: nothing is added to it that rounding would lose.
+    # One GEMM makes the whole gradient of a weight: nothing is added to it that rounding would lose.
     alone = batches.global_batch_size == batches.micro_batch_size and parallel.data == parallel.context == 1
     suffices = alone and precision.bf16 and not (options["use_torch_fsdp2"] or options["accumulate_allreduce_grads_in_fp32"])
     return Memory(
         fully_sharded=options["use_torch_fsdp2"],
-        instances=options["num_distributed_optimizer_instances"],
+        replicas=options["num_distributed_optimizer_instances"],
         overlap_grad_reduce=options["overlap_grad_reduce"],
         overlap_param_gather=options["overlap_param_gather"],
         bucket_elements=options["ddp_bucket_size"],
@@ -180,31 +180,17 @@ def check(
         yield from _check_fully_sharded(memory, parallel, precision, optimization)
     elif memory.overlap_param_gather and not (parallel.distributed_optimizer and memory.overlap_grad_reduce):
         yield BadConfig(
-            "--overlap-param-gather gathers what the distributed optimizer has split, in the buckets of the gradients",
+            "--overlap-param-gather all-gathers what the distributed optimizer shards, in the buckets of the gradients",
             "pass --use-distributed-optimizer --overlap-grad-reduce too",
-        )
-    reason = swiglu.recompute_obstacle(layers, model, precision, parallel, memory.fully_sharded)
-    if SWIGLU in memory.recomputed_modules and reason:
-        yield BadConfig(
-            "--recompute-modules swiglu is for SwiGLU inside the matrix products (--swiglu-in) and beside Triton's casts to fp8,"
-            f" not for {reason}",
-            f"recompute {'moe' if model.num_experts else 'mlp'} instead, which is more",
         )
     if memory.gradient_dtype == "bfloat16" and not precision.bf16:
         yield BadConfig(f"--grad-reduce-in-bf16 with weights in {precision.dtype}", "pass --bf16 too")
-    if memory.instances > 1:
-        yield from _check_instances(memory, parallel)
+    if memory.replicas > 1:
+        yield from _check_replicas(memory, parallel)
     if memory.offloaded_layers:
         yield from _check_offloading(memory, layers, parallel, model)
     if memory.recompute:
         yield from _check_recompute(memory.recompute, layers, parallel, model)
-
-
-def check_capability(capability: tuple[int, int], memory: Memory, precision: Precision) -> Iterator[ToolError]:
-    """Yields BadConfig for what a GPU of this compute capability cannot recompute."""
-    if SWIGLU in memory.recomputed_modules and precision.fp8_format is None and capability[0] != swiglu.HOPPER:
-        has = device.capability_text(capability)
-        yield BadConfig(f"--recompute-modules swiglu needs a Hopper GPU: {has}, {swiglu.HOPPER}.0 is needed", "recompute mlp")
 
 
 def _check_fully_sharded(
@@ -212,7 +198,7 @@ def _check_fully_sharded(
 ) -> Iterator[ToolError]:
     if parallel.distributed_optimizer or memory.overlap_grad_reduce or memory.overlap_param_gather:
         yield BadConfig(
-            "--use-torch-fsdp2 splits the optimizer and overlaps communication by itself",
+            "--use-torch-fsdp2 shards the optimizer and overlaps communication by itself",
             "drop --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather",
         )
     if precision.fp16:
@@ -226,24 +212,22 @@ def _check_fully_sharded(
         )
     if parallel.expert > 1:
         yield BadConfig(
-            "--use-torch-fsdp2 splits every weight among the same ranks, and expert parallel ranks have different experts",
+            "--use-torch-fsdp2 shards every weight over the same ranks, and expert-parallel ranks have different experts",
             "drop --expert-model-parallel-size, or use --use-distributed-optimizer",
         )
     if optimization.optimizer not in ("adam", "sgd"):
-        yield BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 splits them by rows")
+        yield BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 shards them by rows")
 
 
-def _check_instances(memory: Memory, parallel: Parallelism) -> Iterator[ToolError]:
+def _check_replicas(memory: Memory, parallel: Parallelism) -> Iterator[ToolError]:
     if not (memory.fully_sharded or parallel.distributed_optimizer):
         yield BadConfig(
-            "--num-distributed-optimizer-instances without anything that ranks split",
+            "--num-distributed-optimizer-instances without sharded state",
             "pass --use-torch-fsdp2 or --use-distributed-optimizer too",
         )
     ranks = parallel.data * parallel.context
-    if ranks % memory.instances:
-        yield BadConfig(
-            f"{ranks} data-parallel ranks do not divide into {memory.instances} instances of the distributed optimizer"
-        )
+    if ranks % memory.replicas:
+        yield BadConfig(f"{ranks} data-parallel ranks do not divide into {memory.replicas} replicas of the sharded optimizer")
 
 
 def _check_offloading(memory: Memory, layers: Layers, parallel: Parallelism, model: Architecture) -> Iterator[ToolError]:

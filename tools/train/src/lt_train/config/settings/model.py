@@ -68,7 +68,7 @@ SIZES = {
 }
 
 
-def resolve(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architecture:
+def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Architecture:
     """Raises UsageError for a model that is not known, BadConfig for sizes and flags that contradict each other."""
     base = _named(options["model"]) if options["model"] else _from_sizes(options)
     changes = {field: options[option] for option, field in SIZES.items() if options[option] is not None}

@@ -88,7 +88,7 @@ class Optimization:
         return self.optimizer != "muon"
 
 
-def resolve(options: dict[str, Any], batches: Batches) -> Optimization:
+def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimization:
     """Raises UsageError when one length is given twice."""
     decay = _length(options, "lr-decay", batches) or batches.train_samples
     warmup = _length(options, "lr-warmup", batches)

@@ -1,4 +1,4 @@
-"""How the ranks share the model and the data."""
+"""The parallel layout: tensor, pipeline, context, expert and data parallel sizes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -23,17 +23,35 @@ OPTIONS = console.section(
         default=MANUAL,
         help="auto chooses the sizes below, and whether to recompute, by the memory of the GPUs.",
     ),
-    click.option("--tensor-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share each layer."),
-    click.option("--pipeline-model-parallel-size", type=POSITIVE, default=1, help="Ranks that share the layers among them."),
-    click.option("--context-parallel-size", type=POSITIVE, default=1, help="Ranks that share each sample's tokens."),
-    click.option("--expert-model-parallel-size", type=POSITIVE, default=1, help="Data-parallel ranks that share the experts."),
+    click.option(
+        "--tensor-model-parallel-size", type=POSITIVE, default=1, help="Tensor parallelism: ranks that split each layer."
+    ),
+    click.option(
+        "--pipeline-model-parallel-size",
+        type=POSITIVE,
+        default=1,
+        help="Pipeline parallelism: ranks that hold consecutive layers.",
+    ),
+    click.option(
+        "--context-parallel-size", type=POSITIVE, default=1, help="Context parallelism: ranks that split each sequence."
+    ),
+    click.option(
+        "--expert-model-parallel-size",
+        type=POSITIVE,
+        default=1,
+        help="Expert parallelism: data-parallel ranks that split the experts.",
+    ),
     click.option("--num-layers-per-virtual-pipeline-stage", type=POSITIVE, help="Layers of a stage of an interleaved pipeline."),
     click.option("--num-virtual-stages-per-pipeline-rank", type=POSITIVE, help="The same, by the number of stages."),
     click.option("--decoder-first-pipeline-num-layers", type=POSITIVE, help="Layers of the first pipeline rank."),
     click.option("--decoder-last-pipeline-num-layers", type=POSITIVE, help="Layers of the last pipeline rank."),
-    click.option("--sequence-parallel", is_flag=True, help="Split norms along the sequence among tensor-parallel ranks."),
-    click.option("--tp-comm-overlap", is_flag=True, help="Overlap tensor-parallel messages with products (TransformerEngine)."),
-    click.option("--use-distributed-optimizer", is_flag=True, help="Split the optimizer state among data-parallel ranks."),
+    click.option(
+        "--sequence-parallel", is_flag=True, help="Split norms and dropout along the sequence over tensor-parallel ranks."
+    ),
+    click.option("--tp-comm-overlap", is_flag=True, help="Overlap tensor-parallel collectives with GEMMs (TransformerEngine)."),
+    click.option(
+        "--use-distributed-optimizer", is_flag=True, help="Shard the optimizer state over data-parallel ranks (ZeRO-1)."
+    ),
     click.option("--ranks", type=POSITIVE, help="Ranks to start here; by default one per GPU, or what model parallelism needs."),
     click.option(
         "--device",
@@ -94,7 +112,7 @@ class Parallelism:
         return f"tensor {self.tensor} x pipeline {self.pipeline}{stages}{context} x data {self.data}{expert}"
 
 
-def resolve(options: dict[str, Any], model: Architecture, where: str, ranks: int | None = None) -> Parallelism:
+def resolve_parallelism(options: dict[str, Any], model: Architecture, where: str, ranks: int | None = None) -> Parallelism:
     """`where` is a resolved device. Without `ranks` the world is the one that this process belongs to or starts."""
     tensor, pipeline = options["tensor_model_parallel_size"], options["pipeline_model_parallel_size"]
     context, expert = options["context_parallel_size"], options["expert_model_parallel_size"]

@@ -1,4 +1,4 @@
-"""The number formats of weights, activations and matrix products, the scaling of the loss in fp16, and determinism."""
+"""The number formats of weights, activations and GEMMs, the scaling of the loss in fp16, and determinism."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ OPTIONS = console.section(
     click.option("--min-loss-scale", type=console.FiniteRange(min=1), default=1.0, help="Smallest dynamic loss scale."),
     click.option("--loss-scale-window", type=click.IntRange(min=1), default=1000, help="Good steps before it is doubled."),
     click.option("--hysteresis", type=click.IntRange(min=1), default=2, help="Bad steps before it is halved."),
-    click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="Multiply in fp8; hybrid has e5m2 gradients."),
+    click.option("--fp8-format", type=click.Choice(FP8_FORMATS), help="GEMMs in fp8; hybrid has e5m2 gradients."),
     click.option("--fp8-recipe", type=click.Choice(FP8_RECIPES), default="tensorwise", help="How fp8 values are scaled."),
     click.option(
         "--deterministic", "--deterministic-mode", "deterministic", is_flag=True, help="The same results every time on GPUs too."
@@ -72,7 +72,7 @@ class Precision:
         return self.fp16 and self.loss_scale is None and loss_scale > self.min_loss_scale
 
 
-def resolve(options: dict[str, Any]) -> Precision:
+def resolve_precision(options: dict[str, Any]) -> Precision:
     if options["bf16"] and options["fp16"]:
         raise UsageError("both --bf16 and --fp16", "give one of them")
     return Precision(
@@ -129,7 +129,7 @@ def _check_fp8(
     precision: Precision, layers: Layers, architecture: Architecture, parallelism: Parallelism, micro_batch_tokens: int
 ) -> Iterator[ToolError]:
     if not precision.bf16:
-        yield BadConfig(f"fp8 products of weights in {precision.dtype}", "add --bf16")
+        yield BadConfig(f"fp8 GEMMs of weights in {precision.dtype}", "add --bf16")
     if parallelism.device != device.CUDA:
         yield BadConfig(f"fp8 needs a GPU, this run is on {parallelism.device}", "drop --fp8-format")
     if precision.fp8_recipe == "delayed" and not layers.transformer_engine:
@@ -148,4 +148,4 @@ def _check_fp8(
     }
     for name, size in sizes.items():
         if size % FP8_MULTIPLE:
-            yield BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 products need", "drop --fp8-format")
+            yield BadConfig(f"{name} {size} is not a multiple of {FP8_MULTIPLE}, as fp8 GEMMs need", "drop --fp8-format")

@@ -73,7 +73,7 @@ class Reporting:
     plain: bool
 
 
-def resolve(options: dict[str, Any], parallelism: Parallelism) -> Reporting:
+def resolve_reporting(options: dict[str, Any], parallelism: Parallelism) -> Reporting:
     return Reporting(
         log_interval=options["log_interval"],
         timing_log_level=options["timing_log_level"],

@@ -1,0 +1,401 @@
+"""Which implementation computes what: what `auto` takes, what is refused, and where the choice is recorded."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from layouts import assembled
+from running import run, train
+
+from lt_shared.console import BadConfig
+from lt_train.cli import command
+from lt_train.commands.plan_layout import command as plan
+from lt_train.config import kernels
+from lt_train.config.kernels import Kernels
+
+GPU = ("--device", "cuda", "--ranks", "1")
+LLAMA = (
+    "--mock-data",
+    "--model",
+    "llama3-8b",
+    "--bf16",
+    "--seq-length",
+    "8192",
+    "--micro-batch-size",
+    "1",
+    "--train-iters",
+    "1",
+    *GPU,
+)
+HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
+OFFLOADING = ("--transformer-impl", "te", "--cpu-offloading-num-layers", "1")
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A node with GPUs, on which every package is installed."""
+    monkeypatch.setattr("lt_train.runtime.device.gpu_count", lambda: 8)
+    monkeypatch.setattr(kernels, "is_installed", lambda module: True)
+    yield
+
+
+def chosen(*options: str, capability: tuple[int, int] | None = HOPPER) -> Kernels:
+    return kernels.choose(assembled([*LLAMA, *options]), capability)
+
+
+def test_auto_on_a_hopper_gpu() -> None:
+    assert chosen() == Kernels(
+        layers="torch",
+        attention="flash-attn-4",
+        norm="triton",
+        rope="triton",
+        swiglu="gemm-epilogue",
+        cross_entropy="fused-linear",
+        adamw="triton",
+        fp8_cast=None,
+        recomputes_swiglu=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "part", "expected"),
+    [
+        # Each obstacle of flash-attn-4, and what attention is then.
+        (("--attention-dropout", "0.1"), "attention", "sdpa"),
+        (("--deterministic",), "attention", "sdpa"),
+        (("--reset-attention-mask",), "attention", "flex-attention"),
+        (("--context-parallel-size", "2", "--ranks", "2"), "attention", "flex-attention"),
+        (("--kv-channels", "256"), "attention", "sdpa"),
+        (("--attention-backend", "fused"), "attention", "sdpa"),
+        (("--attention-backend", "fused", "--window-size", "4096"), "attention", "flex-attention"),
+        (("--attention-backend", "flash", "--window-size", "4096"), "attention", "flash-attn-4"),
+        (("--transformer-impl", "te"), "attention", "flash-attn-4"),
+        (("--transformer-impl", "te", "--attention-backend", "fused"), "attention", "te"),
+        (("--transformer-impl", "te", "--attention-backend", "fused", "--reset-attention-mask"), "attention", "flex-attention"),
+        (("--transformer-impl", "te", "--context-parallel-size", "2", "--ranks", "2"), "attention", "te"),
+        (OFFLOADING, "attention", "te"),
+        # Norms and RoPE.
+        (("--transformer-impl", "te"), "norm", "te"),
+        (("--hidden-dropout", "0.1"), "norm", "torch"),
+        (("--recompute-granularity", "selective", "--recompute-modules", "mlp"), "norm", "torch"),
+        (("--kernels", "torch"), "norm", "torch"),
+        (("--qk-layernorm",), "rope", "torch"),
+        (("--rotary-percent", "0.5"), "rope", "torch"),
+        (("--transformer-impl", "te"), "rope", "triton"),
+        (("--transformer-impl", "te", "--attention-backend", "fused"), "rope", "te"),
+        # SwiGLU.
+        (("--fp8-format", "hybrid"), "swiglu", "triton"),
+        (("--transformer-impl", "te"), "swiglu", "triton"),
+        (("--use-torch-fsdp2",), "swiglu", "triton"),
+        (("--tensor-model-parallel-size", "2", "--ranks", "2"), "swiglu", "triton"),
+        (("--ffn-hidden-size", "14340"), "swiglu", "triton"),
+        (("--num-experts", "8"), "swiglu", "torch"),
+        (OFFLOADING, "swiglu", "torch"),
+        (("--kernels", "torch"), "swiglu", "torch"),
+        (("--swiglu-impl", "triton"), "swiglu", "triton"),
+        (("--swiglu-impl", "torch"), "swiglu", "torch"),
+        # The loss.
+        (("--z-loss-coeff", "1e-4"), "cross_entropy", "triton"),
+        (("--use-torch-fsdp2",), "cross_entropy", "triton"),
+        (("--vocab-size", "50257"), "cross_entropy", "triton"),
+        (("--hidden-size", "4100", "--num-attention-heads", "8", "--kv-channels", "128"), "cross_entropy", "triton"),
+        (("--seq-length", "8190", "--micro-batch-size", "3", "--global-batch-size", "3"), "cross_entropy", "triton"),
+        (("--tensor-model-parallel-size", "2", "--ranks", "2"), "cross_entropy", "torch"),
+        (("--transformer-impl", "te"), "cross_entropy", "fused-linear"),
+        (("--kernels", "torch"), "cross_entropy", "torch"),
+        (("--cross-entropy-impl", "triton"), "cross_entropy", "triton"),
+        (("--cross-entropy-impl", "torch"), "cross_entropy", "torch"),
+        # The optimizer's step and fp8's casts.
+        (("--use-torch-fsdp2",), "adamw", "torch"),
+        (("--optimizer", "muon"), "adamw", "torch"),
+        (("--kernels", "torch"), "adamw", "torch"),
+        (("--fp8-format", "hybrid"), "fp8_cast", "triton"),
+        (("--fp8-format", "hybrid", "--fp8-recipe", "rowwise"), "fp8_cast", "torch"),
+        (("--fp8-format", "hybrid", "--transformer-impl", "te"), "fp8_cast", "te"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_what_is_chosen_with_an_option(options: tuple[str, ...], part: str, expected: str) -> None:
+    assert getattr(chosen(*options), part) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "attention", "swiglu", "cross_entropy"),
+    [
+        (AMPERE, "flash-attn-4", "triton", "triton"),
+        (VOLTA, "sdpa", "triton", "triton"),
+        ((10, 0), "flash-attn-4", "triton", "triton"),
+        (None, "flash-attn-4", "gemm-epilogue", "fused-linear"),
+    ],
+)
+def test_auto_on_another_gpu(capability: tuple[int, int] | None, attention: str, swiglu: str, cross_entropy: str) -> None:
+    found = chosen(capability=capability)
+    assert (found.attention, found.swiglu, found.cross_entropy) == (attention, swiglu, cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("missing", "part", "expected"),
+    [
+        ("quack", "swiglu", "triton"),
+        ("quack", "cross_entropy", "triton"),
+        ("flash_attn.cute", "attention", "sdpa"),
+    ],
+)
+def test_auto_takes_what_is_installed(missing: str, part: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_installed", lambda module: module != missing)
+    assert getattr(chosen(), part) == expected
+
+
+@pytest.mark.parametrize("dtype", [("--fp16",), ()], ids=["fp16", "fp32"])
+def test_auto_without_bf16(dtype: tuple[str, ...]) -> None:
+    without = [option for option in LLAMA if option != "--bf16"]
+    found = kernels.choose(assembled([*without, *dtype]), HOPPER)
+    assert (found.swiglu, found.cross_entropy, found.adamw) == ("triton", "triton", "torch")
+    assert found.attention == ("flash-attn-4" if dtype else "sdpa")
+
+
+def test_gpt_has_no_swiglu_and_no_rope() -> None:
+    options = ("--mock-data", "--model", "gpt3-1.7b", "--bf16", "--seq-length", "2048", "--train-iters", "1", *GPU)
+    found = kernels.choose(assembled(options), HOPPER)
+    # A vocabulary of 50257 is no multiple of 128.
+    assert (found.norm, found.rope, found.swiglu, found.cross_entropy) == ("torch", "torch", "torch", "triton")
+
+
+EPILOGUE, FUSED_LINEAR, FLASH = (
+    ("--swiglu-impl", "gemm-epilogue"),
+    ("--cross-entropy-impl", "fused-linear"),
+    ("--attention-backend", "flash"),
+)
+REFUSED: dict[tuple[str, ...], str] = {
+    (*EPILOGUE, "--transformer-impl", "te"): "--swiglu-impl gemm-epilogue does not support --transformer-impl te",
+    (*EPILOGUE, "--kernels", "torch"): "--kernels torch",
+    (*EPILOGUE, "--num-experts", "8"): "experts",
+    (*EPILOGUE, "--fp8-format", "hybrid"): "fp8",
+    (*EPILOGUE, "--use-torch-fsdp2"): "--use-torch-fsdp2",
+    (*EPILOGUE, "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
+    (*EPILOGUE, "--ffn-hidden-size", "14340"): "widths that are no multiples of 8",
+    ("--swiglu-impl", "triton", "--kernels", "torch"): "--swiglu-impl triton does not support --kernels torch",
+    ("--swiglu-impl", "triton", "--num-experts", "8"): "experts",
+    (*FUSED_LINEAR, "--kernels", "torch"): "--cross-entropy-impl fused-linear does not support --kernels torch",
+    (*FUSED_LINEAR, "--z-loss-coeff", "1e-4"): "--z-loss-coeff, which needs the logits",
+    (*FUSED_LINEAR, "--use-torch-fsdp2"): "--use-torch-fsdp2",
+    (*FUSED_LINEAR, "--vocab-size", "50257"): "a vocabulary of 50257, which is no multiple of 128",
+    (*FUSED_LINEAR, "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
+    ("--cross-entropy-impl", "triton", "--tensor-model-parallel-size", "2", "--ranks", "2"): "tensor parallel size 2",
+    (
+        *FLASH,
+        "--context-parallel-size",
+        "2",
+        "--ranks",
+        "2",
+    ): "flash does not support context parallel size 2",
+    (*FLASH, "--attention-dropout", "0.1"): "--attention-dropout",
+    (*FLASH, "--reset-attention-mask"): "--reset-attention-mask",
+    (*FLASH, "--deterministic"): "--deterministic",
+    (*FLASH, "--kv-channels", "256"): "heads of 256, only of 64, 96, 128",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=" ".join)
+def test_an_explicit_choice_that_cannot_be_met_is_refused(options: tuple[str, ...]) -> None:
+    with pytest.raises(BadConfig, match=REFUSED[options]) as refusal:
+        chosen(*options)
+    assert "auto takes" in str(refusal.value.hint)
+    assert refusal.value.exit_code == 78
+
+
+@pytest.mark.parametrize("wish", [EPILOGUE, FUSED_LINEAR], ids=" ".join)
+def test_a_gpu_that_is_not_hopper_is_refused(wish: tuple[str, ...]) -> None:
+    with pytest.raises(BadConfig, match=r"its compute capability is 8\.0, 9\.0 is needed, a Hopper GPU"):
+        chosen(*wish, capability=AMPERE)
+
+
+def test_a_refusal_names_what_auto_takes() -> None:
+    with pytest.raises(BadConfig) as refusal:
+        chosen(*FUSED_LINEAR, "--z-loss-coeff", "1e-4")
+    assert refusal.value.hint == "drop it: auto takes triton here"
+
+
+@pytest.mark.parametrize(
+    ("options", "reasons"),
+    [
+        (FUSED_LINEAR, ["--device cpu"]),
+        (("--loss-in", "products", "--fp16", "--z-loss-coeff", "1e-4"), ["--device cpu"]),
+        ((*EPILOGUE, *FUSED_LINEAR), ["--device cpu", "--device cpu"]),
+    ],
+    ids=str,
+)
+def test_a_run_is_refused_before_it_starts(options: tuple[str, ...], reasons: list[str]) -> None:
+    result = run("--mock-data", "--model", "tiny", "--device", "cpu", "--ranks", "1", "--train-iters", "1", *options)
+    assert result.code == 78
+    assert result.err.count("--device cpu") == len(reasons) or reasons[0] in result.err
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        (("--gpu", "a100-80gb", *FUSED_LINEAR), "8.0, 9.0 is needed"),
+        (("--gpu", "b200-180gb", *EPILOGUE), "10.0, 9.0 is needed"),
+        (("--gpu", "h200-141gb", *FUSED_LINEAR, "--tensor-model-parallel-size", "2"), "tensor parallel size 2"),
+    ],
+    ids=str,
+)
+def test_a_plan_for_other_gpus_is_refused(options: tuple[str, ...], obstacle: str) -> None:
+    result = CliRunner().invoke(plan, ["--model", "llama3-8b", "--bf16", "--seq-length", "8192", *options])
+    assert obstacle in str(result.exception)
+
+
+SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "swiglu,swiglu")
+FP8 = ("--fp8-format", "hybrid")
+HERE = ("--gpu", "h200-141gb")
+
+
+def planned(*options: str) -> tuple[int, str]:
+    """Of a plan that recomputes SwiGLU."""
+    words = ["--model", "llama3-8b", "--bf16", "--seq-length", "8192", *HERE, *SELECTIVE, *options]
+    result = CliRunner().invoke(plan, words)
+    return result.exit_code, result.output + str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        (("--use-torch-fsdp2",), "--use-torch-fsdp2"),
+        (("--tensor-model-parallel-size", "2"), "tensor parallel size 2"),
+        ((*FP8, "--fp8-recipe", "rowwise"), "--fp8-recipe rowwise"),
+        ((*FP8, "--kernels", "torch"), "--kernels torch"),
+        ((*FP8, "--transformer-impl", "te"), "--transformer-impl te"),
+        ((*FP8, "--model", "mixtral-8x7b"), "experts"),
+        (("--model", "mixtral-8x7b"), "experts"),
+        (("--model", "gpt3-1.7b", "--seq-length", "2048"), "a model without SwiGLU"),
+        (("--ffn-hidden-size", "14340"), "multiples of 8"),
+        (("--swiglu-impl", "triton"), "--swiglu-impl triton"),
+        (("--swiglu-in", "kernel"), "--swiglu-impl kernel"),
+        (("--transformer-impl", "te"), "--transformer-impl te"),
+        (("--gpu", "a100-80gb"), "a Hopper GPU"),
+        (("--gpu", "b200-180gb"), "its compute capability is 10.0"),
+    ],
+    ids=str,
+)
+def test_swiglu_cannot_be_recomputed(options: tuple[str, ...], obstacle: str) -> None:
+    code, said = planned(*options)
+    assert code
+    assert obstacle in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), FP8, ("--fp8-format", "e4m3", "--tensor-model-parallel-size", "2"), (*FP8, "--gpu", "b200-180gb")],
+    ids=str,
+)
+def test_swiglu_can_be_recomputed(options: tuple[str, ...]) -> None:
+    code, said = planned(*options)
+    assert code == 0, said
+
+
+def test_swiglu_is_recomputed_with_the_mlp_or_alone() -> None:
+    assert chosen(*SELECTIVE).recomputes_swiglu
+    assert not chosen("--recompute-granularity", "selective", "--recompute-modules", "swiglu,mlp").recomputes_swiglu
+
+
+def test_swiglu_cannot_be_recomputed_without_quack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "is_installed", lambda module: module != "quack")
+    assert "an installation without quack" in planned()[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "problem", "hint"),
+    [
+        (EPILOGUE, "quack", "quack is not installed", "drop --swiglu-impl"),
+        (FUSED_LINEAR, "quack", "quack is not installed", "drop --cross-entropy-impl"),
+        ((*EPILOGUE, *FUSED_LINEAR), "quack", "quack is not installed", "drop --swiglu-impl and --cross-entropy-impl"),
+        (FLASH, "flash_attn.cute", "flash-attn-4 is not installed", "use --attention-backend fused"),
+        (("--transformer-impl", "te"), "transformer_engine", "TransformerEngine is not installed", "use torch layers"),
+    ],
+    ids=str,
+)
+def test_what_is_chosen_has_to_be_installed(
+    options: tuple[str, ...], module: str, problem: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = assembled([*LLAMA, *options]).layers
+    monkeypatch.setattr(kernels, "is_installed", lambda name: name != module)
+    (found,) = kernels.missing_packages(asked)
+    assert str(found) == problem
+    assert str(found.hint).endswith(hint)
+
+
+def test_installed_modules_are_found_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(name))
+    kernels.is_installed.cache_clear()
+    assert kernels.is_installed("torch")
+    assert not kernels.is_installed("no_such_package.inner")
+
+
+EARLIER = {
+    ("--loss-in", "products"): ("cross_entropy", "fused-linear"),
+    ("--loss-in", "kernel"): ("cross_entropy", "triton"),
+    ("--loss-in", "auto"): ("cross_entropy", "fused-linear"),
+    ("--loss-in", "kernel", "--kernels", "torch"): ("cross_entropy", "torch"),
+    ("--swiglu-in", "products"): ("swiglu", "gemm-epilogue"),
+    ("--swiglu-in", "kernel"): ("swiglu", "triton"),
+    ("--swiglu-in", "kernel", "--num-experts", "8"): ("swiglu", "torch"),
+}
+
+
+@pytest.mark.parametrize("options", EARLIER, ids=" ".join)
+def test_earlier_spellings_are_understood(options: tuple[str, ...]) -> None:
+    part, expected = EARLIER[options]
+    assert getattr(chosen(*options), part) == expected
+
+
+def test_earlier_spellings_in_a_config_file_and_the_environment(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('loss-in = "products"\n')
+    words = ("--mock-data", "--model", "tiny", "--device", "cpu", "--ranks", "1", "--train-iters", "1", "--dry-run")
+    for arguments, variables in (((*words, "--config", str(config)), {}), (words, {"LT_TRAIN_LOSS_IN": "products"})):
+        result = run(*arguments, **variables)
+        assert (result.code, "--cross-entropy-impl fused-linear" in result.err) == (78, True), result.err
+
+
+def test_earlier_spellings_are_not_in_the_help_and_not_beside_the_new_ones() -> None:
+    page = CliRunner().invoke(command, ["--help"]).output
+    assert "--cross-entropy-impl" in page
+    assert "--loss-in" not in page and "--swiglu-in" not in page
+    result = run(
+        *("--mock-data", "--model", "tiny", "--device", "cpu", "--ranks", "1", "--train-iters", "1"),
+        *("--loss-in", "kernel", "--cross-entropy-impl", "triton"),
+    )
+    assert result.code == 2
+    assert "--loss-in is an earlier spelling of --cross-entropy-impl" in result.err
+
+
+def test_the_choice_stands_in_log_checkpoint_and_dry_run(tmp_path: Path) -> None:
+    words = ("--mock-data", "--model", "tiny", "--seq-length", "32", "--device", "cpu", "--ranks", "1", "--train-iters", "1")
+    save = tmp_path / "run"
+    result = train(*words, "--kernels", "torch", "--eval-iters", "0", "--save", str(save))
+    assert result.code == 0, result.err
+    expected = dict.fromkeys(("layers", "norm", "rope", "swiglu", "cross_entropy", "adamw"), "torch") | {"attention": "sdpa"}
+    record = json.loads((save / "iter_0000001/run.json").read_text())
+    assert record["kernels"] == expected
+    assert record["versions"]["torch"] == metadata.version("torch")
+    log = (save / "train.log").read_text()
+    assert "  kernels: layers torch, attention sdpa, norm torch," in log
+    assert f"megatron-core {metadata.version('megatron-core')}" in log
+    shown = run(*words, "--dry-run")
+    assert json.loads(shown.out)["kernels"] == expected
+
+
+def test_the_choice_stands_in_a_measurement() -> None:
+    words = ("bench", "--model", "tiny", "--seq-length", "32", "--steps", "1", "--warmup-steps", "0", "--device", "cpu")
+    result = run(*words, "--json")
+    assert result.code == 0, result.err
+    found: dict[str, Any] = json.loads(result.out)
+    assert found["kernels"]["cross_entropy"] == "torch"
+    assert {"torch", "megatron-core"} <= set(found["versions"])
+    assert "attention sdpa" in run(*words).out

@@ -1,0 +1,388 @@
+"""Which implementation computes each part of a training step: what `auto` resolves to, and why an explicit choice is refused.
+
+Every part has a list of implementations, the fastest first. Each implementation has obstacles: properties of the model, the
+precision, the parallel layout or the GPU that it does not support. `auto` takes the first without an obstacle; an implementation
+that was chosen explicitly and has one is refused before training starts, with the obstacle as the reason. Nothing falls back
+later: models, optimizer and fp8 do what `choose` returns, and the same record stands in the log's header, in the `run.json` of
+every checkpoint and in `lt-train bench --json`.
+
+The GPU's compute capability is None where no driver tells it, as on a login node; it then counts as no obstacle, and the ranks
+ask again.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Protocol
+
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, ToolError
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.layers import (
+    AUTO,
+    FLASH,
+    FUSED,
+    FUSED_LINEAR,
+    GEMM_EPILOGUE,
+    OUTSIDE_GEMMS,
+    TORCH,
+    TRANSFORMER_ENGINE,
+    TRITON,
+    Layers,
+)
+from lt_train.config.settings.memory import SWIGLU, Memory
+from lt_train.config.settings.optimization import Optimization
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.runtime import device
+
+Capability = tuple[int, int] | None
+# Names of the obstacles, and whether each stands in the way; those that depend on the parallel layout are last, so that a search
+# for a layout finds the same reason in all layouts where there is one.
+Obstacles = Mapping[str, bool]
+
+FLASH_ATTENTION_4 = "flash-attn-4"
+SDPA = "sdpa"
+FLEX = "flex-attention"
+
+# The compute capability of H100 and H200, for which the CuTe kernels of `lt_train.kernels.gemm_epilogues` are written.
+HOPPER = 9
+# Numbers of 16 bits in the 128 bits that those kernels copy at a time.
+ALIGNMENT = 8
+# Columns of the smallest tile of the output layer's GEMM; padding columns of the vocabulary would count in the softmax.
+VOCABULARY_TILE = 128
+FLASH_HEAD_SIZES = (64, 96, 128)
+# What flash-attn-4 compiles for.
+FLASH_CAPABILITY = (8, 0)
+
+# Modules and distributions of the optional packages.
+FLASH_MODULE, QUACK_MODULE, ENGINE_MODULE = "flash_attn.cute", "quack", "transformer_engine"
+DISTRIBUTIONS = (
+    "torch",
+    "megatron-core",
+    "triton",
+    "flash-attn-4",
+    "quack-kernels",
+    "nvidia-cutlass-dsl",
+    "transformer-engine",
+)
+
+
+class Run(Protocol):
+    """The parts of a `RunConfig` on which the choice depends."""
+
+    @property
+    def architecture(self) -> Architecture: ...
+    @property
+    def layers(self) -> Layers: ...
+    @property
+    def batches(self) -> Batches: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def optimization(self) -> Optimization: ...
+    @property
+    def parallelism(self) -> Parallelism: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def data(self) -> Data: ...
+
+
+PARTS = ("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """The implementation of each part.
+
+    `layers` is "te" or "torch" (megatron-core's local layers); `attention` "flash-attn-4", "te", "sdpa" (PyTorch's, cuDNN first)
+    or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or "torch"; `cross_entropy` "fused-linear", "triton" or "torch";
+    `norm` and `rope` "triton", "te" or "torch"; `adamw` "triton" or "torch"; `fp8_cast` "triton", "te" or "torch", None without
+    fp8. `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
+    """
+
+    layers: str
+    attention: str
+    norm: str
+    rope: str
+    swiglu: str
+    cross_entropy: str
+    adamw: str
+    fp8_cast: str | None
+    recomputes_swiglu: bool
+
+    def record(self) -> dict[str, str]:
+        """As it stands in run.json and `bench --json`."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if isinstance(value, str)}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.record().items())
+
+
+def choose(run: Run, capability: Capability) -> Kernels:
+    """Raises BadConfig for an explicit choice that has an obstacle."""
+    for problem in problems(run, capability):
+        raise problem
+    attention = _attention(run, capability)
+    modules = run.memory.recomputed_modules
+    return Kernels(
+        layers=run.layers.implementation,
+        attention=attention,
+        norm=_norm(run),
+        rope=_rope(run, attention),
+        swiglu=_chosen("--swiglu-impl", run, capability),
+        cross_entropy=_chosen("--cross-entropy-impl", run, capability),
+        adamw=TRITON if fuses_adamw(run) else TORCH,
+        fp8_cast=_fp8_cast(run),
+        # In an MLP that is recomputed as a whole, SwiGLU is, too.
+        recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
+    )
+
+
+def problems_on(run: Run, capability: Capability) -> Iterator[ToolError]:
+    """Those of `problems` that only this GPU has."""
+    anywhere = {str(problem) for problem in problems(run)}
+    return (problem for problem in problems(run, capability) if str(problem) not in anywhere)
+
+
+def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
+    """Yields BadConfig for every explicit choice that has an obstacle."""
+    for option, wish in _wishes(run).items():
+        obstacle = _obstacle(option, wish, run, capability)
+        if obstacle:
+            instead = _first(option, run, capability)
+            yield BadConfig(f"{option} {wish} does not support {obstacle}", f"drop it: auto takes {instead} here")
+    if SWIGLU in run.memory.recomputed_modules and (reason := _recomputation_obstacle(run, capability)):
+        yield BadConfig(
+            f"--recompute-modules swiglu does not support {reason}: it is part of the GEMMs (--swiglu-impl {GEMM_EPILOGUE}) or of"
+            " Triton's casts to fp8",
+            f"recompute {'moe' if run.architecture.num_experts else 'mlp'} instead, which is more",
+        )
+
+
+def missing_packages(layers: Layers) -> Iterator[ToolError]:
+    """Yields BadConfig for what was chosen and is not installed here."""
+    if layers.transformer_engine and not is_installed(ENGINE_MODULE):
+        yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
+    if layers.attention_backend == FLASH and not is_installed(FLASH_MODULE):
+        yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
+    wishes = {"--swiglu-impl": layers.swiglu_impl, "--cross-entropy-impl": layers.cross_entropy_impl}
+    needing = [option for option, wish in wishes.items() if wish in (GEMM_EPILOGUE, FUSED_LINEAR)]
+    if needing and not is_installed(QUACK_MODULE):
+        yield BadConfig("quack is not installed", f"pip install lt-train[flash], or drop {' and '.join(needing)}")
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def versions() -> dict[str, str]:
+    """Of the installed ones of the packages that kernels come from."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def fuses_adamw(run: Run) -> bool:
+    """Whether `lt_train.optim.fused_adamw` makes the optimizer's step, with split fp32 master weights."""
+    adam = run.layers.triton and run.optimization.optimizer == "adam"
+    return adam and run.precision.bf16 and not run.memory.fully_sharded
+
+
+def fuses_loss(run: Run) -> bool:
+    """Whether no float32 copy of the logits is made, which is what memory depends on."""
+    return _chosen("--cross-entropy-impl", run, None) != TORCH
+
+
+def _wishes(run: Run) -> dict[str, str]:
+    return {
+        "--attention-backend": run.layers.attention_backend,
+        "--swiglu-impl": run.layers.swiglu_impl,
+        "--cross-entropy-impl": run.layers.cross_entropy_impl,
+    }
+
+
+def _chosen(option: str, run: Run, capability: Capability) -> str:
+    wish = _wishes(run)[option]
+    return _first(option, run, capability, wish) if wish in (AUTO, OUTSIDE_GEMMS) else wish
+
+
+def _first(option: str, run: Run, capability: Capability, wish: str = AUTO) -> str:
+    """The fastest installed implementation without an obstacle."""
+    for name, (module, obstacles) in IMPLEMENTATIONS[option].items():
+        is_skipped = wish == OUTSIDE_GEMMS and name in (GEMM_EPILOGUE, FUSED_LINEAR)
+        if not is_skipped and (module is None or is_installed(module)) and _reason(obstacles(run, capability)) is None:
+            return name
+    raise AssertionError(f"{option} has no implementation")
+
+
+def _obstacle(option: str, wish: str, run: Run, capability: Capability) -> str | None:
+    if wish in (AUTO, OUTSIDE_GEMMS):
+        return None
+    return _reason(IMPLEMENTATIONS[option][wish][1](run, capability))
+
+
+def _reason(obstacles: Obstacles) -> str | None:
+    return next((reason for reason, stands in obstacles.items() if stands), None)
+
+
+def _no_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return {}
+
+
+def _not_hopper(capability: Capability) -> Obstacles:
+    if capability is None or capability[0] == HOPPER:
+        return {}
+    return {f"this GPU: {device.capability_text(capability)}, {HOPPER}.0 is needed, a Hopper GPU": True}
+
+
+def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
+    model = run.architecture
+    return {
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        "--transformer-impl te": run.layers.transformer_engine,
+        "--kernels torch": not run.layers.triton,
+        "a model without SwiGLU": model.family != "llama",
+        "experts": model.num_experts is not None,
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        "fp8": run.precision.fp8_format is not None,
+        "--use-torch-fsdp2": run.memory.fully_sharded,
+        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
+        f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.ffn_hidden_size % ALIGNMENT > 0,
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+        **_not_hopper(capability),
+    }
+
+
+def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return {
+        "--kernels torch": not run.layers.triton,
+        "a model without SwiGLU": run.architecture.family != "llama",
+        "experts": run.architecture.num_experts is not None,
+        # Which activations are offloaded, megatron-core's SwiGLU marks.
+        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
+    }
+
+
+def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
+    model = run.architecture
+    rows = run.batches.micro_batch_size * run.batches.seq_length // run.parallelism.context
+    return {
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        "--kernels torch": not run.layers.triton,
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        "--z-loss-coeff, which needs the logits": run.optimization.z_loss_coeff > 0,
+        "--use-torch-fsdp2": run.memory.fully_sharded,
+        f"a vocabulary of {model.vocab_size}, which is no multiple of {VOCABULARY_TILE}": model.vocab_size % VOCABULARY_TILE > 0,
+        f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
+        f"{rows} tokens in a micro batch of a rank, no multiple of {ALIGNMENT}": rows % ALIGNMENT > 0,
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+        **_not_hopper(capability),
+    }
+
+
+def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return {
+        "--kernels torch": not run.layers.triton,
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+    }
+
+
+def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
+    size, engine = run.architecture.kv_channels, run.layers.transformer_engine
+    old = capability is not None and capability < FLASH_CAPABILITY
+    return {
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        f"heads of {size}, only of {', '.join(map(str, FLASH_HEAD_SIZES))}": size not in FLASH_HEAD_SIZES,
+        f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
+        "--attention-dropout": run.layers.attention_dropout > 0,
+        "--reset-attention-mask": run.data.reset_attention_mask,
+        "--deterministic": run.precision.deterministic,
+        "--cpu-offloading-num-layers with TransformerEngine's layers": engine and run.memory.offloaded_layers > 0,
+        f"context parallel size {run.parallelism.context}": run.parallelism.context > 1,
+        f"this GPU: {device.capability_text(capability or FLASH_CAPABILITY)}, 8.0 is needed": old,
+    }
+
+
+# By option and name, the fastest first: the module that has to be installed, and the obstacles.
+IMPLEMENTATIONS = {
+    "--attention-backend": {FLASH: (FLASH_MODULE, _flash_obstacles), FUSED: (None, _no_obstacles)},
+    "--swiglu-impl": {
+        GEMM_EPILOGUE: (QUACK_MODULE, _gemm_epilogue_obstacles),
+        TRITON: (None, _triton_swiglu_obstacles),
+        TORCH: (None, _no_obstacles),
+    },
+    "--cross-entropy-impl": {
+        FUSED_LINEAR: (QUACK_MODULE, _fused_linear_obstacles),
+        TRITON: (None, _triton_loss_obstacles),
+        TORCH: (None, _no_obstacles),
+    },
+}
+
+
+def _attention(run: Run, capability: Capability) -> str:
+    """TransformerEngine's attention has no document boundaries; PyTorch's SDPA on a GPU neither those, nor windows, nor context
+    parallelism."""
+    if _chosen("--attention-backend", run, capability) == FLASH:
+        return FLASH_ATTENTION_4
+    documents = run.data.reset_attention_mask
+    if run.layers.transformer_engine and not documents:
+        return TRANSFORMER_ENGINE
+    window = run.architecture.sliding_window
+    is_masked = documents or run.parallelism.context > 1 or (window is not None and window < run.batches.seq_length)
+    return FLEX if is_masked and run.parallelism.device == device.CUDA else SDPA
+
+
+def _norm(run: Run) -> str:
+    """Of the layers; with the residual addition before it. TransformerEngine's norms are part of its linear layers."""
+    if run.layers.transformer_engine:
+        return TRANSFORMER_ENGINE
+    recomputed = {"layernorm", "mlp"} & set(run.memory.recomputed_modules)
+    fits = run.architecture.family == "llama" and not run.layers.hidden_dropout and not recomputed
+    return TRITON if run.layers.triton and fits else TORCH
+
+
+def _rope(run: Run, attention: str) -> str:
+    """Together with the split into queries, keys and values, which a norm of queries and keys would have to stand between."""
+    model = run.architecture
+    fits = model.family == "llama" and model.rotary_channels == model.kv_channels and not model.qk_layernorm
+    if run.layers.triton and fits and attention != TRANSFORMER_ENGINE:
+        return TRITON
+    return TRANSFORMER_ENGINE if run.layers.transformer_engine else TORCH
+
+
+def _fp8_cast(run: Run) -> str | None:
+    if run.precision.fp8_format is None:
+        return None
+    if run.layers.transformer_engine:
+        return TRANSFORMER_ENGINE
+    return TRITON if run.layers.triton and run.precision.fp8_recipe == "tensorwise" else TORCH
+
+
+def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
+    if run.precision.fp8_format is None:
+        if run.layers.swiglu_impl not in (AUTO, GEMM_EPILOGUE):
+            return f"--swiglu-impl {run.layers.swiglu_impl}"
+        is_missing = run.layers.swiglu_impl == AUTO and not is_installed(QUACK_MODULE)
+        return _reason({"an installation without quack": is_missing, **_gemm_epilogue_obstacles(run, capability)})
+    return _reason(
+        {
+            "--transformer-impl te": run.layers.transformer_engine,
+            "--kernels torch": not run.layers.triton,
+            f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe != "tensorwise",
+            "a model without SwiGLU": run.architecture.family != "llama",
+            "experts": run.architecture.num_experts is not None,
+        }
+    )
