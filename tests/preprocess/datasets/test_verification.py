@@ -209,7 +209,7 @@ def test_counts_of_the_sidecar(prefix: Path) -> None:
         ({"counts": {"documents": 5, "sequences": 4, "tokens": 10}}, ["a.json: counts: documents 5, the dataset has 4"]),
         ({"counts": {"documents": 4, "sequences": 3, "tokens": 10}}, ["a.json: counts: sequences 3, the dataset has 4"]),
         ({"counts": {"documents": 4, "sequences": 4, "tokens": 9}}, ["a.json: counts: tokens 9, the dataset has 10"]),
-        ({"options": {"append_eod": True}}, ["a.json: made with --append-eod, but no token that ends documents is named"]),
+        ({"options": {"append_eod": True}}, ["a.json: made with --append-eod, but no end-of-document token is named"]),
         ({"options": {"append_eod": False}}, []),
         ({"v": 2}, []),
         ({"v": 3}, ["a.json: version 3, known is 2"]),
@@ -258,7 +258,7 @@ def test_what_an_unfinished_run_left(prefix: Path) -> None:
     Path(f"{prefix.parent}/.a.bin.partial").touch()
     Path(f"{prefix.parent}/.ab.bin.partial").touch()
     assert findings(prefix) == [
-        ".a.bin.partial: left by a run that is still at work, or was killed: run its command again, or delete it"
+        ".a.bin.partial: left by a run that is still running or was killed: run its command again, or delete it"
     ]
 
 

@@ -41,7 +41,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lt_preprocess.readers.chunks.CHUNK_BYTES", 2000)
     monkeypatch.setattr("lt_preprocess.readers.byte_ranges.LocalFile.chunk_bytes", 2000)
     monkeypatch.setattr(runs, "JOURNAL_INTERVAL_SECONDS", 0)
-    monkeypatch.setattr(runs, "LONGEST_SHARE_OF_SYNCING", 1e9)
+    monkeypatch.setattr(runs, "MAX_SYNC_SHARE", 1e9)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ from lt_shared import tokenizer_files
 
 source, tokenizer, directory, seed, kills, options = sys.argv[1:]
 chunks.CHUNK_BYTES = byte_ranges.LocalFile.chunk_bytes = 2000
-run.JOURNAL_INTERVAL_SECONDS, run.LONGEST_SHARE_OF_SYNCING = 0, 1e9
+run.JOURNAL_INTERVAL_SECONDS, run.MAX_SYNC_SHARE = 0, 1e9
 os.fsync = lambda descriptor: None
 directory, choose = Path(directory), random.Random(int(seed))
 
@@ -177,7 +177,7 @@ def test_a_run_that_failed_goes_on_where_it_was(
     capsys.readouterr()
     with pytest.raises(BadData):
         runs.build(planned([good], demo_tokenizer, tmp_path / "failed/out", **options), 2)
-    assert "the same command goes on from what is done" in capsys.readouterr().err
+    assert "the same command resumes from what is done" in capsys.readouterr().err
     assert ".out_text_document.journal" in hidden(tmp_path / "failed")
     made = runs.build(planned([good], demo_tokenizer, tmp_path / "failed/out", on_error="skip", **options), 1)
     noted = capsys.readouterr().err
@@ -270,7 +270,7 @@ def test_a_torn_journal(failed: Callable[..., Plan], tmp_path: Path, capsys: pyt
 def test_lines_of_a_journal_that_tell_no_state(
     failed: Callable[..., Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, anew: bool, is_alone: bool
 ) -> None:
-    """The last line that does counts; without any, the run starts anew and says so."""
+    """The last line that does counts; without any, the run starts from the beginning and says so."""
     journal = tmp_path / ".out_text_document.journal"
     lines = journal.read_bytes().splitlines(keepends=True)
     wrong: dict[str, dict[str, Any]] = {
@@ -284,7 +284,7 @@ def test_lines_of_a_journal_that_tell_no_state(
     [made] = runs.build(failed(on_error="skip"), 1, anew=anew)
     said = capsys.readouterr().err
     assert ("resuming" in said) == (not is_alone and not anew)
-    assert ("starting anew" in said) == (is_alone and not anew)
+    assert ("starting from the beginning" in said) == (is_alone and not anew)
     assert made.documents == 2000
     assert hidden(tmp_path) == []
 

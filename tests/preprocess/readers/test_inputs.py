@@ -130,7 +130,7 @@ def stored(directory: Path, kind: str, content: bytes) -> str:
     st.booleans(),
     st.integers(1, 12),
 )
-def test_any_lines_chunks_parts_and_places_to_go_on(
+def test_any_lines_chunks_slices_and_positions_to_resume_from(
     tmp_path_factory: pytest.TempPathFactory,
     lines: list[bytes],
     ends: bool,
@@ -242,7 +242,7 @@ def test_a_pipe_has_no_size_and_no_parts(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in ("-", str(tmp_path / "pipe")):
         assert inputs.total_bytes([path]) is None
-        with pytest.raises(UsageError, match="cannot be read in parts"):
+        with pytest.raises(UsageError, match="cannot be divided into shards"):
             read(path, Slice(0, 2))
 
 

@@ -35,22 +35,27 @@ BELOW = [f"corpus/{name}" for name in ("a.jsonl", "b.jsonl.zst", "c4.json.gz", "
 
 
 def test_files_globs_and_standard_input(corpus: Path) -> None:
-    assert paths.resolve(["other/notes", "-", "corpus/*.jsonl*"]) == ["other/notes", "-", "corpus/a.jsonl", "corpus/b.jsonl.zst"]
+    assert paths.expand_patterns(["other/notes", "-", "corpus/*.jsonl*"]) == [
+        "other/notes",
+        "-",
+        "corpus/a.jsonl",
+        "corpus/b.jsonl.zst",
+    ]
 
 
 def test_directories(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert paths.resolve(["other", "corpus/"]) == ["other/e.ndjson", *BELOW]
+    assert paths.expand_patterns(["other", "corpus/"]) == ["other/e.ndjson", *BELOW]
     reported = capsys.readouterr().err
-    assert "other: not read, for their names: 1 files, such as other/notes" in reported
-    assert "corpus/: not read, for their names: 1 files, such as corpus/README.md" in reported
-    assert paths.resolve(["*"]) == [*BELOW, "other/e.ndjson"]
+    assert "other: not read because of their names: 1 files, such as other/notes" in reported
+    assert "corpus/: not read because of their names: 1 files, such as corpus/README.md" in reported
+    assert paths.expand_patterns(["*"]) == [*BELOW, "other/e.ndjson"]
 
 
 def test_links_are_followed_once(corpus: Path) -> None:
     (corpus / "corpus/deep/loop").symlink_to(corpus / "corpus")
     (corpus / "corpus/linked").symlink_to(corpus / "other")
     (corpus / "other/f.jsonl").symlink_to(corpus / "corpus/a.jsonl")
-    found = paths.resolve(["corpus"])
+    found = paths.expand_patterns(["corpus"])
     assert {os.path.basename(path) for path in found} == {os.path.basename(path) for path in [*BELOW, "e.ndjson", "f.jsonl"]}
     assert len(found) == len(BELOW) + 2
 
@@ -58,7 +63,7 @@ def test_links_are_followed_once(corpus: Path) -> None:
 def test_lists(corpus: Path) -> None:
     Path("list").write_text("other\n\n@inner\r\n-\n")
     Path("inner").write_text("corpus/*.jsonl\ncorpus/deep")
-    assert paths.resolve(["@list"]) == ["other/e.ndjson", "corpus/a.jsonl", *BELOW[3:], "-"]
+    assert paths.expand_patterns(["@list"]) == ["other/e.ndjson", "corpus/a.jsonl", *BELOW[3:], "-"]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +79,14 @@ def test_nothing_found(corpus: Path, pattern: str, message: str) -> None:
     Path("empty").mkdir()
     Path("blank").write_text("\n \n")
     with pytest.raises(NoInput, match=message):
-        paths.resolve([pattern])
+        paths.expand_patterns([pattern])
 
 
 def test_remote_directories() -> None:
     for name in ("b.jsonl", "deep/a.jsonl.gz", "deep/x.bin", ".hidden/c.jsonl"):
         with fsspec.open(f"memory://directories/{name}", "wb") as file:
             file.write(b"")
-    found = paths.resolve(["memory://directories/"])
+    found = paths.expand_patterns(["memory://directories/"])
     assert [path.split("directories/")[1] for path in found] == ["b.jsonl", "deep/a.jsonl.gz"]
     assert all(path.startswith("memory://") for path in found)
 
@@ -95,10 +100,10 @@ def test_a_list_that_names_itself(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(f"@{tmp_path}/other\n")
     (tmp_path / "other").write_text(f"@{tmp_path}/list\n")
     with pytest.raises(BadData, match="names itself"):
-        paths.resolve([f"@{tmp_path}/list"])
+        paths.expand_patterns([f"@{tmp_path}/list"])
 
 
 def test_names_in_capitals(tmp_path: Path) -> None:
     for name in ("A.JSONL", "B.Txt", "C.JSONL.GZ"):
         (tmp_path / name).touch()
-    assert [Path(path).name for path in paths.resolve([str(tmp_path)])] == ["A.JSONL", "B.Txt", "C.JSONL.GZ"]
+    assert [Path(path).name for path in paths.expand_patterns([str(tmp_path)])] == ["A.JSONL", "B.Txt", "C.JSONL.GZ"]

@@ -18,22 +18,22 @@ def tasks(task: int, count: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(("text", "part"), [("0/1", Slice(0, 1)), ("3/16", Slice(3, 16)), ("15/16", Slice(15, 16))])
 def test_given(text: str, part: Slice) -> None:
-    assert sharding.resolve(text, {}) == part
+    assert sharding.parse_shard(text, {}) == part
 
 
 def test_a_task_that_is_submitted_again_alone() -> None:
-    assert sharding.resolve("auto/16", array(3, 3, 3, 1)) == Slice(3, 16)
-    assert sharding.resolve("auto/16", array(9, 8, 15, 8)) == Slice(9, 16)
-    with pytest.raises(UsageError, match="16 is too much"):
-        sharding.resolve("auto/16", array(16, 1, 16, 16))
+    assert sharding.parse_shard("auto/16", array(3, 3, 3, 1)) == Slice(3, 16)
+    assert sharding.parse_shard("auto/16", array(9, 8, 15, 8)) == Slice(9, 16)
+    with pytest.raises(UsageError, match="16 is too large"):
+        sharding.parse_shard("auto/16", array(16, 1, 16, 16))
     with pytest.raises(BadConfig, match="SLURM_ARRAY_TASK_ID is not set"):
-        sharding.resolve("auto/16", tasks(1, 2))
+        sharding.parse_shard("auto/16", tasks(1, 2))
 
 
 @pytest.mark.parametrize("text", ["\u0663/\u0664", "auto/", "auto/x", "16/16", "0/0", "1", "a/b", "-1/2", "1/2/3", "", "Auto"])
 def test_given_wrongly(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
-        sharding.resolve(text, {})
+        sharding.parse_shard(text, {})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_given_wrongly(text: str) -> None:
     ],
 )
 def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
-    assert sharding.resolve("auto", environment) == part
+    assert sharding.parse_shard("auto", environment) == part
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
         (array(20, 0, 15, 16), "gaps"),
         ({"SLURM_ARRAY_TASK_ID": "1"}, "not all of"),
         (array(1, 0, 3, 4) | {"SLURM_ARRAY_TASK_ID": "x"}, "no number"),
-        (array(1, 0, 3, 4) | tasks(2, 4), "the array says 1 of 4, the tasks of the step 2 of 4"),
-        (array(1, 0, 3, 4) | tasks(1, 2), "the array says 1 of 4"),
+        (array(1, 0, 3, 4) | tasks(2, 4), "by the array this is shard 1 of 4, by srun 2 of 4"),
+        (array(1, 0, 3, 4) | tasks(1, 2), "by the array this is shard 1 of 4"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "not started by srun"),
         (array(3, 3, 3, 1), "part of a larger one"),
         (array(0, 0, 0, 1), "part of a larger one"),
@@ -76,11 +76,11 @@ def test_from_slurm(environment: dict[str, str], part: Slice) -> None:
 )
 def test_in_doubt(environment: dict[str, str], message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        sharding.resolve("auto", environment)
+        sharding.parse_shard("auto", environment)
 
 
 def test_the_environment_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in tasks(1, 2).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
-    assert sharding.resolve("auto") == Slice(1, 2)
+    assert sharding.parse_shard("auto") == Slice(1, 2)

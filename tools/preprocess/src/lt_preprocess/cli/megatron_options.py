@@ -149,7 +149,7 @@ def find_tokenizer(tokenizer: str | None, given: dict[str, Any]) -> "tuple[Token
 
 
 def _gpt2_files(vocabulary: Path, merges: Path) -> "TokenizerFiles":
-    """The two files may have any names and places."""
+    """The two files may have any names and lie in any directories."""
     from lt_shared import tokenizer_files
 
     for path in (vocabulary, merges):

@@ -154,4 +154,4 @@ def _slice(shard: str | None) -> Any:
         return None
     from lt_preprocess.readers import sharding
 
-    return sharding.resolve(shard)
+    return sharding.parse_shard(shard)

@@ -96,12 +96,12 @@ class Block(NamedTuple):
 
     @property
     def bounds(self) -> Counts:
-        """Where each document begins in the tokens of the block, and where the last ends, int64 [documents + 1]."""
+        """The index of each document's first token in the block, and the end of the last document, int64 [documents + 1]."""
         return bounds_of(self.sequence_lengths)[bounds_of(self.sequences_per_document)]
 
 
 def bounds_of(lengths: npt.NDArray[np.integer]) -> Counts:
-    """Where each of some things that lie back to back begins, and where the last ends, int64 [things + 1]."""
+    """Offsets of consecutive items of these lengths, and the end of the last, int64 [items + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -274,7 +274,7 @@ class BlockReader:
 
 
 def _groups(ends: Counts, limit: int) -> Iterator[tuple[int, int]]:
-    """Cut what lies between the entries of `ends` (ascending) into runs of at most `limit`, or one that is larger."""
+    """Group the intervals between the entries of `ends` (ascending) into runs of at most `limit`, or of one larger interval."""
     low = 0
     while low < len(ends) - 1:
         high = max(low + 1, int(np.searchsorted(ends, ends[low] + limit, side="right")) - 1)

@@ -1,8 +1,8 @@
-"""The text of a dataset: its tokenizer, found again by what the sidecar says, and its documents as JSON lines.
+"""Decode a dataset with the tokenizer that its sidecar names: its documents as JSON lines.
 
-A document of several sequences becomes a list of texts, and the end of document that `--append-eod` added is left out, so that
-tokenizing the lines again gives the same dataset. Bytes that are no UTF-8, which only a dataset of other origin has, come as
-U+FFFD.
+A document of several sequences becomes a list of texts, and the end-of-document token that `--append-eod` added is left out, so
+that tokenizing the lines again gives the same dataset. Bytes that are not valid UTF-8, which only a dataset of another tool can
+hold, become U+FFFD.
 """
 
 import itertools
@@ -25,25 +25,25 @@ TOKENS_AT_ONCE = 1 << 20
 
 
 def load_tokenizer(dataset: Dataset, given: Path | None, special_tokens: SpecialTokens = "text") -> Tokenizer:
-    """The tokenizer that made the dataset: where the user says, else where its manifest says it was.
+    """The tokenizer that made the dataset, from the path that the user gives, else from that in its manifest.
 
     Raises: NoInput when it is not known or gone, BadData when it is another one.
     """
     known = dataset.tokenizer
-    place = given or (Path(known.path) if known and known.path else None)
-    if place is None:
+    path = given or (Path(known.path) if known and known.path else None)
+    if path is None:
         raise NoInput(f"{dataset.prefix}: nothing says which tokenizer made it", "pass --tokenizer PATH")
     try:
-        files = tokenizer_files.find(place)
+        files = tokenizer_files.find(path)
     except NoInput as error:
-        raise NoInput(str(error), error.hint if given else "pass --tokenizer PATH: it is not where it was") from None
+        raise NoInput(str(error), error.hint if given else "the tokenizer has been moved: pass --tokenizer PATH") from None
     if known is not None and files.sha256() != known.sha256:
-        raise BadData(f"{place}: not the tokenizer that made {dataset.prefix} ({known.name}, sha256 {known.sha256[:12]}...)")
+        raise BadData(f"{path}: not the tokenizer that made {dataset.prefix} ({known.name}, sha256 {known.sha256[:12]}...)")
     loaded = tokenizers.load(files, special_tokens)
     expected = indexed_dataset.dtype_for(loaded.vocab_size).name
     if known is None and dataset.dtype not in (None, expected):
         raise BadData(
-            f"{place}: this tokenizer of {loaded.vocab_size:,} entries gives {expected}, {dataset.prefix} holds {dataset.dtype}"
+            f"{path}: this tokenizer of {loaded.vocab_size:,} entries gives {expected}, {dataset.prefix} holds {dataset.dtype}"
         )
     return loaded
 
@@ -69,7 +69,7 @@ def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last:
 def records(source: str, tokenizer: Path | None, documents: str | None) -> Iterator[dict[str, Text]]:
     """The JSON line of each document; `documents` is a number or a range START:END, from 0, either end left out.
 
-    Raises: UsageError for a range that is none or leads beyond the end, and as `parts.single` and `texts`.
+    Raises: UsageError for a range that is none or leads beyond the end, and as `source_datasets.single` and `texts`.
     """
     dataset, shape = source_datasets.single(source)
     first, last = _parse_range(documents, shape.documents)
@@ -99,10 +99,10 @@ def _sequences(documents: Documents) -> Iterator[list[npt.NDArray[np.generic]]]:
         yield list(itertools.islice(all_sequences, count))
 
 
-def _check_ids(tokens: npt.NDArray[np.generic], vocab_size: int, place: str) -> None:
+def _check_ids(tokens: npt.NDArray[np.generic], vocab_size: int, source: str) -> None:
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
-        raise BadData(f"{place}: token {wrong} is not one of the tokenizer's {vocab_size:,}", "is it this tokenizer's dataset?")
+        raise BadData(f"{source}: token {wrong} is not one of the tokenizer's {vocab_size:,}", "is it this tokenizer's dataset?")
 
 
 def text_of(sequences: list[npt.NDArray[np.generic]], tokenizer: Tokenizer, eod: int | None) -> Text:

@@ -1,9 +1,9 @@
 """Merge datasets: the tokens are copied as whole files, the indexes block by block.
 
-Nothing is held in memory but one block of an index per moment (`block_reader`), where other mergers need 20 bytes a document and
-more. The tokens never enter the process: `copy_file_range` has the kernel copy them, or share them on filesystems that can
-(XFS, Btrfs), and several ranges at once, because one stream is slower than a parallel filesystem. The result is byte for byte
-what one run over all the inputs writes, and what Megatron's merge_datasets.py writes.
+Only one block of an index is in memory at a time (`block_reader`), where other tools need 20 bytes a document and more. The
+tokens never enter the process: `copy_file_range` lets the kernel copy them, or share them on filesystems that can (XFS, Btrfs),
+several ranges at once, because a parallel filesystem is faster than one stream. The result is byte for byte what one run over all
+the inputs writes, and what Megatron's merge_datasets.py writes.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _KERNEL_CANNOT = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, err
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A merge that has been checked: every part is there, whole in size, and fits the others."""
+    """A merge that has been checked: every part exists, has its full size and fits the others."""
 
     parts: list[Dataset]
     shapes: list[Shape]
@@ -51,9 +51,9 @@ class Plan:
 
 
 def plan(sources: Sequence[str], output_prefix: str) -> Plan:
-    """Find and compare the parts. Raises as `parts.resolve` and `parts.check_alike`."""
+    """Find and compare the parts. Raises as `source_datasets.parts_of_merge` and `check_alike`."""
     prefix = manifest.absolute(output_prefix)
-    found = source_datasets.resolve(sources, prefix)
+    found = source_datasets.parts_of_merge(sources, prefix)
     shapes: list[Shape] = []
     for part in found:
         with BlockReader(part.prefix) as reader:

@@ -1,4 +1,4 @@
-"""What a dataset that was made from finished datasets remembers of its origin.
+"""The sidecar of a dataset that was made from finished datasets: what it was made from, and how.
 
 Its sidecar has the manifest line, as that of a tokenized one, the tokenizing options that its sources share, and a `derivation`:
 the command, the sources (sizes and modification times, so that a changed one is noticed) and the command's options. A later
@@ -110,43 +110,43 @@ def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
     expected = _FIRST
     for source in sources:
         record = read_sidecar(source.prefix) or {}
-        place = _place_of(record)
-        if place is None or (place.shard, place.part) != (expected.shard, expected.part):
+        position = _position_in_run(record)
+        if position is None or (position.shard, position.part) != (expected.shard, expected.part):
             return None
         of_run |= {file["path"]: file for file in record["sources"]}
-        expected = place.next()
+        expected = position.next()
         if expected == _FIRST:
             files += of_run.values()
             of_run = {}
     return files if expected == _FIRST else None
 
 
-class _Place(NamedTuple):
-    """Where a dataset stands among those of its run."""
+class _RunPosition(NamedTuple):
+    """The position of a dataset among the shards and parts of its run."""
 
     shard: int
     part: int
     is_last_part: bool
     shards: int
 
-    def next(self) -> "_Place":
-        """Where the dataset after it stands; what follows the last is the first of another run."""
+    def next(self) -> "_RunPosition":
+        """The position of the next dataset; after the last one, the first of another run."""
         if not self.is_last_part:
             return _FIRST._replace(shard=self.shard, part=self.part + 1)
         return _FIRST if self.shard + 1 == self.shards else _FIRST._replace(shard=self.shard + 1)
 
 
-_FIRST = _Place(0, 0, True, 1)
+_FIRST = _RunPosition(0, 0, True, 1)
 
 
-def _place_of(record: dict[str, Any]) -> _Place | None:
+def _position_in_run(record: dict[str, Any]) -> _RunPosition | None:
     sources, part, options = record.get("sources"), record.get("part"), record.get("options")
     if not isinstance(sources, list) or not isinstance(part, dict) or not isinstance(options, dict):
         return None
     if part.get("index") is None or len({file["path"] for file in sources}) < len(sources):
         return None
     shard = options.get("shard") or {"index": 0, "count": 1}
-    return _Place(shard["index"], part["index"], part["is_last"], shard["count"])
+    return _RunPosition(shard["index"], part["index"], part["is_last"], shard["count"])
 
 
 def sidecar(

@@ -1,6 +1,6 @@
 """Compare a dataset with the text that it was made from.
 
-All sources named by the sidecar are read and parsed, so that documents can be counted and none is lost unseen; only a sample,
+All sources named by the sidecar are read and parsed, so that all documents are counted and a lost one is noticed; only a sample,
 the same on every run, is tokenized again. Parsing is many times faster than tokenizing, so a small sample of a large dataset
 takes as long as reading its sources.
 """
@@ -93,11 +93,11 @@ def _has_changed(source: dict[str, Any]) -> bool:
 
 
 def _document_texts(batch: Batch, column: int, encoder: Encoder) -> list[list[bytes]]:
-    """The texts of every document of a chunk, without the documents that a special token makes bad lines of."""
+    """The texts of every document of a chunk, without the documents that are bad lines because of a special token."""
     refused = {
         document
         for texts, texts_per_document in batch.columns
-        for document in _documents_of([place.text for place in encoder.forbidden(texts)], texts_per_document)
+        for document in _documents_of([forbidden.text for forbidden in encoder.forbidden(texts)], texts_per_document)
     }
     texts, texts_per_document = batch.columns[column]
     each = iter(texts.to_list())
@@ -133,7 +133,7 @@ def _difference(stored: Sequences, expected: Sequences) -> str | None:
     if len(stored) != len(expected):
         return f"{len(stored)} sequences, its text gives {len(expected)}"
     one, other = [token for part in stored for token in part], [token for part in expected for token in part]
-    for place, (token, wanted) in enumerate(zip(one, other, strict=False)):
+    for index, (token, wanted) in enumerate(zip(one, other, strict=False)):
         if token != wanted:
-            return f"token {place} is {token}, its text gives {wanted}"
+            return f"token {index} is {token}, its text gives {wanted}"
     return f"{len(one)} tokens, its text gives {len(other)}"

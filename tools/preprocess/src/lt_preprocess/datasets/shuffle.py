@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan(source: str, output_prefix: str, seed: int) -> Plan:
-    """Raises as `parts.single`, BadConfig for a remote output: the buckets need a local or mounted filesystem."""
+    """Raises as `source_datasets.single`, BadConfig for a remote output: the buckets need a local or mounted filesystem."""
     found, shape = source_datasets.single(source)
     prefix = manifest.absolute(output_prefix)
     storage.require_local(prefix, "shuffling")

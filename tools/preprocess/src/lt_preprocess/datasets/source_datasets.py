@@ -1,4 +1,4 @@
-"""Which datasets a merge is made of, in which order, and whether they fit together.
+"""The datasets that a command works on, the parts of a merge in their order, and whether parts fit together.
 
 Parts come as prefixes, file names, glob patterns, directories, `@LIST` or a manifest on standard input. What a pattern or a
 directory holds is sorted with numbers by their value: `web_2_...` comes before `web_10_...`, as the parts of Megatron's
@@ -23,7 +23,7 @@ SHARD_NAME = re.compile(r"^(?P<head>.*)-(?P<number>\d+)-of-(?P<count>\d+)(?P<tai
 PART_NAME = re.compile(r"^(?P<head>.*)-part(?P<number>\d{5,})(?P<tail>_.*)$")
 
 
-def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
+def parts_of_merge(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
     """The parts, in the order given.
 
     Raises: NoInput for a source that holds no dataset and for parts that are missing; UsageError for a part that is given twice
@@ -38,13 +38,13 @@ def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
             found = [_described(prefix) for prefix in _prefixes(source, output_prefix)]
         is_file_name = len(found) == 1 and found[0].prefix != source
         for part in found:
-            place = _place(part.prefix)
+            path = _resolved_path(part.prefix)
             # The shell expands web* to the files of one dataset; the dataset itself given twice is a mistake.
-            if place in parts and not (is_file_name and place in by_file_name):
-                raise UsageError(f"{_also_named(part.prefix, parts[place].prefix)}: given twice")
-            parts.setdefault(place, part)
+            if path in parts and not (is_file_name and path in by_file_name):
+                raise UsageError(f"{_also_named(part.prefix, parts[path].prefix)}: given twice")
+            parts.setdefault(path, part)
             if is_file_name:
-                by_file_name.add(place)
+                by_file_name.add(path)
     for part in parts.values():
         check_not_the_source(part.prefix, output_prefix)
     if any(part.weight != 1.0 for part in parts.values()):
@@ -55,12 +55,12 @@ def resolve(sources: Sequence[str], output_prefix: str) -> list[Dataset]:
 
 def check_not_the_source(prefix: str, output_prefix: str) -> None:
     """Raise UsageError for an output that would replace what it is made of."""
-    if _place(prefix) == _place(output_prefix):
+    if _resolved_path(prefix) == _resolved_path(output_prefix):
         raise UsageError(f"{_also_named(output_prefix, prefix)}: is both read and written", "give the output another name")
 
 
-def _place(prefix: str) -> str:
-    """Where its tokens are: the same for two names that links or `..` lead to one file."""
+def _resolved_path(prefix: str) -> str:
+    """The path of its .bin with links and `..` resolved: the same for two names of one dataset."""
     return prefix if storage.is_remote(prefix) else os.path.realpath(bin_path(prefix))
 
 
@@ -121,14 +121,14 @@ def _prefixes(source: str, output_prefix: str) -> list[str]:
 
 def _in_directory(directory: str, output_prefix: str) -> list[str]:
     names = os.listdir(directory)
-    output = _place(output_prefix)
+    output = _resolved_path(output_prefix)
     prefixes = {os.path.join(directory, name[:-4]) for name in names if name.endswith((".bin", ".idx")) and name[0] != "."}
     prefixes |= {
         os.path.join(directory, name[1 : -len(".bin.partial")])
         for name in names
         if name.startswith(".") and name.endswith(".bin.partial")
     }
-    prefixes = {prefix for prefix in prefixes if _place(prefix) != output}
+    prefixes = {prefix for prefix in prefixes if _resolved_path(prefix) != output}
     if not prefixes:
         raise NoInput(f"{directory}: no dataset in this directory", "a dataset is PREFIX.bin and PREFIX.idx")
     for prefix in sorted(prefixes, key=natural_order):
@@ -179,7 +179,7 @@ def _check_one_set(sets: Iterable[tuple[str, str, str]]) -> None:
 
 
 def _complete_parts(prefixes: Sequence[str]) -> dict[str, list[str]]:
-    """The names without the numbers of --max-shard-size, each with its parts in order; raises when these do not fit together."""
+    """Names without the part numbers of --max-shard-size, each with its parts in order; raises when these do not fit together."""
     whole: dict[str, list[str]] = {prefix: [prefix] for prefix in prefixes if not PART_NAME.match(prefix)}
     sets: dict[tuple[str, str], dict[int, str]] = {}
     for prefix in prefixes:
@@ -193,8 +193,8 @@ def _complete_parts(prefixes: Sequence[str]) -> dict[str, list[str]]:
         for prefix in in_order[:-1]:
             if _is_last(prefix):
                 raise BadData(
-                    f"{in_order[-1]}: is of another run: {prefix} was the last part of its own",
-                    "delete the parts behind it, which an earlier run left",
+                    f"{in_order[-1]}: is of another run: {prefix} was the last part of its run",
+                    "delete the parts after it, which an earlier run left",
                 )
         if _is_last(parts[last]) is False:
             _refuse_missing([f"{head}-part{last + 1:05d}{tail}"])
@@ -240,7 +240,7 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
             ("dtype", part.dtype, shape.dtype.name),
         ):
             if said is not None and said != there:
-                raise BadData(f"{part.prefix}: {there} {field}, its manifest or sidecar says {said}", "it was made anew since")
+                raise BadData(f"{part.prefix}: {there} {field}, its manifest or sidecar says {said}", "it was made again since")
         if shape.dtype != shapes[0].dtype:
             raise BadData(
                 f"{part.prefix}: tokens are {shape.dtype}, those of {parts[0].prefix} are {shapes[0].dtype}",
@@ -257,7 +257,7 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
                 )
     if known and len(known) < len(parts):
         unknown = next(part.prefix for part in parts if part.tokenizer is None)
-        warn(f"{unknown}: its tokenizer is not known, so that of the merged dataset is not either")
+        warn(f"{unknown}: its tokenizer is not known, so the merged dataset does not name one")
         known = []
     of_all = known[0] if known else Dataset("")
     return Dataset("", None, None, shapes[0].dtype.name, of_all.vocab_size, of_all.eod, of_all.tokenizer)

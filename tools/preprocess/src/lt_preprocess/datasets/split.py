@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan(source: str, output_prefix: str, ratios: str, names: str | None, seed: int) -> Plan:
-    """Raises: UsageError for ratios or names that make no sense, otherwise as `parts.single`."""
+    """Raises: UsageError for ratios or names that make no sense, otherwise as `source_datasets.single`."""
     shares = _parse_ratios(ratios)
     words = _parse_names(names, len(shares))
     found, shape = source_datasets.single(source)

@@ -93,7 +93,7 @@ class Statistics:
 
 
 def read(given: Dataset, tokenizer: Path | None, first_documents: int) -> Statistics:
-    """Raises as `parts.measured`; a tokenizer that is given and does not fit is an error, one that is gone is not."""
+    """Raises as `source_datasets.measured`; a tokenizer that is given and does not fit is an error, one that is gone is not."""
     dataset, shape = source_datasets.measured(given)
     documents, tokens = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     shortest, longest = np.iinfo(np.int64).max, 0

@@ -1,9 +1,9 @@
-"""Everything that can be wrong with a dataset, found without trusting any of it.
+"""Check everything in a dataset, without trusting any of it.
 
 The readers refuse a damaged dataset at the first defect. Here every column is read as far as it goes, and all findings are
 listed: what the readers would refuse, and what they cannot see, such as token ids beyond the vocabulary, documents without their
-end of document, a sidecar that tells of another dataset, and what an unfinished run left. The columns are read in blocks, so
-memory is bounded; the tokens are read once.
+end of document, a sidecar that describes another dataset, and files that an unfinished run left. The columns are read in blocks,
+so memory is bounded; the tokens are read once.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass
 class Verification:
-    """The result for one dataset; `documents`, `tokens` and `sequences` are None where they cannot be told."""
+    """The result for one dataset; `documents`, `tokens` and `sequences` are None where they cannot be determined."""
 
     prefix: str
     documents: int | None = None
@@ -100,24 +100,24 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
 
 def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
     """What the sidecar says besides the description of the dataset."""
-    place = manifest.sidecar_path(prefix)
+    sidecar_path = manifest.sidecar_path(prefix)
     try:
         record = provenance.read_sidecar(prefix) or {}
     except BadData as error:
-        result.find(place, str(error).removeprefix(f"{place}: "))
+        result.find(sidecar_path, str(error).removeprefix(f"{sidecar_path}: "))
         return {}
     if "v" in record and record["v"] != manifest.SIDECAR_VERSION:
-        result.find(place, f"version {record['v']}, known is {manifest.SIDECAR_VERSION}")
+        result.find(sidecar_path, f"version {record['v']}, known is {manifest.SIDECAR_VERSION}")
     return record
 
 
 def _described(prefix: str, result: Verification) -> Dataset:
-    place = manifest.sidecar_path(prefix)
+    sidecar_path = manifest.sidecar_path(prefix)
     try:
         return manifest.describe(prefix)
     except BadData as error:
-        if not any(finding.path == place for finding in result.findings):
-            result.find(place, str(error).removeprefix(f"{place}: "))
+        if not any(finding.path == sidecar_path for finding in result.findings):
+            result.find(sidecar_path, str(error).removeprefix(f"{sidecar_path}: "))
         return Dataset(prefix)
 
 
@@ -253,27 +253,29 @@ def _check_bin_size(prefix: str, expected: int, result: Verification) -> None:
 
 def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype: np.dtype[Any], result: Verification) -> None:
     """Compare with what the manifest line says, or that in the sidecar, and with the `counts` of the sidecar."""
-    place = manifest.sidecar_path(prefix)
+    sidecar_path = manifest.sidecar_path(prefix)
     for name, said, there in (
         ("documents", described.documents, result.documents),
         ("tokens", described.tokens, result.tokens),
         ("dtype", described.dtype, dtype.name),
     ):
         if said is not None and there is not None and said != there:
-            result.find(place, f"{name} {said}, the dataset has {there}")
+            result.find(sidecar_path, f"{name} {said}, the dataset has {there}")
     counts = record.get("counts") or {}
     for name, there in (("documents", result.documents), ("sequences", result.sequences), ("tokens", result.tokens)):
         said = counts.get(name)
         if said is not None and there is not None and said != there:
-            result.find(place, f"counts: {name} {said}, the dataset has {there}")
+            result.find(sidecar_path, f"counts: {name} {said}, the dataset has {there}")
     if (record.get("options") or {}).get("append_eod") is True and described.eod is None:
-        result.find(place, "made with --append-eod, but no token that ends documents is named")
+        result.find(sidecar_path, "made with --append-eod, but no end-of-document token is named")
     if described.vocab_size is not None:
         expected = indexed_dataset.dtype_for(described.vocab_size)
         if dtype != expected:
-            result.find(place, f"a vocabulary of {described.vocab_size} entries takes {expected}, the tokens are {dtype}")
+            result.find(sidecar_path, f"a vocabulary of {described.vocab_size} entries takes {expected}, the tokens are {dtype}")
         if described.eod is not None and described.eod >= described.vocab_size:
-            result.find(place, f"end of document {described.eod} is beyond the vocabulary of {described.vocab_size} entries")
+            result.find(
+                sidecar_path, f"end of document {described.eod} is beyond the vocabulary of {described.vocab_size} entries"
+            )
 
 
 def _check_tokens(prefix: str, described: Dataset, dtype: np.dtype[Any], result: Verification) -> None:
@@ -334,4 +336,4 @@ def _check_leftovers(prefix: str, result: Verification) -> None:
         return
     directory, name = os.path.split(prefix)
     for path in sorted(glob.glob(os.path.join(glob.escape(directory), f".{glob.escape(name)}.*"))):
-        result.find(path, "left by a run that is still at work, or was killed: run its command again, or delete it")
+        result.find(path, "left by a run that is still running or was killed: run its command again, or delete it")

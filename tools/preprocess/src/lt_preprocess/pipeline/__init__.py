@@ -1,4 +1,4 @@
 """A plan in, a finished dataset out: chunks go to the encoders, sequences are assembled, `.bin` and `.idx` appear at the end.
 
-`run` drives it and `journal` lets a killed run go on; the command line calls `plan`, then `run`.
+`run` drives it and `journal` lets a killed run resume; the command line calls `plan`, then `run`.
 """

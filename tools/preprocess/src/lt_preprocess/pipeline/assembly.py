@@ -1,4 +1,4 @@
-"""Token ids of texts to the documents that a dataset holds, compiled.
+"""From the token ids of texts to the documents of a dataset, compiled.
 
 One pass writes the dataset's own dtype with the end-of-document tokens in place, without the GIL: 0.02 ms for a chunk of 1 MiB of
 text, where NumPy's np.insert and astype take 0.14 ms with it.
@@ -89,8 +89,8 @@ def assemble(ids: Ids, text_lengths: Lengths, texts_per_document: Lengths, eod: 
     A text without tokens is no sequence. `eod`, if given, is appended to the last sequence of a document; a document without
     sequences gets none.
     """
-    room = len(ids) + (len(texts_per_document) if eod is not None else 0)
-    tokens = np.empty(room, dtype)
+    most_tokens = len(ids) + (len(texts_per_document) if eod is not None else 0)
+    tokens = np.empty(most_tokens, dtype)
     sequence_lengths = np.empty(len(text_lengths), np.int32)
     sequences_per_document = np.empty(len(texts_per_document), np.int32)
     written, sequences = _assemble(

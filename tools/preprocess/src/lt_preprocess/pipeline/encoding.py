@@ -28,7 +28,7 @@ CHUNKS_IN_FLIGHT_PER_WORKER = 2
 class Encoded:
     """The documents of one chunk: one column per key, all of the same number of documents.
 
-    `text_bytes` counts UTF-8; reading goes on at `end`.
+    `text_bytes` is the size in UTF-8; `end` is the position after the chunk.
     """
 
     columns: list[Documents]

@@ -1,9 +1,9 @@
-"""How far a run has come, on disk, so that a later run of the same plan goes on from there.
+"""The progress of a run, on disk, so that a later run of the same plan resumes from there.
 
 A hidden file beside the outputs, `.NAME.journal`, one JSON object a line: the plan's fingerprint first, then a line for each time
-that the outputs were synced. A line counts when it is whole. What the outputs have gained since is cut off and made again. The
-process that has the file open holds a lock on it. On a remote store, where nothing can be appended to, only finished parts are
-recorded, and there is no lock.
+that the outputs were synced. A truncated line is ignored. What was written to the outputs after the last sync is cut off and made
+again. The process that has the file open holds a lock on it. On a remote store, where files cannot be appended to, only finished
+parts are recorded, and there is no lock.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ BEGINNING = Position()
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What is durable. Reading goes on at `position`; the first `taken` documents from there have been written.
+    """What is on disk. Reading resumes at `position`; the first `taken` documents from there have been written.
 
-    `part` is being written. It holds `extents`, one for each key, and `quarantine_bytes`, from inputs number `first_input` to
-    `last_input` (None: from none yet); `bad_lines_before` it were other parts'. `is_closed`: nothing more comes into it, it is to
-    be published; `is_last`: and no part follows.
+    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes`, from the inputs with the indices
+    `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`. `is_closed`: the part is complete
+    and to be published; `is_last`: no part follows.
     """
 
     position: Position = BEGINNING
@@ -87,7 +87,7 @@ class Journal:
     """The record of one run. This one keeps nothing: for standard input, and for remote outputs in one part."""
 
     is_resumable = False
-    """Whether the partial files of a part can be gone on with."""
+    """Whether the partial files of a part can be continued."""
 
     def __init__(self, plan: Plan):
         self._plan = plan
@@ -148,9 +148,9 @@ class LocalJournal(Journal):
         content = file.read()
         records = _records(content)
         if content.count(b"\n") > 1 and not records:
-            note(f"{path}: no line tells how far the earlier run came; starting anew")
+            note(f"{path}: no valid record of the earlier run: starting from the beginning")
         self.state = self._state_in(records, plan.options.on_error)
-        if self.state is not None and _can_go_on(self.state, plan):
+        if self.state is not None and _can_resume(self.state, plan):
             file.seek(content.rfind(b"\n") + 1)
             file.truncate()
         else:
@@ -172,7 +172,7 @@ class LocalJournal(Journal):
         os.unlink(self._path)
 
 
-def _can_go_on(state: State, plan: Plan) -> bool:
+def _can_resume(state: State, plan: Plan) -> bool:
     """Whether the partial files are there; what was published of a dataset that is not whole is made partial again."""
     for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True):
         if state.is_closed and not indexed_dataset.retract_unfinished(prefix):
@@ -194,7 +194,7 @@ def _discard(record: dict[str, Any]) -> None:
 def _discard_overlapping(plan: Plan, path: str) -> None:
     """Delete what interrupted runs with other --json-keys left of datasets that this plan makes.
 
-    This run writes their partial files anew, so they could not be gone on with. A run that is at work is left alone: its locks
+    This run writes their partial files anew, so they could not be continued. A run that is still running is left alone: its locks
     keep this one out.
     """
     of_any_key = os.path.join(glob.escape(os.path.dirname(plan.prefix)), f".{glob.escape(os.path.basename(plan.prefix))}_*")
@@ -223,7 +223,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def _records(content: bytes) -> list[dict[str, Any]]:
-    """The first line and the last one that tells a state. A crash of the machine may leave anything else."""
+    """The first line and the last one that holds a state. A crash of the machine may leave anything else."""
     lines = content.split(b"\n")[:-1]
     for last in range(len(lines) - 1, 0, -1):
         with contextlib.suppress(ValueError):

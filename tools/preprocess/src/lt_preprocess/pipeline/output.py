@@ -1,8 +1,8 @@
-"""What one part of a run writes: a dataset for each key, and the lines that hold no document.
+"""The output of one part of a run (all of it without --max-shard-size): a dataset for each key, and the quarantined lines.
 
 All datasets of a part have the same documents, so that the second key's document 7 belongs to the first key's. The files appear
-together at the end: the quarantined lines first, then each dataset. Before the last part is published, those that an earlier,
-longer run left behind it are deleted: nobody could tell later that they do not belong to this run.
+together at the end: the quarantined lines first, then each dataset. Before the last part is published, parts with higher numbers
+that an earlier, longer run left are deleted: later nothing would tell that they do not belong to this run.
 """
 
 import base64
@@ -23,8 +23,8 @@ from lt_shared.console import note, warn
 from lt_shared.indexed_dataset import Extent
 
 
-class Part:
-    """A context manager. With `is_resumable`, it goes on from what `state` says, and an exception leaves the partial files."""
+class OutputPart:
+    """A context manager. With `is_resumable`, it resumes from `state`, and an exception leaves the partial files."""
 
     def __init__(self, plan: Plan, state: State, is_resumable: bool):
         self._plan = plan
@@ -65,8 +65,8 @@ class Part:
         limit = self._plan.options.max_shard_bytes
         if limit is None:
             return len(columns[0].sequences_per_document)
-        room = [limit // writer.dtype.itemsize - writer.tokens for writer in self._writers.values()]
-        fitting = min(column.fitting(tokens) for column, tokens in zip(columns, room, strict=True))
+        tokens_left = [limit // writer.dtype.itemsize - writer.tokens for writer in self._writers.values()]
+        fitting = min(column.fitting(tokens) for column, tokens in zip(columns, tokens_left, strict=True))
         is_empty = all(extent.documents == 0 for extent in self.extents)
         return max(fitting, 1) if is_empty and len(columns[0].sequences_per_document) else fitting
 
@@ -96,9 +96,9 @@ class Part:
             resumable_files.sync(self._quarantine)
 
     def publish(self, state: State) -> list[manifest.Dataset]:
-        """Make all visible, for good."""
+        """Give the files their final names; returns the datasets, one for each key."""
         if state.is_last:
-            _delete_parts_behind(self._plan, state.part)
+            _delete_later_parts(self._plan, state.part)
         if self.quarantine_bytes:
             self._opened_quarantine()
             self._quarantine_stack.close()
@@ -122,19 +122,19 @@ class Part:
         self._stack.__exit__(kind, error, trace)
 
 
-def _delete_parts_behind(plan: Plan, last: int) -> None:
-    """Delete what a run with more parts left behind the last one, and name what others left there. On local filesystems only."""
+def _delete_later_parts(plan: Plan, last: int) -> None:
+    """Delete the later parts of an earlier run, and warn of such files that another tool wrote. On local filesystems only."""
     if plan.options.max_shard_bytes is None or storage.is_remote(plan.prefix):
         return
     deleted: list[str] = []
     for key in plan.options.json_keys:
         name = re.compile(re.escape(f"{plan.prefix}-part") + r"(\d{5,})" + re.escape(f"_{key}_document") + r"\.(bin|idx|json)")
-        places = glob.iglob(f"{glob.escape(f'{plan.prefix}-part')}*{glob.escape(f'_{key}_document')}.*")
-        numbers = {int(match[1]) for place in places if (match := name.fullmatch(place))}
+        paths = glob.iglob(f"{glob.escape(f'{plan.prefix}-part')}*{glob.escape(f'_{key}_document')}.*")
+        numbers = {int(match[1]) for path in paths if (match := name.fullmatch(path))}
         for number in sorted(number for number in numbers if number > last):
             prefix = f"{plan.part_prefix(number)}_{key}_document"
             if not sidecar.is_of_part(prefix, number):
-                warn(f"{prefix}: looks like a part of this run, but is not of lt-preprocess; it is left there")
+                warn(f"{prefix}: looks like a part of this run, but lt-preprocess did not write it: it stays")
                 continue
             # The sidecar goes last: as long as it is there, a later run knows whose files these are.
             storage.remove(plan.quarantine_path(number))
@@ -143,7 +143,7 @@ def _delete_parts_behind(plan: Plan, last: int) -> None:
             deleted.append(prefix)
     if deleted:
         more = f" and {len(deleted) - 1} more" if len(deleted) > 1 else ""
-        note(f"{deleted[0]}{more}: deleted, an earlier run had more parts")
+        note(f"{deleted[0]}{more}: deleted: left by an earlier run with more parts")
 
 
 def _raw(line: bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The fingerprint of a plan covers all that can change a byte of the result: every input (size and modification time, or the
 object's version on a remote store), the tokenizer and the options. A dataset with the same fingerprint is up to date, and an
-interrupted run with the same one goes on. The number of workers is not part of it, nor is `--on-error`, which matters only where
+interrupted run with the same one resumes. The number of workers is not part of it, nor is `--on-error`, which matters only where
 a line is bad.
 """
 
@@ -122,7 +122,7 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
     for key in options.json_keys:
         if "/" in key or not key:
             raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")
-    paths = inputs.resolve(patterns)
+    paths = inputs.expand_patterns(patterns)
     if paths.count(inputs.STDIN) > 1:
         raise UsageError("- (standard input) is given twice; it can be read once")
     if inputs.STDIN in paths and options.shard is not None:

@@ -1,7 +1,8 @@
-"""One run: from a plan to published datasets, so that a later run can go on when this one is killed.
+"""One run: from a plan to published datasets, so that a later run can resume when this one is killed.
 
-Every few seconds the outputs are synced and the journal says how far they are good; syncing takes at most a tenth of the time. A
-part that is full is closed in the journal before it is published, so that a run that was killed in between publishes the rest.
+Every few seconds the outputs are synced and the journal records how far they are valid; syncing takes at most a tenth of the
+time. A part that is full is closed in the journal before it is published, so that a run that was killed in between publishes the
+rest.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from lt_preprocess.kernels.jit import AnnounceCompilation
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal, State
-from lt_preprocess.pipeline.output import Part
+from lt_preprocess.pipeline.output import OutputPart
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers import inputs, json_batch
 from lt_preprocess.readers.batch import BadLine
@@ -28,7 +29,7 @@ from lt_shared.console import BadData, NoInput, Progress, note, warn
 from lt_shared.indexed_dataset import Extent
 
 JOURNAL_INTERVAL_SECONDS = 5.0
-LONGEST_SHARE_OF_SYNCING = 0.1
+MAX_SYNC_SHARE = 0.1
 REPORTED_LINES = 5
 
 
@@ -44,7 +45,7 @@ def build(plan: Plan, workers: int, anew: bool = False) -> list[manifest.Dataset
                 made = run.finish(workers)
         except BaseException:
             if log.state is not None and log.state.is_worth_keeping:
-                note("the same command goes on from what is done" + ("" if log.is_resumable else ": the finished parts"))
+                note("the same command resumes from what is done" + ("" if log.is_resumable else ": the finished parts"))
             else:
                 log.delete()
             raise
@@ -76,7 +77,7 @@ class _Run:
         """Do all that is left to do; returns all datasets, those of earlier runs included."""
         done_parts = [self._plan.dataset_prefixes(part) for part in range(self._state.part)]
         self._made = [manifest.describe(prefix) for prefixes in done_parts for prefix in prefixes]
-        self._tell_where_it_goes_on()
+        self._note_where_it_resumes()
         self._open_part()
         if self._state.is_closed:
             self._publish_part()
@@ -90,10 +91,10 @@ class _Run:
         note(f"{documents_made:,} documents, {tokens_made:,} tokens, {self._state.text_bytes / 1e6:,.1f} MB of text")
         return self._made
 
-    def _tell_where_it_goes_on(self) -> None:
+    def _note_where_it_resumes(self) -> None:
         position = self._state.position
         if self._plan.fingerprint is None:
-            note("standard input and pipes cannot be read again: a run that is interrupted starts anew")
+            note("standard input and pipes cannot be read again: an interrupted run starts from the beginning")
         elif self._state.is_worth_keeping:
             name = inputs.display_name(self._plan.paths[min(position.input, len(self._plan.paths) - 1)])
             documents_done = self._state.extents[0].documents
@@ -145,11 +146,11 @@ class _Run:
         self._state = dataclasses.replace(self._state, extents=self._part.extents, quarantine_bytes=self._part.quarantine_bytes)
         self._log.write(self._state)
         now = time.monotonic()
-        pause_seconds = max(JOURNAL_INTERVAL_SECONDS, (now - start_seconds) / LONGEST_SHARE_OF_SYNCING)
+        pause_seconds = max(JOURNAL_INTERVAL_SECONDS, (now - start_seconds) / MAX_SYNC_SHARE)
         self._next_sync_seconds = now + pause_seconds
 
     def _open_part(self) -> None:
-        self._part = self._stack.enter_context(Part(self._plan, self._state, self._log.is_resumable))
+        self._part = self._stack.enter_context(OutputPart(self._plan, self._state, self._log.is_resumable))
 
     def _close_part(self, is_last: bool) -> None:
         self._state = dataclasses.replace(self._state, is_closed=True, is_last=is_last)

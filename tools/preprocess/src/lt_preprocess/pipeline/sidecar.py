@@ -130,18 +130,18 @@ def check_tokenizer(plan: Plan) -> None:
 def is_of_part(prefix: str, part: int) -> bool:
     """Whether the sidecar says that a run with --max-shard-size made the dataset as its part of this number."""
     record = read(prefix) or {}
-    place, options = record.get("part"), record.get("options")
-    if not isinstance(place, dict) or not isinstance(options, dict):
+    part_record, options = record.get("part"), record.get("options")
+    if not isinstance(part_record, dict) or not isinstance(options, dict):
         return False
-    return place.get("index") == part and options.get("max_shard_bytes") is not None
+    return part_record.get("index") == part and options.get("max_shard_bytes") is not None
 
 
 def _is_of(record: dict[str, Any], plan: Plan) -> bool:
     """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some."""
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
-        has_place = isinstance(record["part"]["is_last"], bool)
-        return bool(record["v"] == manifest.SIDECAR_VERSION and record["plan"] == plan.fingerprint and same_losses and has_place)
+        has_part = isinstance(record["part"]["is_last"], bool)
+        return bool(record["v"] == manifest.SIDECAR_VERSION and record["plan"] == plan.fingerprint and same_losses and has_part)
     except (KeyError, TypeError):
         return False
 

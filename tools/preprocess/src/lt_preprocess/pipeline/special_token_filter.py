@@ -1,7 +1,7 @@
-"""Documents that spell out a special token, where `--special-tokens reject` makes such a line a bad one.
+"""With `--special-tokens reject`, turn documents that contain the text of a special token into bad lines.
 
-Few documents do, so their lines are looked for only when there are any: document i of a chunk is its i-th line, or row, that is
-neither blank nor bad already.
+Few documents do, so their lines are located only when there are any: document i of a chunk is its i-th line, or row, that is
+neither blank nor already bad.
 """
 
 import json
@@ -17,14 +17,14 @@ from lt_preprocess.tokenizers.base import Encoder
 
 
 def without_forbidden(chunk: Chunk, batch: Batch, json_keys: tuple[str, ...], encoder: Encoder) -> Batch:
-    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad ones."""
+    """The batch of a chunk without the documents that the encoder must not encode, whose lines become bad lines."""
     reasons: dict[int, str] = {}
     for texts, texts_per_document in batch.columns:
-        places = encoder.forbidden(texts)
-        if places:
+        found = encoder.forbidden(texts)
+        if found:
             document_of_text = np.repeat(np.arange(len(texts_per_document)), texts_per_document)
-            for place in places:
-                reasons.setdefault(int(document_of_text[place.text]), str(place))
+            for forbidden in found:
+                reasons.setdefault(int(document_of_text[forbidden.text]), str(forbidden))
     if not reasons:
         return batch
     bad_lines = [*batch.bad_lines, *_bad_lines(chunk, batch, json_keys, reasons)]

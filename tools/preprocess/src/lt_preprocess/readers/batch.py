@@ -20,8 +20,8 @@ class Column(NamedTuple):
 class BadLine(NamedTuple):
     """A line that holds no document for some key.
 
-    `source` as messages name the input; `offset` in bytes of the decompressed content, the number of the row from 0 for Parquet;
-    `raw` the line without its line break.
+    `source` is the input as messages name it; `offset` is in bytes of the decompressed content, or for Parquet the row from 0;
+    `raw` is the line without its line break.
     """
 
     source: str
@@ -35,14 +35,14 @@ class BadLine(NamedTuple):
     def line(self) -> int | None:
         """The number of the line from 1, None where it is not known (a remote file).
 
-        Takes a moment in a plain file: the lines before it are counted.
+        In a plain file the lines before it are counted, which takes a moment.
         """
         return self.line_number()
 
     def __str__(self) -> str:
         if self.is_row:
             return f"{self.source}, row {self.line}: {self.reason}"
-        return f"{place_of(self.source, self.line, self.offset)}: {self.reason}"
+        return f"{location(self.source, self.line, self.offset)}: {self.reason}"
 
 
 class Batch(NamedTuple):
@@ -52,6 +52,6 @@ class Batch(NamedTuple):
     bad_lines: list[BadLine]
 
 
-def place_of(source: str, line: int | None, offset: int) -> str:
-    """A line as messages name it: where it is, by its number (where known) and the offset of its first byte."""
+def location(source: str, line: int | None, offset: int) -> str:
+    """Where a line is, as messages say it: its number, where known, and the offset of its first byte."""
     return f"{source}{'' if line is None else f', line {line}'}, byte {offset}"

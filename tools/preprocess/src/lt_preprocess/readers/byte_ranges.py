@@ -24,10 +24,10 @@ from lt_shared.console import BadData, IoFailure
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 REMOTE_CHUNK_BYTES = 1 << 22
-"""A request to a remote store takes some 30 ms, however little is asked for."""
+"""A request to a remote store takes some 30 ms, however small it is."""
 
 _TAIL_BYTES = 1 << 16
-"""Read behind a chunk at first, to find the end of its last line."""
+"""Read beyond a chunk at first, to find the end of its last line."""
 
 
 def _changed(path: str) -> BadData:
@@ -91,7 +91,7 @@ class LocalFile(RangeFile):
             raise _changed(self.path)
 
     def line_at(self, offset: int) -> int:
-        """Counts the line breaks from the nearest place before that was counted."""
+        """Counts the line breaks from the nearest smaller offset whose line is known."""
         with self._lock:
             known, line = self._known_lines[bisect.bisect_right(self._known_lines, (offset, self.size_bytes + 2)) - 1]
             while known < offset:
@@ -103,7 +103,7 @@ class LocalFile(RangeFile):
 
 
 class RemoteFile(RangeFile):
-    """An object of a store that gives ranges of it. Lines are not numbered: that would fetch all before them again."""
+    """An object of a store that serves byte ranges. Lines are not numbered: that would read all lines before them again."""
 
     chunk_bytes = REMOTE_CHUNK_BYTES
 
@@ -114,7 +114,7 @@ class RemoteFile(RangeFile):
     def read_into(self, buffer: memoryview, offset: int) -> None:
         content = storage.read_range(self.path, offset, offset + len(buffer)) if len(buffer) else b""
         if len(content) > len(buffer):
-            raise IoFailure(f"{self.path}: the server gives no parts of it", "curl URL | lt-preprocess - ...")
+            raise IoFailure(f"{self.path}: the server does not serve byte ranges", "curl URL | lt-preprocess - ...")
         if len(content) < len(buffer):
             raise _changed(self.path)
         buffer[:] = content
@@ -129,7 +129,7 @@ class RemoteFile(RangeFile):
 
 @dataclasses.dataclass(frozen=True)
 class RangeChunk(LinesChunk):
-    """The lines whose first byte is at `begin` or behind it, and before `end.offset`."""
+    """The lines whose first byte is at `begin` or after it, and before `end.offset`."""
 
     file: RangeFile
     begin: int
@@ -151,28 +151,29 @@ class RangeChunk(LinesChunk):
         offset = first + start - MARGIN_BYTES
         return Lines(np.frombuffer(buffer, np.uint8), start, end, offset, lambda: self.file.line_at(offset))
 
-    def _fill(self, buffer: bytearray, place: int, offset: int) -> None:
+    def _fill(self, buffer: bytearray, index: int, offset: int) -> None:
+        """Read the bytes of the file from `offset` on into buffer[index:]."""
         with memoryview(buffer) as view:
-            self.file.read_into(view[place:], offset)
+            self.file.read_into(view[index:], offset)
 
-    def _line_end(self, buffer: bytearray, place: int, first: int) -> int:
-        """The place behind the line break at or after `place`; reads on until there is one or the file ends.
+    def _line_end(self, buffer: bytearray, index: int, first: int) -> int:
+        """The index after the first line break in buffer[index:]; reads more until there is one or the file ends.
 
-        The first byte in `buffer` behind the margin is at `first` of the file.
+        buffer[MARGIN_BYTES] is the byte at offset `first` of the file.
         """
-        line_start = max(buffer.rfind(b"\n", 0, place) + 1, MARGIN_BYTES)
-        while (end := buffer.find(b"\n", place) + 1) == 0:
-            place = len(buffer)
-            offset = first + place - MARGIN_BYTES
-            room = line_start + chunks.LONGEST_LINE_BYTES + 1 - place
-            size = min(place, room, self.file.size_bytes - offset)
-            if room <= 0:
+        line_start = max(buffer.rfind(b"\n", 0, index) + 1, MARGIN_BYTES)
+        while (end := buffer.find(b"\n", index) + 1) == 0:
+            index = len(buffer)
+            offset = first + index - MARGIN_BYTES
+            allowed_bytes = line_start + chunks.LONGEST_LINE_BYTES + 1 - index
+            size = min(index, allowed_bytes, self.file.size_bytes - offset)
+            if allowed_bytes <= 0:
                 start = first + line_start - MARGIN_BYTES
                 raise chunks.line_too_long(self.source, self.file.line_at(start), start)
             if size == 0:
-                return place
+                return index
             buffer.extend(bytes(size))
-            self._fill(buffer, place, offset)
+            self._fill(buffer, index, offset)
         return end
 
 

@@ -1,8 +1,8 @@
-"""The pieces in which input passes from the thread that reads to the threads that encode.
+"""Chunks: the units of work that the reading thread passes to the worker threads that encode.
 
-A chunk is about 1 MiB of whole lines, or rows of a Parquet file, or one plain text. A plain local file is cut
-by arithmetic alone: a chunk owns the lines whose first byte lies between its two offsets, and the worker reads them, so that no
-single thread has to touch all bytes. Everything else (compressed, remote, a pipe) is read by the thread that makes the chunks.
+A chunk is about 1 MiB of whole lines, or rows of a Parquet file, or one plain text. An uncompressed file of lines is cut by
+arithmetic alone: a chunk owns the lines whose first byte lies between its two offsets, and the worker reads them, so that no
+single thread has to read all bytes. Everything else is read by the thread that makes the chunks.
 """
 
 import abc
@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.readers.batch import Batch, place_of
+from lt_preprocess.readers.batch import Batch, location
 from lt_preprocess.tokenizers.base import PADDING_BYTES
 from lt_shared.console import BadData
 
@@ -26,7 +26,7 @@ MARGIN_BYTES = 64
 
 
 class Position(NamedTuple):
-    """Where reading goes on.
+    """A position in the inputs, from which reading resumes.
 
     `input`: index into the list of inputs; `offset`: bytes of the decompressed content, rows of a Parquet file; `line`: the
     number of the next line from 1, or 0 where lines before were not counted (a file that is read at offsets).
@@ -61,15 +61,15 @@ class Lines(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chunk(abc.ABC):
-    """`source` is the input as messages name it; reading goes on at `end` after this chunk."""
+    """`source` is the input as messages name it; the next chunk begins at `end`."""
 
     source: str
     end: Position
 
     @abc.abstractmethod
     def batch(self, json_keys: tuple[str, ...]) -> Batch:
-        """The documents in it, found by the worker that calls."""
+        """Parse the chunk; called by a worker."""
 
 
 def line_too_long(source: str, line: int | None, offset: int) -> BadData:
-    return BadData(f"{place_of(source, line, offset)}: a line of more than {LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?")
+    return BadData(f"{location(source, line, offset)}: a line of more than {LONGEST_LINE_BYTES >> 30} GiB", "is this JSON lines?")

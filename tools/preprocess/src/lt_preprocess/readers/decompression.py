@@ -1,8 +1,8 @@
-"""Decompress a file or a pipe in parts of bounded size.
+"""Decompress a file or a pipe in pieces of bounded size.
 
-The first bytes tell how it is compressed, not the name. Several streams in one file (`cat a.gz b.gz`, bgzip, pzstd) are read one
-after the other, and a stream that was cut off is an error. However much a few bytes expand to, it comes out 256 KiB at a time.
-Megabytes of content a second, one thread: gzip 800 (ISA-L; zlib reaches 320), zstd 980, xz about 100, bzip2 about 30.
+The compression is recognised by the first bytes, not by the name. Several streams in one file (`cat a.gz b.gz`, bgzip, pzstd) are
+read one after the other, and a truncated stream is an error. However much a few bytes expand to, the content is returned 256 KiB
+at a time. MB of content a second on one thread: gzip 800 (ISA-L; zlib reaches 320), zstd 980, xz about 100, bzip2 about 30.
 """
 
 import bz2
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-PART_BYTES = 1 << 18
+PIECE_BYTES = 1 << 18
 RECOGNISED_BYTES = 6
 """Bytes from the start of a file that tell how it is compressed."""
 
@@ -71,7 +71,7 @@ def decompressor_for(start: bytes) -> Callable[[], Decompressor] | None:
 
 
 def decompressed(source: str, start: bytes, read: Callable[[], bytes]) -> Iterator[bytes]:
-    """The content in parts; `start` is what was read already, `read` gives more and nothing at the end.
+    """The content in pieces; `start` is what was read already, `read` returns more, b"" at the end.
 
     Raises BadData, naming `source`, for data that are damaged or end too early.
     """
@@ -86,17 +86,17 @@ def decompressed(source: str, start: bytes, read: Callable[[], bytes]) -> Iterat
                 return
             new = decompressor_for(data)
             if new is None:
-                raise BadData(f"{source}: damaged compressed data: something else comes behind it")
+                raise BadData(f"{source}: damaged compressed data: other data follows it")
             decompressor = new()
         if decompressor.needs_input and not data and not (data := read()):
             raise BadData(f"{source}: the compressed data ends too early", "the file is truncated: copy it again")
         try:
-            part = decompressor.decompress(data, PART_BYTES)
+            piece = decompressor.decompress(data, PIECE_BYTES)
         except (OSError, EOFError, ValueError, lzma.LZMAError, zstd.ZstdError, igzip_lib.IsalError) as error:  # type: ignore[misc]  # a stub calls it an instance
             raise BadData(f"{source}: damaged compressed data: {error}") from None
         data = b""
-        if part:
-            yield part
+        if piece:
+            yield piece
         if decompressor.eof:
             data = decompressor.unused_data
             decompressor = None

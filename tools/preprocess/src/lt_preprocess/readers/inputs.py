@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from lt_preprocess.readers import chunks as pieces_of_input
+from lt_preprocess.readers import chunks as chunk_limits
 from lt_preprocess.readers.byte_ranges import BYTE_ORDER_MARK, LocalFile, RangeFile, RemoteFile, range_chunks
 from lt_preprocess.readers.chunks import Chunk, Position
 from lt_preprocess.readers.decompression import RECOGNISED_BYTES, decompressed, decompressor_for
@@ -18,8 +18,8 @@ from lt_preprocess.readers.line_streams import line_chunks, skipped
 from lt_preprocess.readers.parquet import MAGIC, row_chunks
 from lt_preprocess.readers.paths import STDIN as STDIN
 from lt_preprocess.readers.paths import display_name as display_name
+from lt_preprocess.readers.paths import expand_patterns as expand_patterns
 from lt_preprocess.readers.paths import is_never_empty, is_text
-from lt_preprocess.readers.paths import resolve as resolve
 from lt_preprocess.readers.plain_text import TextChunk
 from lt_preprocess.readers.slices import WHOLE, Piece, Slice, pieces
 from lt_shared import storage
@@ -32,7 +32,7 @@ Advance = Callable[[int], None]
 
 
 def total_bytes(paths: Sequence[str], part: Slice = WHOLE) -> int | None:
-    """Stored bytes to read, or None when they are not known: standard input, a pipe.
+    """The bytes to read, as stored; None where the size is not known: standard input, a pipe.
 
     Raises NoInput when a file is missing.
     """
@@ -42,7 +42,7 @@ def total_bytes(paths: Sequence[str], part: Slice = WHOLE) -> int | None:
 
 
 def chunks(paths: Sequence[str], part: Slice, start: Position, advance: Advance, json_keys: tuple[str, ...]) -> Iterator[Chunk]:
-    """The chunks of one part of the input from `start` on; `advance` counts the stored bytes that were read or passed over.
+    """The chunks of one slice of the input from `start` on; `advance` is called with the stored bytes that were read or skipped.
 
     Raises: NoInput for a file that cannot be opened, BadData for damaged or truncated compressed data, for a file that changes
     while it is read, and for a line of more than LONGEST_LINE_BYTES.
@@ -63,7 +63,7 @@ def _pieces(paths: Sequence[str], part: Slice) -> Iterator[Piece]:
         return
     for path in paths:
         if not _is_seekable(path):
-            raise UsageError(f"{display_name(path)}: cannot be read in parts", "name files")
+            raise UsageError(f"{display_name(path)}: cannot be divided into shards", "name files")
     sizes = [storage.size_bytes(path) for path in paths]
     yield from pieces(sizes, lambda number: _can_be_cut(paths[number]), part)
 
@@ -112,10 +112,12 @@ def _chunks_of(path: str, piece: Piece, start: Position, advance: Advance, json_
             yield from row_chunks(path, rows, json_keys, start, file.size_bytes, advance)
         file.check_unchanged()
     elif is_text(path):
-        if file.size_bytes > pieces_of_input.LONGEST_LINE_BYTES:
+        if file.size_bytes > chunk_limits.LONGEST_LINE_BYTES:
             raise _text_too_long(path)
         if start.offset == 0:
-            yield TextChunk(path, _behind_text(start, file.size_bytes), lambda: _without_mark(file.read(0, file.size_bytes)))
+            yield TextChunk(
+                path, _after_text(start, file.size_bytes), lambda: _without_byte_order_mark(file.read(0, file.size_bytes))
+            )
         advance(file.size_bytes)
     else:
         begin = max(piece.begin, start.offset)
@@ -131,11 +133,11 @@ def _stream_chunks(path: str, stream: IO[bytes], start: Position, advance: Advan
         yield from line_chunks(name, skipped(parts, start.offset), start)
     elif start.offset == 0:
         content = _all_of(name, parts)
-        yield TextChunk(name, _behind_text(start, len(content)), lambda: _without_mark(content))
+        yield TextChunk(name, _after_text(start, len(content)), lambda: _without_byte_order_mark(content))
 
 
 def _content(name: str, stream: IO[bytes], advance: Advance) -> Iterator[bytes]:
-    """The decompressed content in parts."""
+    """The decompressed content in pieces."""
 
     def read(size: int) -> bytes:
         # A slow producer at the other end of a pipe is not waited for.
@@ -160,21 +162,21 @@ def _all_of(name: str, parts: Iterator[bytes]) -> bytes:
     content = bytearray()
     for part in parts:
         content += part
-        if len(content) > pieces_of_input.LONGEST_LINE_BYTES:
+        if len(content) > chunk_limits.LONGEST_LINE_BYTES:
             raise _text_too_long(name)
     return bytes(content)
 
 
 def _text_too_long(name: str) -> BadData:
-    return BadData(f"{name}: a text of more than {pieces_of_input.LONGEST_LINE_BYTES >> 30} GiB", "split it")
+    return BadData(f"{name}: a text of more than {chunk_limits.LONGEST_LINE_BYTES >> 30} GiB", "split it")
 
 
-def _behind_text(start: Position, size: int) -> Position:
-    """Never the beginning: an empty text is a document too."""
+def _after_text(start: Position, size: int) -> Position:
+    """The position after a text; never the beginning, since an empty text is a document too."""
     return Position(start.input, max(size, 1))
 
 
-def _without_mark(content: bytes) -> bytes:
+def _without_byte_order_mark(content: bytes) -> bytes:
     return content.removeprefix(BYTE_ORDER_MARK)
 
 

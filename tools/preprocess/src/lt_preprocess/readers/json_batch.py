@@ -1,6 +1,6 @@
-"""The documents of JSON lines: a compiled scan reads them without the GIL.
+"""The documents of JSON lines, read by a compiled scan without the GIL.
 
-Lines that it does not understand go to a JSON parser one by one, and those that no parser takes are reported.
+Lines that the scan does not understand go to a JSON parser one by one; those that no parser accepts are reported as bad.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from lt_preprocess.readers.json_scan import Found, Keys
 from lt_preprocess.tokenizers.base import PADDING_BYTES, Texts
 
 _BYTES_PER_DOCUMENT = 64
-"""Room is made for so many documents and texts at first, and doubled when a chunk has more."""
+"""Arrays are allocated for a document in so many bytes at first, and doubled when a chunk has more."""
 
 
 def prepare() -> None:
@@ -26,7 +26,7 @@ def prepare() -> None:
 def json_lines(lines: Lines, source: str, json_keys: tuple[str, ...]) -> Batch:
     """Blank lines are no documents and no errors."""
     keys = _packed(json_keys)
-    found = _room(len(json_keys), lines.end - lines.start)
+    found = _allocated(len(json_keys), lines.end - lines.start)
     bad_lines: list[BadLine] = []
     at = lines.start
     while True:
@@ -61,7 +61,7 @@ def _packed(json_keys: tuple[str, ...]) -> Keys:
     return Keys(np.frombuffer(bytearray(b"".join(encoded)), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
 
-def _room(keys: int, size_bytes: int) -> Found:
+def _allocated(keys: int, size_bytes: int) -> Found:
     documents = 16 + size_bytes // _BYTES_PER_DOCUMENT
     return Found(
         texts=np.empty((keys, size_bytes + PADDING_BYTES), np.uint8),
@@ -73,7 +73,7 @@ def _room(keys: int, size_bytes: int) -> Found:
 
 
 def _doubled(found: Found) -> Found:
-    """The same with room for twice as many documents and texts."""
+    """The same documents, in arrays for twice as many documents and texts."""
     offsets, texts_per_document = (
         np.concatenate([array, np.empty_like(array)], axis=1) for array in (found.offsets, found.texts_per_document)
     )

@@ -1,9 +1,9 @@
 """Find the texts of JSON lines, compiled: no GIL, one pass, the texts unescaped into one array.
 
 The scan accepts only what Python's own parser accepts too, with the same result, and stops at the first line that it does not
-understand; the caller reads that line with a JSON parser and goes on behind it. Not understood are lines with errors, and a few
-rare things that are no errors: a wanted key that comes twice, a lone surrogate, nesting deeper than 64, a
-number of more than 300 characters.
+understand; the caller reads that line with a JSON parser and resumes the scan after it. Not understood are lines with errors, and
+a few that are valid but rare: a wanted key that occurs twice, a lone surrogate, nesting deeper than 64, a number of more than 300
+characters.
 """
 
 from typing import NamedTuple
@@ -78,9 +78,9 @@ def _code_unit(data: Bytes, at: int) -> int:
 
 @inner
 def _string(data: Bytes, at: int, texts: Bytes, to: int) -> tuple[int, int]:
-    """Read a string from behind its opening quote to behind the closing one, and write what it means to texts[to:].
+    """Read a string from after its opening quote, and write it unescaped to texts[to:].
 
-    Returns the places behind both; the first is -1 when the string is not understood.
+    Returns the index in `data` after the closing quote, -1 when the string is not understood, and the end in `texts`.
     """
     before_high = np.uint64(0)
     while True:
@@ -146,7 +146,7 @@ def _string(data: Bytes, at: int, texts: Bytes, to: int) -> tuple[int, int]:
 
 @inner
 def _skip_digits(data: Bytes, at: int) -> int:
-    """Behind one digit and more, or -1."""
+    """The index after one digit or more; -1 for none."""
     start = at
     while _ZERO <= data[at] <= _NINE:
         at += 1
@@ -188,9 +188,9 @@ def _skip_number(data: Bytes, at: int) -> int:
 
 @inner
 def _skip_value(data: Bytes, at: int, texts: Bytes, to: int) -> int:
-    """Behind one value of any kind, or -1. What comes from `to` on in `texts` is scratch space.
+    """The index after one value of any kind, or -1. texts[to:] is scratch space.
 
-    `objects` has a bit for each level that is open: 1 for an object, 0 for a list.
+    `objects` has a bit for each open level: 1 for an object, 0 for a list.
     """
     depth = 0
     objects = np.uint64(0)
@@ -259,7 +259,7 @@ def _wanted_key(keys: Keys, texts: Bytes, start: int, end: int) -> int:
 
 @inner
 def _copy_value(data: Bytes, at: int, found: Found, key: int, first_text: int) -> tuple[int, int]:
-    """Copy a string or a list of strings; the place behind it, or -1, and the number of texts, or -1 where room is missing."""
+    """Copy a string or a list of strings; returns the index after it, or -1, and the number of texts, -1 if `found` is full."""
     texts, offsets = found.texts[key], found.offsets[key]
     text = first_text
     is_list = data[at] == _OPEN_LIST
@@ -292,7 +292,7 @@ def _copy_value(data: Bytes, at: int, found: Found, key: int, first_text: int) -
 
 @inner
 def _scan_line(data: Bytes, at: int, keys: Keys, found: Found, document: int) -> tuple[int, int]:
-    """Read the object at `at`; the place behind it, and FINISHED, FULL or NOT_UNDERSTOOD."""
+    """Read the object at `at`; returns the index after it, and FINISHED, FULL or NOT_UNDERSTOOD."""
     missing = len(keys.offsets) - 1
     scratch = found.texts[0]
     free = found.offsets[0, found.text_counts[0]]
@@ -337,8 +337,10 @@ def _scan_line(data: Bytes, at: int, keys: Keys, found: Found, document: int) ->
 
 @kernel
 def scan(data: Bytes, at: int, end: int, keys: Keys, found: Found) -> tuple[int, int]:
-    """Read lines from `at` on; returns where it stopped and why: at `end` (FINISHED), or at the start of a line that is not
-    understood or for which `found` has no room."""
+    """Read lines from `at` on; returns the index at which it stopped and why.
+
+    At `end` with FINISHED; at the start of a line with NOT_UNDERSTOOD, or with FULL when `found` is too small for it.
+    """
     while at < end:
         start = at
         at = _after_space(data, at)
@@ -361,7 +363,7 @@ def scan(data: Bytes, at: int, end: int, keys: Keys, found: Found) -> tuple[int,
 
 @kernel
 def line_end(data: Bytes, at: int, end: int) -> int:
-    """The place of the line break at or after `at`, or `end`."""
+    """The index of the first line break in data[at:end], or `end`."""
     while at < end and data[at] != _NEWLINE:
         at += 1
     return at

@@ -1,4 +1,4 @@
-"""Chunks of JSON lines: how they come into memory is their own affair, what they hold is found in one way (json_batch.py)."""
+"""Chunks of JSON lines: subclasses say how the lines are read, `json_batch` parses them all in the same way."""
 
 import abc
 import dataclasses

@@ -111,9 +111,9 @@ def _column(texts: Texts, per_row: npt.NDArray[np.int64]) -> Column:
     if is_text.all():
         return Column(texts, per_row)
     before = np.concatenate([[0], np.cumsum(is_text)])
-    behind = np.cumsum(per_row)
+    ends = np.cumsum(per_row)
     offsets = np.append(texts.offsets[:-1][is_text], texts.offsets[-1])
-    return Column(Texts(texts.data, offsets), before[behind] - before[behind - per_row])
+    return Column(Texts(texts.data, offsets), before[ends] - before[ends - per_row])
 
 
 def row_chunks(
@@ -143,12 +143,12 @@ def _row_chunks(
         rows_at_once = _rows_at_once(file.metadata.row_group(group), json_keys)
         for batch in file.iter_batches(rows_at_once, [group], list(json_keys), use_threads=False):
             skip = min(max(start.offset - first_row, 0), len(batch))
-            behind = first_row + len(batch)
+            next_row = first_row + len(batch)
             if skip < len(batch):
                 arrays = [batch.column(key).slice(skip).cast(kind) for key, kind in zip(json_keys, types, strict=True)]
-                yield RowsChunk(source, Position(start.input, behind, behind + 1), first_row + skip, arrays)
-            advance(advanced(behind) - advanced(first_row))
-            first_row = behind
+                yield RowsChunk(source, Position(start.input, next_row, next_row + 1), first_row + skip, arrays)
+            advance(advanced(next_row) - advanced(first_row))
+            first_row = next_row
 
 
 def _share(size_bytes: int, rows: int, row: int) -> int:

@@ -1,4 +1,4 @@
-"""Turn what the command line names into a list of inputs."""
+"""Expand the files, patterns, directories and lists of the command line into a list of inputs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,7 +24,7 @@ def is_text(path: str) -> bool:
 
 
 def is_never_empty(path: str) -> bool:
-    """Whether, by its name, an empty file is the remains of a failed copy: even nothing takes some bytes in these formats."""
+    """Whether, by its name, an empty file can only be a failed copy: these formats have a header even without content."""
     return path.lower().endswith((*COMPRESSION_SUFFIXES, ".parquet"))
 
 
@@ -34,16 +34,16 @@ def _without_compression(path: str) -> str:
     return path
 
 
-def resolve(patterns: Sequence[str]) -> list[str]:
+def expand_patterns(patterns: Sequence[str]) -> list[str]:
     """The inputs in the order given: files, URLs, glob patterns (matches sorted), directories (all files below with a known
     suffix, sorted), `@FILE` (a file with one of these on each line), `-` for standard input.
 
     Raises NoInput for a pattern that matches nothing and for a directory or list without inputs.
     """
-    return [path for pattern in patterns for path in _resolve(pattern, ())]
+    return [path for pattern in patterns for path in _expand(pattern, ())]
 
 
-def _resolve(pattern: str, lists: tuple[str, ...]) -> Iterator[str]:
+def _expand(pattern: str, lists: tuple[str, ...]) -> Iterator[str]:
     if pattern.startswith(LIST_MARK):
         yield from _listed(pattern.removeprefix(LIST_MARK), lists)
         return
@@ -63,7 +63,7 @@ def _listed(path: str, lists: tuple[str, ...]) -> Iterator[str]:
     if not lines:
         raise NoInput(f"{path}: the list names no input")
     for line in lines:
-        yield from _resolve(line, (*lists, path))
+        yield from _expand(line, (*lists, path))
 
 
 def _files_below(directory: str) -> Iterator[str]:
@@ -73,5 +73,5 @@ def _files_below(directory: str) -> Iterator[str]:
         raise NoInput(f"{directory}: no file below ends in {', '.join(_SUFFIXES)}, compressed or not")
     reading = set(known)
     if others := [path for path in files if path not in reading]:
-        note(f"{directory}: not read, for their names: {len(others):,} files, such as {others[0]}")
+        note(f"{directory}: not read because of their names: {len(others):,} files, such as {others[0]}")
     yield from known

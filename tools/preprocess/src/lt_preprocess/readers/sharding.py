@@ -1,9 +1,9 @@
-"""Which part of the input is this task's: `--shard 3/16`, or `--shard auto` from what Slurm says.
+"""The slice of the input that this task tokenizes: `--shard 3/16`, or `--shard auto` from Slurm's environment variables.
 
 A job array numbers its tasks by SLURM_ARRAY_TASK_*, the tasks of one srun have SLURM_PROCID of SLURM_STEP_NUM_TASKS. A wrong
-guess would leave a part of the corpus out without a sign, so whatever is in doubt is refused: an array with gaps, both kinds at
-once, and an array that begins elsewhere than at 0 or 1 or has one task, as when some tasks of an earlier array are submitted
-again. For these there is `--shard auto/16`: the number of the task is the part."""
+guess would silently leave out a part of the corpus, so whatever is ambiguous is refused: an array with gaps, an array and srun
+tasks that disagree, and an array that begins elsewhere than at 0 or 1 or has one task, as when some tasks of an earlier array are
+submitted again. For these there is `--shard auto/16`: the task id is the number of the shard."""
 
 import os
 import re
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from lt_preprocess.readers.slices import Slice
 from lt_shared.console import BadConfig, UsageError
 
-_HINT = "give the part as --shard I/N"
+_HINT = "name the shard: --shard I/N"
 
 
-def resolve(shard: str, environment: Mapping[str, str] = os.environ) -> Slice:
+def parse_shard(shard: str, environment: Mapping[str, str] = os.environ) -> Slice:
     """`shard` is "I/N", I from 0, "auto/N" or "auto".
 
-    Raises: UsageError for another text, BadConfig when the environment is in doubt.
+    Raises: UsageError for another text, BadConfig when the environment is missing, ambiguous or contradictory.
     """
     if shard == "auto":
         return _from_slurm(environment)
@@ -27,7 +27,7 @@ def resolve(shard: str, environment: Mapping[str, str] = os.environ) -> Slice:
         raise UsageError(f"--shard {shard}: neither auto, auto/N nor I/N, such as 3/16")
     part = Slice(_task_number(environment) if match[1] == "auto" else int(match[1]), int(match[2]))
     if part.index >= part.count:
-        raise UsageError(f"--shard {shard}: {part.index} is too much: parts are numbered from 0 to {max(part.count - 1, 0)}")
+        raise UsageError(f"--shard {shard}: {part.index} is too large: shards are numbered from 0 to {max(part.count - 1, 0)}")
     return part
 
 
@@ -46,8 +46,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Slice:
     if len(set(shared)) > 1:
         array, step = shared
         raise BadConfig(
-            f"--shard auto: the array says {array.index} of {array.count}, the tasks of the step {step.index} of {step.count}",
-            f"start one task for each member of the array, or {_HINT}",
+            f"--shard auto: by the array this is shard {array.index} of {array.count}, by srun {step.index} of {step.count}",
+            f"start one srun task in each array task, or {_HINT}",
         )
     return shared[0]
 
@@ -69,7 +69,7 @@ def _array_task(environment: Mapping[str, str]) -> Slice | None:
     if first not in (0, 1) or count == 1:
         raise BadConfig(
             f"--shard auto: the array has {count} task(s) from {first} on: are they part of a larger one?",
-            "where the number of the task is the part, from 0: --shard auto/N",
+            "if the task id is the number of the shard, from 0: --shard auto/N",
         )
     return Slice(index, count)
 

@@ -1,8 +1,8 @@
-"""The contiguous parts of the input that the tasks of one job share.
+"""The contiguous slices of the input that shards tokenize.
 
-Part i of n begins at i/n of the stored bytes. A file of plain lines is cut there, between two lines; a file that can only be read
-from its beginning (compressed, Parquet, one plain text) goes whole to the part that holds its middle. All parts one after the
-other are the whole input.
+Slice i of n begins at i/n of the stored bytes. A file of plain lines is cut there, between two lines; a file that can only be
+read from its beginning (compressed, Parquet, one plain text) belongs as a whole to the slice that has its middle byte. All slices
+in order are the whole input.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Part `index` (from 0) of `count`."""
+    """Slice `index` (from 0) of `count`."""
 
     index: int = 0
     count: int = 1
@@ -22,26 +22,27 @@ WHOLE = Slice()
 
 
 class Piece(NamedTuple):
-    """A part of one input. It owns the lines whose first byte is at `begin` or behind it and before `stop`, in stored bytes."""
+    """A byte range of one input: the lines whose first byte is at `begin` or after it, and before `stop`, in stored bytes."""
 
     input: int
     begin: int
     stop: int
 
 
-def pieces(sizes: Sequence[int], can_be_cut: Callable[[int], bool], part: Slice) -> Iterator[Piece]:
-    """The pieces of one part of inputs of `sizes` bytes. `can_be_cut` is asked for the few inputs that lie across a border."""
+def pieces(sizes: Sequence[int], can_be_cut: Callable[[int], bool], wanted: Slice) -> Iterator[Piece]:
+    """The pieces of one slice of inputs of `sizes` bytes. `can_be_cut` is called for the few inputs that span two slices."""
     total = sum(sizes)
-    first, behind = (-(-total * index // part.count) for index in (part.index, part.index + 1))
+    first, last = (-(-total * index // wanted.count) for index in (wanted.index, wanted.index + 1))
     before = 0
     for number, size in enumerate(sizes):
-        begin, stop = max(first - before, 0), min(behind - before, size)
+        begin, stop = max(first - before, 0), min(last - before, size)
         if size and begin < stop and (stop - begin == size or can_be_cut(number)):
             yield Piece(number, begin, stop)
-        elif _holds(part, before + size // 2, total) and (size == 0 or not can_be_cut(number)):
+        elif _holds(wanted, before + size // 2, total) and (size == 0 or not can_be_cut(number)):
             yield Piece(number, 0, size)
         before += size
 
 
-def _holds(part: Slice, place: int, total: int) -> bool:
-    return min(place * part.count // total if total else 0, part.count - 1) == part.index
+def _holds(wanted: Slice, offset: int, total: int) -> bool:
+    """Whether the slice has the byte at `offset` of all inputs together."""
+    return min(offset * wanted.count // total if total else 0, wanted.count - 1) == wanted.index

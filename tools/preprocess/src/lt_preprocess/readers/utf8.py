@@ -14,7 +14,7 @@ _MARGIN = np.zeros(3, np.uint8)
 def invalid(texts: Texts) -> list[int]:
     """The numbers of the texts that are not valid UTF-8.
 
-    The scan may also name a text because of the end of the one before: those that it names are decoded again.
+    The compiled scan may also mark a text because of the end of the text before it, so marked texts are decoded to be sure.
     """
     data = np.concatenate([_MARGIN, texts.data])
     suspects = np.zeros(len(texts.offsets) - 1, np.bool_)
@@ -33,7 +33,7 @@ def _is_valid(texts: Texts, number: int) -> bool:
 
 @kernel
 def _suspect(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], suspects: npt.NDArray[np.bool_]) -> int:
-    """Mark the texts in which bytes are wrong, and those with a character that is cut off; returns their number."""
+    """Mark the texts with invalid bytes or a truncated character at the end; returns how many."""
     count = 0
     for text in range(len(suspects)):
         at, end = offsets[text], offsets[text + 1]
