@@ -13,7 +13,7 @@ from lt_shared.console import BadConfig
 
 Family = Literal["gpt", "llama"]
 
-# Sizes are below this, so that products of two can be positions in a file.
+# The largest size, so that the product of two sizes fits an int64 file offset.
 LARGEST = (1 << 31) - 1
 
 
@@ -34,12 +34,12 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """One decoder. Sizes are in elements; `vocab_size` is the tokenizer's, before any padding.
+    """One decoder-only model. Sizes are in elements; `vocab_size` is the tokenizer's, before any padding.
 
     `sliding_window` counts the keys that a query sees, its own included; None is all. With experts, every layer has
     `num_experts` of size `ffn_hidden_size`, and a token goes to `moe_router_topk` of them. `init_std` and `moe_aux_loss_coeff`
-    matter for training only. Raises BadConfig on construction for sizes that no model has or that contradict each other, and
-    TypeError for a field of another type, as whoever reads a file may have found it there.
+    matter for training only. The constructor raises BadConfig for impossible or contradictory sizes, and TypeError for a field of
+    another type, as a malformed file may have.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Architecture:
 
     @property
     def rotary_channels(self) -> int:
-        """The channels of a head that are rotated."""
+        """The number of channels of a head that RoPE rotates."""
         return int(self.kv_channels * self.rotary_percent)
 
     @property
@@ -121,7 +121,7 @@ class Architecture:
         return self.hidden_size * (self.query_size + 2 * self.kv_size) + self.query_size * self.hidden_size
 
     def _mlp_weights(self, experts: int) -> int:
-        """Weights of a layer's feed-forward part, with `experts` experts where there are any."""
+        """Weights of a layer's MLP, or of its router and `experts` of its experts."""
         weights = (3 if self.family == "llama" else 2) * self.hidden_size * self.ffn_hidden_size
         return weights if self.num_experts is None else self.num_experts * self.hidden_size + experts * weights
 
@@ -138,7 +138,7 @@ class Architecture:
         return self._parameters(vocab_size or self.vocab_size, self.num_experts or 0)
 
     def active_parameters(self, vocab_size: int | None = None) -> int:
-        """Exact number of parameters that take part in one token: of the experts only those that it is sent to."""
+        """Exact number of parameters used for one token: of the experts only those to which it is routed."""
         return self._parameters(vocab_size or self.vocab_size, self.moe_router_topk)
 
     def _parameters(self, vocab_size: int, experts: int) -> int:
@@ -151,9 +151,9 @@ class Architecture:
     def flops_per_token(self, sequence_length: int) -> int:
         """Floating-point operations of one training step per token, forward and backward, no recomputation.
 
-        Six per weight of a matrix product (the input embedding is a look-up and has none), plus attention scores and values
-        over the causal half of the sequence, or the part of it that lies in the sliding window. Megatron and TorchTitan print
-        figures that count the whole square.
+        Six per weight of a GEMM (the input embedding is a look-up and has none), plus attention scores and values over the
+        causal half of the score matrix, or the part of it in the sliding window. Megatron and TorchTitan count the whole
+        matrix in the figures that they print.
         """
         layer = self._attention_weights() + self._mlp_weights(self.moe_router_topk)
         weights = self.num_layers * layer + self.vocab_size * self.hidden_size

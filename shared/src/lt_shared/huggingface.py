@@ -1,10 +1,10 @@
 """An `Architecture` as Hugging Face `config.json`, and back.
 
-transformers has a model type per family; here a family is the Llama style with one feature, so the feature decides the type, and
-a model with none of them is a Llama (Mistral 7B from version 0.2 on is one, whatever its file says). The GPT style is GPT-2, with
-names of its own for everything. transformers 5 keeps the rotary settings in `rope_parameters`; older files have `rope_theta` and
-`rope_scaling`. Both are read; both are written, so that transformers 4.43 and later load the result with the same frequencies.
-Where both are there and differ, versions of transformers would compute different models: that is refused.
+transformers has a model type per family. Here a family is the Llama style with one feature more, which decides the model type;
+a model without such a feature is a Llama (as is Mistral 7B from version 0.2 on, whatever its config.json says). The GPT style
+is GPT-2, with other names for all settings. transformers 5 keeps the rotary settings in `rope_parameters`; older files have
+`rope_theta` and `rope_scaling`. Both are read; both are written, so that transformers 4.43 and later load the result with the
+same frequencies. Where both are there and differ, versions of transformers would compute different models: that is refused.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ _TYPES = {
 }
 _GPT2 = ("gpt2", "GPT2LMHeadModel")
 MODEL_TYPES = tuple(dict.fromkeys(model_type for model_type, _ in (*_TYPES.values(), _GPT2)))
-# The hyperbolic tangent's approximation of GELU, which is Megatron's, under its names.
+# The tanh approximation of GELU, which Megatron computes, under both of its names.
 _GELU = ("gelu_new", "gelu_pytorch_tanh")
-# What transformers takes for a setting that is not there, where that is not the same for all types.
+# transformers' default where it differs between model types.
 _ROTARY_BASES = {"mixtral": 1000000.0}
 _QWEN3_HEAD = 128
-# Settings that would make another model, with the value that leaves them without effect.
+# Settings of unsupported features, with the value that turns them off.
 _ABSENT_HERE = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "partial_rotary_factor": 1.0}
 _ABSENT_IN_GPT2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 

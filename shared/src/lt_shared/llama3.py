@@ -13,6 +13,6 @@ _NAMED = {
 
 
 def special_tokens() -> list[str]:
-    """The 256 tokens after the ranks, by the names of Llama 3.1; Llama 3 called three of them reserved."""
+    """The 256 special tokens, whose ids follow those in the tiktoken file. Names are Llama 3.1's; Llama 3 reserves three of them."""
     reserved = (f"reserved_special_token_{number}" for number in range(256))
     return [f"<|{_NAMED[index] if index in _NAMED else next(reserved)}|>" for index in range(256)]

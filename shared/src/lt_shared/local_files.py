@@ -1,9 +1,8 @@
 """Publishing files and directories on a mounted filesystem, so that they are never half-visible.
 
 An output grows as `.NAME.partial` in its own directory, locked by its writer, and is synced to disk before it is renamed: a
-killed process leaves at most that hidden file, which the next run replaces (`resumable_files` go on with it). The sync costs one
-flush of the disk's cache per output, a few milliseconds on an SSD. `storage` is the entrance for callers; it also knows remote
-paths.
+killed process leaves at most that hidden file, which the next run replaces (or resumes, with `resumable_files`). The sync costs
+one flush of the disk's cache per output, a few milliseconds on an SSD. Callers use `storage`, which also handles remote paths.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ def publish_file(name: str) -> Iterator[IO[bytes]]:
             if is_at(descriptor, partial_path(name)):
                 with contextlib.suppress(OSError):
                     os.unlink(partial_path(name))
-            # A buffered write that failed would be tried again on close and hide the first error.
+            # close() would retry a buffered write that failed, and hide the first error.
             with contextlib.suppress(OSError):
                 file.close()
             raise
@@ -259,7 +258,7 @@ def writing(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def filling(name: str) -> Iterator[None]:
-    """Around the caller's block: only what can come from writing alone is ours to report, other errors pass."""
+    """Turn a full disk in the caller's block into IoFailure; other errors, which may not come from this output, pass."""
     try:
         yield
     except OSError as error:

@@ -78,7 +78,7 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint directory, complete on disk. `format` is one of megatron-dist, hf."""
+    """One checkpoint directory, complete on disk. `format` is one of megatron-dist, megatron-legacy, torchtitan, hf."""
 
     path: str
     format: str
@@ -104,7 +104,7 @@ Entry = Dataset | Checkpoint
 
 
 def record_of(entry: Entry) -> dict[str, Any]:
-    """The JSON object of an entry, without the fields that are not known and numbers that JSON has not (a loss of NaN)."""
+    """The JSON object of an entry, without unknown fields and without numbers that JSON cannot represent (a loss of NaN)."""
     fields = {key: value for key, value in dataclasses.asdict(entry).items() if value is not None and not _is_not_finite(value)}
     if "tokenizer" in fields:
         fields["tokenizer"] = {key: value for key, value in fields["tokenizer"].items() if value is not None}

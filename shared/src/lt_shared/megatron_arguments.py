@@ -13,7 +13,7 @@ from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
 
 _SCALING_PREFIX = "lt_rope_"
-# Arguments that would make another model, with the value that leaves them without effect.
+# Arguments of unsupported features, with the value that turns them off.
 _ABSENT_HERE = {
     "multi_latent_attention": False,
     "qk_l2_norm": False,
@@ -54,7 +54,7 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "rotary_base": int(architecture.rotary_base),
         "use_rope_scaling": scaling is not None,
         "rope_scaling_factor": scaling.factor if scaling else 8.0,
-        **({} if scaling is None or is_megatrons(scaling) else _other_numbers(scaling)),
+        **({} if scaling is None or is_computable_by_megatron(scaling) else _other_numbers(scaling)),
         "normalization": "RMSNorm" if llama else "LayerNorm",
         "norm_epsilon": architecture.norm_epsilon,
         "swiglu": llama,
@@ -70,8 +70,8 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def is_megatrons(scaling: RopeScaling) -> bool:
-    """Whether megatron-core can compute it: all numbers but the factor are its constants."""
+def is_computable_by_megatron(scaling: RopeScaling) -> bool:
+    """Whether megatron-core can compute it: everything but the factor is a constant there."""
     return scaling == RopeScaling(scaling.factor)
 
 
@@ -97,7 +97,7 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
 
 
 def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
-    """Read Megatron's arguments, as parsed values. Raises BadConfig when they describe neither family or lack a size."""
+    """The architecture of Megatron's arguments, as parsed values. Raises BadConfig for an unsupported model or a missing size."""
     try:
         position = arguments["position_embedding_type"]
         if position not in ("rope", "learned_absolute"):
@@ -151,7 +151,7 @@ def _sliding_window(window_size: Any, name: str) -> int | None:
 
 
 def arguments_of_family(llama: bool) -> dict[str, Any]:
-    """The arguments that a family fixes."""
+    """The arguments that are the same for all models of a family."""
     if llama:
         return {"normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False}
     return {"normalization": "LayerNorm", "swiglu": False, "add_bias_linear": True}

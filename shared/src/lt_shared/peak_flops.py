@@ -1,12 +1,12 @@
-"""How many floating-point operations a device can do at most: what lt-train and lt-monitor count the MFU against.
+"""Peak FLOP/s by device, from which lt-train and lt-monitor compute the MFU.
 
-Peaks are the vendor's dense figures, without sparsity and at full clock. A device that is not in the table has no MFU, rather
-than one against another device's peak.
+Peaks are the vendors' dense figures, without sparsity and at full clock. A device that is not in the table has no MFU, rather
+than one relative to another device's peak.
 """
 
 import math
 
-# Dense TFLOP/s of matrix products by type of their inputs, sums in fp32. Half stands for fp16 and bf16; fp32 is without TF32.
+# Dense TFLOP/s of GEMMs by input dtype, with fp32 accumulation. HALF is fp16 and bf16; FP32 is without TF32.
 HALF, FP8, FP32 = "half", "fp8", "fp32"
 PEAKS: dict[str, dict[str, float]] = {
     "B200": {HALF: 2250, FP8: 4500, FP32: 75},
@@ -34,17 +34,17 @@ PEAKS: dict[str, dict[str, float]] = {
     "V100 PCIE": {HALF: 112, FP32: 14},
     "T4": {HALF: 65, FP32: 8.1},
 }
-# The share of a chip that such a name stands for is not in the name.
-PARTS_OF_A_CHIP = {"MIG", "GRID", "vGPU"}
+# Names with these words are fractions of a GPU, and do not say which fraction.
+FRACTIONAL_GPU_WORDS = {"MIG", "GRID", "vGPU"}
 
 
 def peak_flops(device_name: str, number_type: str) -> float:
-    """FLOP/s that the device can do at most in `number_type` (HALF, FP8 or FP32); NaN when it is not in the table.
+    """The device's peak FLOP/s for `number_type` (HALF, FP8 or FP32); NaN when it is not in the table.
 
     `device_name` is as torch reports it, for example "NVIDIA H100 80GB HBM3" or "NVIDIA A100-SXM4-80GB".
     """
     words = set(device_name.replace("-", " ").split())
-    if words & PARTS_OF_A_CHIP:
+    if words & FRACTIONAL_GPU_WORDS:
         return math.nan
     known = [name for name in PEAKS if words.issuperset(name.split())]
     if not known:

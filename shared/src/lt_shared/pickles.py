@@ -1,8 +1,8 @@
-"""Read a stranger's pickle without running any of it.
+"""Read an untrusted pickle without executing any of it.
 
 `.metadata` and `common.pt` are pickles, and an ordinary unpickler calls whatever function a pickle names. Here every class of
 torch, Megatron and a few standard modules becomes an inert `Record` that only keeps its state; any other name is refused. So
-reading needs neither torch nor Megatron, and an enumeration of a newer Megatron does not stop it.
+neither torch nor Megatron is needed, and an enumeration from a newer Megatron is no error.
 """
 
 import functools
@@ -101,8 +101,8 @@ _MEMO_LINE, _MEMO_NUMBER = ord("p"), ord("r")
 def _check_sizes(data: bytes) -> None:
     """Raise UnpicklingError when a size in the pickle exceeds what is there.
 
-    The unpickler reserves memory for a size before it reads so much, and for the table of all objects up to a number that the
-    pickle chooses: nine bytes would take every gigabyte of the machine.
+    The unpickler allocates memory for a size before it reads that many bytes, and a memo table up to an index that the pickle
+    chooses: a pickle of nine bytes could allocate all memory of the machine.
     """
     sizes, position = _argument_sizes(), 0
     while position < len(data):
@@ -131,7 +131,7 @@ def _check_sizes(data: bytes) -> None:
 
 
 def loads(data: bytes, origin: str) -> Any:
-    """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything odd."""
+    """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything else."""
     try:
         _check_sizes(data)
         return _Unpickler(io.BytesIO(data)).load()

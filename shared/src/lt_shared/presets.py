@@ -1,7 +1,7 @@
 """The named architectures: published shapes, each with its exact feed-forward size.
 
-The feed-forward size is spelled out because leaving it to Megatron's default makes another model: its 8/3 rule gives 21,824 for
-Llama 2 70B where Meta's is 28,672, a 55.5 B model that no Llama 2 configuration fits.
+The feed-forward size is explicit because Megatron's default of 8/3 x hidden size gives another model: for Llama 2 70B it is
+21,824 where Meta's is 28,672, a model of 55.5 B parameters that matches no Llama 2 configuration.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Local outputs that a killed process leaves half-written and the next one goes on with.
+"""Local outputs that a killed process leaves half-written and the next one resumes.
 
-They grow as `.NAME.partial`, like those of `local_files`, but are kept after an exception. Who resumes knows from a record of its
-own how many bytes are good; what was written after that is cut off. The lock on the partial file keeps a second writer out. Where
+They grow as `.NAME.partial`, like those of `local_files`, but are kept after an exception. The caller records how many bytes are
+good; bytes after that are truncated when it resumes. The lock on the partial file keeps a second writer out. Where
 locks do not work (some NFS and Lustre mounts), two processes may write one partial file: that is harmless as long as both write
-the same bytes at the same places, and whoever is overtaken finds the file gone when it publishes.
+the same bytes at the same offsets; the later one to publish finds the file gone.
 """
 
 import contextlib

@@ -41,8 +41,8 @@ def _filesystem(path: str) -> tuple[Any, str]:
 def retry(operation: Callable[[], Result], what: str) -> Result:
     """Call `operation`, again after 1, 2 and 4 seconds when a remote store fails in a way that may pass.
 
-    Raises: FileNotFoundError and the like at once, which no repetition heals; Unavailable when the store needs credentials or
-    cannot be reached; IoFailure after the last attempt.
+    Raises: FileNotFoundError and the like at once, because a retry would not help; Unavailable when the store needs credentials
+    or cannot be reached; IoFailure after the last attempt.
     """
     for attempt in range(REMOTE_ATTEMPTS):
         try:
@@ -83,7 +83,7 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str, str | int]:
-    """What tells that a file was replaced or changed.
+    """A record that differs after a file was replaced or changed.
 
     Local: absolute path, size in bytes and modification time. Remote: full URL and the version that the store gives the object,
     on S3 its ETag; `refresh` asks the store even if an earlier listing told. Raises NoInput when there is no such file.
@@ -150,7 +150,7 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
 
 
 def is_directory(path: str | os.PathLike[str]) -> bool:
-    """A remote store has no directories: a path that ends with a slash stands for all that begins with it."""
+    """Whether it is a directory. A remote store has none: there a path that ends with a slash is a prefix of object names."""
     return os.fspath(path).endswith("/") if is_remote(path) else os.path.isdir(path)
 
 

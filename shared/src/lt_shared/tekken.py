@@ -1,7 +1,7 @@
-"""Mistral's `tekken.json`: ranks of tokens and the pattern that cuts text, with the special tokens before them in the id space.
+"""Mistral's `tekken.json`: token ranks, the pre-tokenization pattern, and the special tokens, which have the lowest ids.
 
-A token's id is its rank plus the number of special tokens. The file may list more tokens than the model has, and, up to version
-7, leave the names of the special tokens to mistral-common.
+A token's id is its rank plus the number of special tokens. The file may list more tokens than the model has. Up to version 7 it
+does not name the special tokens: their names are constants in mistral-common.
 """
 
 import base64
@@ -21,7 +21,7 @@ _NAMES_BEFORE_VERSION_8 = (
 
 
 class Tekken(NamedTuple):
-    """`special_tokens` have the ids from 0 on; `ids` of all other tokens follow them, in the order in which they merge."""
+    """`special_tokens` have the ids from 0 on; `ids` has the other tokens, in the order of their merge rank."""
 
     pattern: str
     ids: dict[bytes, int]

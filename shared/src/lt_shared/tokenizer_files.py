@@ -80,8 +80,8 @@ def find(path: str | Path) -> TokenizerFiles:
     """Recognise the tokenizer at `path`: a directory, one of its files, or the name of a tokenizer (see `search_path`).
 
     In a directory, a SentencePiece or tiktoken `tokenizer.model` comes first, then `tekken.json`, then `tokenizer.json`, then
-    GPT-2's `vocab.json` + `merges.txt`. Files that a tokenizer.json was converted from are right where the conversion was not;
-    and a directory that holds the last two kinds (Qwen, for instance) may use another pre-tokenizer than GPT-2, and only
+    GPT-2's `vocab.json` + `merges.txt`. The original files come before a tokenizer.json, whose conversion from them may have
+    been wrong. In a directory with the last two kinds (Qwen, for instance) the pre-tokenizer may not be GPT-2's, and only
     `tokenizer.json` says so.
 
     Raises: NoInput when nothing is there, BadData when the files are not a tokenizer that is known here.

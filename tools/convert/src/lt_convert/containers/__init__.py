@@ -1,3 +1,1 @@
-"""The files that several formats share: torch's distributed checkpoints, its zip archives, and pickles that are written
-without torch.
-"""
+"""Containers that several checkpoint formats share, without torch: DCP, archives of `torch.save`, pickles."""

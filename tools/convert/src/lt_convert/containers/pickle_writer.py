@@ -1,7 +1,8 @@
 """Write pickles that name classes of torch and Megatron without importing them.
 
-`import torch` takes three seconds, longer than copying a gigabyte, and a pickle only holds the names of classes. The standard
-pickler wants to import what it names, so the few opcodes that checkpoints need are written here (protocol 2, as torch.save).
+`import torch` takes three seconds, longer than copying a gigabyte, and a pickle has only the names of classes. The standard
+pickler imports every class that it names, so the few opcodes that checkpoints need are written here (protocol 2, as
+torch.save).
 """
 
 import dataclasses
@@ -36,14 +37,14 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Persistent:
-    """A persistent id: torch stores a tensor's values outside of the pickle and refers to them so."""
+    """A persistent id: torch stores a tensor's values outside of the pickle and refers to them by it."""
 
     identifier: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """A dict with keys that cannot be keys here, as objects."""
+    """A dict as (key, value) pairs, for keys that are not hashable here: `Instance`s."""
 
     items: Sequence[tuple[Any, Any]]
 

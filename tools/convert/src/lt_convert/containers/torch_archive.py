@@ -1,8 +1,8 @@
 """Files of `torch.save`, written and read without torch: uncompressed zip archives with each tensor's values in one member.
 
-Everything but the values is known from dtype and shape, so a writer gets the bytes before, between and after them and the values
-are streamed. The checksum of a member comes before its values in the file; torch does not look at it, and it stays 0 here.
-Members are aligned to 64 bytes within the archive, as torch aligns them. Archives over 4 GiB get the 64-bit fields of zip.
+Everything but the values is known from dtype and shape, so all other bytes are made in advance and the values are streamed. A
+zip member's checksum precedes its values in the file; torch does not check it, and it is 0 here. Members are aligned to 64
+bytes within the archive, as torch aligns them. Archives over 4 GiB have zip64 fields.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from lt_shared import pickles
 from lt_shared.console import BadData
 
 ALIGNMENT = 64
-# The pickle of one tensor takes less than 1 kB, the archive's directory less than 2.
+# The pickle of one tensor takes less than 1 kB, the zip directory less than 2 kB.
 END_BYTES = 4096
 STORAGES = {
     "float64": "DoubleStorage",
@@ -79,7 +79,7 @@ def archive(value: Any) -> tuple[bytes | Payload, ...]:
 
 
 def _with_references(value: Any, tensors: list[Payload | Scalar]) -> Any:
-    """`value` with every tensor replaced by what its pickle has of it; they are collected in `tensors`."""
+    """`value` with every tensor replaced by its pickled reference; the tensors are appended to `tensors`."""
     if isinstance(value, Payload | Scalar):
         if isinstance(value, Payload) and value.tensor.dtype not in STORAGES:
             raise BadData(
@@ -149,20 +149,20 @@ def _joined(segments: list[bytes | Payload]) -> tuple[bytes | Payload, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class StoredValues:
-    """A tensor in an archive: its dtype and where its values lie."""
+    """A tensor in an archive: its dtype and a view of its values."""
 
     dtype: str
     view: View
 
 
 def ends(path: str, offset: int, length: int) -> list[tuple[str, int, int]]:
-    """The ranges (path, offset, length) of an archive with one tensor that `read` looks at; its values lie between them."""
+    """The ranges (path, offset, length) of a one-tensor archive that `read` reads; the values are between them."""
     end = min(length, END_BYTES)
     return [(path, offset, end), (path, offset + length - end, end)]
 
 
 def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[Any, Callable[[Any], StoredValues]]:
-    """The object in the archive at `offset` of a file, inert (`pickles.Record`), and what finds the values of its tensors.
+    """The inert object (`pickles.Record`) in the archive at byte `offset` of a file, and a function that locates tensor values.
 
     Raises BadData, naming `name`, for an archive that is damaged, compressed or holds anything unexpected; nothing is executed.
     """
@@ -218,7 +218,7 @@ def _locate(
 
 
 class _Window(io.RawIOBase):
-    """A part of a file as a file of its own, for zipfile."""
+    """A byte range of a file as a file object, for zipfile."""
 
     def __init__(self, files: Files, path: str, offset: int, length: int):
         self.files, self.path, self.offset, self.length = files, path, offset, length
