@@ -27,7 +27,8 @@ def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
         return config.starting_at(own, continues=True)
     if load is None:
         return config
-    found = remote_run.find_checkpoint(load) if storage.is_remote(load) else str(checkpoint_layout.resolve_checkpoint_directory(Path(load)))
+    is_remote = storage.is_remote(load)
+    found = remote_run.find_checkpoint(load) if is_remote else str(checkpoint_layout.resolve_checkpoint_directory(Path(load)))
     return config.starting_at(found, continues=False)
 
 
