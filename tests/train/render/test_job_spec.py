@@ -28,7 +28,7 @@ ON_P5 = ("--instance-type", "p5.48xlarge", *TRAIN, "--save", "/fsx/run")
         ("--tensorboard-dir", "/dev/null/curves"),
         ("--wandb-project", "p"),
         ("--transformer-impl", "te"),
-        ("--attention-backend", "flash"),
+        ("--bf16", "--kv-channels", "64", "--attention-backend", "flash"),
         ("--bf16", "--optimizer", "muon"),
         ("--bf16", "--optimizer", "muon", "--transformer-impl", "te", "--parallel", "auto"),
     ],
