@@ -13,6 +13,6 @@ _NAMED = {
 
 
 def special_tokens() -> list[str]:
-    """The 256 special tokens, whose ids follow those in the tiktoken file. Names are Llama 3.1's; Llama 3 reserves three of them."""
+    """The 256 special tokens; their ids follow those in the tiktoken file. Llama 3.1's names: Llama 3 reserves three of them."""
     reserved = (f"reserved_special_token_{number}" for number in range(256))
     return [f"<|{_NAMED[index] if index in _NAMED else next(reserved)}|>" for index in range(256)]
