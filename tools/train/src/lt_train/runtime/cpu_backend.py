@@ -13,8 +13,8 @@ megatron-core reaches for CUDA in six ways, and each has one remedy here:
 6. TransformerEngine's and apex's optimizer kernels are used wherever these packages are installed, and read the CPU's memory as a
    GPU's: here the packages count as absent.
 
-torch.compile is replaced by nothing: megatron-core wraps small functions in it at import; on a CPU that costs tens of seconds and
-needs a C++ compiler.
+torch.compile is replaced by nothing: megatron-core wraps small functions in it at import (`jit_fuser`); on a CPU that costs tens
+of seconds and needs a C++ compiler.
 """
 
 import contextlib

@@ -1,0 +1,110 @@
+"""Trains two steps in this process and prints what of megatron-core is not its own any more, by looking at the objects.
+
+Nothing of lt-train's source is read: module attributes and class members are compared with those before training, and living
+objects of megatron-core's classes are searched for attributes that hide a method.
+"""
+
+import gc
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from one_process import prepare, train_each
+
+CORE = "megatron.core"
+OPTIONS = (
+    *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
+    *("--num-attention-heads", "2", "--num-query-groups", "1", "--vocab-size", "128", "--seq-length", "8", "--lr", "1e-2"),
+    *("--micro-batch-size", "1", "--global-batch-size", "2", "--train-iters", "2", "--eval-iters", "0", "--bf16"),
+    *("--device", "cpu", "--ranks", "1", "--kernels", "triton"),
+)
+RUNS = {
+    "dense": ["", "--z-loss-coeff", "1e-4"],
+    "sharded": ["", "--use-distributed-optimizer"],
+    "experts": ["", "--num-experts", "4", "--moe-router-topk", "2"],
+    "fp8": ["", "--fp8-format", "hybrid", "--recompute-granularity", "selective", "--recompute-modules", "swiglu"],
+}
+
+
+def modules() -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith(CORE) and module is not None]
+
+
+def own_globals(module: ModuleType) -> set[str]:
+    """What the functions of `module` change themselves."""
+    try:
+        source = inspect.getsource(module)
+    except (OSError, TypeError):
+        return set()
+    return {name.strip() for line in re.findall(r"^\s+global (.+)$", source, re.MULTILINE) for name in line.split(",")}
+
+
+def members() -> dict[tuple[str, str], Any]:
+    """Every attribute of a module or class of megatron-core."""
+    found: dict[tuple[str, str], Any] = {}
+    for module in modules():
+        skipped = own_globals(module)
+        for name, value in list(vars(module).items()):
+            if name not in skipped and not name.startswith("__"):
+                found[module.__name__, name] = value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                found |= {
+                    (f"{module.__name__}.{name}", member): inner
+                    for member, inner in vars(value).items()
+                    if not member.startswith("__") and (callable(inner) or isinstance(inner, str))
+                }
+    return found
+
+
+def is_ours(value: Any) -> bool:
+    origin = getattr(getattr(value, "func", value), "__module__", None)
+    return isinstance(origin, str) and origin.startswith("lt_train")
+
+
+def hidden_methods() -> Iterator[str]:
+    """Attributes of living objects that stand before a method of their class in megatron-core or torch."""
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if not any(str(base.__module__).startswith((CORE, "torch.nn")) for base in kind.__mro__):
+            continue
+        for name, value in list(getattr(thing, "__dict__", {}).items()):
+            if is_ours(value) and callable(getattr(kind, name, None)):
+                yield name
+
+
+def main(folder: Path) -> None:
+    rank = prepare()
+    from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: F401
+    from megatron.core.models.common.embeddings import rope_utils  # noqa: F401
+    from megatron.core.optimizer import distrib_optimizer  # noqa: F401
+    from megatron.core.tensor_parallel import layers  # noqa: F401
+    from megatron.core.transformer.moe import moe_layer  # noqa: F401
+
+    from lt_train.train import trainer
+
+    first = members()
+    replaced = {name for (_, name), value in first.items() if is_ours(value)}
+    run = trainer.Loop.run
+
+    def looking(loop: Any, *arguments: Any) -> Any:
+        result = run(loop, *arguments)
+        replaced.update(hidden_methods())
+        return result
+
+    trainer.Loop.run = looking
+    for name in RUNS:
+        (folder / name).mkdir()
+    train_each(rank, folder, RUNS, OPTIONS, lambda name, way: None)
+    last = members()
+    replaced |= {name for (owner, name), value in last.items() if first.get((owner, name), value) is not value}
+    replaced |= {name for (owner, name), value in last.items() if is_ours(value)}
+    print(json.dumps(sorted(replaced)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

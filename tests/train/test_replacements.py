@@ -1,0 +1,112 @@
+"""docs/megatron-core.md lists every function of megatron-core that lt-train replaces, in source and in a process that trains."""
+
+import ast
+import importlib.util
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import nursery
+import pytest
+from running import environment
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "tools/train/src/lt_train"
+PAGE = (ROOT / "docs/megatron-core.md").read_text()
+# Written by megatron-core and lt-train alike: state, not code.
+STATE = {"self", "ctx"}
+
+
+def rows() -> dict[str, set[str]]:
+    """The names in the second column, by file."""
+    found: dict[str, set[str]] = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and cells[0].endswith(".py"):
+            found.setdefault(cells[0], set()).update(re.findall(r"`([\w.]+)`", cells[1]))
+    return found
+
+
+def names_of_megatron() -> set[str]:
+    """Functions, methods and module attributes of the installed megatron-core, read without importing it."""
+    spec = importlib.util.find_spec("megatron.core")
+    assert spec and spec.origin
+    found: set[str] = set()
+    for path in Path(spec.origin).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        found |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        for statement in tree.body:
+            for node in ast.walk(statement) if isinstance(statement, ast.Try | ast.If | ast.Assign) else ():
+                if isinstance(node, ast.Assign):
+                    found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+                elif isinstance(node, ast.Import | ast.ImportFrom):
+                    found |= {alias.asname or alias.name for alias in node.names}
+    return found
+
+
+def assigned(tree: ast.AST) -> Iterator[str]:
+    """Names of attributes that are assigned to objects other than `self`."""
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            for part in target.elts if isinstance(target, ast.Tuple) else (target,):
+                if isinstance(part, ast.Attribute) and ast.unparse(part.value).partition(".")[0] not in STATE:
+                    yield part.attr
+
+
+def replaced() -> set[tuple[str, str]]:
+    names = names_of_megatron()
+    return {
+        (str(path.relative_to(SOURCE)), name)
+        for path in SOURCE.rglob("*.py")
+        for name in assigned(ast.parse(path.read_text()))
+        if name in names
+    }
+
+
+def test_every_replacement_in_the_source_is_listed() -> None:
+    listed = rows()
+    found = replaced()
+    assert len(found) > 15
+    assert {(file, name) for file, name in found if name not in listed.get(file, set())} == set()
+
+
+def test_no_row_is_out_of_date() -> None:
+    for file, names in rows().items():
+        text = (SOURCE / file).read_text()
+        for name in names:
+            assert re.search(rf"\b{name.rpartition('.')[2]}\b", text), f"{file} does not mention {name}"
+
+
+def test_every_row_says_why_and_until_when() -> None:
+    lines = [line for line in PAGE.splitlines() if re.match(r"\| \w+/", line)]
+    assert len(lines) > 15
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert len(cells) == 4 and all(cells), line
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("model.decoder.forward = partial(f, 1)", ["forward"]),
+        ("outer.state_dict, outer.load_state_dict = a, b", ["state_dict", "load_state_dict"]),
+        ("self.forward = f", []),
+        ("ctx.saved.forward = f", []),
+    ],
+)
+def test_the_search_sees_assignments(line: str, expected: list[str]) -> None:
+    assert list(assigned(ast.parse(line))) == expected
+
+
+def test_every_replacement_in_a_process_that_trains_is_listed(tmp_path: Path) -> None:
+    program = str(Path(__file__).parent / "replacements.py")
+    done = subprocess.run(
+        [nursery.python(), program, str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=600
+    )
+    assert not done.returncode, done.stderr
+    found = set(json.loads(done.stdout.splitlines()[-1]))
+    # The search finds what it is made for: methods of objects, module attributes, class members.
+    assert {"forward", "reset", "fused_weight_gradient_mlp_cuda", "_maybe_dtoh_and_synchronize"} <= found
+    assert found - set().union(*rows().values()) == set()
