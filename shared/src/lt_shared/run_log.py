@@ -265,7 +265,7 @@ def parse(line: str) -> Event | None:
     return None
 
 
-def format_checkpoint_waited(step: int, waited_seconds: float, seconds: float) -> str:
+def format_checkpoint_waited(step: int | None, waited_seconds: float, seconds: float) -> str:
     """A checkpoint was complete `seconds` after its step; training waited for some of them."""
     return f"  checkpoint of iteration {step}: training waited {waited_seconds:.2f} s of {seconds:.2f} s"
 

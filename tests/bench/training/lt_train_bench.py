@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from typing import Any
 
 from training.contenders import is_importable
@@ -38,13 +37,10 @@ def run(work: Workload) -> Result | None:
     if not printed:
         return None
     found = json.loads(printed)
-    versions = dict(found["versions"])
-    if found["transformer_impl"] == "te":
-        versions["transformer-engine"] = metadata.version("transformer-engine")
     seconds = [found["fastest_step_seconds"], found["step_seconds"], found["slowest_step_seconds"]]
     tokens = found["global_batch_size"] * found["seq_length"]
     described = " ".join(options_of(work)[2:]) or "defaults"
-    return Result(found["parameters"], tokens, seconds, found["memory_bytes"], found["losses"], described, versions)
+    return Result(found["parameters"], tokens, seconds, found["memory_bytes"], found["losses"], described, found["versions"])
 
 
 def options_of(work: Workload) -> list[str]:

@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from lt_train.train import bench
 from lt_train.train.bench import Measured
 
 TINY = ("--model", "tiny", "--layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "64")
+
+SOFTWARE = {"kernels": {"attention": "flash-attn-4"}, "versions": {"torch": "2.11.0"}}
 
 
 def plan_of(*options: str) -> RunConfig:
@@ -44,7 +45,7 @@ def test_a_measurement_is_a_run_on_made_up_tokens_that_saves_nothing(plan: RunCo
 
 def test_medians_leave_out_the_warm_up(plan: RunConfig) -> None:
     steps = [measured(number, seconds) for number, seconds in enumerate((90.0, 80.0, 1.0, 4.0, 2.0), 1)]
-    result = bench.summary(plan, "NVIDIA H100 80GB HBM3", steps)
+    result = bench.summary(plan, "NVIDIA H100 80GB HBM3", steps, SOFTWARE)
     assert (result["step_seconds"], result["fastest_step_seconds"], result["slowest_step_seconds"]) == (2.0, 1.0, 4.0)
     assert result["tokens_per_second_per_gpu"] == 64 / 2.0
     assert result["tflops_per_gpu"] == pytest.approx(result["flops_per_token"] * 32 / 1e12)
@@ -57,7 +58,8 @@ def test_medians_leave_out_the_warm_up(plan: RunConfig) -> None:
     text = bench.table(result | {"mfu": 0.2})
     assert "1 x NVIDIA H100 80GB HBM3: one rank" in text
     assert "tensor 2, data 4, fully sharded" in bench.table(result | {"tensor": 2, "data": 4, "fully_sharded": True})
-    assert f"torch {metadata.version('torch')}, layers by torch" in text
+    assert "software          torch 2.11.0\n" in text
+    assert "kernels           attention flash-attn-4\n" in text
     for shown in ("2,000.0 ms, the median of 3 (1,000.0 to 4,000.0)", "20.0%", "5.00 GiB", "0.20% of a step", "bfloat16"):
         assert shown in text
 
@@ -65,12 +67,12 @@ def test_medians_leave_out_the_warm_up(plan: RunConfig) -> None:
 def test_rates_are_those_of_the_median_time() -> None:
     """Of an even number, the median of the rates of 1, 8, 2 and 4 seconds would be that of 2.67."""
     plan = plan_of("--warmup-steps", "0", "--steps", "4")
-    result = bench.summary(plan, "cpu", [measured(1, seconds) for seconds in (1.0, 8.0, 2.0, 4.0)])
+    result = bench.summary(plan, "cpu", [measured(1, seconds) for seconds in (1.0, 8.0, 2.0, 4.0)], SOFTWARE)
     assert (result["step_seconds"], result["tokens_per_second_per_gpu"]) == (3.0, 64 / 3)
 
 
 def test_no_mfu_without_a_known_peak(plan: RunConfig) -> None:
-    result = bench.summary(plan, "cpu", [measured(number, 1.0) for number in range(1, 6)])
+    result = bench.summary(plan, "cpu", [measured(number, 1.0) for number in range(1, 6)], SOFTWARE)
     assert result["mfu"] is None
     assert "N/A" in bench.table(result)
 

@@ -99,7 +99,7 @@ class Log:
     def checkpoint(self, entry: manifest.Checkpoint, waited_seconds: float, seconds: float) -> None:
         """A checkpoint is complete `seconds` after its step; training waited for some of them."""
         if self.active:
-            self.line(f"  checkpoint of iteration {entry.iteration}: training waited {waited_seconds:.2f} s of {seconds:.2f} s")
+            self.line(run_log.format_checkpoint_waited(entry.iteration, waited_seconds, seconds))
             times = {"waited_seconds": waited_seconds, "seconds": seconds}
             self._metric({"kind": "checkpoint", "step": entry.iteration, "path": entry.path, **times})
             self._manifest.write(entry)

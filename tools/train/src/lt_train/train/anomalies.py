@@ -10,6 +10,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+from lt_shared import run_log
 from lt_shared.console import BadConfig
 
 if TYPE_CHECKING:
@@ -62,4 +63,4 @@ class Anomalies:
         rise = max(DEVIATIONS * statistics.pstdev(self.recent), SMALLEST_RISE * abs(mean))
         if loss <= mean + rise:
             return None
-        return f" loss spike at iteration {iteration}: {loss:.4f}, mean of the {len(self.recent)} steps before it {mean:.4f}"
+        return run_log.format_loss_spike(iteration, loss, mean, len(self.recent))

@@ -50,15 +50,18 @@ class Measurement(Log):
     def end(self) -> None:
         if not self.active:
             return
-        result = summary(self._plan, self.device_name, self.measured) | self.software
+        result = summary(self._plan, self.device_name, self.measured, self.software)
         if self._plan.benchmark and self._plan.benchmark.as_json:
             console.print_json(result)
         else:
             click.echo(table(result))
 
 
-def summary(plan: RunConfig, device_name: str, steps: list[Measured]) -> dict[str, Any]:
-    """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps."""
+def summary(plan: RunConfig, device_name: str, steps: list[Measured], software: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps.
+
+    `software` has the `kernels` and the `versions` of packages.
+    """
     assert plan.benchmark
     measured = steps[plan.benchmark.warmup_steps :]
 
@@ -84,6 +87,7 @@ def summary(plan: RunConfig, device_name: str, steps: list[Measured]) -> dict[st
         "fp8_format": plan.precision.fp8_format,
         "device": device_name,
         "transformer_impl": plan.layers.implementation,
+        **software,
         "ranks": parallel.world_size,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,

@@ -13,6 +13,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from lt_shared import run_log
 from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_train.checkpoint import remote_run, training_state
@@ -135,7 +136,7 @@ class Loop:
         if stop:
             is_saved = plan.checkpointing.save and not plan.checkpointing.no_save_optim
             then = "the same command continues" if is_saved else "nothing is saved to continue from"
-            self.log.line(f"  [{_now()}] ended by {stop.text} at iteration {state.iteration}; {then}")
+            self.log.line(run_log.format_ended(state.iteration, stop.text, then, _now()))
         else:
             self.log.end()
         return stop
