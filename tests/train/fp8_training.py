@@ -1,4 +1,4 @@
-"""Training in fp8 on a CPU, which lt-train refuses: torch has the products there, Triton's interpreter the kernels.
+"""Training in fp8 on a CPU, which lt-train refuses: torch has the GEMMs there, Triton's interpreter the kernels.
 
 `train` is what a test calls; as a program this file trains in several ways, one after the other.
 """
@@ -21,20 +21,20 @@ OPTIONS = (
     *("--log-interval", "1", "--eval-iters", "0", "--device", "cpu", "--ranks", "1"),
     *("--bf16", "--fp8-format", "hybrid", "--kernels", "triton"),
 )
-# Ways: no kernel notes what is largest; no product writes into a gradient's buffer.
+# Ways: no kernel computes an amax; no GEMM writes into a gradient's buffer.
 READING, ADDING = "reading", "adding"
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Losses and gradient norms of the steps, and how many tensors were read for their largest number, cast to their transpose
-    alone, and made again with SwiGLU's gradient."""
+    """Losses and gradient norms of the steps, and how many tensors were read for their amax, cast to their transpose
+    alone, and recomputed with SwiGLU's gradient."""
 
     losses: list[float]
     norms: list[float]
     read: int
-    turned: int
-    made_again: int
+    cast_transpose: int
+    recomputed: int
 
 
 def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, Found]:
@@ -49,8 +49,8 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
     from lt_train.models import build_gpt
     from lt_train.ops.fp8_casts import TritonCasts
 
-    want, accumulates = amax_reduction.want, build_gpt._accumulates_in_products
-    counted = ((amax_reduction, "find"), (TritonCasts, "turned"), (swiglu, "gradient_and_transpose"))
+    want, accumulates = amax_reduction.want, build_gpt._accumulates_in_gemms
+    counted = ((amax_reduction, "find"), (TritonCasts, "cast_transpose"), (swiglu, "gradient_and_transpose"))
     plain = [getattr(owner, name) for owner, name in counted]
     counts = {name: [0] * len(counted) for name in runs}
 
@@ -58,7 +58,7 @@ def main(directory: Path, runs: dict[str, list[str]]) -> None:
         for number, (owner, function) in enumerate(counted):
             setattr(owner, function, counting(plain[number], counts[name], number))
         amax_reduction.want = (lambda wanted: want(False)) if way == READING else want
-        build_gpt._accumulates_in_products = (lambda plan: False) if way == ADDING else accumulates
+        build_gpt._accumulates_in_gemms = (lambda plan: False) if way == ADDING else accumulates
 
     train_each(rank, directory, runs, OPTIONS, before)
     print(json.dumps(counts))

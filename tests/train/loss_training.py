@@ -31,7 +31,7 @@ def train(place: Path, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[l
 
 
 def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """In place of `kernels.gemm_epilogues.exponential_product`."""
+    """In place of `kernels.gemm_epilogues.exponential_gemm`."""
     from lt_train.kernels.gemm_epilogues import LOG2E
 
     exponentials = torch.exp2((rows.float() @ weight.float().t()) * LOG2E - offsets[:, None])
@@ -53,7 +53,7 @@ def main(folder: Path, runs: dict[str, list[str]]) -> None:
 
         fused = {"cross_entropy": "fused-linear"} if way == FUSED else {}
         kernels.choose = lambda *run: dataclasses.replace(choose(*run), **fused)
-        fused_linear_cross_entropy.exponential_product = counting
+        fused_linear_cross_entropy.exponential_gemm = counting
 
     train_each(rank, folder, runs, OPTIONS, before)
     print(json.dumps(gemms))

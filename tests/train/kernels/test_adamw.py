@@ -18,27 +18,27 @@ def state() -> list[torch.Tensor]:
     return [torch.randn(ELEMENTS), torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)]
 
 
-def halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    upper, rest = torch.empty(ELEMENTS, dtype=torch.bfloat16), torch.empty(ELEMENTS, dtype=torch.int16)
-    split_master_weights.split(weight, upper, rest)
-    return upper, rest
+def split_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    upper, low_bits = torch.empty(ELEMENTS, dtype=torch.bfloat16), torch.empty(ELEMENTS, dtype=torch.int16)
+    split_master_weights.split(weight, upper, low_bits)
+    return upper, low_bits
 
 
 @pytest.mark.parametrize("of_gradient", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("of_weight", [torch.float32, torch.bfloat16])
 def test_steps(of_gradient: torch.dtype, of_weight: torch.dtype) -> None:
     whole, moment, square = state()
-    weight, rest = halves(whole) if of_weight == torch.bfloat16 else (whole.clone(), None)
+    weight, low_bits = split_weight(whole) if of_weight == torch.bfloat16 else (whole.clone(), None)
     parameter = torch.nn.Parameter(whole)
     optimizer = torch.optim.AdamW([parameter], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for count in range(1, 5):
         gradient = torch.randn(ELEMENTS).to(of_gradient)
         parameter.grad = gradient.float() * 0.5
         optimizer.step()
-        adamw(weight, rest, moment, square, gradient, torch.tensor([0.5]), **SETTINGS, count=count)
-    updated = weight if rest is None else split_master_weights.joined(weight, rest)
+        adamw(weight, low_bits, moment, square, gradient, torch.tensor([0.5]), **SETTINGS, count=count)
+    updated = weight if low_bits is None else split_master_weights.joined(weight, low_bits)
     torch.testing.assert_close(updated, parameter.detach(), atol=1e-6, rtol=1e-6)
-    if rest is not None:
+    if low_bits is not None:
         # All but ties.
         assert (weight != updated.bfloat16()).sum() <= 2
 
@@ -46,7 +46,7 @@ def test_steps(of_gradient: torch.dtype, of_weight: torch.dtype) -> None:
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 def test_a_factor_that_is_not_finite_changes_nothing(factor: float) -> None:
     whole, moment, square = state()
-    tensors = [*halves(whole), moment, square]
+    tensors = [*split_weight(whole), moment, square]
     before = [tensor.clone() for tensor in tensors]
     adamw(*tensors, torch.randn(ELEMENTS), torch.tensor([factor]), **SETTINGS, count=1)
     assert all(map(torch.equal, tensors, before))
@@ -55,6 +55,6 @@ def test_a_factor_that_is_not_finite_changes_nothing(factor: float) -> None:
 def test_a_weight_that_is_not_a_number_stays_so() -> None:
     whole, moment, square = state()
     whole[0] = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
-    weight, rest = halves(whole)
-    adamw(weight, rest, moment, square, torch.randn(ELEMENTS), torch.ones(1), **SETTINGS, count=1)
+    weight, low_bits = split_weight(whole)
+    adamw(weight, low_bits, moment, square, torch.randn(ELEMENTS), torch.ones(1), **SETTINGS, count=1)
     assert weight.isnan().nonzero().tolist() == [[0]]

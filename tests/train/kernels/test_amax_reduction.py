@@ -1,4 +1,4 @@
-"""The largest numbers that the kernels note beside what they write, against those of a reading, and when they hold no longer."""
+"""The amax that kernels compute of what they write, against that of a reading, and when it is no longer valid."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -113,13 +113,13 @@ def test_other_numbers_are_read_again(use: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("uses", [1, 2, 3])
 def test_sums_of_gradients_are_read_again(uses: int) -> None:
     known: list[float | None] = []
-    halves = Seen.apply(random(2, 16).requires_grad_(), known)
-    sum(swiglu(halves).sum() for _ in range(uses)).backward()
+    gate_up = Seen.apply(random(2, 16).requires_grad_(), known)
+    sum(swiglu(gate_up).sum() for _ in range(uses)).backward()
     assert (known[0] == known[1]) if uses == 1 else known[0] is None
 
 
 def test_a_gradient_passed_on_by_a_sum_is_known() -> None:
-    """As that of the residual stream, which the product before it gets too."""
+    """As that of the residual stream, which the GEMM before it gets too."""
     known: list[float | None] = []
     stream = random(2, 16)
     output = Seen.apply(random(4, 8).requires_grad_(), known).view(2, 16)
@@ -143,8 +143,8 @@ def test_nothing_is_noted_unless_wanted() -> None:
 
 
 def test_a_nan_is_the_largest() -> None:
-    halves = random(3, 16)
-    halves[1, 3] = torch.nan
-    found = noted(swiglu(halves))
+    gate_up = random(3, 16)
+    gate_up[1, 3] = torch.nan
+    found = noted(swiglu(gate_up))
     assert found is not None
     assert torch.tensor(found).isnan()

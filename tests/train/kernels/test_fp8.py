@@ -15,10 +15,10 @@ def test_cast_and_its_transpose(dtype: torch.dtype, shape: tuple[int, int], size
     exact = torch.randn(shape).to(dtype)
     exact[-1, -1] = torch.finfo(dtype).min
     tensor = (exact.float() * size).bfloat16()
-    same, turned, factor = cast(tensor, amax_reduction.find(tensor), dtype, True, True)
+    same, transpose, factor = cast(tensor, amax_reduction.find(tensor), dtype, True, True)
     assert factor == size
     assert torch.equal(same.float(), exact.float())
-    assert torch.equal(turned.float(), exact.float().t())
+    assert torch.equal(transpose.float(), exact.float().t())
 
 
 def test_zeros() -> None:
@@ -30,8 +30,8 @@ def test_zeros() -> None:
 
 def test_what_is_not_asked_for_is_empty() -> None:
     tensor = torch.ones(4, 4, dtype=torch.bfloat16)
-    same, turned, _ = cast(tensor, amax_reduction.find(tensor), torch.float8_e4m3fn, False, True)
-    assert (same.numel(), turned.shape) == (0, (4, 4))
+    same, transpose, _ = cast(tensor, amax_reduction.find(tensor), torch.float8_e4m3fn, False, True)
+    assert (same.numel(), transpose.shape) == (0, (4, 4))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

@@ -22,7 +22,7 @@ def test_tiles_are_whole(columns: int, expected: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gemm_epilogues, "_epilogues", lambda: SimpleNamespace(exponential=exponential))
     monkeypatch.setattr(gemm_epilogues, "_configuration", lambda columns: columns)
     offsets = torch.arange(6.0)
-    result, total = gemm_epilogues.exponential_product(torch.ones(6, 8), torch.ones(columns, 8), offsets)
+    result, total = gemm_epilogues.exponential_gemm(torch.ones(6, 8), torch.ones(columns, 8), offsets)
     assert (result.item(), total.item()) == (1, 0)
     assert told["config"] == expected
     assert columns % told["config"] == 0

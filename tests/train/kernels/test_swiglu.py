@@ -11,12 +11,12 @@ from lt_train.kernels.swiglu import BLOCK, swiglu
 @pytest.mark.parametrize("width", [8, BLOCK + 3])
 def test_output_and_gradient(dtype: torch.dtype, tolerance: float, width: int) -> None:
     torch.manual_seed(0)
-    halves = torch.randn(3, 2, 2 * width, dtype=dtype, requires_grad=True)
+    gate_up = torch.randn(3, 2, 2 * width, dtype=dtype, requires_grad=True)
     weights = torch.randn(3, 2, width, dtype=dtype)
-    output = swiglu(halves)
-    (gradient,) = torch.autograd.grad((output * weights).sum(), halves)
-    gate, up = halves.chunk(2, -1)
+    output = swiglu(gate_up)
+    (gradient,) = torch.autograd.grad((output * weights).sum(), gate_up)
+    gate, up = gate_up.chunk(2, -1)
     expected = silu(gate) * up
-    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), halves)
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), gate_up)
     torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(gradient, expected_gradient, atol=tolerance, rtol=tolerance)

@@ -1,4 +1,4 @@
-"""fp8 with torch's layers and the kernels: what is known of a tensor's largest number, and where weight gradients go."""
+"""fp8 with torch's layers and the kernels: what is known of a tensor's amax, and where weight gradients go."""
 
 import pytest
 import torch
@@ -28,23 +28,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
 def test_noted_numbers_train_as_those_read_do(found: dict[str, Found]) -> None:
     usual, reading = found["usual"], found["reading"]
     assert usual.losses == reading.losses
-    # Of the inputs and output gradients of a layer's four products the kernels write all but what attention gives linear_proj.
-    products = LAYERS * ITERATIONS * MICRO_BATCHES
-    assert usual.read == products * (4 + 1)
-    assert reading.read == products * (4 + 8)
+    # Of the inputs and output gradients of a layer's four GEMMs the kernels write all but what attention gives linear_proj.
+    gemms = LAYERS * ITERATIONS * MICRO_BATCHES
+    assert usual.read == gemms * (4 + 1)
+    assert reading.read == gemms * (4 + 8)
 
 
 def test_recomputing_swiglu_changes_nothing(found: dict[str, Found]) -> None:
     usual, recomputing = found["usual"], found["recomputing"]
     assert (recomputing.losses, recomputing.norms) == (usual.losses, usual.norms)
     steps = LAYERS * ITERATIONS * MICRO_BATCHES
-    assert (usual.made_again, recomputing.made_again) == (0, steps)
+    assert (usual.recomputed, recomputing.recomputed) == (0, steps)
     # The four weights' transposes, and that of what attention keeps.
-    assert usual.turned == recomputing.turned == steps * (4 + 1)
+    assert usual.cast_transpose == recomputing.cast_transpose == steps * (4 + 1)
 
 
 def test_a_recomputed_mlp_makes_swiglu_again_by_itself(found: dict[str, Found]) -> None:
-    assert found["whole MLP"].made_again == 0
+    assert found["whole MLP"].recomputed == 0
 
 
 @pytest.mark.parametrize("buffers", ["usual", "float32"])
@@ -55,23 +55,23 @@ def test_gradients_in_their_buffers_are_those_added(buffers: str, found: dict[st
 class PlainCasts(fp8_casts.TorchCasts):
     """Without torch.compile."""
 
-    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return fp8_casts._scaled(tensor, dtype, self.rowwise)
 
-    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         cast, factor = fp8_casts._scaled(tensor.t(), dtype, self.rowwise)
         return cast.contiguous(), factor
 
-    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return *self.straight(tensor, None, dtype), *self.turned(tensor, None, dtype)
+    def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return *self.cast(tensor, None, dtype), *self.cast_transpose(tensor, None, dtype)
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+def gemms(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """In place of torch's, which has no rows' scales on a CPU before 2.12; the dtypes of those that wrote into what they got."""
     written = []
 
-    def product(
+    def gemm(
         left: Tensor, right: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, out: Tensor | None, **_: bool
     ):
         result = ((left.float() * scale_a) @ (right.float() * scale_b)).to(out_dtype)
@@ -81,13 +81,13 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         written.append(out_dtype)
         return out.copy_(result)
 
-    monkeypatch.setattr(torch, "_scaled_mm", product)
+    monkeypatch.setattr(torch, "_scaled_mm", gemm)
     return written
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("way", ["triton", "tensorwise", "rowwise"])
-def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtype, way: str, products: list[torch.dtype]) -> None:
+def test_the_first_gemm_of_a_step_overwrites_and_others_add(dtype: torch.dtype, way: str, gemms: list[torch.dtype]) -> None:
     torch.manual_seed(0)
     casts = fp8_casts.TritonCasts() if way == "triton" else PlainCasts(way == "rowwise")
     amax_reduction.want(False)
@@ -97,7 +97,7 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
     def backward(number: int, fused: bool) -> None:
         output = fp8_linear._linear(
             input=rows[number], weight=weight, bias=None, gradient_accumulation_fusion=fused, allreduce_dgrad=False,
-            sequence_parallel=False, tp_group=None, source=fp8_linear.Unkept, gradient=fp8_linear.E5M2, casts=casts,
+            sequence_parallel=False, tp_group=None, source=fp8_linear.TransposeSaved, gradient=fp8_linear.E5M2, casts=casts,
         )  # fmt: skip
         output.backward(gradients[number])
 
@@ -107,7 +107,7 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
         backward(number, False)
         assert weight.grad is not None
         expected.append(weight.grad.clone())
-    assert not products
+    assert not gemms
     weight.grad_added_to_main_grad = False
     weight.main_grad = torch.full((32, 48), 99, dtype=dtype)
     for _ in range(2):
@@ -117,10 +117,10 @@ def test_the_first_product_of_a_step_overwrites_and_others_add(dtype: torch.dtyp
             backward(number, True)
             assert weight.grad_added_to_main_grad
         torch.testing.assert_close(weight.main_grad.float(), (expected[0] + expected[1]).float(), rtol=1e-2, atol=0.1)
-    assert products == ([] if (way, dtype) == ("rowwise", torch.float32) else [dtype] * 2)
+    assert gemms == ([] if (way, dtype) == ("rowwise", torch.float32) else [dtype] * 2)
 
 
-def of_a_product(
+def of_a_gemm(
     source: type[fp8_linear.Source], rows: Tensor, weight: torch.nn.Parameter, noting: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The output and the gradients of its sum's squares; what is kept for the backward pass."""
@@ -130,7 +130,7 @@ def of_a_product(
     rows = rows.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         output = fp8_linear._linear(
-            input=swiglu.swiglu(rows) if source is fp8_linear.Unkept else rows, weight=weight, bias=None,
+            input=swiglu.swiglu(rows) if source is fp8_linear.TransposeSaved else rows, weight=weight, bias=None,
             gradient_accumulation_fusion=False, allreduce_dgrad=False, sequence_parallel=False, tp_group=None,
             source=source, gradient=fp8_linear.E5M2, casts=casts,
         )  # fmt: skip
@@ -138,12 +138,12 @@ def of_a_product(
 
 
 @pytest.mark.parametrize("noting", [True, False])
-def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(noting: bool, products: list[torch.dtype]) -> None:
+def test_swiglu_is_cast_again_for_its_weights_gradient_and_not_kept(noting: bool, gemms: list[torch.dtype]) -> None:
     torch.manual_seed(0)
     rows = torch.randn(2, 150, 2 * 80, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(32, 80, dtype=torch.bfloat16))
-    expected, kept_before = of_a_product(fp8_linear.Unkept, rows, weight, noting)
-    found, kept = of_a_product(fp8_linear.Halves, rows, weight, noting)
+    expected, kept_before = of_a_gemm(fp8_linear.TransposeSaved, rows, weight, noting)
+    found, kept = of_a_gemm(fp8_linear.GateUpSaved, rows, weight, noting)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert any(tensor.dtype == fp8_linear.E4M3 for tensor in kept_before)
     assert not any(tensor.dtype == fp8_linear.E4M3 for tensor in kept)

@@ -10,7 +10,7 @@ from running import losses, train
 
 from lt_shared.presets import preset
 from lt_train.models import fused_layer
-from lt_train.models.build_gpt import _accumulates_in_products
+from lt_train.models.build_gpt import _accumulates_in_gemms
 
 STEPS = (
     *("--mock-data", "--model", "tiny", "--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "64"),
@@ -193,4 +193,4 @@ def test_where_gemms_add_their_gradients(engine: bool, half: bool, shards: bool,
         precision=SimpleNamespace(half=half),
         memory=SimpleNamespace(fully_sharded=shards),
     )
-    assert _accumulates_in_products(plan) == expected
+    assert _accumulates_in_gemms(plan) == expected

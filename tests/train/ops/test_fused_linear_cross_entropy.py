@@ -14,7 +14,7 @@ ROWS, WIDTH, COLUMNS = 12, 64, 256
 
 @pytest.fixture(autouse=True)
 def gemm_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_linear_cross_entropy, "exponential_product", exponential_gemm)
+    monkeypatch.setattr(fused_linear_cross_entropy, "exponential_gemm", exponential_gemm)
 
 
 def case(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -61,7 +61,7 @@ def test_a_label_that_is_nearly_certain() -> None:
 def test_small_losses_are_precise(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = torch.tensor([1e-6, 1e-5, 1e-4], dtype=torch.float64)
     sums = (expected.exp() * 2.0**-fused_linear_cross_entropy.ROOM).float()
-    monkeypatch.setattr(fused_linear_cross_entropy, "exponential_product", lambda *_: (torch.ones(3, COLUMNS), sums))
+    monkeypatch.setattr(fused_linear_cross_entropy, "exponential_gemm", lambda *_: (torch.ones(3, COLUMNS), sums))
     rows, weight, labels, _ = case(1.0, torch.float32)
     found = fused_linear_cross_entropy.output_losses(rows[:3], weight, labels[:3])
     torch.testing.assert_close(found.double(), expected, atol=1.2e-7, rtol=0)

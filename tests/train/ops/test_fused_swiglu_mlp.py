@@ -1,4 +1,4 @@
-"""The MLP around the gated products, which need a Hopper GPU: here torch computes them."""
+"""The MLP around the gated GEMMs, which need a Hopper GPU: here torch computes them."""
 
 import pytest
 import torch
@@ -8,29 +8,29 @@ from torch.nn.functional import silu
 from lt_train.ops import fused_swiglu_mlp
 
 
-def product(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    halves = rows @ weight.t()
-    gate, up = halves.chunk(2, -1)
-    return halves, silu(gate) * up
+def gemm(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    gate_up = rows @ weight.t()
+    gate, up = gate_up.chunk(2, -1)
+    return gate_up, silu(gate) * up
 
 
-def product_gradient(gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
-    halves = halves.detach().requires_grad_()
+def gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
+    gate_up = gate_up.detach().requires_grad_()
     with torch.enable_grad():
-        gate, up = halves.chunk(2, -1)
+        gate, up = gate_up.chunk(2, -1)
         activation = silu(gate) * up
-    (result,) = torch.autograd.grad(activation, halves, gradient @ weight)
+    (result,) = torch.autograd.grad(activation, gate_up, gradient @ weight)
     return result, activation.detach() if with_activation else None
 
 
 @pytest.mark.parametrize("keeps_activation", [True, False])
 def test_output_and_gradients(monkeypatch: pytest.MonkeyPatch, keeps_activation: bool) -> None:
-    monkeypatch.setattr(fused_swiglu_mlp, "gated_product", product)
-    monkeypatch.setattr(fused_swiglu_mlp, "gated_product_gradient", product_gradient)
+    monkeypatch.setattr(fused_swiglu_mlp, "gated_gemm", gemm)
+    monkeypatch.setattr(fused_swiglu_mlp, "gated_gemm_gradient", gemm_gradient)
     torch.manual_seed(0)
     rows, fc1, fc2 = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, 4), (12, 4), (4, 6)))
     weights = torch.randn(rows.shape)
-    expected = product(rows, fc1)[1] @ fc2.t()
+    expected = gemm(rows, fc1)[1] @ fc2.t()
     gradients = torch.autograd.grad((expected * weights).sum(), (rows, fc1, fc2))
 
     for weight in (fc1, fc2):

@@ -1,4 +1,4 @@
-"""Gradients written and added by products, and left uncleared, beside those of runs without that."""
+"""Gradients written and added by GEMMs, and left uncleared, beside those of runs without that."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def norms(save: Path, *arguments: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """In fp32, where products add to nothing: two micro batches a step, three steps."""
+    """In fp32, where GEMMs add to nothing: two micro batches a step, three steps."""
     found = norms(tmp_path_factory.mktemp("expected"), "--kernels", "torch")
     assert len(found) == 3
     return found
@@ -45,24 +45,24 @@ def test_a_step_adds_its_micro_batches_and_nothing_of_the_step_before(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_first_product_overwrites_and_the_second_adds(dtype: torch.dtype) -> None:
+def test_the_first_gemm_overwrites_and_the_second_adds(dtype: torch.dtype) -> None:
     buffer, other = torch.full((3, 2), 5.0, dtype=dtype), torch.full((4,), 5.0)
     wgrad_accumulation._reset([other], {buffer.data_ptr(): buffer})
     assert not other.any()
     assert buffer.all()
     rows, gradient = torch.ones(4, 2, dtype=torch.bfloat16), torch.ones(4, 3, dtype=torch.bfloat16)
-    product = (
+    gemm = (
         wgrad_accumulation.WeightGradients.wgrad_gemm_accum_fp32
         if dtype == torch.float32
         else wgrad_accumulation.WeightGradients.wgrad_gemm_accum_fp16
     )
-    product(rows, gradient, buffer)
+    gemm(rows, gradient, buffer)
     assert buffer.eq(4).all()
-    product(rows, gradient, buffer)
+    gemm(rows, gradient, buffer)
     assert buffer.eq(8).all()
 
 
-def test_what_no_product_wrote_is_cleared_before_the_end_of_the_step() -> None:
+def test_what_no_gemm_wrote_is_cleared_before_the_end_of_the_step() -> None:
     buffer = torch.full((3,), 5.0)
     wgrad_accumulation._reset([], {buffer.data_ptr(): buffer})
     seen = SimpleNamespace()
@@ -76,13 +76,13 @@ def test_what_no_product_wrote_is_cleared_before_the_end_of_the_step() -> None:
 @pytest.mark.parametrize(
     ("dtype", "expected"), [(torch.float32, "wgrad_gemm_accum_fp32"), (torch.bfloat16, "wgrad_gemm_accum_fp16")]
 )
-def test_the_product_is_that_of_the_buffers_type(dtype: torch.dtype, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gemm_is_that_of_the_buffers_type(dtype: torch.dtype, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here both add the same; on a GPU they differ."""
     called = []
     for name in ("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"):
         monkeypatch.setattr(wgrad_accumulation.WeightGradients, name, lambda *_, name=name: called.append(name))
     weight = torch.nn.Parameter(torch.ones(3, 2))
     weight.main_grad = torch.zeros(3, 2, dtype=dtype)
-    wgrad_accumulation.add_product(torch.ones(4, 2), torch.ones(4, 3), weight)
+    wgrad_accumulation.accumulate_weight_gradient(torch.ones(4, 2), torch.ones(4, 3), weight)
     assert called == [expected]
     assert weight.grad_added_to_main_grad

@@ -1,8 +1,8 @@
-"""The order of a step in one pass; its numbers are in test_fusion.py and kernels/test_adamw.py."""
+"""The order of a fused AdamW step; its numbers are in test_fused_layer.py and kernels/test_adamw.py."""
 
 import torch
 
-from lt_train.optim.fused_adamw import OnePassAdamW, Place
+from lt_train.optim.fused_adamw import FusedAdamW, ParameterBuffers
 
 
 class Bucket:
@@ -20,10 +20,10 @@ def test_weights_of_a_bucket_are_sent_before_those_of_the_next_are_updated() -> 
     seen: list[list[bool]] = []
     last, first, empty = (Bucket(weights, seen) for _ in range(3))
     masters = [torch.nn.Parameter(weight) for weight in weights]
-    places = [
-        Place(master, weight, None, torch.ones(3), True, bucket)
+    buffers = [
+        ParameterBuffers(master, weight, None, torch.ones(3), True, bucket)
         for master, weight, bucket in zip(masters, weights, (last, first, first), strict=True)
     ]
-    OnePassAdamW([{"params": masters, "lr": 0.1}], places, [first, empty, last]).step()
+    FusedAdamW([{"params": masters, "lr": 0.1}], buffers, [first, empty, last]).step()
     unchanged, changed = True, False
     assert seen == [[unchanged, changed, changed], [unchanged, changed, changed], [changed] * 3]

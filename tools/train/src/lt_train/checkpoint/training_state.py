@@ -26,7 +26,7 @@ from lt_train.config import kernels, megatron_arguments
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
 from lt_train.models.build_gpt import checkpointed
-from lt_train.optim.optimizer import create_state, separate_steps, take_masters, whole_masters
+from lt_train.optim.optimizer import create_state, float32_masters, separate_steps, take_masters
 from lt_train.parallel.ddp import Chunk, gather, gathered
 
 CHECKPOINT_VERSION = 3.0
@@ -80,7 +80,7 @@ class TrainingState:
         Before the first step there is none, also in fp16 while all steps were skipped; megatron-core asserts that there is.
         """
         create_state(self.optimizer)
-        with whole_masters(self.optimizer, loading):
+        with float32_masters(self.optimizer, loading):
             return dict(self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=dict(CONTENT_METADATA)))
 
     def sharded_model(self) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""The largest number of a tensor, which makes its scale in fp8: found by the kernel that writes the tensor, or by reading it.
+"""The amax of a tensor, its largest absolute value, of which its fp8 scale is made: found by the kernel that writes the tensor,
+or by reading it.
 
-A kernel notes it in parts: each program puts the largest of what it stores into the part that its number gives. The storage of
-the tensor keeps the parts, so that views and what autograd passes on have them too, and they end with the numbers. They hold
-while torch has counted no change since: a tensor changed in place, such as a gradient that others were added to, is read. Two
-kinds of change are not counted, those by collectives and through `.data`; what these kernels write meets neither.
+A kernel writes partial maxima: program i puts the amax of what it stores into slot i modulo `PARTS`. They are kept with the
+tensor's storage, so that views and what autograd passes on have them too, and are freed with it. They are valid while torch has
+counted no change since: a tensor changed in place, such as a gradient that others were added to, is read. Changes by collectives
+and through `.data` are not counted; what these kernels write undergoes neither.
 
-A size is kept as the bits of a float32, which have the order of the sizes. A NaN's are larger than all.
+An absolute value is kept as the bits of a float32, whose order as integers is that of the values. A NaN's are larger than all.
 """
 
 import torch
@@ -13,22 +14,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# As many as programs that read: a few for each of a GPU's processors. One alone would be written half a million times.
+# As many as programs that read: a few for each multiprocessor. A single slot would be written half a million times.
 PARTS = tl.constexpr(1024)
 BLOCK = 8192
-KEPT = "largest_parts"
+KEPT = "amax_parts"
 
 _wanted = False
 
 
 def want(wanted: bool) -> None:
-    """Say whether the kernels of this process shall note what is largest; they do not by themselves."""
+    """Let the kernels of this process compute the amax of what they write, or not, which is the default."""
     global _wanted
     _wanted = wanted
 
 
 def noted_with(tensor: Tensor) -> Tensor | None:
-    """For the kernel that will write all of `tensor`: where to note, int32 zeros [PARTS]; None when nothing casts to fp8."""
+    """The partial maxima, int32 zeros [PARTS], for the kernel that will write all of `tensor`; None when nothing casts to fp8."""
     if not _wanted:
         return None
     parts = _zeros(tensor.device)
@@ -60,8 +61,8 @@ def _state(tensor: Tensor) -> tuple[int, int, torch.dtype]:
 
 @triton.jit
 def note(values, dtype: tl.constexpr, parts):  # type: ignore[no-untyped-def]
-    """Put the largest of `values`, float32, which are about to be stored as `dtype`, into this program's part."""
-    # Rounding keeps the order: the largest, rounded, is the largest of the rounded.
+    """Add `values`, float32, which are about to be stored as `dtype`, to this program's partial maximum."""
+    # Rounding is monotonic: the maximum, rounded, is the maximum of the rounded values.
     stored = sizes(tl.max(sizes(values)).to(tl.float32, bitcast=True).to(dtype).to(tl.float32))
     tl.atomic_max(parts + tl.program_id(0) % PARTS, stored, sem="relaxed")
 

@@ -1,6 +1,6 @@
-"""Casts to fp8: a tensor and its transpose, scaled by its largest number, from one reading.
+"""Casts to fp8: a tensor and its transpose, scaled by its amax, from one reading.
 
-Products in fp8 want the summed dimension innermost in both factors, so that a tensor is needed in both orders. Compiled by torch,
+fp8 GEMMs need the contracted dimension innermost in both operands, so that a tensor is needed in both layouts. Compiled by torch,
 the casts of a step of Llama 3 8B's width took 54 of 657 ms on an H200, at half the memory's speed; PERFORMANCE.md has this one.
 """
 
@@ -15,27 +15,31 @@ from lt_train.kernels.amax_reduction import PARTS
 TILE = 128
 
 
-def cast(tensor: Tensor, parts: Tensor | None, dtype: torch.dtype, straight: bool, turned: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """`tensor` [rows, columns] in fp8 with its largest number at the range's end, its transpose, and the factor that undoes that.
+def cast(
+    tensor: Tensor, parts: Tensor | None, dtype: torch.dtype, with_cast: bool, with_transpose: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`tensor` [rows, columns] in fp8, its amax scaled to the largest number of `dtype`; its transpose; and the inverse scale.
 
-    `parts` are those of `lt_train.kernels.amax_reduction`; None asks for them. The factor is float32 of one element, NaN if a
-    number of `tensor` is. What is not asked for, `straight` or `turned`, is empty.
+    `parts` are the partial maxima of `lt_train.kernels.amax_reduction`; None computes them. The inverse scale is float32 of one
+    element, NaN if a number of `tensor` is. Without `with_cast` or `with_transpose` that result is empty.
     """
     rows, columns = tensor.shape
     end = torch.finfo(dtype).max
-    same = torch.empty((rows, columns) if straight else 0, dtype=dtype, device=tensor.device)
-    transpose = torch.empty((columns, rows) if turned else 0, dtype=dtype, device=tensor.device)
+    same = torch.empty((rows, columns) if with_cast else 0, dtype=dtype, device=tensor.device)
+    transpose = torch.empty((columns, rows) if with_transpose else 0, dtype=dtype, device=tensor.device)
     factor = torch.empty(1, dtype=torch.float32, device=tensor.device)
     parts = amax_reduction.of(tensor) if parts is None else parts
     grid = (triton.cdiv(rows, TILE), triton.cdiv(columns, TILE))
-    _cast[grid](tensor, parts, same, transpose, factor, rows, columns, end, straight, turned, SMALLEST_AMAX, TILE, num_warps=8)
+    _cast[grid](
+        tensor, parts, same, transpose, factor, rows, columns, end, with_cast, with_transpose, SMALLEST_AMAX, TILE, num_warps=8
+    )
     return same, transpose, factor
 
 
 @triton.jit
 def _cast(  # type: ignore[no-untyped-def]
     tensor, parts, same, transpose, factor, rows, columns, end,
-    STRAIGHT: tl.constexpr, TURNED: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
+    CAST: tl.constexpr, TRANSPOSE: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     top, left = tl.program_id(0).to(tl.int64) * TILE, tl.program_id(1).to(tl.int64) * TILE
     size = amax(parts, LEAST)
@@ -45,15 +49,15 @@ def _cast(  # type: ignore[no-untyped-def]
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     values = tl.load(tensor + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
     values = tl.clamp(values * (end / size), -end, end)
-    if STRAIGHT:
+    if CAST:
         tl.store(same + row[:, None] * columns + column[None, :], values.to(same.dtype.element_ty), mask=inside)
-    if TURNED:
+    if TRANSPOSE:
         values = tl.trans(values.to(transpose.dtype.element_ty))
         tl.store(transpose + column[:, None] * rows + row[None, :], values, mask=tl.trans(inside))
 
 
 @triton.jit
 def amax(parts, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest of `parts`, as a float32 that can be divided by."""
+    """The amax of partial maxima `parts`, as a float32 that can be divided by."""
     size = tl.max(tl.load(parts + tl.arange(0, PARTS))).to(tl.float32, bitcast=True)
     return tl.maximum(size, LEAST, propagate_nan=tl.PropagateNan.ALL)

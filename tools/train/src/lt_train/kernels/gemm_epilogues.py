@@ -1,20 +1,19 @@
-"""Matrix products that go on with their sums, in quack's Hopper kernels (NVIDIA's CuTe language): no pass over memory of its own.
+"""GEMMs with SwiGLU or a softmax's exponentials in their epilogue, by quack's Hopper kernels (NVIDIA's CuTe language).
 
-A product has its sums in registers before it writes them. SwiGLU, forward: a column of the gate and the same column of up are
-computed side by side, and one kernel writes gate, up and silu(gate) x up. Backward, the product that gives the activation's
-gradient reads gate and up, and writes their gradients in its place. For a layer of m rows that is 4 m n bytes less read forward,
-and 4 m n less read and written backward, for the same sums. On an H200, 2026-11-22, for Llama 3 8B's width and 32,768 tokens:
-forward 11.3 ms instead of 11.7, backward 5.9 instead of 6.7, and 6.2 with the activation again. The loss: logits become the
-exponentials that a softmax is made of, and their sums (`lt_train.ops.fused_linear_cross_entropy`). A kernel takes about 10 s to
-compile, once: quack keeps it.
+A GEMM has its accumulators in registers before it writes them; an epilogue computes on them there, without a pass over memory.
+SwiGLU, forward: a column of the gate and the same column of up are computed side by side, and one kernel writes gate, up and
+silu(gate) x up. Backward, the GEMM that gives the activation's gradient reads gate and up, and writes their gradients instead.
+For a layer of m rows that is 4 m n bytes less read forward, and 4 m n less read and written backward, for the same sums. On an
+H200, 2026-11-22, for Llama 3 8B's width and 32,768 tokens: forward 11.3 ms instead of 11.7, backward 5.9 instead of 6.7, and 6.2
+with the activation recomputed. The loss: logits become the exponentials that a softmax is made of, and their sums
+(`lt_train.ops.fused_linear_cross_entropy`). A kernel takes about 10 s to compile, once: quack keeps it.
 
-A kernel's programs fill the GPU. Each takes its next tile when it is ready for one: if each had a share of tiles of its own, a
-kernel would end with the slowest, 821 instead of 809 to 815 ms a step of 8 layers of that width. Where messages between ranks
-have some of the GPU's processors, the programs that find no place would even begin when the others are done, 4.5 ms instead of
-2.8.
+Persistent thread blocks fill the GPU, and each takes its next tile when it is ready (dynamic scheduling). With a fixed share of
+tiles for each block a kernel would end with the slowest: 821 instead of 809 to 815 ms a step of 8 layers of that width. Where
+collectives occupy some of the multiprocessors, blocks without one would even start after the others: 4.5 ms instead of 2.8.
 
-Gate and up are halves of one tensor in Megatron's order, not interleaved as quack's own epilogues have them. So the layer's other
-products, which are torch's, and weights, gradients and checkpoints stay as they are.
+Gate and up are the two halves of one tensor in Megatron's order, not interleaved as quack's own epilogues have them. So the
+layer's other GEMMs, which are torch's, and weights, gradients and checkpoints stay as they are.
 
 This is the only module that calls quack.
 """
@@ -28,38 +27,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The columns of a tile. Sums of rows are of whole tiles only: what lies beside a matrix would count.
+# The columns of a tile. Row sums are over whole tiles: columns beyond the matrix would be summed.
 WIDE, COLUMNS = 192, 128
 LOG2E = math.log2(math.e)
 
 
-def gated_product(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def gated_gemm(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """`rows` [m, k] times the transpose of `weight` [2 n, k], gates first: [m, 2 n], and its SwiGLU [m, n].
 
     In 16 bits; k and n are multiples of 8.
     """
-    halves = rows.new_empty(rows.shape[0], weight.shape[0])
-    gate, up = halves.chunk(2, dim=-1)
+    gate_up = rows.new_empty(rows.shape[0], weight.shape[0])
+    gate, up = gate_up.chunk(2, dim=-1)
     out = {"gate": gate, "up": up, "activation": rows.new_empty(gate.shape)}
     _epilogues().forward(rows, weight.t(), out=out, store_d=False, concat_layout=("B",), config=_configuration(), tuned=False)
-    return halves, out["activation"]
+    return gate_up, out["activation"]
 
 
-def gated_product_gradient(
-    gradient: Tensor, weight: Tensor, halves: Tensor, with_activation: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient of `halves` [m, 2 n] from that of the output [m, h], `weight` [h, n]; and the SwiGLU of `halves` again."""
-    result = torch.empty_like(halves)
-    operands = dict(zip(("gate", "up"), halves.chunk(2, dim=-1), strict=True))
+def gated_gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, with_activation: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of `gate_up` [m, 2 n] from that of the output [m, h], `weight` [h, n]; and SwiGLU, recomputed."""
+    result = torch.empty_like(gate_up)
+    operands = dict(zip(("gate", "up"), gate_up.chunk(2, dim=-1), strict=True))
     out = dict(zip(("gate_gradient", "up_gradient"), result.chunk(2, dim=-1), strict=True))
     if with_activation:
-        out["activation"] = halves.new_empty(operands["gate"].shape)
+        out["activation"] = gate_up.new_empty(operands["gate"].shape)
     product = _epilogues().backward_with_activation if with_activation else _epilogues().backward
     product(gradient, weight, out=out, store_d=False, config=_configuration(), tuned=False, **operands)
     return result, out.get("activation")
 
 
-def exponential_product(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """2^(log2(e) x `rows` [m, k] times the transpose of `weight` [n, k] - `offsets` [m]), and the sum of each row.
 
     `rows`, `weight` and the result are bfloat16, k is a multiple of 8 and n of `COLUMNS`; `offsets` and sums are float32 [m].
@@ -80,7 +77,7 @@ class _Epilogues:
         from quack.epilogue.ops import ColVecLoad, ColVecReduce
 
         if cache.CACHE_DIR is None:
-            # Its own choice, a folder in /tmp of a name to guess, may hold another user's code.
+            # quack's default, a directory in /tmp with a predictable name, may hold another user's code.
             cache.CACHE_DIR = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quack")
 
         def forward(acc: Any) -> dict[str, Any]:

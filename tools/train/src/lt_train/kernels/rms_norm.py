@@ -98,7 +98,7 @@ def _backward(  # type: ignore[no-untyped-def]
     inside = columns < width
     factors = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     sum_of_rows = tl.zeros([BLOCK], dtype=tl.float32)
-    largest = tl.zeros([BLOCK], dtype=tl.int32)
+    amax_bits = tl.zeros([BLOCK], dtype=tl.int32)
     for row in tl.range(program, rows, tl.num_programs(0), num_stages=AHEAD):
         start = row * width
         scale = tl.load(inverse + row)
@@ -111,7 +111,7 @@ def _backward(  # type: ignore[no-untyped-def]
         passed += (output - normed * share) * scale
         tl.store(result + start + columns, passed, mask=inside)
         if parts is not None:
-            largest = tl.maximum(largest, sizes(passed))
+            amax_bits = tl.maximum(amax_bits, sizes(passed))
     tl.store(sums + program * width + columns, sum_of_rows, mask=inside)
     if parts is not None:
-        note(largest.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)
+        note(amax_bits.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)

@@ -1,4 +1,4 @@
-"""Queries, keys and values out of the fused projection, with rotary embeddings (Su et al. 2021) applied, in one pass each way.
+"""Queries, keys and values out of the fused projection, with RoPE (Su et al. 2021) applied, one kernel forward and one backward.
 
 megatron-core splits, copies the queries together, rotates with a dozen operations, and builds the gradient of the projection from
 three tensors again. Here a row is read once and written once. Angles are float32; megatron-core rounds their sines to 16 bits.
@@ -78,39 +78,43 @@ def _move(  # type: ignore[no-untyped-def]
     position, sample = token // batch, token % batch
     slot = tl.arange(0, SLOTS)[:, None]
     column = tl.arange(0, HALF)[None, :]
-    group, place = slot // in_group, slot % in_group
+    group, index = slot // in_group, slot % in_group
     inside = slot < slots
     is_query, is_key, is_value = (
-        inside & (place < in_group - 2),
-        inside & (place == in_group - 2),
-        inside & (place == in_group - 1),
+        inside & (index < in_group - 2),
+        inside & (index == in_group - 2),
+        inside & (index == in_group - 1),
     )
     cosine = tl.where(is_value, 1.0, tl.load(cosines + position * HALF + column))
     sine = tl.where(is_value, 0.0, tl.load(sines + position * HALF + column))
     whole = mixed + (token * slots + slot) * 2 * HALF + column
-    queries = query + position * query_s + sample * query_b + (group * (in_group - 2) + place) * query_h + column
+    queries = query + position * query_s + sample * query_b + (group * (in_group - 2) + index) * query_h + column
     keys = key + position * key_s + sample * key_b + group * key_h + column
     values = value + position * value_s + sample * value_b + group * value_h + column
     if FORWARD:
         first = tl.load(whole, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(whole + HALF, mask=inside, other=0.0).to(tl.float32)
-        turned = first * cosine - second * sine
-        other = second * cosine + first * sine
-        tl.store(queries, turned, mask=is_query)
-        tl.store(queries + HALF, other, mask=is_query)
-        tl.store(keys, turned, mask=is_key)
-        tl.store(keys + HALF, other, mask=is_key)
-        tl.store(values, turned, mask=is_value)
-        tl.store(values + HALF, other, mask=is_value)
+        rotated = first * cosine - second * sine
+        rotated_other = second * cosine + first * sine
+        tl.store(queries, rotated, mask=is_query)
+        tl.store(queries + HALF, rotated_other, mask=is_query)
+        tl.store(keys, rotated, mask=is_key)
+        tl.store(keys + HALF, rotated_other, mask=is_key)
+        tl.store(values, rotated, mask=is_value)
+        tl.store(values + HALF, rotated_other, mask=is_value)
     else:
         first = tl.load(queries, mask=is_query, other=0.0).to(tl.float32)
         second = tl.load(queries + HALF, mask=is_query, other=0.0).to(tl.float32)
         first += tl.load(keys, mask=is_key, other=0.0).to(tl.float32) + tl.load(values, mask=is_value, other=0.0).to(tl.float32)
         second += tl.load(keys + HALF, mask=is_key, other=0.0).to(tl.float32)
         second += tl.load(values + HALF, mask=is_value, other=0.0).to(tl.float32)
-        turned = first * cosine + second * sine
-        other = second * cosine - first * sine
-        tl.store(whole, turned, mask=inside)
-        tl.store(whole + HALF, other, mask=inside)
+        rotated = first * cosine + second * sine
+        rotated_other = second * cosine - first * sine
+        tl.store(whole, rotated, mask=inside)
+        tl.store(whole + HALF, rotated_other, mask=inside)
         if parts is not None:
-            note(tl.maximum(tl.abs(turned), tl.abs(other), propagate_nan=tl.PropagateNan.ALL), mixed.dtype.element_ty, parts)
+            note(
+                tl.maximum(tl.abs(rotated), tl.abs(rotated_other), propagate_nan=tl.PropagateNan.ALL),
+                mixed.dtype.element_ty,
+                parts,
+            )

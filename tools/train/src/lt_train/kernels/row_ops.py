@@ -1,4 +1,4 @@
-"""What belongs to each row of a matrix alone: its product with one row of a table, and its multiple."""
+"""Operations on the rows of a matrix: the dot product of each with one row of a table, and scaling of each."""
 
 import torch
 import triton

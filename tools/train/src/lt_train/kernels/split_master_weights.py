@@ -1,7 +1,7 @@
-"""Float32 weights as two halves: the bfloat16 that the model computes with, and the 16 bits that it lacks.
+"""Split fp32 master weights: the bfloat16 weight that the model computes with, and its low 16 bits.
 
 An optimizer needs weights in float32, and the model has them in bfloat16, whose bits are nearly the upper half. The float32 is
-the bfloat16's bits, shifted, plus a signed rest of 16 bits; exactly, for all that is a number. So a parameter takes 4 bytes
+the bfloat16's bits, shifted, plus 16 signed low bits; exactly, for all that is a number. So a parameter takes 4 bytes
 instead of 6, and AdamW moves 2 bytes less. The bfloat16 is the nearest one; of two as near, the larger in magnitude, where
 PyTorch takes the even.
 
@@ -17,9 +17,9 @@ SLICE_ELEMENTS = 2**24
 NAN_BITS = 0x7FC00000
 
 
-def split(masters: Tensor, weight: Tensor, rest: Tensor) -> None:
-    """Write float32 `masters` to `weight`, bfloat16, and `rest`, int16; all contiguous, of one size, in one dimension."""
-    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, rest)), strict=True):
+def split(masters: Tensor, weight: Tensor, low_bits: Tensor) -> None:
+    """Write float32 `masters` to `weight`, bfloat16, and `low_bits`, int16; all contiguous, of one size, in one dimension."""
+    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, low_bits)), strict=True):
         numbers = whole.to(upper.device)
         bits = numbers.view(torch.int32).masked_fill(numbers.isnan(), NAN_BITS)
         rounded = (bits + 0x8000) >> 16
@@ -27,9 +27,9 @@ def split(masters: Tensor, weight: Tensor, rest: Tensor) -> None:
         lower.copy_(bits - (rounded << 16))
 
 
-def joined(weight: Tensor, rest: Tensor) -> Tensor:
+def joined(weight: Tensor, low_bits: Tensor) -> Tensor:
     """What `split` was given, in host memory."""
     masters = torch.empty(weight.shape, dtype=torch.float32)
-    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, rest)), strict=True):
+    for whole, upper, lower in zip(*(torch.split(tensor, SLICE_ELEMENTS) for tensor in (masters, weight, low_bits)), strict=True):
         whole.view(torch.int32).copy_((upper.view(torch.int16).int() << 16) + lower)
     return masters

@@ -1,7 +1,7 @@
-"""SwiGLU (Shazeer 2020): silu(gate) x up, where gate and up are the two halves of a row. One pass forward, one backward.
+"""SwiGLU (Shazeer 2020): silu(gate) x up, where gate and up are the two halves of a row. One kernel forward, one backward.
 
-Forward moves 3 numbers for each of its outputs, backward 5: megatron-core's compiled pair moves 7 backward. For fp8 the pass
-backward gives the output again, cast and transposed, too: nothing has to keep it.
+Forward moves 3 numbers for each of its outputs, backward 5: megatron-core's compiled pair moves 7 backward. For fp8 the backward
+kernel also recomputes the output, cast and transposed, which then need not be saved.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from lt_train.kernels.amax_reduction import note, noted_with, sizes
 from lt_train.kernels.fp8 import amax
 
 BLOCK = 1024
-# Of the pass that transposes: a program's tile, how many of them it reads ahead, and how many programs share their rows.
+# Of the kernel that transposes: a program's tile, how many tiles it prefetches, and how many programs share their rows.
 TILE_ROWS, TILE_COLUMNS, AHEAD, SHARED_BY = 64, 64, 3, 8
 
 
@@ -24,46 +24,46 @@ class SwiGLU(torch.autograd.Function):
     """[..., 2 x width] to [..., width], of one dtype, computed in float32."""
 
     @staticmethod
-    def forward(ctx: Any, halves: Tensor) -> Tensor:
-        ctx.save_for_backward(halves)
-        return activation(halves)
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return activation(gate_up)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (halves,) = ctx.saved_tensors
+        (gate_up,) = ctx.saved_tensors
         gradient = gradient.contiguous()
-        result = torch.empty_like(halves)
-        _backward[_grid(gradient)](gradient, halves, result, noted_with(result), gradient.shape[-1], BLOCK)
+        result = torch.empty_like(gate_up)
+        _backward[_grid(gradient)](gradient, gate_up, result, noted_with(result), gradient.shape[-1], BLOCK)
         return result
 
 
-def swiglu(halves: Tensor) -> Tensor:
-    """`halves` [..., 2 x width] must be contiguous."""
-    result: Tensor = SwiGLU.apply(halves)  # type: ignore[no-untyped-call]
+def swiglu(gate_up: Tensor) -> Tensor:
+    """`gate_up` [..., 2 x width] must be contiguous."""
+    result: Tensor = SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
     return result
 
 
-def activation(halves: Tensor) -> Tensor:
+def activation(gate_up: Tensor) -> Tensor:
     """The same without a gradient."""
-    width = halves.shape[-1] // 2
-    output = halves.new_empty(*halves.shape[:-1], width)
-    _forward[_grid(output)](halves, output, noted_with(output), width, BLOCK)
+    width = gate_up.shape[-1] // 2
+    output = gate_up.new_empty(*gate_up.shape[:-1], width)
+    _forward[_grid(output)](gate_up, output, noted_with(output), width, BLOCK)
     return output
 
 
-def gradient_and_transpose(gradient: Tensor, halves: Tensor, parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of `halves` [rows, 2 x width] from that of the output; the transpose of the output in fp8, and its factor.
+def gradient_and_transpose(gradient: Tensor, gate_up: Tensor, parts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of `gate_up` [rows, 2 x width] from that of the output; the transpose of the output in fp8, and its factor.
 
     As `lt_train.kernels.fp8.cast` makes them of the output, whose `parts` these are.
     """
     rows, width = gradient.shape
     gradient = gradient.contiguous()
-    result = torch.empty_like(halves)
-    transpose = torch.empty(width, rows, dtype=dtype, device=halves.device)
-    factor = torch.empty(1, dtype=torch.float32, device=halves.device)
+    result = torch.empty_like(gate_up)
+    transpose = torch.empty(width, rows, dtype=dtype, device=gate_up.device)
+    factor = torch.empty(1, dtype=torch.float32, device=gate_up.device)
     grid = (triton.cdiv(rows, TILE_ROWS), SHARED_BY)
     _backward_and_cast[grid](
-        gradient, halves, result, noted_with(result), parts, transpose, factor, rows, width, torch.finfo(dtype).max,
+        gradient, gate_up, result, noted_with(result), parts, transpose, factor, rows, width, torch.finfo(dtype).max,
         SMALLEST_AMAX, TILE_ROWS, TILE_COLUMNS, AHEAD, num_warps=8,
     )  # fmt: skip
     return result, transpose, factor
@@ -74,33 +74,33 @@ def _grid(output: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _forward(halves, output, parts, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(gate_up, output, parts, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    gate = tl.load(halves + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(halves + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
-    tl.store(output + row * width + columns, product, mask=inside)
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    values = gate * tl.sigmoid(gate) * up
+    tl.store(output + row * width + columns, values, mask=inside)
     if parts is not None:
-        note(product, output.dtype.element_ty, parts)
+        note(values, output.dtype.element_ty, parts)
 
 
 @triton.jit
-def _backward(gradient, halves, result, parts, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _backward(gradient, gate_up, result, parts, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    of_gate, of_up, _ = _gradients(gradient + row * width + columns, halves, row * 2 * width + columns, result, width, inside)
+    of_gate, of_up, _ = _gradients(gradient + row * width + columns, gate_up, row * 2 * width + columns, result, width, inside)
     if parts is not None:
         note(tl.maximum(tl.abs(of_gate), tl.abs(of_up), propagate_nan=tl.PropagateNan.ALL), result.dtype.element_ty, parts)
 
 
 @triton.jit
-def _gradients(gradient, halves, at, result, width, inside):  # type: ignore[no-untyped-def]
-    """Write the gradients of the gates `at` those places of `halves`, and of up behind them; returns both, and the output."""
-    gate = tl.load(halves + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(halves + at + width, mask=inside, other=0.0).to(tl.float32)
+def _gradients(gradient, gate_up, at, result, width, inside):  # type: ignore[no-untyped-def]
+    """Write the gradients of the gates at the offsets `at` of `gate_up`, and of up behind them; returns both, and the output."""
+    gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
     output = tl.load(gradient, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
     of_gate, of_up = output * up * share * (1 + gate * (1 - share)), output * gate * share
@@ -111,23 +111,23 @@ def _gradients(gradient, halves, at, result, width, inside):  # type: ignore[no-
 
 @triton.jit
 def _backward_and_cast(  # type: ignore[no-untyped-def]
-    gradient, halves, result, parts, output_parts, transpose, factor, rows, width, end,
+    gradient, gate_up, result, parts, output_parts, transpose, factor, rows, width, end,
     LEAST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     size = amax(output_parts, LEAST)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(factor, size / end)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    largest = tl.zeros([ROWS, COLUMNS], dtype=tl.int32)
+    amax_bits = tl.zeros([ROWS, COLUMNS], dtype=tl.int32)
     for left in tl.range(tl.program_id(1) * COLUMNS, width, tl.num_programs(1) * COLUMNS, num_stages=AHEAD):
         column = left + tl.arange(0, COLUMNS)
         inside = (row < rows)[:, None] & (column < width)[None, :]
         at = row[:, None] * 2 * width + column[None, :]
-        of_gate, of_up, output = _gradients(gradient + row[:, None] * width + column[None, :], halves, at, result, width, inside)
+        of_gate, of_up, output = _gradients(gradient + row[:, None] * width + column[None, :], gate_up, at, result, width, inside)
         if parts is not None:
-            largest = tl.maximum(largest, tl.maximum(sizes(of_gate), sizes(of_up)))
-        output = output.to(halves.dtype.element_ty).to(tl.float32)
+            amax_bits = tl.maximum(amax_bits, tl.maximum(sizes(of_gate), sizes(of_up)))
+        output = output.to(gate_up.dtype.element_ty).to(tl.float32)
         values = tl.trans(tl.clamp(output * (end / size), -end, end).to(transpose.dtype.element_ty))
         tl.store(transpose + column[:, None].to(tl.int64) * rows + row[None, :], values, mask=tl.trans(inside))
     if parts is not None:
-        note(largest.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)
+        note(amax_bits.to(tl.float32, bitcast=True), result.dtype.element_ty, parts)

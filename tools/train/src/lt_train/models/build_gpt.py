@@ -70,7 +70,7 @@ def transformer_config(plan: RunConfig, device: torch.device) -> TransformerConf
         init_method=_leave,
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
-        gradient_accumulation_fusion=_accumulates_in_products(plan),
+        gradient_accumulation_fusion=_accumulates_in_gemms(plan),
         bias_activation_fusion=not on_cpu,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=plan.layers.transformer_engine,
@@ -82,7 +82,7 @@ def transformer_config(plan: RunConfig, device: torch.device) -> TransformerConf
     )
 
 
-def _accumulates_in_products(plan: RunConfig) -> bool:
+def _accumulates_in_gemms(plan: RunConfig) -> bool:
     """FSDP has no buffers to add to; without 16 bits nothing is gained."""
     return plan.precision.half and not plan.memory.fully_sharded
 
@@ -157,7 +157,7 @@ def build(plan: RunConfig, kernels: Kernels, device: torch.device) -> list[Chunk
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
     config = transformer_config(plan, device)
     if config.gradient_accumulation_fusion:
-        wgrad_accumulation.accumulate_in_products()
+        wgrad_accumulation.accumulate_in_gemms()
     if plan.parallelism.tensor_overlap:
         tp_comm_overlap.make_buffers(plan)
     if plan.parallelism.interleaving is None:

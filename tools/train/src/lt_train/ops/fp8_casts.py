@@ -1,4 +1,4 @@
-"""Casts of tensors of 16 bits to fp8, one scale for a tensor or for each of its rows: by kernels, or by compiled functions."""
+"""Casts of 16-bit tensors to fp8, one scale for a tensor or for each of its rows: by Triton kernels or compiled functions."""
 
 from typing import Protocol
 
@@ -12,19 +12,19 @@ COMPILED_SHAPES = 64
 
 
 class Casts(Protocol):
-    """Turns tensors of 16 bits into fp8 numbers and float32 factors that undo the scaling."""
+    """Casts 16-bit tensors to fp8; each result comes with its float32 inverse scale."""
 
-    def largest(self, tensor: Tensor) -> Tensor | None:
-        """What `straight` and `turned` both need to know of `tensor`."""
+    def amax(self, tensor: Tensor) -> Tensor | None:
+        """What `cast` and `cast_transpose` both need to know of `tensor`."""
         ...
 
-    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]: ...
 
-    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of the transpose."""
         ...
 
-    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+    def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
 class TritonCasts:
@@ -33,24 +33,24 @@ class TritonCasts:
     def __init__(self) -> None:
         from lt_train.kernels import amax_reduction, fp8, swiglu
 
-        self.cast, self.largest_of = fp8.cast, amax_reduction.of
+        self._cast, self.find_amax = fp8.cast, amax_reduction.of
         self.swiglu, self.swiglu_gradient = swiglu.activation, swiglu.gradient_and_transpose
         amax_reduction.want(True)
 
-    def largest(self, tensor: Tensor) -> Tensor:
-        return self.largest_of(tensor)
+    def amax(self, tensor: Tensor) -> Tensor:
+        return self.find_amax(tensor)
 
-    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cast, _, factor = self.cast(tensor, largest, dtype, True, False)
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cast, _, factor = self._cast(tensor, amax, dtype, True, False)
         return cast, factor
 
-    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        _, turned, factor = self.cast(tensor, largest, dtype, False, True)
-        return turned, factor
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        _, transpose, factor = self._cast(tensor, amax, dtype, False, True)
+        return transpose, factor
 
-    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        cast, turned, factor = self.cast(tensor, None, dtype, True, True)
-        return cast, factor, turned, factor
+    def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        cast, transpose, factor = self._cast(tensor, None, dtype, True, True)
+        return cast, factor, transpose, factor
 
 
 class TorchCasts:
@@ -60,41 +60,41 @@ class TorchCasts:
         self.rowwise = rowwise
         torch._dynamo.config.recompile_limit = COMPILED_SHAPES
 
-    def largest(self, tensor: Tensor) -> None:
-        """Compiled, each finds it with the same reading."""
+    def amax(self, tensor: Tensor) -> None:
+        """None: each compiled cast computes it with the same reading."""
 
-    def straight(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return _straight(tensor, dtype, self.rowwise)
+    def cast(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return _cast_only(tensor, dtype, self.rowwise)
 
-    def turned(self, tensor: Tensor, largest: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return _turned(tensor, dtype, self.rowwise)
+    def cast_transpose(self, tensor: Tensor, amax: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return _cast_transpose(tensor, dtype, self.rowwise)
 
-    def both(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return _both(tensor, dtype, self.rowwise)
+    def cast_and_transpose(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _cast_and_transpose(tensor, dtype, self.rowwise)
 
 
 def _scaled(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
-    """`tensor` in fp8, its largest value at the end of the range, and the float32 factor that undoes the scaling."""
-    largest = torch.finfo(dtype).max
+    """`tensor` in fp8, its amax scaled to the largest finite number, and the float32 inverse scale."""
+    finite_max = torch.finfo(dtype).max
     size = tensor.abs()
     amax = (size.amax(dim=1, keepdim=True) if rowwise else size.amax()).float().clamp(min=SMALLEST_AMAX)
-    return (tensor.float() * (largest / amax)).clamp(-largest, largest).to(dtype), amax / largest
+    return (tensor.float() * (finite_max / amax)).clamp(-finite_max, finite_max).to(dtype), amax / finite_max
 
 
 @torch.compile(dynamic=False)
-def _straight(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+def _cast_only(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
     return _scaled(tensor, dtype, rowwise)
 
 
 @torch.compile(dynamic=False)
-def _turned(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
+def _cast_transpose(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor]:
     cast, scale = _scaled(tensor.t(), dtype, rowwise)
     return cast.contiguous(), scale
 
 
 @torch.compile(dynamic=False)
-def _both(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`tensor` [a, b] and its transpose in fp8, one pass over the values for both, each with its scale."""
+def _cast_and_transpose(tensor: Tensor, dtype: torch.dtype, rowwise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`tensor` [a, b] and its transpose in fp8, one reading for both, each with its inverse scale."""
     cast, scale = _scaled(tensor, dtype, rowwise)
-    turned, turned_scale = _scaled(tensor.t(), dtype, rowwise)
-    return cast, scale, turned.contiguous(), turned_scale
+    transpose, transpose_scale = _scaled(tensor.t(), dtype, rowwise)
+    return cast, scale, transpose.contiguous(), transpose_scale

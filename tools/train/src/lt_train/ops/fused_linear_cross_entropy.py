@@ -1,15 +1,14 @@
-"""The cross entropy behind the output layer without a pass over the logits, which are the largest tensor of a step.
+"""Fused linear cross entropy: output layer and loss without a pass over the logits, which are the largest tensor of a step.
 
 A loss over logits z of a vocabulary of V reads them once for log(sum(exp(z))), and reads and writes them once more for their
-gradient, softmax(z) minus one at the label: 25 GB for 32,768 tokens of Llama 3. Here the output layer's product writes not z but
-E = exp(z - o) and its sums S (`kernels.products`), with an offset o for each token, known before: the label's logit, a product of
-two vectors, plus `ROOM`. The loss is log(S) + `ROOM`. For a gradient g of the loss that of z is g / S times E, with E - S at the
-label, where E is exp(-`ROOM`). So E is already, but for a factor of each row and one number in it, what the two products of the
-backward pass need; the factor is applied to their rows of h numbers, not to V.
+gradient, softmax(z) minus one at the label: 25 GB for 32,768 tokens of Llama 3. Here the epilogue of the output layer's GEMM
+writes not z but E = exp(z - o) and its row sums S (`kernels.gemm_epilogues`), with an offset o for each token, known before: the
+label's logit, a dot product, plus `ROOM`. The loss is log(S) + `ROOM`. For a gradient g of the loss that of z is g / S times E,
+with E - S at the label, where E is exp(-`ROOM`). So E is already, but for a factor of each row and one number in it, what the two
+GEMMs of the backward pass need; the factor is applied to their rows of h numbers, not to V.
 
-Exponentials are bfloat16, with the precision of softmax's gradient in 16 bits, and better than that of logits in 16 bits. They
-have room for tokens with a loss of up to 126. Beyond, S and the loss are infinite, and the step changes nothing, also where the
-loss of that token does not count.
+Exponentials are bfloat16, as precise as softmax's gradient in 16 bits, and more precise than logits in 16 bits. Their range holds
+tokens with a loss of up to 126 nats. Beyond, S and the loss are infinite and the step is skipped, also where the token is masked.
 """
 
 import math
@@ -18,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lt_train.kernels.gemm_epilogues import LOG2E, exponential_product
+from lt_train.kernels.gemm_epilogues import LOG2E, exponential_gemm
 from lt_train.kernels.row_ops import dots, scale
-from lt_train.ops.wgrad_accumulation import add_product
+from lt_train.ops.wgrad_accumulation import accumulate_weight_gradient
 
 # As a power of two: 60 nats. Of a float's 2^-126 to 2^128 that leaves as much for tokens less likely than the label, down to
 # 2^-40 of it, as matters, and the rest for those more likely.
@@ -34,16 +33,16 @@ def output_losses(rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
     All are contiguous, rows and weight bfloat16. The weight's gradient is added to its `main_grad`.
     """
-    losses: Tensor = _OutputLoss.apply(rows, weight, labels)  # type: ignore[no-untyped-call]
+    losses: Tensor = _FusedLinearCrossEntropy.apply(rows, weight, labels)  # type: ignore[no-untyped-call]
     return losses
 
 
-class _OutputLoss(torch.autograd.Function):
+class _FusedLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         offsets = dots(rows, weight, labels).mul_(LOG2E).add_(ROOM)
-        exponentials, sums = exponential_product(rows, weight, offsets)
-        # The label's own part, whose logit the product has summed in another order.
+        exponentials, sums = exponential_gemm(rows, weight, offsets)
+        # The label's own term: the GEMM has summed its logit in another order.
         sums.clamp_(min=2.0**-ROOM)
         sums = torch.where(sums <= LARGEST_SUM, sums, math.inf * sums)
         ctx.save_for_backward(rows, weight, labels, exponentials, sums)
@@ -57,6 +56,6 @@ class _OutputLoss(torch.autograd.Function):
         rows, weight, labels, exponentials, sums = ctx.saved_tensors
         factors = gradient / sums
         exponentials.scatter_(1, labels[:, None], (2.0**-ROOM - sums).to(exponentials.dtype)[:, None])
-        weight_gradient = add_product(scale(rows, factors, torch.empty_like(rows)), exponentials, ctx.weight)
+        weight_gradient = accumulate_weight_gradient(scale(rows, factors, torch.empty_like(rows)), exponentials, ctx.weight)
         rows_gradient = exponentials @ weight
         return scale(rows_gradient, factors, rows_gradient), weight_gradient, None

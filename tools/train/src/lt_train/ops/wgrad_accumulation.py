@@ -1,10 +1,10 @@
-"""Weight gradients that the products themselves write and add to the gradient buffers.
+"""Weight gradients that the GEMMs themselves write or add to the gradient buffers (gradient accumulation fusion).
 
-megatron-core adds them with an extension of apex; PyTorch's products can do it too. Otherwise a gradient is written, read, and
+megatron-core adds them with an extension of apex; PyTorch's GEMMs can do it too. Otherwise a gradient is written, read, and
 added to its buffer in a pass of its own: 5 ms of 850 in a step of 2.8 billion parameters on an H200, by the bytes. And a buffer
-in float32 gets what the product summed in float32, not its rounding to 16 bits.
+in float32 gets what the GEMM accumulated in float32, not its rounding to 16 bits.
 
-The first product of a step overwrites its buffer. So nothing has to clear it, and the product does not read zeros: 3 ms of 835,
+The first GEMM of a step overwrites its buffer. So nothing has to clear it, and the GEMM does not read zeros: 3 ms of 835,
 and twice that where the buffers are float32.
 """
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from lt_train.runtime.device import CPU
 
-# By address: megatron-core hands a product the buffer, not its weight.
+# By address: megatron-core passes the GEMM the buffer, not its weight.
 _stale: dict[int, Tensor] = {}
 
 
-def accumulate_in_products() -> None:
+def accumulate_in_gemms() -> None:
     """Let megatron-core's linear layers take `WeightGradients` for apex's extension."""
     layers.fused_weight_gradient_mlp_cuda = WeightGradients
     layers._grad_accum_fusion_available = True
@@ -52,7 +52,7 @@ class WeightGradients:
 
 
 def add(weight_gradient: Tensor, buffer: Tensor) -> None:
-    """For a product that cannot add by itself."""
+    """For a GEMM that cannot accumulate into its output."""
     if overwrites(buffer):
         buffer.copy_(weight_gradient)
     else:
@@ -64,7 +64,7 @@ def overwrites(buffer: Tensor) -> bool:
     return _stale.pop(buffer.data_ptr(), None) is not None
 
 
-def add_product(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
+def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
     """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`."""
     if weight.main_grad.dtype == torch.float32:
         WeightGradients.wgrad_gemm_accum_fp32(rows, gradient, weight.main_grad)
@@ -81,7 +81,7 @@ def written(weight: Any) -> Tensor:
 
 
 def leave_uncleared(chunk: DistributedDataParallel) -> None:
-    """Let `zero_grad_buffer` of `chunk` clear only those gradients that no product of a linear layer writes."""
+    """Let `zero_grad_buffer` of `chunk` clear only those gradients that no GEMM of a linear layer writes."""
     linear = (module for module in chunk.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear))
     # An output layer that uses the embedding's weight has none of its own.
     written = {id(module.weight) for module in linear if module.weight is not None}
@@ -101,7 +101,7 @@ def _reset(cleared: list[Tensor], stale: dict[int, Tensor]) -> None:
 
 
 def finish(*arguments: Any, finalize: Any, **settings: Any) -> None:
-    """Clear what no product of this step has written, such as the weights of an expert without tokens, then `finalize` all."""
+    """Clear what no GEMM of this step has written, such as the gradients of an expert without tokens, then `finalize` all."""
     for gradient in _stale.values():
         gradient.zero_()
     _stale.clear()

@@ -1,9 +1,9 @@
-"""The optimizer's step in one pass over memory, without megatron-core's copies and without waiting for the device.
+"""Fused AdamW on split fp32 master weights, without megatron-core's copies and without waiting for the device.
 
 megatron-core copies every gradient to float32, lets torch's AdamW update float32 weights, and copies those back to 16 bits;
 before, the host waits for the gradients' norm to compute the clipping factor. Here the norm, the factor and the update stay on
 the device and the kernel reads and writes each number once: 26 bytes per parameter instead of 40. Neither gradients nor weights
-have a float32 copy (`masters`), which is 6 bytes per parameter of memory. Groups and checkpoints are those of torch's AdamW.
+have a float32 copy (`split_master_weights`): 6 bytes per parameter less. Groups and checkpoints are those of torch's AdamW.
 """
 
 import contextlib
@@ -30,59 +30,59 @@ FP32_WEIGHTS = "fp32_from_fp16_params"
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where one parameter's numbers are, in one dimension: `weight` and `gradient` in their buffers.
+class ParameterBuffers:
+    """The memory of one parameter, one-dimensional: `weight` and `gradient` are views of megatron-core's buffers.
 
-    `rest` is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without memory, by
-    which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm; tied and
-    duplicated weights count once. `bucket` is megatron-core's group of the weights that ranks gather at a time, where that
+    `low_bits`, int16, is what a bfloat16 weight lacks of its float32 `master`; the master is then a tensor of its shape without
+    memory, by which megatron-core and torch know the parameter. `counted` says whether this rank counts the gradient in the norm;
+    tied and duplicated weights count once. `bucket` is megatron-core's group of weights that one all-gather sends, where that
     overlaps the next forward pass.
     """
 
     master: torch.nn.Parameter
     weight: Tensor
-    rest: Tensor | None
+    low_bits: Tensor | None
     gradient: Tensor
     counted: bool
     bucket: Any
 
 
-class OnePassAdamW(torch.optim.AdamW):
-    """AdamW over `places`. `factor`, float32 of one element, multiplies the gradients; where it is not finite nothing changes.
+class FusedAdamW(torch.optim.AdamW):
+    """AdamW of `buffers`. `factor`, float32 of one element, multiplies the gradients; where it is not finite nothing changes.
 
     The host does not know that: it calls `count` when the step has been made. A rank's new weights of one of the `buckets` are
     sent to the others at once, while the next bucket is updated.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], places: list[Place], buckets: list[Any]):
+    def __init__(self, groups: list[dict[str, Any]], buffers: list[ParameterBuffers], buckets: list[Any]):
         from lt_train.kernels.adamw import adamw
         from lt_train.kernels.l2_norm import sum_of_squares
 
         super().__init__(groups)
         self.update = adamw
         self.sum_of_squares = sum_of_squares
-        self.parts = [(bucket, [place for place in places if place.bucket is bucket]) for bucket in buckets or [None]]
-        assert sum(len(part) for _, part in self.parts) == len(places)
-        self.places = {place.master: place for place in places}
-        self.factor = torch.ones(1, device=places[0].weight.device) if places else torch.ones(1)
+        self.parts = [(bucket, [own for own in buffers if own.bucket is bucket]) for bucket in buckets or [None]]
+        assert sum(len(part) for _, part in self.parts) == len(buffers)
+        self.buffers = {parameter.master: parameter for parameter in buffers}
+        self.factor = torch.ones(1, device=buffers[0].weight.device) if buffers else torch.ones(1)
         self._loading: dict[torch.nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         groups = {master: group for group in self.param_groups for master in group["params"]}
-        for bucket, places in self.parts:
-            for place in places:
-                self._update(place, groups[place.master])
+        for bucket, buffers in self.parts:
+            for parameter in buffers:
+                self._update(parameter, groups[parameter.master])
             if bucket is not None:
                 bucket.start_param_sync()
 
-    def _update(self, place: Place, group: dict[str, Any]) -> None:
-        state = self.state[place.master]
+    def _update(self, parameter: ParameterBuffers, group: dict[str, Any]) -> None:
+        state = self.state[parameter.master]
         if not state:
-            state.update(new_state(place.master, torch.device(CPU)))
+            state.update(new_state(parameter.master, torch.device(CPU)))
         beta1, beta2 = group["betas"]
         self.update(
-            place.weight, place.rest, state["exp_avg"], state["exp_avg_sq"], place.gradient, self.factor,
+            parameter.weight, parameter.low_bits, state["exp_avg"], state["exp_avg_sq"], parameter.gradient, self.factor,
             rate=group["lr"], beta1=beta1, beta2=beta2, epsilon=group["eps"], decay=group["weight_decay"],
             count=int(state["step"]) + 1,
         )  # fmt: skip
@@ -93,37 +93,43 @@ class OnePassAdamW(torch.optim.AdamW):
             state["step"] += 1
 
     @contextlib.contextmanager
-    def whole_masters(self, loading: bool) -> Iterator[None]:
+    def float32_masters(self, loading: bool) -> Iterator[None]:
         """Within, masters are float32 in host memory. `loading`: what will be loaded into them waits for `take`."""
-        halved = [(master, place.weight, place.rest) for master, place in self.places.items() if place.rest is not None]
+        halved = [
+            (master, parameter.weight, parameter.low_bits)
+            for master, parameter in self.buffers.items()
+            if parameter.low_bits is not None
+        ]
         try:
-            for master, weight, rest in halved:
+            for master, weight, low_bits in halved:
                 if loading:
                     self._loading[master] = master.data = torch.empty(master.shape)
                 else:
-                    master.data = split_master_weights.joined(weight, rest).view(master.shape)
+                    master.data = split_master_weights.joined(weight, low_bits).view(master.shape)
             yield
         finally:
             for master, weight, _ in halved:
                 master.data = _placeholder(master.shape, weight.device)
 
     def take(self, loaded: Iterable[tuple[torch.nn.Parameter, Tensor]] = ()) -> None:
-        """Split the masters that were loaded: those that are `loaded`, the others from where `whole_masters` had them."""
+        """Split the masters that were loaded: those that are `loaded`, the others from where `float32_masters` had them."""
         for master, whole in (self._loading | dict(loaded)).items():
-            place = self.places[master]
-            assert place.rest is not None
-            split_master_weights.split(whole.view(-1), place.weight, place.rest)
+            parameter = self.buffers[master]
+            assert parameter.low_bits is not None
+            split_master_weights.split(whole.view(-1), parameter.weight, parameter.low_bits)
         self._loading.clear()
 
     def take_weights(self) -> None:
         """The model's weights have been set: they are the masters now."""
-        for place in self.places.values():
-            if place.rest is not None:
-                place.rest.zero_()
+        for parameter in self.buffers.values():
+            if parameter.low_bits is not None:
+                parameter.low_bits.zero_()
 
     def squares(self) -> Tensor:
         """The sum of the squares of this rank's gradients, float32 of one element."""
-        return self.sum_of_squares([place.gradient for place in self.places.values() if place.counted], self.factor.device)
+        return self.sum_of_squares(
+            [parameter.gradient for parameter in self.buffers.values() if parameter.counted], self.factor.device
+        )
 
 
 def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
@@ -135,11 +141,11 @@ def new_state(master: Tensor, step_device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
+def use_fused_adamw(optimizers: Iterable[MegatronOptimizer]) -> None:
     """Give each of megatron-core's optimizers that one torch optimizer; its copies to and from float32 then do nothing."""
     for outer in optimizers:
-        places = list(_places(outer))
-        inner = outer.optimizer = OnePassAdamW(outer.optimizer.param_groups, places, _buckets(outer))
+        buffers = list(_parameter_buffers(outer))
+        inner = outer.optimizer = FusedAdamW(outer.optimizer.param_groups, buffers, _buckets(outer))
         outer._copy_model_grads_to_main_grads = _nothing
         outer._copy_main_params_to_model_params = _nothing
         outer._copy_model_params_to_main_params = partial(_take_weights, inner)
@@ -147,7 +153,7 @@ def use_one_pass(optimizers: Iterable[MegatronOptimizer]) -> None:
             outer.state_dict, outer.load_state_dict = partial(_state, outer), partial(_load, outer)
 
 
-def _take_weights(inner: OnePassAdamW, state_dict: None = None) -> None:
+def _take_weights(inner: FusedAdamW, state_dict: None = None) -> None:
     assert state_dict is None
     inner.take_weights()
 
@@ -196,7 +202,7 @@ def step(optimizer: MegatronOptimizer, inner: list[MegatronOptimizer], clip_grad
 
 
 def _buckets(outer: MegatronOptimizer) -> list[Any]:
-    """Those that are gathered while the next forward pass goes on, in its order. megatron-core no longer starts that.
+    """Those that are gathered during the next forward pass, in its order. megatron-core no longer starts that.
 
     It would when the module before is reached, which is late for large weights behind small ones.
     """
@@ -217,7 +223,7 @@ def _gathers_later(outer: MegatronOptimizer) -> bool:
     return overlaps and all(buffer.param_data.is_cuda for buffer in outer.buffers)
 
 
-def _places(outer: MegatronOptimizer) -> Iterator[Place]:
+def _parameter_buffers(outer: MegatronOptimizer) -> Iterator[ParameterBuffers]:
     if isinstance(outer, DistributedOptimizer):
         buckets: dict[torch.nn.Parameter, Any] = {}
         if _gathers_later(outer):
@@ -233,23 +239,25 @@ def _places(outer: MegatronOptimizer) -> Iterator[Place]:
                 buffer, _, bucket = outer.model_param_gbuf_map[model]
                 weight = outer.buffers[buffer].buckets[bucket].param_data.view(-1)[world.start : world.end]
                 gradient = model.main_grad.view(-1)[own.start : own.end]
-                yield _place(model, master, weight, gradient, buckets.get(model))
+                yield _buffers_of(model, master, weight, gradient, buckets.get(model))
     else:
         for models, of_groups in (
             (outer.float16_groups, outer.fp32_from_float16_groups),
             (outer.fp32_from_fp32_groups, outer.fp32_from_fp32_groups),
         ):
             for model, master in _pairs(models, of_groups):
-                yield _place(model, master, model.data.view(-1), model.main_grad.view(-1), None)
+                yield _buffers_of(model, master, model.data.view(-1), model.main_grad.view(-1), None)
 
 
-def _place(model: torch.nn.Parameter, master: torch.nn.Parameter, weight: Tensor, gradient: Tensor, bucket: Any) -> Place:
-    rest = None
+def _buffers_of(
+    model: torch.nn.Parameter, master: torch.nn.Parameter, weight: Tensor, gradient: Tensor, bucket: Any
+) -> ParameterBuffers:
+    low_bits = None
     if weight.dtype == torch.bfloat16:
-        rest = torch.zeros_like(weight, dtype=torch.int16)
+        low_bits = torch.zeros_like(weight, dtype=torch.int16)
         master.data = _placeholder(master.shape, weight.device)
     counted = param_is_not_shared(model) and tensor_parallel.param_is_not_tensor_parallel_duplicate(model)
-    return Place(master, weight, rest, gradient, bool(counted), bucket)
+    return ParameterBuffers(master, weight, low_bits, gradient, bool(counted), bucket)
 
 
 def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import TRITON
 from lt_train.optim import fused_adamw
-from lt_train.optim.fused_adamw import OnePassAdamW
+from lt_train.optim.fused_adamw import FusedAdamW
 from lt_train.parallel.ddp import Chunk
 from lt_train.parallel.flat_shards import save_own_shards
 from lt_train.parallel.fsdp import ShardOptimizer
@@ -65,7 +65,7 @@ def build(plan: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[Megat
         if isinstance(inner, DistributedOptimizer):
             save_own_shards(inner)
     if kernels.adamw == TRITON:
-        fused_adamw.use_one_pass(inner for inner in _inner(optimizer) if inner.optimizer is not None)
+        fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
     return optimizer, _schedule(plan, optimizer)
 
@@ -108,7 +108,7 @@ def _fuse(optimizer: MegatronOptimizer) -> None:
         if isinstance(inner, torch.optim.AdamW):
             for group in inner.param_groups:
                 group["fused"] = (
-                    not isinstance(inner, OnePassAdamW)
+                    not isinstance(inner, FusedAdamW)
                     and all(parameter.is_cuda for parameter in group["params"])
                     and bool(group["params"])
                 )
@@ -122,7 +122,7 @@ def step(optimizer: MegatronOptimizer, clip_grad: float) -> Callable[[], Outcome
     would write them into all weights otherwise. The norm is over all ranks, so that they decide alike.
     """
     optimizers = [inner for inner in _inner(optimizer) if inner.optimizer is not None]
-    if optimizers and all(isinstance(inner.optimizer, OnePassAdamW) for inner in optimizers):
+    if optimizers and all(isinstance(inner.optimizer, FusedAdamW) for inner in optimizers):
         read = fused_adamw.step(optimizer, optimizers, clip_grad)
         return lambda: _outcome(read())
     outcome = _step(optimizer, clip_grad)
@@ -170,22 +170,22 @@ def create_state(optimizer: MegatronOptimizer) -> None:
 
 
 @contextlib.contextmanager
-def whole_masters(optimizer: MegatronOptimizer, loading: bool) -> Iterator[None]:
+def float32_masters(optimizer: MegatronOptimizer, loading: bool) -> Iterator[None]:
     """Within, every float32 weight is a tensor that can be saved, or loaded into; `take_masters` follows the loading."""
     with contextlib.ExitStack() as stack:
-        for inner in _one_pass(optimizer):
-            stack.enter_context(inner.whole_masters(loading))
+        for inner in _fused_adamws(optimizer):
+            stack.enter_context(inner.float32_masters(loading))
         yield
 
 
 def take_masters(optimizer: MegatronOptimizer) -> None:
-    """Let the optimizer have what was loaded within `whole_masters`."""
-    for inner in _one_pass(optimizer):
+    """Let the optimizer have what was loaded within `float32_masters`."""
+    for inner in _fused_adamws(optimizer):
         inner.take()
 
 
-def _one_pass(optimizer: MegatronOptimizer) -> Iterator[OnePassAdamW]:
-    return (inner for inner in torch_optimizers(optimizer) if isinstance(inner, OnePassAdamW))
+def _fused_adamws(optimizer: MegatronOptimizer) -> Iterator[FusedAdamW]:
+    return (inner for inner in torch_optimizers(optimizer) if isinstance(inner, FusedAdamW))
 
 
 def _create_adam_state(optimizer: torch.optim.AdamW) -> None:
