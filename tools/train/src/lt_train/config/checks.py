@@ -24,9 +24,9 @@ from lt_train.runtime import device
 Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 
 
-def problems(plan: RunConfig) -> Iterator[ToolError]:
-    """Yields an error for each reason why the plan cannot run, those that others follow from first."""
-    return problems_of(Draft.of(plan))
+def problems(config: RunConfig) -> Iterator[ToolError]:
+    """Yields an error for each reason why the run cannot be, those that others follow from first."""
+    return problems_of(Draft.of(config))
 
 
 def problems_of(made: Draft) -> Iterator[ToolError]:
@@ -39,9 +39,9 @@ def problems_of(made: Draft) -> Iterator[ToolError]:
     yield from _problems(CHECKS, known)
 
 
-def layout_problems(plan: RunConfig) -> Iterator[ToolError]:
+def layout_problems(config: RunConfig) -> Iterator[ToolError]:
     """Those that follow from how the ranks share the model and the batches."""
-    return _problems(LAYOUT_CHECKS, vars(plan))
+    return _problems(LAYOUT_CHECKS, vars(config))
 
 
 def problems_here(parts: Mapping[str, Any]) -> Iterator[ToolError]:

@@ -35,7 +35,7 @@ from lt_train.runtime import device
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """The parts of a plan that could be made, and why others could not, so that all mistakes show at once.
+    """The parts of a configuration that could be made, and why others could not, so that all mistakes show at once.
 
     `stand_ins` are parts that hold what a check of another part needs, in the place of one that could not be made.
     """
@@ -45,16 +45,16 @@ class Draft:
     failures: tuple[ToolError, ...]
 
     @classmethod
-    def of(cls, plan: RunConfig) -> Self:
-        return cls(vars(plan), frozenset(), ())
+    def of(cls, config: RunConfig) -> Self:
+        return cls(vars(config), frozenset(), ())
 
     @property
-    def plan(self) -> RunConfig | None:
+    def config(self) -> RunConfig | None:
         return None if self.failures else RunConfig(**self.parts)
 
 
 def assemble(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: cluster.Cluster | None = None) -> RunConfig:
-    """The plan, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
+    """The configuration, its parts not yet compared with each other; `planned` is a cluster of GPUs that is elsewhere.
 
     Raises UsageError or BadConfig for a part that has no meaning.
     """

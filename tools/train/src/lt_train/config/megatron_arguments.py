@@ -10,18 +10,18 @@ from lt_train.config.run_config import VOCABULARY_MULTIPLE, RunConfig
 from lt_train.config.settings.data import blend_words
 
 
-def of(plan: RunConfig) -> dict[str, Any]:
+def of(config: RunConfig) -> dict[str, Any]:
     """The run's settings under Megatron's argument names."""
-    optimization, parallel, precision = plan.optimization, plan.parallelism, plan.precision
-    return to_arguments(plan.architecture) | {
-        "padded_vocab_size": plan.padded_vocab_size,
+    optimization, parallel, precision = config.optimization, config.parallelism, config.precision
+    return to_arguments(config.architecture) | {
+        "padded_vocab_size": config.padded_vocab_size,
         "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE,
-        "seq_length": plan.batches.seq_length,
-        "micro_batch_size": plan.batches.micro_batch_size,
-        "global_batch_size": plan.batches.global_batch_size,
-        "rampup_batch_size": list(dataclasses.astuple(plan.batches.ramp_up)) if plan.batches.ramp_up else None,
-        "train_iters": plan.batches.train_iters,
-        "train_samples": plan.batches.train_samples,
+        "seq_length": config.batches.seq_length,
+        "micro_batch_size": config.batches.micro_batch_size,
+        "global_batch_size": config.batches.global_batch_size,
+        "rampup_batch_size": list(dataclasses.astuple(config.batches.ramp_up)) if config.batches.ramp_up else None,
+        "train_iters": config.batches.train_iters,
+        "train_samples": config.batches.train_samples,
         "world_size": parallel.world_size,
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
@@ -32,15 +32,15 @@ def of(plan: RunConfig) -> dict[str, Any]:
         "context_parallel_size": parallel.context,
         "tp_comm_overlap": parallel.tensor_overlap,
         "expert_model_parallel_size": parallel.expert,
-        "transformer_impl": "transformer_engine" if plan.layers.transformer_engine else "local",
-        "hidden_dropout": plan.layers.hidden_dropout,
-        "attention_dropout": plan.layers.attention_dropout,
-        "moe_token_dispatcher_type": plan.layers.token_dispatcher,
-        "moe_grouped_gemm": plan.layers.grouped_experts,
+        "transformer_impl": "transformer_engine" if config.layers.transformer_engine else "local",
+        "hidden_dropout": config.layers.hidden_dropout,
+        "attention_dropout": config.layers.attention_dropout,
+        "moe_token_dispatcher_type": config.layers.token_dispatcher,
+        "moe_grouped_gemm": config.layers.grouped_experts,
         "data_parallel_size": parallel.data,
         "sequence_parallel": parallel.sequence,
         "use_distributed_optimizer": parallel.distributed_optimizer,
-        **plan.memory.arguments(),
+        **config.memory.arguments(),
         "lr": optimization.lr,
         "min_lr": optimization.min_lr,
         "optimizer": optimization.optimizer,
@@ -58,7 +58,7 @@ def of(plan: RunConfig) -> dict[str, Any]:
         "adam_beta2": optimization.adam_beta2,
         "adam_eps": optimization.adam_eps,
         "clip_grad": optimization.clip_grad,
-        "seed": plan.seed,
+        "seed": config.seed,
         "bf16": precision.bf16,
         "fp16": precision.fp16,
         "loss_scale": precision.loss_scale,
@@ -69,21 +69,21 @@ def of(plan: RunConfig) -> dict[str, Any]:
         "fp8": precision.fp8_format,
         "fp8_recipe": precision.fp8_recipe,
         "deterministic_mode": precision.deterministic,
-        "params_dtype": getattr(torch, plan.precision.dtype),
-        **_data_arguments(plan),
-        "save": plan.checkpointing.save,
-        "load": plan.checkpointing.load,
+        "params_dtype": getattr(torch, config.precision.dtype),
+        **_data_arguments(config),
+        "save": config.checkpointing.save,
+        "load": config.checkpointing.load,
         "ckpt_format": "torch_dist",
-        "async_save": plan.checkpointing.async_save,
-        "no_save_optim": plan.checkpointing.no_save_optim,
-        "no_save_rng": plan.checkpointing.no_save_rng,
-        "finetune": plan.checkpointing.finetune,
+        "async_save": config.checkpointing.async_save,
+        "no_save_optim": config.checkpointing.no_save_optim,
+        "no_save_rng": config.checkpointing.no_save_rng,
+        "finetune": config.checkpointing.finetune,
         "data_parallel_random_init": False,
     }
 
 
-def _data_arguments(plan: RunConfig) -> dict[str, Any]:
-    data = plan.data
+def _data_arguments(config: RunConfig) -> dict[str, Any]:
+    data = config.data
     whole = data.split is not None
     return {
         "split": data.split,

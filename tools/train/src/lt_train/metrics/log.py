@@ -30,16 +30,16 @@ METRICS = "metrics.jsonl"
 class Log:
     """A context, opened by rank 0; on other ranks every method does nothing. Without SAVE there are no files."""
 
-    def __init__(self, plan: RunConfig, active: bool):
+    def __init__(self, config: RunConfig, active: bool):
         self.active = active
-        self._plan = plan
+        self._config = config
         self._resources = contextlib.ExitStack()
         self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
-        self._manifest = manifest.Writer(plan.reporting.plain)
-        directory = plan.checkpointing.directory
+        self._manifest = manifest.Writer(config.reporting.plain)
+        directory = config.checkpointing.directory
         if active and directory:
             self._files.append(self._open(Path(directory) / TRAIN_LOG))
             self._metrics = self._open(Path(directory) / METRICS)
@@ -57,11 +57,11 @@ class Log:
         """Training goes on after `iteration` steps: from here there are curves and a progress bar."""
         if not self.active:
             return
-        self._trackers = trackers.open_trackers(self._plan, iteration + 1, arguments)
+        self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)
         for tracker in self._trackers:
             self._resources.callback(tracker.close)
         if sys.stderr.isatty():
-            bar = Progress("training", self._plan.batches.train_iters, "steps", done=iteration)
+            bar = Progress("training", self._config.batches.train_iters, "steps", done=iteration)
             self._progress = self._resources.enter_context(bar)
 
     def line(self, text: str) -> None:

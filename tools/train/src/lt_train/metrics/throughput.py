@@ -27,13 +27,13 @@ class Speed:
 
 
 class Speedometer:
-    """The speed of a plan's steps on devices that call themselves `device_name`."""
+    """The speed of a run's steps on devices that call themselves `device_name`."""
 
-    def __init__(self, plan: RunConfig, device_name: str):
-        self.sequence_tokens = plan.batches.seq_length
-        self.devices = plan.parallelism.world_size
-        self.flops_per_token = plan.architecture.flops_per_token(plan.batches.seq_length)
-        self.peak_flops = peak_flops(device_name, number_type(plan.precision))
+    def __init__(self, config: RunConfig, device_name: str):
+        self.sequence_tokens = config.batches.seq_length
+        self.devices = config.parallelism.world_size
+        self.flops_per_token = config.architecture.flops_per_token(config.batches.seq_length)
+        self.peak_flops = peak_flops(device_name, number_type(config.precision))
 
     def speed(self, samples: int, seconds: float) -> Speed:
         """Of steps that took `samples` samples and `seconds` in all."""

@@ -29,13 +29,13 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_trackers(plan: RunConfig, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
-    """Those that the plan asks for. `first_step` is the first that this attempt trains."""
+def open_trackers(config: RunConfig, first_step: int, arguments: dict[str, Any]) -> list[Tracker]:
+    """Those that the configuration asks for. `first_step` is the first that this attempt trains."""
     trackers: list[Tracker] = []
-    if plan.reporting.tensorboard_dir:
-        trackers.append(TensorBoardTracker(plan.reporting.tensorboard_dir, first_step))
-    if plan.reporting.wandb:
-        trackers.append(WandbTracker(plan.reporting.wandb, plan.checkpointing.directory, arguments))
+    if config.reporting.tensorboard_dir:
+        trackers.append(TensorBoardTracker(config.reporting.tensorboard_dir, first_step))
+    if config.reporting.wandb:
+        trackers.append(WandbTracker(config.reporting.wandb, config.checkpointing.directory, arguments))
     return trackers
 
 

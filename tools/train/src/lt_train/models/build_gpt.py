@@ -24,11 +24,11 @@ from lt_train.parallel.fsdp import FullySharded
 from lt_train.runtime.device import CPU
 
 
-def transformer_config(plan: RunConfig, device: torch.device) -> TransformerConfig:
+def transformer_config(run_config: RunConfig, device: torch.device) -> TransformerConfig:
     """megatron-core's configuration. Fusions that need apex or TransformerEngine are off."""
-    architecture = plan.architecture
+    architecture = run_config.architecture
     llama = architecture.family == "llama"
-    dtype = getattr(torch, plan.precision.dtype)
+    dtype = getattr(torch, run_config.precision.dtype)
     on_cpu = device.type == CPU
     return TransformerConfig(
         num_layers=architecture.num_layers,
@@ -44,53 +44,53 @@ def transformer_config(plan: RunConfig, device: torch.device) -> TransformerConf
         add_bias_linear=not llama,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
-        window_size=_window(plan),
-        hidden_dropout=plan.layers.hidden_dropout,
-        attention_dropout=plan.layers.attention_dropout,
-        **_experts(plan),
-        tensor_model_parallel_size=plan.parallelism.tensor,
-        pipeline_model_parallel_size=plan.parallelism.pipeline,
-        virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
-        num_layers_in_first_pipeline_stage=plan.parallelism.first_stage_layers,
-        num_layers_in_last_pipeline_stage=plan.parallelism.last_stage_layers,
-        context_parallel_size=plan.parallelism.context,
-        **_messages(plan.parallelism.interleaving is not None),
-        sequence_parallel=plan.parallelism.sequence,
-        tp_comm_overlap=plan.parallelism.tensor_overlap,
+        window_size=_window(run_config),
+        hidden_dropout=run_config.layers.hidden_dropout,
+        attention_dropout=run_config.layers.attention_dropout,
+        **_experts(run_config),
+        tensor_model_parallel_size=run_config.parallelism.tensor,
+        pipeline_model_parallel_size=run_config.parallelism.pipeline,
+        virtual_pipeline_model_parallel_size=run_config.parallelism.interleaving,
+        num_layers_in_first_pipeline_stage=run_config.parallelism.first_stage_layers,
+        num_layers_in_last_pipeline_stage=run_config.parallelism.last_stage_layers,
+        context_parallel_size=run_config.parallelism.context,
+        **_messages(run_config.parallelism.interleaving is not None),
+        sequence_parallel=run_config.parallelism.sequence,
+        tp_comm_overlap=run_config.parallelism.tensor_overlap,
         pipeline_dtype=dtype,
-        params_dtype=torch.float32 if plan.memory.fully_sharded else dtype,
-        bf16=plan.precision.bf16,
-        fp16=plan.precision.fp16,
-        deterministic_mode=plan.precision.deterministic,
+        params_dtype=torch.float32 if run_config.memory.fully_sharded else dtype,
+        bf16=run_config.precision.bf16,
+        fp16=run_config.precision.fp16,
+        deterministic_mode=run_config.precision.deterministic,
         # megatron-core's layers allocate where torch is told to only if they believe that to be a CPU; TransformerEngine's ask.
-        use_cpu_initialization=on_cpu or (plan.memory.fully_sharded and not plan.layers.transformer_engine),
-        init_model_with_meta_device=plan.memory.fully_sharded,
+        use_cpu_initialization=on_cpu or (run_config.memory.fully_sharded and not run_config.layers.transformer_engine),
+        init_model_with_meta_device=run_config.memory.fully_sharded,
         # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
         # ranks; the gradient norm then counts one rank's share of it only, and clipping differs from the single-rank run.
         init_method=_leave,
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
-        gradient_accumulation_fusion=_accumulates_in_gemms(plan),
+        gradient_accumulation_fusion=_accumulates_in_gemms(run_config),
         bias_activation_fusion=not on_cpu,
         bias_dropout_fusion=not on_cpu,
-        apply_rope_fusion=plan.layers.transformer_engine,
+        apply_rope_fusion=run_config.layers.transformer_engine,
         masked_softmax_fusion=False,
         cross_entropy_loss_fusion=False,
         persist_layer_norm=False,
-        **_saved_activations(plan),
-        **_fp8(plan),
+        **_saved_activations(run_config),
+        **_fp8(run_config),
     )
 
 
-def _accumulates_in_gemms(plan: RunConfig) -> bool:
+def _accumulates_in_gemms(run_config: RunConfig) -> bool:
     """FSDP has no buffers to add to; without 16 bits nothing is gained."""
-    return plan.precision.half and not plan.memory.fully_sharded
+    return run_config.precision.half and not run_config.memory.fully_sharded
 
 
-def _window(plan: RunConfig) -> tuple[int, int] | None:
+def _window(run_config: RunConfig) -> tuple[int, int] | None:
     """How far a query sees to the left and to the right, beside its own token; None if a sample is no longer than the window."""
-    window = plan.architecture.sliding_window
-    return None if window is None or window >= plan.batches.seq_length else (window - 1, 0)
+    window = run_config.architecture.sliding_window
+    return None if window is None or window >= run_config.batches.seq_length else (window - 1, 0)
 
 
 def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -98,8 +98,8 @@ def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     return partial(torch.nn.functional.gelu, approximate="tanh") if on_cpu else torch.nn.functional.gelu
 
 
-def _experts(plan: RunConfig) -> dict[str, Any]:
-    architecture = plan.architecture
+def _experts(run_config: RunConfig) -> dict[str, Any]:
+    architecture = run_config.architecture
     if architecture.num_experts is None:
         return {}
     return {
@@ -108,15 +108,15 @@ def _experts(plan: RunConfig) -> dict[str, Any]:
         "moe_router_topk": architecture.moe_router_topk,
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
-        "moe_token_dispatcher_type": plan.layers.token_dispatcher,
-        "moe_grouped_gemm": plan.layers.grouped_experts,
-        "expert_model_parallel_size": plan.parallelism.expert,
+        "moe_token_dispatcher_type": run_config.layers.token_dispatcher,
+        "moe_grouped_gemm": run_config.layers.grouped_experts,
+        "expert_model_parallel_size": run_config.parallelism.expert,
     }
 
 
-def _saved_activations(plan: RunConfig) -> dict[str, Any]:
+def _saved_activations(run_config: RunConfig) -> dict[str, Any]:
     """What is kept of the forward pass for the backward pass, and where."""
-    recompute, offloaded = plan.memory.recompute, plan.memory.offloaded_layers
+    recompute, offloaded = run_config.memory.recompute, run_config.memory.offloaded_layers
     settings: dict[str, Any] = {"cpu_offloading": offloaded > 0, "cpu_offloading_num_layers": offloaded}
     if recompute is None or set(recompute.modules) == {SWIGLU}:
         return settings
@@ -127,11 +127,11 @@ def _saved_activations(plan: RunConfig) -> dict[str, Any]:
     return settings
 
 
-def _fp8(plan: RunConfig) -> dict[str, Any]:
+def _fp8(run_config: RunConfig) -> dict[str, Any]:
     """TransformerEngine's fp8; that of the torch layers is put in later."""
-    if not plan.precision.fp8_format or not plan.layers.transformer_engine:
+    if not run_config.precision.fp8_format or not run_config.layers.transformer_engine:
         return {}
-    return {"fp8": plan.precision.fp8_format, "fp8_recipe": plan.precision.fp8_recipe}
+    return {"fp8": run_config.precision.fp8_format, "fp8_recipe": run_config.precision.fp8_recipe}
 
 
 def _messages(interleaved: bool) -> dict[str, bool]:
@@ -153,27 +153,27 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def build(plan: RunConfig, kernels: Kernels, device: torch.device) -> list[Chunk]:
+def build(run_config: RunConfig, kernels: Kernels, device: torch.device) -> list[Chunk]:
     """The model of this rank, initialised, wrapped for data parallelism: a chunk for each of its pipeline stages."""
-    config = transformer_config(plan, device)
+    config = transformer_config(run_config, device)
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.accumulate_in_gemms()
-    if plan.parallelism.tensor_overlap:
-        tp_comm_overlap.make_buffers(plan)
-    if plan.parallelism.interleaving is None:
-        return [_build_chunk(plan, kernels, config, device, None)]
-    return [_build_chunk(plan, kernels, config, device, stage) for stage in range(plan.parallelism.interleaving)]
+    if run_config.parallelism.tensor_overlap:
+        tp_comm_overlap.make_buffers(run_config)
+    if run_config.parallelism.interleaving is None:
+        return [_build_chunk(run_config, kernels, config, device, None)]
+    return [_build_chunk(run_config, kernels, config, device, stage) for stage in range(run_config.parallelism.interleaving)]
 
 
 def _build_chunk(
-    plan: RunConfig, kernels: Kernels, config: TransformerConfig, device: torch.device, virtual_stage: int | None
+    run_config: RunConfig, kernels: Kernels, config: TransformerConfig, device: torch.device, virtual_stage: int | None
 ) -> Chunk:
-    architecture = plan.architecture
-    with building(plan):
+    architecture = run_config.architecture
+    with building(run_config):
         model = GPTModel(
             config=config,
             transformer_layer_spec=block_spec(config, virtual_stage, kernels),
-            vocab_size=plan.padded_vocab_size,
+            vocab_size=run_config.padded_vocab_size,
             max_sequence_length=architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
@@ -183,21 +183,21 @@ def _build_chunk(
             rotary_percent=architecture.rotary_percent,
             vp_stage=virtual_stage,
         )
-    if architecture.num_experts and not plan.memory.fully_sharded:
+    if architecture.num_experts and not run_config.memory.fully_sharded:
         _separate_experts(model)
     if architecture.family == "llama":
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
-    if model.post_process and plan.padded_vocab_size > architecture.vocab_size:
-        model.output_layer.register_forward_hook(partial(_without_padding, plan))
-    if plan.layers.triton:
+    if model.post_process and run_config.padded_vocab_size > architecture.vocab_size:
+        model.output_layer.register_forward_hook(partial(_without_padding, run_config))
+    if run_config.layers.triton:
         from lt_train.models.fused_layer import fuse
 
-        fuse(model, plan, kernels)
-    if model.post_process and plan.optimization.z_loss_coeff:
-        add_z_loss(model, plan.optimization.z_loss_coeff)
-    if plan.precision.fp8_format and not plan.layers.transformer_engine:
-        use_fp8(model, plan.precision, kernels)
-    return wrap(plan, config, model, device)
+        fuse(model, run_config, kernels)
+    if model.post_process and run_config.optimization.z_loss_coeff:
+        add_z_loss(model, run_config.optimization.z_loss_coeff)
+    if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
+        use_fp8(model, run_config.precision, kernels)
+    return wrap(run_config, config, model, device)
 
 
 def _separate_experts(model: GPTModel) -> None:
@@ -209,11 +209,11 @@ def _separate_experts(model: GPTModel) -> None:
 
 
 def _without_padding(
-    plan: RunConfig, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
+    run_config: RunConfig, layer: torch.nn.Module, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, Any]
 ) -> tuple[torch.Tensor, Any]:
     logits, bias = outputs
     first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    return exclude_padding(logits, first, plan.architecture.vocab_size), bias
+    return exclude_padding(logits, first, run_config.architecture.vocab_size), bias
 
 
 def unwrapped(model: Chunk) -> GPTModel:

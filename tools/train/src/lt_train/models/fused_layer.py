@@ -43,15 +43,15 @@ class ResidualPair(NamedTuple):
     addend: Tensor
 
 
-def fuse(model: GPTModel, plan: RunConfig, kernels: Kernels) -> None:
+def fuse(model: GPTModel, run_config: RunConfig, kernels: Kernels) -> None:
     """Let `model`'s layers use `kernels`, and its loss too when no other rank has part of the logits."""
     layers = model.decoder.layers
     for number, layer in enumerate(layers, 1):
         is_before_norm = number < len(layers) or model.post_process
-        _fuse_layer(layer, kernels, adds_residual=not is_before_norm or _keeps_layer_inputs(plan))
-    if model.post_process and plan.architecture.family == "llama" and kernels.layers == TORCH:
+        _fuse_layer(layer, kernels, adds_residual=not is_before_norm or _keeps_layer_inputs(run_config))
+    if model.post_process and run_config.architecture.family == "llama" and kernels.layers == TORCH:
         model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
-    has_whole_table = plan.parallelism.tensor == 1 and not plan.precision.deterministic
+    has_whole_table = run_config.parallelism.tensor == 1 and not run_config.precision.deterministic
     if model.pre_process and has_whole_table and model.config.gradient_accumulation_fusion:
         embedding.accumulate(model)
     if model.post_process and kernels.cross_entropy == FUSED_LINEAR:
@@ -61,10 +61,10 @@ def fuse(model: GPTModel, plan: RunConfig, kernels: Kernels) -> None:
         model.compute_language_model_loss = _losses
 
 
-def _keeps_layer_inputs(plan: RunConfig) -> bool:
+def _keeps_layer_inputs(run_config: RunConfig) -> bool:
     """Whether megatron-core handles what goes from layer to layer, and needs a tensor."""
-    recompute = plan.memory.recompute
-    return plan.memory.offloaded_layers > 0 or (recompute is not None and recompute.granularity == "full")
+    recompute = run_config.memory.recompute
+    return run_config.memory.offloaded_layers > 0 or (recompute is not None and recompute.granularity == "full")
 
 
 def _fuse_layer(layer: Any, kernels: Kernels, adds_residual: bool) -> None:

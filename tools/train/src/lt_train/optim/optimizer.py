@@ -30,10 +30,10 @@ from lt_train.runtime.device import CPU
 Outcome: TypeAlias = tuple[bool, float | None]
 
 
-def build(plan: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer of this rank and the schedule that sets its learning rates; the schedule counts samples."""
     _take_torchs()
-    settings, precision = plan.optimization, plan.precision
+    settings, precision = run_config.optimization, run_config.precision
     config = OptimizerConfig(
         optimizer=settings.optimizer,
         lr=settings.lr,
@@ -44,7 +44,7 @@ def build(plan: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[Megat
         adam_eps=settings.adam_eps,
         clip_grad=settings.clip_grad,
         # FSDP's shards are float32 and need no copies of the optimizer's own.
-        bf16=precision.bf16 and not plan.memory.fully_sharded,
+        bf16=precision.bf16 and not run_config.memory.fully_sharded,
         fp16=precision.fp16,
         loss_scale=precision.loss_scale,
         initial_loss_scale=precision.initial_loss_scale,
@@ -52,13 +52,13 @@ def build(plan: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[Megat
         loss_scale_window=precision.loss_scale_window,
         hysteresis=precision.hysteresis,
         params_dtype=getattr(torch, precision.dtype),
-        use_distributed_optimizer=plan.parallelism.distributed_optimizer,
-        overlap_param_gather=plan.memory.overlap_param_gather,
+        use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
+        overlap_param_gather=run_config.memory.overlap_param_gather,
         # Each tensor-parallel rank orthogonalizes whole matrices: their parts alone would give another update than one rank.
         **({"muon_tp_mode": "duplicated"} if settings.optimizer == "muon" else {}),
     )
     optimizer = get_megatron_optimizer(config, chunks)
-    if plan.memory.fully_sharded:
+    if run_config.memory.fully_sharded:
         (inner,) = _inner(optimizer)
         optimizer = ShardOptimizer(inner.optimizer, config, inner.init_state_fn, chunks[0])
     for inner in _inner(optimizer):
@@ -67,7 +67,7 @@ def build(plan: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple[Megat
     if kernels.adamw == TRITON:
         fused_adamw.use_fused_adamw(inner for inner in _inner(optimizer) if inner.optimizer is not None)
     _fuse(optimizer)
-    return optimizer, _schedule(plan, optimizer)
+    return optimizer, _schedule(run_config, optimizer)
 
 
 def _take_torchs() -> None:
@@ -82,8 +82,8 @@ def _take_torchs() -> None:
         setattr(distrib_optimizer, name, False)
 
 
-def _schedule(plan: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    settings = plan.optimization
+def _schedule(run_config: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    settings = run_config.optimization
     return OptimizerParamScheduler(
         optimizer,
         init_lr=settings.lr_warmup_init,
@@ -94,7 +94,7 @@ def _schedule(plan: RunConfig, optimizer: MegatronOptimizer) -> OptimizerParamSc
         lr_decay_style=settings.lr_decay_style,
         start_wd=settings.start_weight_decay,
         end_wd=settings.end_weight_decay,
-        wd_incr_steps=plan.batches.train_samples,
+        wd_incr_steps=run_config.batches.train_samples,
         wd_incr_style=settings.weight_decay_style,
         use_checkpoint_opt_param_scheduler=False,
         wsd_decay_steps=settings.wsd_decay_samples,

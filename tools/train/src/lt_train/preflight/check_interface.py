@@ -76,7 +76,7 @@ class Situation:
     @property
     def config(self) -> RunConfig | None:
         """None when the options make none."""
-        return self.made.plan
+        return self.made.config
 
     @property
     def nodes(self) -> int:

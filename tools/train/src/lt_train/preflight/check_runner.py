@@ -136,7 +136,7 @@ def _draft(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Clu
         options, datasets = options | {"mock_data": True, "valid_data_path": (), "test_data_path": ()}, ()
     made = draft(options, datasets, planned)
     problems += [of(problem, "options") for problem in made.failures]
-    config = made.plan
+    config = made.config
     if config and options["parallel"] == AUTO:
         there = planned or cluster.here(config.parallelism.device, config.parallelism.world_size)
         try:

@@ -32,8 +32,8 @@ class Measured:
 class Measurement(Log):
     """A log that keeps the steps instead of printing them, and prints the result at the end."""
 
-    def __init__(self, plan: RunConfig, active: bool, device_name: str, chosen: Kernels, versions: dict[str, str]):
-        super().__init__(plan, active)
+    def __init__(self, config: RunConfig, active: bool, device_name: str, chosen: Kernels, versions: dict[str, str]):
+        super().__init__(config, active)
         self.device_name = device_name
         self.software = {"kernels": chosen.record(), "versions": versions}
         self.measured: list[Measured] = []
@@ -50,43 +50,43 @@ class Measurement(Log):
     def end(self) -> None:
         if not self.active:
             return
-        result = summary(self._plan, self.device_name, self.measured, self.software)
-        if self._plan.benchmark and self._plan.benchmark.as_json:
+        result = summary(self._config, self.device_name, self.measured, self.software)
+        if self._config.benchmark and self._config.benchmark.as_json:
             console.print_json(result)
         else:
             click.echo(table(result))
 
 
-def summary(plan: RunConfig, device_name: str, steps: list[Measured], software: dict[str, Any]) -> dict[str, Any]:
+def summary(config: RunConfig, device_name: str, steps: list[Measured], software: dict[str, Any]) -> dict[str, Any]:
     """The JSON object of a measurement: seconds, `mfu` null where the device's peak is not known, the losses of all steps.
 
     `software` has the `kernels` and the `versions` of packages.
     """
-    assert plan.benchmark
-    measured = steps[plan.benchmark.warmup_steps :]
+    assert config.benchmark
+    measured = steps[config.benchmark.warmup_steps :]
 
     def of(value: Callable[[Measured], float | int | None]) -> list[float]:
         return [number for entry in measured if (number := value(entry)) is not None]
 
     step_seconds = of(lambda entry: entry.lap.step_seconds)
     median_seconds = statistics.median(step_seconds)
-    speed = Speedometer(plan, device_name).speed(plan.batches.global_batch_size, median_seconds)
+    speed = Speedometer(config, device_name).speed(config.batches.global_batch_size, median_seconds)
     reserved = of(lambda entry: entry.step.reserved_memory_bytes)
-    parallel = plan.parallelism
+    parallel = config.parallelism
     return {
         "v": 1,
         "kind": "bench",
-        "model": plan.architecture.name,
-        "layers": plan.architecture.num_layers,
-        "parameters": plan.architecture.parameters(),
-        "flops_per_token": plan.architecture.flops_per_token(plan.batches.seq_length),
-        "seq_length": plan.batches.seq_length,
-        "micro_batch_size": plan.batches.micro_batch_size,
-        "global_batch_size": plan.batches.global_batch_size,
-        "dtype": plan.precision.dtype,
-        "fp8_format": plan.precision.fp8_format,
+        "model": config.architecture.name,
+        "layers": config.architecture.num_layers,
+        "parameters": config.architecture.parameters(),
+        "flops_per_token": config.architecture.flops_per_token(config.batches.seq_length),
+        "seq_length": config.batches.seq_length,
+        "micro_batch_size": config.batches.micro_batch_size,
+        "global_batch_size": config.batches.global_batch_size,
+        "dtype": config.precision.dtype,
+        "fp8_format": config.precision.fp8_format,
         "device": device_name,
-        "transformer_impl": plan.layers.implementation,
+        "transformer_impl": config.layers.implementation,
         **software,
         "ranks": parallel.world_size,
         "tensor": parallel.tensor,
@@ -94,8 +94,8 @@ def summary(plan: RunConfig, device_name: str, steps: list[Measured], software: 
         "context": parallel.context,
         "expert": parallel.expert,
         "data": parallel.data,
-        "fully_sharded": plan.memory.fully_sharded,
-        "warmup_steps": plan.benchmark.warmup_steps,
+        "fully_sharded": config.memory.fully_sharded,
+        "warmup_steps": config.benchmark.warmup_steps,
         "steps": len(measured),
         "step_seconds": median_seconds,
         "fastest_step_seconds": min(step_seconds),

@@ -23,9 +23,9 @@ LIMIT = 3
 class Attempt:
     """The present attempt, in rank 0 of a run that saves."""
 
-    def __init__(self, run: Path, plan: RunConfig, start: int):
+    def __init__(self, run: Path, config: RunConfig, start: int):
         self._file = run / FILE
-        record = {"v": 1, "start": start, "plan": fingerprint(plan), "before": _read_step(run)}
+        record = {"v": 1, "start": start, "plan": fingerprint(config), "before": _read_step(run)}
         self._append(record)
         self._step = os.open(run / STEP_FILE, os.O_RDWR | os.O_CREAT, 0o666)
         self.reached(start)
@@ -43,19 +43,19 @@ class Attempt:
             file.write(json.dumps(record) + "\n")
 
 
-def fingerprint(plan: RunConfig) -> str:
+def fingerprint(config: RunConfig) -> str:
     """Of everything that the user chose; the checkpoint to start from changes by itself."""
-    chosen = dataclasses.replace(plan, checkpointing=dataclasses.replace(plan.checkpointing, start=None, continues=False))
+    chosen = dataclasses.replace(config, checkpointing=dataclasses.replace(config.checkpointing, start=None, continues=False))
     return hashlib.sha256(chosen.to_json().encode()).hexdigest()
 
 
-def check(plan: RunConfig) -> None:
-    """Raises BadConfig when the last `LIMIT` attempts of just this plan all failed at the same step."""
-    directory = plan.checkpointing.directory
+def check(config: RunConfig) -> None:
+    """Raises BadConfig when the last `LIMIT` attempts with just this configuration all failed at the same step."""
+    directory = config.checkpointing.directory
     if directory is None:
         return
     run = Path(directory)
-    failed = _failed(run, fingerprint(plan))
+    failed = _failed(run, fingerprint(config))
     if len(failed) >= LIMIT and len(set(failed[-LIMIT:])) == 1:
         start, reached = failed[-1]
         raise BadConfig(
@@ -64,8 +64,8 @@ def check(plan: RunConfig) -> None:
         )
 
 
-def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
-    """(start, last step) of the attempts since the last that ended in order or had another plan, none of which did."""
+def _failed(run: Path, config: str) -> list[tuple[int, int]]:
+    """(start, last step) of the attempts since the last that ended in order or had another configuration, none of which did."""
     try:
         lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
     except (FileNotFoundError, ValueError):
@@ -73,7 +73,7 @@ def _failed(run: Path, plan: str) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     reached = _read_step(run)
     for line in reversed(lines):
-        if "end" in line or line.get("plan") != plan:
+        if "end" in line or line.get("plan") != config:
             break
         found.insert(0, (line["start"], reached))
         reached = line["before"]

@@ -40,13 +40,13 @@ NAMES = (
 )
 
 
-def attach(plan: RunConfig, state: TrainingState) -> Timers | None:
-    """Give the model and the optimizer of `state` timers of the level that the plan asks for; None when it asks for none."""
-    if not plan.reporting.timing_log_level:
+def attach(config: RunConfig, state: TrainingState) -> Timers | None:
+    """Give the model and the optimizer of `state` timers of the configured level; None without one."""
+    if not config.reporting.timing_log_level:
         return None
     # They gather their times with a function that torch has given another name.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
-    timers = Timers(plan.reporting.timing_log_level, plan.reporting.timing_log_option)
+    timers = Timers(config.reporting.timing_log_level, config.reporting.timing_log_option)
     for chunk in state.chunks:
         build_gpt.unwrapped(chunk).config.timers = timers
     for inner in (state.optimizer, *getattr(state.optimizer, "chained_optimizers", ())):

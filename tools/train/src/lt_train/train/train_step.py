@@ -44,8 +44,8 @@ class StepResult:
 class Stepper:
     """Runs steps and evaluations on the model of `state`."""
 
-    def __init__(self, plan: RunConfig, state: TrainingState, where: torch.device):
-        self.plan = plan
+    def __init__(self, run_config: RunConfig, state: TrainingState, where: torch.device):
+        self.run_config = run_config
         self.state = state
         self.where = where
         self.run_schedule = get_forward_backward_func()
@@ -73,10 +73,10 @@ class Stepper:
         """
         state = self.state
         state.optimizer.zero_grad()
-        samples = self.plan.batches.size_at(state.consumed_samples)
+        samples = self.run_config.batches.size_at(state.consumed_samples)
         loss = Reading(self._mean(self._pass(batches, samples, forward_only=False)))
         largest = agreement.asked(own(), self.where)
-        outcome = optimizer.step(state.optimizer, self.plan.optimization.clip_grad)
+        outcome = optimizer.step(state.optimizer, self.run_config.optimization.clip_grad)
         self.clear_gradients()
         updated, grad_norm = outcome()
         if updated:
@@ -85,14 +85,14 @@ class Stepper:
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
         (mean,) = loss.values()
-        return StepResult(mean, samples, grad_norm, updated, scale, self.plan.precision.scale_falls(scale), largest())
+        return StepResult(mean, samples, grad_norm, updated, scale, self.run_config.precision.scale_falls(scale), largest())
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
         """The mean loss over `global_batches`."""
         for chunk in self.state.chunks:
             chunk.eval()
-        size = self.plan.batches.global_batch_size
+        size = self.run_config.batches.global_batch_size
         with gathered(self.state.chunks):
             losses = [float(self._mean(self._pass(batches, size, forward_only=True))) for _ in range(global_batches)]
         for chunk in self.state.chunks:
@@ -101,8 +101,8 @@ class Stepper:
 
     def _pass(self, batches: Iterator[Batch], samples: int, forward_only: bool) -> list[dict[str, torch.Tensor]]:
         """A global batch of `samples` through the pipeline, in micro batches; the last stage gets the losses."""
-        plan, chunks = self.plan, self.state.chunks
-        count = plan.micro_batches(samples)
+        run_config, chunks = self.run_config, self.state.chunks
+        count = run_config.micro_batches(samples)
         # Every stage of an interleaved pipeline reads each micro batch again.
         readers = list(itertools.tee(itertools.islice(batches, count), len(chunks)))
         losses: list[dict[str, torch.Tensor]] = self.run_schedule(
@@ -110,8 +110,8 @@ class Stepper:
             data_iterator=readers if len(chunks) > 1 else readers[0],
             model=chunks if len(chunks) > 1 else chunks[0],
             num_microbatches=count,
-            seq_length=plan.batches.seq_length,
-            micro_batch_size=plan.batches.micro_batch_size,
+            seq_length=run_config.batches.seq_length,
+            micro_batch_size=run_config.batches.micro_batch_size,
             forward_only=forward_only,
         )
         return losses
@@ -121,8 +121,8 @@ class Stepper:
         total = torch.zeros(1, dtype=torch.float64, device=self.where)
         # Tensor- and context-parallel ranks all have the loss of their micro batches.
         if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
-            total += torch.stack([entry["lm loss"] for entry in losses]).double().mean() / self.plan.parallelism.data
-        if self.plan.parallelism.world_size > 1:
+            total += torch.stack([entry["lm loss"] for entry in losses]).double().mean() / self.run_config.parallelism.data
+        if self.run_config.parallelism.world_size > 1:
             torch.distributed.all_reduce(total)
         return total
 

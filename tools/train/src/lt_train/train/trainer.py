@@ -43,44 +43,46 @@ from lt_train.train.crash_loop import Attempt
 from lt_train.train.train_step import Stepper, StepResult
 
 
-def train(plan: RunConfig, place: RankEnvironment, where: torch.device) -> ExitCode:
-    """Run `plan` as the rank at `place`: TRY_AGAIN when it was ended before its last iteration, and saved.
+def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> ExitCode:
+    """Run `config` as the rank of `rank_environment`: TRY_AGAIN when it was ended before its last iteration, and saved.
 
     Manifest lines of checkpoints go to stdout of rank 0.
     """
-    rendezvous.join(place, where, plan.faults.timeout_seconds)
+    rendezvous.join(rank_environment, where, config.faults.timeout_seconds)
     with rendezvous.connecting_when_used():
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=plan.parallelism.tensor,
-            pipeline_model_parallel_size=plan.parallelism.pipeline,
-            virtual_pipeline_model_parallel_size=plan.parallelism.interleaving,
-            context_parallel_size=plan.parallelism.context,
-            expert_model_parallel_size=plan.parallelism.expert,
-            num_distributed_optimizer_instances=plan.memory.replicas,
+            tensor_model_parallel_size=config.parallelism.tensor,
+            pipeline_model_parallel_size=config.parallelism.pipeline,
+            virtual_pipeline_model_parallel_size=config.parallelism.interleaving,
+            context_parallel_size=config.parallelism.context,
+            expert_model_parallel_size=config.parallelism.expert,
+            num_distributed_optimizer_instances=config.memory.replicas,
         )
-    model_parallel_cuda_manual_seed(plan.seed)
-    is_first = place.rank == 0
-    chosen = kernels.choose(plan, device.capability_of(where))
+    model_parallel_cuda_manual_seed(config.seed)
+    is_first = rank_environment.rank == 0
+    chosen = kernels.choose(config, device.capability_of(where))
     versions = kernels.versions()
-    with Measurement(plan, is_first, device.name(where), chosen, versions) if plan.benchmark else Log(plan, is_first) as log:
-        arguments = megatron_arguments.of(plan)
+    with (
+        Measurement(config, is_first, device.name(where), chosen, versions) if config.benchmark else Log(config, is_first) as log
+    ):
+        arguments = megatron_arguments.of(config)
         log.arguments(arguments)
-        for line in describe(plan.architecture):
+        for line in describe(config.architecture):
             log.line(line)
         log.line(f"  kernels: {chosen}")
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
-        chunks = build_gpt.build(plan, chosen, where)
-        state = TrainingState(chunks, *optimizer.build(plan, chosen, chunks))
-        start = _from_rank_zero(plan.checkpointing.start)
+        chunks = build_gpt.build(config, chosen, where)
+        state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
+        start = _from_rank_zero(config.checkpointing.start)
         if start is not None:
-            training_state.load(Path(start), plan, state)
+            training_state.load(Path(start), config, state)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
             torch.distributed.barrier()
             remote_run.forget(Path(start))
         optimizer.create_state(state.optimizer)
-        loop = Loop(plan, chosen, state, log, where, place)
+        loop = Loop(config, chosen, state, log, where, rank_environment)
         log.begin(state.iteration, arguments)
-        with Profiler(plan.reporting.profile, place.rank, where, state.iteration) as profiler:
+        with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -99,42 +101,48 @@ def _now() -> datetime.datetime:
 
 
 class Loop:
-    """The steps from a state's iteration to the plan's last."""
+    """The steps from a state's iteration to the run's last."""
 
     def __init__(
-        self, plan: RunConfig, chosen: Kernels, state: TrainingState, log: Log, where: torch.device, place: RankEnvironment
+        self,
+        config: RunConfig,
+        chosen: Kernels,
+        state: TrainingState,
+        log: Log,
+        where: torch.device,
+        rank_environment: RankEnvironment,
     ):
-        self.plan = plan
+        self.config = config
         self.state = state
         self.log = log
         self.where = where
-        self.stepper = Stepper(plan, state, where)
-        settings = plan.checkpointing
-        self.saver = Saver(plan, chosen, state, where, log)
+        self.stepper = Stepper(config, state, where)
+        settings = config.checkpointing
+        self.saver = Saver(config, chosen, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
-        self.train_data, self.validation_data, self.test_data = loader.build(plan, state.consumed_samples, state.iteration)
-        self.speedometer = Speedometer(plan, device.name(where))
+        self.train_data, self.validation_data, self.test_data = loader.build(config, state.consumed_samples, state.iteration)
+        self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
-        self.timers = timers.attach(plan, state)
+        self.timers = timers.attach(config, state)
         self.logged_samples = state.consumed_samples
-        self.anomalies = Anomalies(plan.optimization.max_nan_steps)
-        self.watchdog = Watchdog(plan.faults.timeout_seconds, place, settings.directory)
-        keeps_attempts = place.rank == 0 and settings.directory is not None
-        self.attempt = Attempt(Path(str(settings.directory)), plan, state.iteration) if keeps_attempts else None
+        self.anomalies = Anomalies(config.optimization.max_nan_steps)
+        self.watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, settings.directory)
+        keeps_attempts = rank_environment.rank == 0 and settings.directory is not None
+        self.attempt = Attempt(Path(str(settings.directory)), config, state.iteration) if keeps_attempts else None
 
     def run(self, profiler: Profiler) -> Reason:
         """Train to the last step, or to the first after which the run has a reason to end."""
-        plan, state, clock = self.plan, self.state, self.clock
+        config, state, clock = self.config, self.state, self.clock
         stop = Reason(agreement.largest(Limits.received(), self.where))
         assert self.train_data
-        batches = clock.reading(loader.batches(self.train_data, plan, self.where, state.consumed_samples))
+        batches = clock.reading(loader.batches(self.train_data, config, self.where, state.consumed_samples))
         clock.start()
         with self.saver, self.watchdog:
             stop = self._steps(batches, profiler, stop)
         if self.attempt:
             self.attempt.end(state.iteration)
         if stop:
-            is_saved = plan.checkpointing.save and not plan.checkpointing.no_save_optim
+            is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
             then = "the same command continues" if is_saved else "nothing is saved to continue from"
             self.log.line(run_log.format_ended(state.iteration, stop.text, then, _now()))
         else:
@@ -142,8 +150,8 @@ class Loop:
         return stop
 
     def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
-        plan, state, clock = self.plan, self.state, self.clock
-        while state.iteration < plan.batches.train_iters and not stop:
+        config, state, clock = self.config, self.state, self.clock
+        while state.iteration < config.batches.train_iters and not stop:
             with clock.step():
                 result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
             with clock.pause():
@@ -156,17 +164,17 @@ class Loop:
             spike = self.anomalies.observe(state.iteration, result)
             if spike:
                 self.log.line(spike)
-            last = state.iteration == plan.batches.train_iters
+            last = state.iteration == config.batches.train_iters
             stop = Reason.NONE if last else Reason(result.largest[0])
-            if last or state.iteration % plan.reporting.log_interval == 0:
+            if last or state.iteration % config.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause(), self.watchdog.slow():
-                if self.validation_data and (last or state.iteration % plan.data.eval_interval == 0):
+                if self.validation_data and (last or state.iteration % config.data.eval_interval == 0):
                     self._evaluate("validation", self.validation_data)
                 if self.test_data and last:
                     self._evaluate("test", self.test_data)
                 self.saver.poll()
-                if last or stop or state.iteration % plan.checkpointing.save_interval == 0:
+                if last or stop or state.iteration % config.checkpointing.save_interval == 0:
                     device.release(self.where)
                     self.saver.save(result.loss)
         return stop
@@ -178,14 +186,14 @@ class Loop:
 
     def _report(self, result: StepResult) -> None:
         """A log line about the steps since the last one; all ranks call it."""
-        plan, state = self.plan, self.state
+        config, state = self.config, self.state
         lap = self.clock.lap()
         # The ranks were asked before the optimizer's step.
         needed, reserved = device.peak_memory(self.where)
         speed = self.speedometer.speed(state.consumed_samples - self.logged_samples, lap.step_seconds * lap.steps)
         step = Step(
             step=state.iteration,
-            total_steps=plan.batches.train_iters,
+            total_steps=config.batches.train_iters,
             consumed_samples=state.consumed_samples,
             step_seconds=lap.step_seconds,
             tflops_per_gpu=speed.tflops_per_gpu,
@@ -210,6 +218,6 @@ class Loop:
 
     def _evaluate(self, split: str, samples: Samples) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
-        batches = loader.batches(samples, self.plan, self.where, 0)
-        loss = self.stepper.evaluate(batches, self.plan.data.eval_iters)
+        batches = loader.batches(samples, self.config, self.where, 0)
+        loss = self.stepper.evaluate(batches, self.config.data.eval_iters)
         self.log.evaluation(Evaluation(self.state.iteration, loss, split))
