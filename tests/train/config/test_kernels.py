@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -399,3 +400,12 @@ def test_the_choice_stands_in_a_measurement() -> None:
     assert found["kernels"]["cross_entropy"] == "torch"
     assert {"torch", "megatron-core"} <= set(found["versions"])
     assert "attention sdpa" in run(*words).out
+
+
+def test_the_manual_lists_the_implementations_and_the_packages() -> None:
+    manual = (Path(__file__).parents[3] / "tools/train/README.md").read_text()
+    listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (`[a-z-]+`(?:, `[a-z-]+`)+) \|", manual, re.MULTILINE))
+    expected = {option: ", ".join(f"`{name}`" for name in names) for option, names in kernels.IMPLEMENTATIONS.items()}
+    assert listed == expected
+    text = " ".join(manual.split())
+    assert f"the versions of {', '.join(kernels.DISTRIBUTIONS[:-1])} and {kernels.DISTRIBUTIONS[-1]}:" in text
