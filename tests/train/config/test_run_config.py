@@ -39,7 +39,7 @@ BAD_CONFIGURATIONS = {
         "--use-rope-scaling for a model with learned positions",
     ),
     "one expert": (("--model", "tiny-mixtral", "--moe-router-topk", "1"), "the router would not learn"),
-    "exit without a way on": (("--exit-interval", "2", "--no-save-optim"), "the run could not go on"),
+    "exit without a way on": (("--exit-interval", "2", "--no-save-optim"), "the run could not resume"),
     "long ramp": (("--rampup-batch-size", "1", "1", "1000000000000"), "grows over 1,000,000,000,000 samples"),
     "small vocabulary": (("--vocab-size", "1000"), "vocabulary of 2048, the model's has 1000"),
 }

@@ -113,7 +113,7 @@ def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
     assert "lt_shared.console.Unavailable: wandb: No API key configured" in alone(code, tmp_path).stderr
 
 
-@pytest.mark.parametrize(("steps_after", "warning"), [(60, "the run goes on"), (0, "the last values may be missing")])
+@pytest.mark.parametrize(("steps_after", "warning"), [(60, "training continues"), (0, "the last values may be missing")])
 def test_a_run_outlives_the_service_of_wandb(tmp_path: Path, steps_after: int, warning: str) -> None:
     code = f"""
 (service,) = services()

@@ -45,7 +45,7 @@ def test_losses_are_those_without_kernels(tmp_path: Path, options: tuple[str, ..
     assert expected[-1] < expected[0] - fall
 
 
-def test_one_pass_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_fused_adamw_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     expected = trained(tmp_path / "torch", *TORCH, *BF16)
     trained(tmp_path / "triton", *TRITON, *BF16, "--exit-interval", "2", code=75)
     # Rounding to 16 bits in other places; a step counted twice or never would show ten times that.
@@ -54,7 +54,7 @@ def test_one_pass_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [(), ("--use-distributed-optimizer",)], ids=["whole", "split"])
 @pytest.mark.parametrize("second", [(), ("--use-distributed-optimizer",)], ids=["whole", "split"])
-def test_one_pass_ends_with_the_weights_of_a_run_without_a_checkpoint(
+def test_fused_adamw_ends_with_the_weights_of_a_run_without_a_checkpoint(
     tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]
 ) -> None:
     """In every bit of the float32 weights and of the moments, which are saved under names that go by the optimizer."""
@@ -70,7 +70,7 @@ def test_one_pass_ends_with_the_weights_of_a_run_without_a_checkpoint(
 
 
 @pytest.mark.parametrize("model", [(), ("--num-experts", "4", "--moe-router-topk", "2")], ids=["dense", "experts"])
-def test_one_pass_overlaps_its_messages(tmp_path: Path, model: tuple[str, ...]) -> None:
+def test_fused_adamw_overlaps_the_all_gather(tmp_path: Path, model: tuple[str, ...]) -> None:
     """The new weights are there when the next pass needs them, also when the run evaluates and saves between."""
     common = (*TRITON, *BF16, *model, "--ranks", "2", "--eval-iters", "1", "--eval-interval", "2", "--save-interval", "3")
     overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "1000")

@@ -1,4 +1,4 @@
-"""AWS's instance types for training: accelerators, EFA devices, and what NCCL must be told to use them.
+"""AWS's instance types for training: accelerators, EFA devices, and the NCCL settings that they need.
 
 The numbers are AWS's published ones. A count of EFA devices that is too low is not an error anywhere: the job runs at a fraction
 of the bandwidth; one that is too high keeps a pod pending for ever.

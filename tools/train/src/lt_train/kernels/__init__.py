@@ -1,6 +1,6 @@
-"""Kernels for GPUs, in Triton: what is not a matrix product and not attention, each in as few passes over memory as it needs.
+"""Kernels for GPUs, in Triton: everything but GEMMs and attention, each with as few passes over memory as it needs.
 
-A training step of a dense model is matrix products, attention, and a dozen operations whose time is the bytes they move. torch
+A training step of a dense model is GEMMs, attention, and a dozen operations whose time is the bytes they move. torch
 alone passes over the largest tensors two to four times as often as is needed; these kernels fuse what touches the same numbers.
 Each module is an autograd function or two with its kernels; PERFORMANCE.md says what each one gains.
 """

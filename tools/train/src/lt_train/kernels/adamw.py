@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019) in one pass: gradients of 16 or 32 bits in, float32 moments, weights of 16 bits out.
+"""AdamW (Loshchilov and Hutter 2019) as one kernel: gradients of 16 or 32 bits in, float32 moments, weights of 16 bits out.
 
 A float32 weight is kept as the 16 bits that the model computes with and the 16 that these lack, so 26 bytes move per parameter.
 torch's fused AdamW between megatron-core's two copies, gradients to float32 and weights back to 16 bits, moves 40. The

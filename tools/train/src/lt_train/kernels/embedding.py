@@ -28,18 +28,18 @@ def _add(  # type: ignore[no-untyped-def]
     gradient, ordered, order, buffer, count, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """All rows of one token, by the program of the first of them."""
-    place = tl.program_id(0)
-    token = tl.load(ordered + place)
-    if tl.load(ordered + place - 1, mask=place > 0, other=-1) != token:
+    index = tl.program_id(0)
+    token = tl.load(ordered + index)
+    if tl.load(ordered + index - 1, mask=index > 0, other=-1) != token:
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = column < width
         total = tl.zeros([BLOCK], dtype=tl.float32)
-        while tl.load(ordered + place, mask=place < count, other=-1) == token:
+        while tl.load(ordered + index, mask=index < count, other=-1) == token:
             for _ in tl.static_range(ROWS):
-                is_equal = tl.load(ordered + place, mask=place < count, other=-1) == token
-                row = tl.load(order + place, mask=is_equal, other=0)
+                is_equal = tl.load(ordered + index, mask=index < count, other=-1) == token
+                row = tl.load(order + index, mask=is_equal, other=0)
                 wanted = column < tl.where(is_equal, width, 0)
                 total += tl.load(gradient + row * width + column, mask=wanted, other=0.0).to(tl.float32)
-                place += 1
+                index += 1
         target = buffer + token * width + column
         tl.store(target, tl.load(target, mask=inside).to(tl.float32) + total, mask=inside)

@@ -51,8 +51,8 @@ def gated_gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, with_
     out = dict(zip(("gate_gradient", "up_gradient"), result.chunk(2, dim=-1), strict=True))
     if with_activation:
         out["activation"] = gate_up.new_empty(operands["gate"].shape)
-    product = _epilogues().backward_with_activation if with_activation else _epilogues().backward
-    product(gradient, weight, out=out, store_d=False, config=_configuration(), tuned=False, **operands)
+    gemm = _epilogues().backward_with_activation if with_activation else _epilogues().backward
+    gemm(gradient, weight, out=out, store_d=False, config=_configuration(), tuned=False, **operands)
     return result, out.get("activation")
 
 

@@ -54,7 +54,7 @@ class Log:
         self._resources.__exit__(kind, error, trace)
 
     def begin(self, iteration: int, arguments: dict[str, Any]) -> None:
-        """Training goes on after `iteration` steps: from here there are curves and a progress bar."""
+        """Training continues after `iteration` steps: from here there are curves and a progress bar."""
         if not self.active:
             return
         self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)

@@ -18,7 +18,7 @@ from lt_train.runtime import device
 
 
 class Profiler:
-    """A context of the training loop that is told of every finished step; does nothing on ranks that are not profiled."""
+    """A context of the training loop that is notified of every finished step; does nothing on ranks that are not profiled."""
 
     def __init__(self, settings: Profile | None, rank: int, where: torch.device, done: int):
         """`done` steps are finished when it begins."""

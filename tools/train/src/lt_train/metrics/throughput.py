@@ -1,8 +1,8 @@
 """How fast a run is: tokens, floating-point operations and the share of the device's peak (MFU).
 
-    MFU = FLOPs per token x tokens per second and GPU / peak FLOP/s of the GPU in the type of the matrix products
+    MFU = FLOPs per token x tokens per second and GPU / peak FLOP/s of the GPU in the dtype of the GEMMs
 
-FLOPs per token are `Architecture.flops_per_token`: six per weight of a matrix product plus attention over the causal half of the
+FLOPs per token are `Architecture.flops_per_token`: six per weight of a GEMM plus attention over the causal half of the
 sequence, forward and backward; what recomputation repeats is not counted. Megatron and TorchTitan count the whole square of
 attention, so their figures for the same speed are higher: 13% for Llama 3 8B at 8192 tokens, 18% for Llama 3.2 1B.
 
@@ -44,7 +44,7 @@ class Speedometer:
 
 
 def number_type(precision: Precision) -> str:
-    """The type of most matrix products."""
+    """The dtype of most GEMMs."""
     if precision.fp8_format:
         return FP8
     return HALF if precision.half else FP32

@@ -1,8 +1,8 @@
 """Curves for TensorBoard and Weights & Biases, under the names that Megatron-LM gives them.
 
-Both are optional packages, imported only when asked for. A wandb run goes on as the same run after a restart: its id is kept in
+Both are optional packages, imported only when asked for. A wandb run continues as the same run after a restart: its id is kept in
 SAVE. There the steps are a metric of their own, `iteration`, because wandb drops what is logged for a step that it has seen, and
-a run that continues from its last checkpoint trains some steps again. TensorBoard is told to forget those.
+a run that continues from its last checkpoint trains some steps again. TensorBoard purges those.
 
 wandb's files and its network belong to a service, a process that the rank starts. When that fails the curves end and the run goes
 on: a thousand GPUs should not stop for a picture, and metrics.jsonl has the same values. It alone has them all: the service
@@ -109,7 +109,9 @@ class WandbTracker:
 
     def write(self, step: int, values: dict[str, float]) -> None:
         if not self._has_failed:
-            with self._noticing_failure(f"the curves end before step {step} and the last values may be missing; the run goes on"):
+            with self._noticing_failure(
+                f"the curves end before step {step} and the last values may be missing; training continues"
+            ):
                 self._run.log({"iteration": step, **values})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Causal attention without TransformerEngine: within documents, within a window, and over a sequence that ranks share.
+"""Causal attention without TransformerEngine: within documents, within a window, and with context parallelism.
 
 megatron-core's local attention builds the matrix of scores; PyTorch's scaled_dot_product_attention does not. Three things hide
 more than the later tokens: documents (--reset-attention-mask), a sliding window, and context parallelism, where a rank has two
@@ -7,7 +7,7 @@ that nothing sees; on a CPU it becomes a dense mask of [queries, keys].
 
 Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as in Megatron), so that all ranks see as many pairs.
 Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less and overlap
-more, but sends N messages a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens,
+more, but has N sends a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens,
 in bf16, kept for the backward pass unless the layer is recomputed.
 """
 
@@ -47,8 +47,8 @@ class CausalAttention(torch.nn.Module):
     ) -> Tensor:
         """query [s, b, heads, d], key and value [s, b, groups, d]; returns [s, b, heads * d].
 
-        `documents` [b, S] numbers the document of every token of the whole sample, of which this rank has `s` tokens. It comes in
-        the place of megatron-core's attention mask, which its layers hand on without a look.
+        `documents` [b, S] numbers the document of every token of the whole sample, of which this rank has `s` tokens. It is
+        passed as megatron-core's attention mask, which its layers do not look at.
         """
         sequence, batch, heads, size = query.shape
         rank = 0
@@ -123,7 +123,7 @@ def _mask(documents: Tensor | None, window: int | None, share: int, rank: int, r
 
 
 def _rule(documents: Tensor | None, window: int | None, query_positions: Tensor, key_positions: Tensor) -> Rule:
-    """Whether a query sees a key, both given by their place on this rank, as FlexAttention asks it."""
+    """Whether a query sees a key, both given by their index on this rank, as FlexAttention asks it."""
     if documents is not None:
         query_documents, key_documents = documents[:, query_positions], documents[:, key_positions]
 

@@ -54,7 +54,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         num_layers_in_first_pipeline_stage=run_config.parallelism.first_stage_layers,
         num_layers_in_last_pipeline_stage=run_config.parallelism.last_stage_layers,
         context_parallel_size=run_config.parallelism.context,
-        **_messages(run_config.parallelism.interleaving is not None),
+        **_pipeline_communication(run_config.parallelism.interleaving is not None),
         sequence_parallel=run_config.parallelism.sequence,
         tp_comm_overlap=run_config.parallelism.tensor_overlap,
         pipeline_dtype=dtype,
@@ -62,7 +62,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         bf16=run_config.precision.bf16,
         fp16=run_config.precision.fp16,
         deterministic_mode=run_config.precision.deterministic,
-        # megatron-core's layers allocate where torch is told to only if they believe that to be a CPU; TransformerEngine's ask.
+        # Without it megatron-core's layers allocate on the GPU whatever torch's default device; TransformerEngine's do not.
         use_cpu_initialization=on_cpu or (run_config.memory.fully_sharded and not run_config.layers.transformer_engine),
         init_model_with_meta_device=run_config.memory.fully_sharded,
         # perform_initialization=False would also leave out the attributes that mark a weight as split among tensor-parallel
@@ -134,12 +134,13 @@ def _fp8(run_config: RunConfig) -> dict[str, Any]:
     return {"fp8": run_config.precision.fp8_format, "fp8_recipe": run_config.precision.fp8_recipe}
 
 
-def _messages(interleaved: bool) -> dict[str, bool]:
-    """How pipeline ranks exchange activations and gradients. Two ways of it train an interleaved pipeline wrongly, with no error.
+def _pipeline_communication(interleaved: bool) -> dict[str, bool]:
+    """How pipeline ranks exchange activations and gradients. Two settings train an interleaved pipeline wrongly, with no error.
 
-    With two ranks, the one before and the one behind are the same. Batched messages between two ranks are matched by their order
-    alone: what was sent forward is received as if it came from behind, and has the right shape. One by one, each direction has a
-    communicator of its own. And megatron-core 0.16 frees an output while it is still being sent, unless it is told to keep it.
+    With two ranks, the previous and the next are the same. Batched point-to-point operations between two ranks are matched by
+    their order alone: what was sent forward is received as if it came from behind, and has the right shape. One by one, each
+    direction has a communicator of its own. And with deallocate_pipeline_outputs megatron-core 0.16 frees an output while it is
+    still being sent.
     """
     return {
         "batch_p2p_comm": not interleaved,

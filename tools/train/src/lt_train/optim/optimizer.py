@@ -73,7 +73,7 @@ def build(run_config: RunConfig, kernels: Kernels, chunks: list[Chunk]) -> tuple
 def _take_torchs() -> None:
     """Let megatron-core build torch's optimizers also where TransformerEngine or apex are installed, whose Adam it would take.
 
-    Those count their steps in another place, and megatron-core looks for the count by what is installed: a checkpoint would
+    Those keep their step counters elsewhere, and megatron-core looks for the count by what is installed: a checkpoint would
     continue only where the same packages are.
     """
     for name, value in {"Adam": torch.optim.AdamW, "SGD": torch.optim.SGD, "USING_PYTORCH_OPTIMIZER": True}.items():

@@ -20,7 +20,7 @@ OPTIONS = console.section(
     click.option("--save", help="Directory or URL (s3://...) of the run: checkpoints, log, metrics."),
     click.option("--load", help="Start from this run or checkpoint when SAVE has none."),
     click.option("--save-interval", type=POSITIVE, default=1000, help="Steps between checkpoints; the last step always has one."),
-    click.option("--async-save", is_flag=True, help="Write checkpoints while training goes on."),
+    click.option("--async-save", is_flag=True, help="Write checkpoints while training continues."),
     click.option("--keep-last", type=POSITIVE, help="Checkpoints to keep; older ones are deleted. By default all."),
     click.option("--keep-every", type=POSITIVE, help="With --keep-last: also keep those whose step is a multiple of this."),
     click.option("--finetune", is_flag=True, help="Take the weights alone from --load and start at step 0."),
@@ -77,7 +77,7 @@ def local_directory(save: str | None) -> str | None:
 
 
 def spool(url: str) -> str:
-    """Where the files of a remote run or checkpoint lie on this node: the same place in every attempt."""
+    """Where the files of a remote run or checkpoint lie on this node: the same directory in every attempt."""
     name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     return os.path.join(tempfile.gettempdir(), f"lt-train-{os.geteuid()}", name)
 
@@ -117,7 +117,7 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
     for option, end in ends.items():
         if end and (not settings.save or settings.no_save_optim):
             what = "--no-save-optim" if settings.save else "no --save"
-            yield BadConfig(f"{option} with {what}: the run could not go on", f"add --save, or drop {option} or --no-save-optim")
+            yield BadConfig(f"{option} with {what}: the run could not resume", f"add --save, or drop {option} or --no-save-optim")
     for name, value in (("--finetune", settings.finetune), ("--no-load-optim", settings.no_load_optim)):
         if value and not settings.load:
             yield BadConfig(f"{name} says what to take from --load, which is not given", f"add --load, or drop {name}")

@@ -217,9 +217,11 @@ def split_ranges(split: str, sequences: int) -> list[range]:
     """The sequences that belong to training, validation and test, rounded as in Megatron."""
     training, validation, test = split_shares(split)
     edges = [0.0, training, training + validation, training + validation + test]
-    places = [round(edge * sequences) for edge in edges]
+    boundaries = [round(edge * sequences) for edge in edges]
     shares = (training, validation, test)
-    return [range(first, last if share else first) for first, last, share in zip(places, places[1:], shares, strict=False)]
+    return [
+        range(first, last if share else first) for first, last, share in zip(boundaries, boundaries[1:], shares, strict=False)
+    ]
 
 
 def check_datasets(data: Data, vocab_size: int) -> None:

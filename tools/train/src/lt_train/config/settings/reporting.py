@@ -99,16 +99,16 @@ def _wandb(options: dict[str, Any]) -> Wandb | None:
 def _profile(options: dict[str, Any], world_size: int) -> Profile | None:
     if not (options["profile"] or options["record_memory_history"]):
         return None
-    place = local_directory(options["save"]) or options["tensorboard_dir"]
-    if not place:
-        raise UsageError("a profile has no place to be written to", "give --save or --tensorboard-dir")
+    directory = local_directory(options["save"]) or options["tensorboard_dir"]
+    if not directory:
+        raise UsageError("no directory for the profile", "give --save or --tensorboard-dir")
     return Profile(
         trace=options["profile"],
         memory=options["record_memory_history"],
         first=options["profile_step_start"],
         end=options["profile_step_end"],
         ranks=_ranks(options["profile_ranks"], world_size),
-        directory=os.path.join(place, "profile"),
+        directory=os.path.join(directory, "profile"),
     )
 
 
