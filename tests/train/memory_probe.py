@@ -64,8 +64,8 @@ def measure(loop: Any) -> dict[str, int]:
     for inner in optimizer.torch_optimizers(loop.state.optimizer):
         for group in inner.param_groups:
             for parameter in group["params"]:
-                place = getattr(inner, "places", {}).get(parameter)
-                state.add(parameter if place is None or place.rest is None else place.rest)
+                buffers = getattr(inner, "buffers", {}).get(parameter)
+                state.add(parameter if buffers is None or buffers.low_bits is None else buffers.low_bits)
                 for value in inner.state[parameter].values():
                     if isinstance(value, torch.Tensor) and value.dim():
                         state.add(value)

@@ -40,8 +40,8 @@ from lt_train.config.settings.precision import Precision
 from lt_train.runtime import device
 
 Capability = tuple[int, int] | None
-# Names of the obstacles, and whether each stands in the way; those that depend on the parallel layout are last, so that a search
-# for a layout finds the same reason in all layouts where there is one.
+# Names of the obstacles, and whether each stands in the way. The GPU is first: a plan for other GPUs names it in any case.
+# What depends on the parallel layout is last: a search for a layout finds the same reason in all layouts where there is one.
 Obstacles = Mapping[str, bool]
 
 FLASH_ATTENTION_4 = "flash-attn-4"
@@ -251,6 +251,7 @@ def _not_hopper(capability: Capability) -> Obstacles:
 def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
     model = run.architecture
     return {
+        **_not_hopper(capability),
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         "--transformer-impl te": run.layers.transformer_engine,
         "--kernels torch": not run.layers.triton,
@@ -262,7 +263,6 @@ def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
         "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
         f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.ffn_hidden_size % ALIGNMENT > 0,
         f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
-        **_not_hopper(capability),
     }
 
 
@@ -280,6 +280,7 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
     model = run.architecture
     rows = run.batches.micro_batch_size * run.batches.seq_length // run.parallelism.context
     return {
+        **_not_hopper(capability),
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         "--kernels torch": not run.layers.triton,
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
@@ -289,7 +290,6 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
         f"{rows} tokens in a micro batch of a rank, no multiple of {ALIGNMENT}": rows % ALIGNMENT > 0,
         f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
-        **_not_hopper(capability),
     }
 
 
@@ -376,7 +376,9 @@ def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
         if run.layers.swiglu_impl not in (AUTO, GEMM_EPILOGUE):
             return f"--swiglu-impl {run.layers.swiglu_impl}"
         is_missing = run.layers.swiglu_impl == AUTO and not is_installed(QUACK_MODULE)
-        return _reason({"an installation without quack": is_missing, **_gemm_epilogue_obstacles(run, capability)})
+        return _reason(
+            {**_not_hopper(capability), "an installation without quack": is_missing, **_gemm_epilogue_obstacles(run, capability)}
+        )
     return _reason(
         {
             "--transformer-impl te": run.layers.transformer_engine,
