@@ -145,6 +145,8 @@ def test_auto_on_another_gpu(capability: tuple[int, int] | None, attention: str,
         ("quack", "swiglu", "triton"),
         ("quack", "cross_entropy", "triton"),
         ("flash_attn.cute", "attention", "sdpa"),
+        ("cutlass", "attention", "sdpa"),
+        ("cutlass", "swiglu", "triton"),
     ],
 )
 def test_auto_takes_what_is_installed(missing: str, part: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +318,8 @@ def test_swiglu_cannot_be_recomputed_without_quack(monkeypatch: pytest.MonkeyPat
         (FUSED_LINEAR, "quack", "quack is not installed", "drop --cross-entropy-impl"),
         ((*EPILOGUE, *FUSED_LINEAR), "quack", "quack is not installed", "drop --swiglu-impl and --cross-entropy-impl"),
         (FLASH, "flash_attn.cute", "flash-attn-4 is not installed", "use --attention-backend fused"),
+        (FLASH, "cutlass", "flash-attn-4 is not installed: there is no module cutlass, which it imports", "fused"),
+        (EPILOGUE, "cutlass", "quack is not installed: there is no module cutlass, which it imports", "drop --swiglu-impl"),
         (("--transformer-impl", "te"), "transformer_engine", "TransformerEngine is not installed", "use torch layers"),
     ],
     ids=str,

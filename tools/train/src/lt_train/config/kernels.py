@@ -58,8 +58,8 @@ FLASH_HEAD_SIZES = (64, 96, 128)
 # What flash-attn-4 compiles for.
 FLASH_CAPABILITY = (8, 0)
 
-# Modules and distributions of the optional packages.
-FLASH_MODULE, QUACK_MODULE, ENGINE_MODULE = "flash_attn.cute", "quack", "transformer_engine"
+# The modules that each optional package imports. cutlass-dsl's is found by a .pth file, which PYTHONPATH does not read.
+FLASH_MODULES, QUACK_MODULES, ENGINE_MODULES = ("flash_attn.cute", "cutlass"), ("quack", "cutlass"), ("transformer_engine",)
 DISTRIBUTIONS = (
     "torch",
     "megatron-core",
@@ -166,14 +166,24 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
 
 def missing_packages(layers: Layers) -> Iterator[ToolError]:
     """Yields BadConfig for what was chosen and is not installed here."""
-    if layers.transformer_engine and not is_installed(ENGINE_MODULE):
-        yield BadConfig("TransformerEngine is not installed", "pip install transformer-engine[pytorch], or use torch layers")
-    if layers.attention_backend == FLASH and not is_installed(FLASH_MODULE):
-        yield BadConfig("flash-attn-4 is not installed", "pip install lt-train[flash], or use --attention-backend fused")
+    if layers.transformer_engine and (missing := _missing(ENGINE_MODULES)):
+        yield _not_installed("TransformerEngine", missing, "pip install transformer-engine[pytorch], or use torch layers")
+    if layers.attention_backend == FLASH and (missing := _missing(FLASH_MODULES)):
+        yield _not_installed("flash-attn-4", missing, "pip install lt-train[flash], or use --attention-backend fused")
     wishes = {"--swiglu-impl": layers.swiglu_impl, "--cross-entropy-impl": layers.cross_entropy_impl}
     needing = [option for option, wish in wishes.items() if wish in (GEMM_EPILOGUE, FUSED_LINEAR)]
-    if needing and not is_installed(QUACK_MODULE):
-        yield BadConfig("quack is not installed", f"pip install lt-train[flash], or drop {' and '.join(needing)}")
+    if needing and (missing := _missing(QUACK_MODULES)):
+        yield _not_installed("quack", missing, f"pip install lt-train[flash], or drop {' and '.join(needing)}")
+
+
+def _not_installed(package: str, module: str, remedy: str) -> BadConfig:
+    reason = f": there is no module {module}, which it imports" if module == "cutlass" else ""
+    return BadConfig(f"{package} is not installed" + reason, remedy)
+
+
+def _missing(modules: tuple[str, ...]) -> str | None:
+    """The first of `modules` that is not installed."""
+    return next((module for module in modules if not is_installed(module)), None)
 
 
 @functools.cache
@@ -221,9 +231,9 @@ def _chosen(option: str, run: Run, capability: Capability) -> str:
 
 def _first(option: str, run: Run, capability: Capability, wish: str = AUTO) -> str:
     """The fastest installed implementation without an obstacle."""
-    for name, (module, obstacles) in IMPLEMENTATIONS[option].items():
+    for name, (modules, obstacles) in IMPLEMENTATIONS[option].items():
         is_skipped = wish == OUTSIDE_GEMMS and name in (GEMM_EPILOGUE, FUSED_LINEAR)
-        if not is_skipped and (module is None or is_installed(module)) and _reason(obstacles(run, capability)) is None:
+        if not is_skipped and not _missing(modules) and _reason(obstacles(run, capability)) is None:
             return name
     raise AssertionError(f"{option} has no implementation")
 
@@ -316,18 +326,18 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
     }
 
 
-# By option and name, the fastest first: the module that has to be installed, and the obstacles.
+# By option and name, the fastest first: the modules that have to be installed, and the obstacles.
 IMPLEMENTATIONS = {
-    "--attention-backend": {FLASH: (FLASH_MODULE, _flash_obstacles), FUSED: (None, _no_obstacles)},
+    "--attention-backend": {FLASH: (FLASH_MODULES, _flash_obstacles), FUSED: ((), _no_obstacles)},
     "--swiglu-impl": {
-        GEMM_EPILOGUE: (QUACK_MODULE, _gemm_epilogue_obstacles),
-        TRITON: (None, _triton_swiglu_obstacles),
-        TORCH: (None, _no_obstacles),
+        GEMM_EPILOGUE: (QUACK_MODULES, _gemm_epilogue_obstacles),
+        TRITON: ((), _triton_swiglu_obstacles),
+        TORCH: ((), _no_obstacles),
     },
     "--cross-entropy-impl": {
-        FUSED_LINEAR: (QUACK_MODULE, _fused_linear_obstacles),
-        TRITON: (None, _triton_loss_obstacles),
-        TORCH: (None, _no_obstacles),
+        FUSED_LINEAR: (QUACK_MODULES, _fused_linear_obstacles),
+        TRITON: ((), _triton_loss_obstacles),
+        TORCH: ((), _no_obstacles),
     },
 }
 
@@ -375,7 +385,7 @@ def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
     if run.precision.fp8_format is None:
         if run.layers.swiglu_impl not in (AUTO, GEMM_EPILOGUE):
             return f"--swiglu-impl {run.layers.swiglu_impl}"
-        is_missing = run.layers.swiglu_impl == AUTO and not is_installed(QUACK_MODULE)
+        is_missing = run.layers.swiglu_impl == AUTO and _missing(QUACK_MODULES) is not None
         return _reason(
             {**_not_hopper(capability), "an installation without quack": is_missing, **_gemm_epilogue_obstacles(run, capability)}
         )
