@@ -21,6 +21,7 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train import __version__
 from lt_train.checkpoint import optimizer_state, rng_state
+from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
 from lt_train.config import kernels, megatron_arguments
 from lt_train.config.run_config import RunConfig
@@ -139,6 +140,11 @@ def load(directory: Path, config: RunConfig, state: TrainingState) -> None:
     From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
     when the checkpoint does not fit the model.
     """
+    with known_objects_only():
+        _load(directory, config, state)
+
+
+def _load(directory: Path, config: RunConfig, state: TrainingState) -> None:
     settings = config.checkpointing
     iteration = checkpoint_layout.iteration_of(directory)
     saved = RunRecord.read(directory) if (directory / checkpoint_layout.RECORD).is_file() else None

@@ -1,0 +1,169 @@
+"""Objects of a checkpoint are read without executing any of it, whatever else the archive holds."""
+
+import io
+import os
+import pickle
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from running import SMALL, train
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+from lt_shared import checkpoint_layout
+from lt_shared.console import BadData
+from lt_shared.manifest import Dataset
+from lt_train.checkpoint import object_reader
+from lt_train.checkpoint.object_reader import known_objects_only, read_index, read_object
+
+
+class Malicious:
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def two_directories(harmless: bytes, malicious: bytes) -> bytes:
+    """An archive in which torch's reader finds `malicious` and Python's `harmless`.
+
+    The end record gives an offset, which torch's reader follows; Python's takes the directory that lies directly before the end
+    record, and shifts all offsets by what it takes for foreign bytes in front.
+    """
+    end = harmless.rindex(b"PK\x05\x06")
+    fields = list(struct.unpack("<4s4H2IH", harmless[end : end + 22]))
+    size, offset = fields[5], fields[6]
+    front, directory = harmless[:offset], harmless[offset : offset + size]
+    hostile_end = malicious.rindex(b"PK\x05\x06")
+    hostile_size, hostile_offset = struct.unpack("<2I", malicious[hostile_end + 12 : hostile_end + 20])
+    body = malicious[:hostile_offset]
+    hostile = malicious[hostile_offset : hostile_offset + hostile_size]
+    assert len(hostile) == len(directory)
+    length = max(len(body), len(front))
+    end_record = struct.pack("<4s4H2IH", *fields[:5], size, length, 0)
+    return body.ljust(length, b"\0") + hostile + front.ljust(length, b"\0") + directory + end_record
+
+
+def test_torch_and_python_can_be_made_to_disagree(tmp_path: Path) -> None:
+    """The attack is real: torch runs what Python's zipfile does not show."""
+    archive = two_directories(saved({"step": 1}), saved(Malicious(tmp_path / "ran")))
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        (member,) = (name for name in opened.namelist() if name.endswith(".pkl"))
+        assert b"system" not in opened.read(member)
+    torch.load(io.BytesIO(archive), weights_only=False)
+    assert (tmp_path / "ran").exists()
+
+
+def test_an_ambiguous_archive_runs_nothing(tmp_path: Path) -> None:
+    archive = two_directories(saved({"step": 1}), saved(Malicious(tmp_path / "ran")))
+    with known_objects_only(), pytest.raises(BadData, match="other bytes precede"):
+        torch.load(io.BytesIO(archive), weights_only=False)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["archive", "bare pickle"])
+def test_a_pickle_that_names_code_is_refused(tmp_path: Path, archive: bool) -> None:
+    hostile = Malicious(tmp_path / "ran")
+    content = saved(hostile) if archive else pickle.dumps(hostile)
+    with known_objects_only(), pytest.raises(BadData):
+        torch.load(io.BytesIO(content), weights_only=False)
+    with pytest.raises(BadData, match="system"):
+        read_index(io.BytesIO(pickle.dumps(hostile)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
+    """torch.load would hand it to torch.jit."""
+    path = tmp_path / "script.pt"
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(path))
+    with pytest.raises(BadData, match=r"compressed|expected one"):
+        read_object(path.open("rb"))
+
+
+def test_the_originals_are_back_afterwards() -> None:
+    before = torch.load, object_reader.filesystem.pickle
+    with pytest.raises(BadData), known_objects_only():
+        raise BadData("x")
+    assert (torch.load, object_reader.filesystem.pickle) == before
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int64]
+
+
+def tensors() -> st.SearchStrategy[torch.Tensor]:
+    shapes = st.lists(st.integers(0, 3), max_size=3)
+    return st.builds(lambda dtype, shape: torch.ones(shape).mul(3).to(dtype), st.sampled_from(DTYPES), shapes)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=5) | tensors(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=6,
+    )
+)
+def test_reads_what_torch_reads(value: Any) -> None:
+    content = saved(value)
+    expected, found = torch.load(io.BytesIO(content), weights_only=False), read_object(io.BytesIO(content))
+    assert saved(found) == saved(expected)
+
+
+def test_tensors_that_share_a_storage_and_strides() -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    content = saved({"whole": whole, "part": whole[1:, ::2], "turned": whole.t()})
+    found = read_object(io.BytesIO(content))
+    assert torch.equal(found["part"], whole[1:, ::2]) and torch.equal(found["turned"], whole.t())
+    found["whole"][1, 0] = -1
+    assert found["part"][0, 0] == -1
+
+
+@given(st.data())
+def test_a_flipped_bit_is_refused_or_harmless(data: st.DataObject) -> None:
+    value = {"tensor": torch.arange(8.0), "step": 7}
+    content = bytearray(saved(value))
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        found = read_object(io.BytesIO(bytes(content)))
+    except BadData:
+        return
+    assert found["step"] == 7 and torch.equal(found["tensor"], value["tensor"])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(finished: Path) -> Path:
+    return checkpoint_layout.resolve_checkpoint_directory(finished / "two")
+
+
+def test_a_run_refuses_a_checkpoint_whose_archive_is_ambiguous(tmp_path: Path, checkpoint: Path, dataset: Dataset) -> None:
+    """As a user meets it: --load of a directory from a stranger."""
+    stranger = tmp_path / "theirs" / checkpoint.name
+    shutil.copytree(checkpoint, stranger)
+    (stranger / checkpoint_layout.RECORD).unlink()
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    archive = two_directories(saved({"a": 1}), saved(Malicious(tmp_path / "ran")))
+    for key, info in list(metadata.storage_data.items()):
+        if isinstance(metadata.state_dict_metadata[key.fqn], BytesStorageMetadata):
+            shard = stranger / info.relative_path
+            metadata.storage_data[key] = type(info)(info.relative_path, shard.stat().st_size, len(archive))
+            shard.write_bytes(shard.read_bytes() + archive)
+    (stranger / ".metadata").write_bytes(pickle.dumps(metadata))
+    (tmp_path / "theirs" / checkpoint_layout.TRACKER).write_text(str(checkpoint_layout.iteration_of(checkpoint)))
+    folders = ("--load", str(tmp_path / "theirs"), "--save", str(tmp_path / "ours"))
+    result = train(*SMALL, "--train-iters", "14", "--hidden-dropout", "0.1", *folders, dataset.prefix)
+    assert not (tmp_path / "ran").exists()
+    assert (result.code, "other bytes precede" in result.err) == (65, True), result.err
