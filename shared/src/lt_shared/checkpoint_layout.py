@@ -84,6 +84,9 @@ class RunRecord:
             record: dict[str, Any] = dict(json.loads(content))
             if record.pop("v") != RECORD_VERSION:
                 raise BadData(f"{path}: written by another version")
+            for name in ("files", "versions", "kernels"):
+                if not isinstance(record.get(name) or {}, dict):
+                    raise TypeError(f"{name} is not an object")
             if not isinstance(record["files"], dict):
                 raise TypeError("files is not an object")
             architecture = Architecture.from_record(record.pop("architecture"))

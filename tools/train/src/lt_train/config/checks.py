@@ -68,7 +68,7 @@ def problems_on(capability: tuple[int, int] | None, parts: Mapping[str, Any]) ->
 def missing_packages(parts: Mapping[str, Any]) -> Iterator[ToolError]:
     yield from _problems(
         (
-            (("layers",), kernels.missing_packages),
+            (("layers", "memory", "precision"), kernels.missing_packages),
             (("optimization",), optimization.missing_packages),
             (("reporting",), reporting.missing_packages),
         ),

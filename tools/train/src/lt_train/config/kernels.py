@@ -40,7 +40,7 @@ from lt_train.config.settings.precision import Precision
 from lt_train.runtime import device
 
 Capability = tuple[int, int] | None
-# Names of the obstacles, and whether each stands in the way. The GPU is first: a plan for other GPUs names it in any case.
+# Names of the obstacles, and whether each stands in the way. The GPU is first: it is the reason that changes least.
 # What depends on the parallel layout is last: a search for a layout finds the same reason in all layouts where there is one.
 Obstacles = Mapping[str, bool]
 
@@ -60,15 +60,7 @@ FLASH_CAPABILITY = (8, 0)
 
 # The modules that each optional package imports. cutlass-dsl's is found by a .pth file, which PYTHONPATH does not read.
 FLASH_MODULES, QUACK_MODULES, ENGINE_MODULES = ("flash_attn.cute", "cutlass"), ("quack", "cutlass"), ("transformer_engine",)
-DISTRIBUTIONS = (
-    "torch",
-    "megatron-core",
-    "triton",
-    "flash-attn-4",
-    "quack-kernels",
-    "nvidia-cutlass-dsl",
-    "transformer-engine",
-)
+DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "transformer-engine")
 
 
 class Run(Protocol):
@@ -164,7 +156,7 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
         )
 
 
-def missing_packages(layers: Layers) -> Iterator[ToolError]:
+def missing_packages(layers: Layers, memory: Memory, precision: Precision) -> Iterator[ToolError]:
     """Yields BadConfig for what was chosen and is not installed here."""
     if layers.transformer_engine and (missing := _missing(ENGINE_MODULES)):
         yield _not_installed("TransformerEngine", missing, "pip install transformer-engine[pytorch], or use torch layers")
@@ -172,6 +164,8 @@ def missing_packages(layers: Layers) -> Iterator[ToolError]:
         yield _not_installed("flash-attn-4", missing, "pip install lt-train[flash], or use --attention-backend fused")
     wishes = {"--swiglu-impl": layers.swiglu_impl, "--cross-entropy-impl": layers.cross_entropy_impl}
     needing = [option for option, wish in wishes.items() if wish in (GEMM_EPILOGUE, FUSED_LINEAR)]
+    if SWIGLU in memory.recomputed_modules and precision.fp8_format is None and layers.swiglu_impl == AUTO:
+        needing.append("--recompute-modules swiglu")
     if needing and (missing := _missing(QUACK_MODULES)):
         yield _not_installed("quack", missing, f"pip install lt-train[flash], or drop {' and '.join(needing)}")
 
@@ -258,13 +252,18 @@ def _not_hopper(capability: Capability) -> Obstacles:
     return {f"this GPU: {device.capability_text(capability)}, {HOPPER}.0 is needed, a Hopper GPU": True}
 
 
+def _not_triton(run: Run) -> Obstacles:
+    is_gpu = run.parallelism.device == device.CUDA
+    return {"--kernels torch" if is_gpu else f"--device {run.parallelism.device}": not run.layers.triton}
+
+
 def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
     model = run.architecture
     return {
         **_not_hopper(capability),
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         "--transformer-impl te": run.layers.transformer_engine,
-        "--kernels torch": not run.layers.triton,
+        **_not_triton(run),
         "a model without SwiGLU": model.family != "llama",
         "experts": model.num_experts is not None,
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
@@ -278,7 +277,7 @@ def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
 
 def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
     return {
-        "--kernels torch": not run.layers.triton,
+        **_not_triton(run),
         "a model without SwiGLU": run.architecture.family != "llama",
         "experts": run.architecture.num_experts is not None,
         # Which activations are offloaded, megatron-core's SwiGLU marks.
@@ -292,7 +291,7 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
     return {
         **_not_hopper(capability),
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
-        "--kernels torch": not run.layers.triton,
+        **_not_triton(run),
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         "--z-loss-coeff, which needs the logits": run.optimization.z_loss_coeff > 0,
         "--use-torch-fsdp2": run.memory.fully_sharded,
@@ -305,7 +304,7 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
 
 def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
     return {
-        "--kernels torch": not run.layers.triton,
+        **_not_triton(run),
         f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
     }
 
@@ -382,17 +381,16 @@ def _fp8_cast(run: Run) -> str | None:
 
 
 def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
+    wish = run.layers.swiglu_impl
     if run.precision.fp8_format is None:
-        if run.layers.swiglu_impl not in (AUTO, GEMM_EPILOGUE):
-            return f"--swiglu-impl {run.layers.swiglu_impl}"
-        is_missing = run.layers.swiglu_impl == AUTO and _missing(QUACK_MODULES) is not None
-        return _reason(
-            {**_not_hopper(capability), "an installation without quack": is_missing, **_gemm_epilogue_obstacles(run, capability)}
-        )
+        if wish not in (AUTO, GEMM_EPILOGUE):
+            return f"--swiglu-impl {TRITON if wish == OUTSIDE_GEMMS else wish}"
+        return _reason(_gemm_epilogue_obstacles(run, capability))
     return _reason(
         {
             "--transformer-impl te": run.layers.transformer_engine,
             "--kernels torch": not run.layers.triton,
+            f"--swiglu-impl {wish}": wish == TORCH,
             f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe != "tensorwise",
             "a model without SwiGLU": run.architecture.family != "llama",
             "experts": run.architecture.num_experts is not None,

@@ -12,7 +12,7 @@ import click
 
 from lt_shared import console
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig, ToolError, UsageError, note
+from lt_shared.console import BadConfig, ToolError, note
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
@@ -133,10 +133,7 @@ class Layers:
 
 
 def resolve_layers(options: dict[str, Any], where: str) -> Layers:
-    """`where` is a resolved device. Says which of Megatron's flags change nothing.
-
-    Raises UsageError for an option that is given in two spellings.
-    """
+    """`where` is a resolved device. Says which of Megatron's flags change nothing."""
     idle = [f"--{name.replace('_', '-')}" for name in WITHOUT_EFFECT if options[name]]
     if idle:
         note(f"without effect here: {', '.join(idle)}")
@@ -166,7 +163,8 @@ def _in_either_spelling(options: dict[str, Any], earlier: str, name: str) -> str
         return str(options[name])
     if options[name] != AUTO:
         old, new = (f"--{option.replace('_', '-')}" for option in (earlier, name))
-        raise UsageError(f"{old} is an earlier spelling of {new}, and both are given", f"drop {old}")
+        note(f"{old} {value} is ignored: it is an earlier spelling of {new}, which is {options[name]}")
+        return str(options[name])
     return EARLIER.get(value, {}).get(name, str(value))
 
 
