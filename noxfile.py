@@ -121,6 +121,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", env={"PYTHONPATH": ":".join(SOURCES)})
     session.run("python", "tests/lint/room_sizes.py")
+    session.run("python", "tests/lint/import_circles.py")
     session.run("python", "tests/lint/device_names.py")
 
 
