@@ -67,14 +67,24 @@ def is_ours(value: Any) -> bool:
 
 
 def hidden_methods() -> Iterator[str]:
-    """Attributes of living objects that stand before a method of their class in megatron-core or torch."""
+    """Attributes of living objects that stand before a method of their class in megatron-core or torch, as "Class.name"."""
     for thing in gc.get_objects():
         kind = type(thing)
         if not any(str(base.__module__).startswith((CORE, "torch.nn")) for base in kind.__mro__):
             continue
         for name, value in list(getattr(thing, "__dict__", {}).items()):
             if is_ours(value) and callable(getattr(kind, name, None)):
-                yield name
+                yield f"{defining(kind, name).__name__}.{name}"
+
+
+def defining(kind: type, name: str) -> type:
+    """The first class of megatron-core or torch among the bases of `kind`: ours are made of those."""
+    theirs = [base for base in kind.__mro__ if str(base.__module__).startswith((CORE, "torch.nn"))]
+    return next((base for base in theirs if hasattr(base, name)), theirs[0])
+
+
+def qualified(owner: str, name: str) -> str:
+    return f"{owner.rpartition('.')[2]}.{name}"
 
 
 def main(folder: Path) -> None:
@@ -88,7 +98,7 @@ def main(folder: Path) -> None:
     from lt_train.train import trainer
 
     first = members()
-    replaced = {name for (_, name), value in first.items() if is_ours(value)}
+    replaced = {qualified(*key) for key, value in first.items() if is_ours(value)}
     run = trainer.Loop.run
 
     def looking(loop: Any, *arguments: Any) -> Any:
@@ -101,8 +111,7 @@ def main(folder: Path) -> None:
         (folder / name).mkdir()
     train_each(rank, folder, RUNS, OPTIONS, lambda name, way: None)
     last = members()
-    replaced |= {name for (owner, name), value in last.items() if first.get((owner, name), value) is not value}
-    replaced |= {name for (owner, name), value in last.items() if is_ours(value)}
+    replaced |= {qualified(*key) for key, value in last.items() if first.get(key, value) is not value or is_ours(value)}
     print(json.dumps(sorted(replaced)))
 
 
