@@ -213,19 +213,26 @@ def _write_examples(formatter: click.HelpFormatter, examples: str) -> None:
         formatter.write("\n")
 
 
-def run(command: click.Command, tool: str) -> NoReturn:
-    """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code."""
+def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | None = None) -> NoReturn:
+    """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code.
+
+    `handle_signals` installs handlers of the tool's own before those of SIGTERM and SIGHUP, which leave them as they are.
+    """
     global _tool_name
     _tool_name = tool
     environment_prefix = tool.upper().replace("-", "_")
     if f"_{environment_prefix}_COMPLETE" in os.environ:
         command.main(prog_name=tool)
     _prepare_streams()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # nohup has it ignored, and that must stay so.
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _raise_terminated)
-    code = _exit_code_of(lambda: _invoke(command, tool, environment_prefix))
+
+    def work() -> int:
+        # Inside `_exit_code_of`: a signal between a handler's installation and its `try` would end with a traceback.
+        if handle_signals is not None:
+            handle_signals()
+        _end_by_signals()
+        return _invoke(command, tool, environment_prefix)
+
+    code = _exit_code_of(work)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         # From here on a second signal ends the process at once, and without a traceback.
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -236,6 +243,13 @@ def run(command: click.Command, tool: str) -> NoReturn:
         with contextlib.suppress(OSError):
             _flush_output()
     sys.exit(code)
+
+
+def _end_by_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup has it ignored, and that must stay so.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _raise_terminated)
 
 
 def _prepare_streams() -> None:

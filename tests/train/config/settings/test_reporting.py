@@ -63,8 +63,8 @@ def test_refused(arguments: tuple[str, ...]) -> None:
         resolved(*arguments)
 
 
-def test_a_profile_needs_a_place_and_memory_snapshots_a_gpu() -> None:
-    with pytest.raises(UsageError, match="no place"):
+def test_a_profile_needs_a_directory_and_memory_snapshots_a_gpu() -> None:
+    with pytest.raises(UsageError, match="no directory for the profile"):
         resolved("--profile", save=None)
     with pytest.raises(BadConfig, match="on a CPU"):
         resolved("--record-memory-history", where="cpu")

@@ -104,6 +104,4 @@ def bench(dry_run: bool, **options: Any) -> int:
 
 def main() -> NoReturn:
     is_named = len(sys.argv) > 1 and sys.argv[1] in {*commands.commands, *MODULES}
-    if not is_named:
-        signals.end_before_training()
-    console.run(commands if is_named else command, "lt-train")
+    console.run(commands if is_named else command, "lt-train", None if is_named else signals.end_before_training)
