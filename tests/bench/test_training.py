@@ -95,7 +95,7 @@ def test_a_table_counts_as_lt_train_does() -> None:
     flops = results.architecture_of("llama3.2-1b").flops_per_token(8192) * 32768 / 0.5
     mfu = f"{flops / 989e12:.1%}"
     assert row == ["lt-train", "4", "65,536", f"{flops / 1e12:,.1f}", mfu, "3.0", "80.0%"]
-    assert "Floor: 400 ms, with layers in fp8 300 ms" in table.notes[0]
+    assert "Kernel roofline: 400 ms, with layers in fp8 300 ms" in table.notes[0]
     assert "torch 2.11.0" in table.notes[1]
     assert table.items == ["lt-train: defaults."]
 

@@ -14,7 +14,7 @@ from training.contenders import CONTENDERS, OUR_MODULE
 from training.workload import SHAPES
 
 GIB = 1 << 30
-COLUMNS = ("contender", "micro batch", "tokens/s/GPU", "TFLOP/s", "MFU", "peak GiB", "share of the floor")
+COLUMNS = ("contender", "micro batch", "tokens/s/GPU", "TFLOP/s", "MFU", "peak GiB", "share of the roofline")
 
 
 def architecture_of(shape: str) -> Architecture:
@@ -33,7 +33,7 @@ def merged(sessions: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figures(found: dict[str, Any], record: dict[str, Any]) -> dict[str, float | None]:
-    """Of one measurement: step seconds, tokens/s and TFLOP/s of a GPU, MFU against the peak in bf16, share of the floor."""
+    """Of one measurement: step seconds, tokens/s and TFLOP/s of a GPU, MFU against the peak in bf16, share of the roofline."""
     shape = record["shape"]
     seconds = statistics.median(record["step_seconds"])
     tokens = record["tokens_per_step"] / record["gpus"] / seconds
@@ -97,7 +97,7 @@ def _table(found: dict[str, Any], shape: str, gpus: int, mine: list[dict[str, An
     if floor := found["floors"].get(shape):
         fp8 = f", with layers in fp8 {floor['fp8_seconds'] * 1e3:.0f} ms" if floor["fp8_seconds"] else ""
         made.notes.append(
-            f"Floor: {floor['bf16_seconds'] * 1e3:.0f} ms{fp8}; a product of 8192 x 8192 x 8192 ran at "
+            f"Kernel roofline: {floor['bf16_seconds'] * 1e3:.0f} ms{fp8}; a GEMM of 8192 x 8192 x 8192 ran at "
             f"{floor['square_tflops']:.0f} TFLOP/s, a copy at {floor['copy_tb_per_second']:.2f} TB/s."
         )
     made.notes += [*_ratios(found, mine), *_scaling(found, shape, gpus)]

@@ -64,7 +64,7 @@ lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor alert --rules de
 @click.option("--state", metavar="FILE", help="Keep in FILE what was read and reported; report only new findings.")
 @click.option("--exec", "command", metavar="CMD", help="Run CMD for each new finding, with the finding as JSON on its stdin.")
 @click.option("--webhook", metavar="URL", help="POST new findings to URL. Set it in the environment: URLs are often secrets.")
-@click.option("--heartbeat", metavar="FILE", help="Write the time of each finished run into FILE.")
+@click.option("--heartbeat", metavar="FILE", help="Write the time at which alert last finished into FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON lines.")
 def alert(
     logs: tuple[str, ...],

@@ -9,7 +9,7 @@ from lt_shared import console
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
 known_options = console.section(
-    "What the log may not show",
+    "Where the log does not say",
     click.option("--model", metavar="NAME", help="Preset of the model, for TFLOP/s and MFU, e.g. llama3-8b."),
     click.option("--seq-length", metavar="TOKENS", type=click.IntRange(min=1), help="Sequence length."),
     click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="Number of GPUs of the run."),
