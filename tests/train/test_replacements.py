@@ -17,6 +17,8 @@ SOURCE = ROOT / "tools/train/src/lt_train"
 PAGE = (ROOT / "docs/megatron-core.md").read_text()
 # An object's own attributes, and those of a context of torch.autograd: state, not code.
 STATE = {"self", "ctx"}
+# What megatron-core asks of a parameter; 0.19 has a function of that name besides.
+OF_PARAMETERS = {"allreduce"}
 # megatron-core binds it to torch.compile in every module that uses it.
 FOLLOWS_FROM_TORCH = "jit_fuser"
 
@@ -73,7 +75,7 @@ def _attributes(target: ast.expr) -> Iterator[str]:
 
 
 def replaced() -> set[tuple[str, str]]:
-    names = names_of_megatron()
+    names = names_of_megatron() - OF_PARAMETERS
     return {
         (str(path.relative_to(SOURCE)), name)
         for path in SOURCE.rglob("*.py")
