@@ -17,7 +17,7 @@ from lt_preprocess.pipeline.plan import Options, Plan, plan
 from lt_preprocess.tokenizers import loading as tokenizers
 from lt_preprocess.tokenizers.base import Encoder, Tokenizer
 from lt_shared import manifest, tokenizer_files
-from lt_shared.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 DEMO = Path(__file__).parents[1] / "demo"
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -20,7 +20,7 @@ from lt_preprocess.tokenizers.base import Encoder, Texts
 from lt_preprocess.tokenizers.sentencepiece import piece_tokenizer
 from lt_preprocess.tokenizers.vocabulary import Unrecognised
 from lt_shared.console import BadData
-from lt_shared.sentencepiece_proto import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from lt_shared.tokenizers.sentencepiece_proto import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 MISTRAL = {
     "v1": "tokenizer.model.v1",

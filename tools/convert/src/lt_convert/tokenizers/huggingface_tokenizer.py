@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lt_shared import llama3, storage, tekken
-from lt_shared.byte_symbols import SYMBOL_OF_BYTE
+from lt_shared import storage
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers import llama3, tekken
+from lt_shared.tokenizers.byte_symbols import SYMBOL_OF_BYTE
 
 TOKENIZER = "tokenizer.json"
 CONFIGURATION = "tokenizer_config.json"

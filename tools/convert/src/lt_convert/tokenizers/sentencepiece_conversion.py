@@ -6,9 +6,9 @@ transformers does this itself when sentencepiece and protobuf are installed; the
 from pathlib import Path
 from typing import Any
 
-from lt_shared import sentencepiece_proto
 from lt_shared.console import BadData
-from lt_shared.sentencepiece_proto import BPE, CONTROL, SPACE, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel
+from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers.sentencepiece_proto import BPE, CONTROL, SPACE, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel
 
 
 def convert(path: Path) -> Any:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared.byte_symbols import BYTE_OF_SYMBOL
+from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from lt_preprocess.tokenizers import split_patterns, vocabulary
 from lt_preprocess.tokenizers.files import json_files
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
-from lt_shared import llama3, tekken
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers import llama3, tekken
 
 
 def llama4_special_tokens() -> list[str]:

@@ -22,9 +22,9 @@ from lt_preprocess.tokenizers.vocabulary import (
     Vocabulary,
     token_bytes,
 )
-from lt_shared.byte_symbols import BYTE_OF_SYMBOL
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
+from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
 
 def read(files: TokenizerFiles) -> Vocabulary:

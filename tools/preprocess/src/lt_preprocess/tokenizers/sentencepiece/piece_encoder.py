@@ -31,7 +31,7 @@ from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
 )
 from lt_preprocess.tokenizers.sentencepiece.segments import are_neighbours, code_point, segment_end, width
 from lt_preprocess.tokenizers.token_trie import longest_match
-from lt_shared.sentencepiece_proto import SPACE
+from lt_shared.tokenizers.sentencepiece_proto import SPACE
 
 _BLANK = ord(" ")
 _SPACE_MARK = ord(SPACE)

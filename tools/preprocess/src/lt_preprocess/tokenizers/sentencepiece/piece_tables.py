@@ -18,7 +18,7 @@ from lt_preprocess.kernels.jit import bare_inner as inner
 from lt_preprocess.kernels.jit import bare_kernel as kernel
 from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.token_trie import TokenTrie
-from lt_shared.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
+from lt_shared.tokenizers.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
 
 Bytes = npt.NDArray[np.uint8]
 Shorts = npt.NDArray[np.uint16]

@@ -16,9 +16,9 @@ import numpy as np
 
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.vocabulary import Unrecognised
-from lt_shared import sentencepiece_proto
 from lt_shared.console import BadData
-from lt_shared.sentencepiece_proto import (
+from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers.sentencepiece_proto import (
     BPE,
     BYTE,
     CONTROL,

@@ -2,7 +2,7 @@
 
 from tokenizers import pre_tokenizers
 
-from lt_shared.byte_symbols import BYTE_OF_SYMBOL, SYMBOL_OF_BYTE
+from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL, SYMBOL_OF_BYTE
 
 
 def test_the_symbols_of_tokenizers() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lt_shared import tekken
 from lt_shared.console import BadData
+from lt_shared.tokenizers import tekken
 
 
 def content(**changes: Any) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_shared import sentencepiece_proto
 from lt_shared.console import BadData
-from lt_shared.sentencepiece_proto import BPE, BYTE, CONTROL, NORMAL, UNIGRAM, UNKNOWN, UNUSED, USER_DEFINED
+from lt_shared.tokenizers import sentencepiece_proto
+from lt_shared.tokenizers.sentencepiece_proto import BPE, BYTE, CONTROL, NORMAL, UNIGRAM, UNKNOWN, UNUSED, USER_DEFINED
 
 SENTENCES = ["one two three four five", "six seven eight nine ten", "caf\xe9 \u4e2d\u6587 na\xefve"] * 20
 
