@@ -129,7 +129,7 @@ def test_a_full_disk_is_reported_and_leaves_the_old_file(small_disk: Path) -> No
 
 def test_a_full_disk_leaves_no_directory(small_disk: Path) -> None:
     with pytest.raises(IoFailure), storage.publish_directory(small_disk / "out") as directory:
-        (directory / "part").write_bytes(bytes(3 << 20))
+        (directory.path / "part").write_bytes(bytes(3 << 20))
     assert names(small_disk) == []
 
 
@@ -269,8 +269,8 @@ def test_reading_names_what_is_wrong(tmp_path: Path) -> None:
 def test_directories_appear_at_the_end(tmp_path: Path) -> None:
     target = tmp_path / "new/run"
     with storage.publish_directory(target) as directory:
-        (directory / "deep").mkdir()
-        (directory / "deep/file").write_bytes(b"x")
+        (directory.path / "deep").mkdir()
+        (directory.path / "deep/file").write_bytes(b"x")
         assert not target.exists()
     assert (target / "deep/file").read_bytes() == b"x"
     assert names(target.parent) == ["run"]
@@ -280,13 +280,13 @@ def test_an_existing_directory_is_kept_unless_it_is_empty_or_replaced(tmp_path: 
     target = tmp_path / "run"
     target.mkdir()
     with storage.publish_directory(target) as directory:
-        (directory / "file").write_bytes(b"1")
+        (directory.path / "file").write_bytes(b"1")
     with pytest.raises(CannotCreate, match="not empty") as caught, storage.publish_directory(target):
         pass
     assert caught.value.hint is not None and "--force" in caught.value.hint
     with storage.publish_directory(target, replace=True) as directory:
-        assert names(directory) == []
-        (directory / "other").write_bytes(b"2")
+        assert names(directory.path) == []
+        (directory.path / "other").write_bytes(b"2")
     assert names(target) == ["other"]
     assert names(tmp_path) == ["run"]
 
@@ -295,7 +295,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "run").mkdir()
     (tmp_path / "run/old").write_bytes(b"")
     with pytest.raises(ZeroDivisionError), storage.publish_directory(tmp_path / "run", replace=True) as directory:
-        (directory / "new").write_bytes(b"")
+        (directory.path / "new").write_bytes(b"")
         raise ZeroDivisionError
     assert names(tmp_path / "run") == ["old"]
     rename = os.rename
@@ -314,7 +314,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path, monkeypatch: pyte
 
 def test_one_writer_of_a_directory_at_a_time(tmp_path: Path) -> None:
     with storage.publish_directory(tmp_path / "run") as directory:
-        (directory / "file").write_bytes(b"x")
+        (directory.path / "file").write_bytes(b"x")
         with pytest.raises(TryAgain), storage.publish_directory(tmp_path / "run"):
             pass
     assert names(tmp_path / "run") == ["file"]
@@ -323,7 +323,7 @@ def test_one_writer_of_a_directory_at_a_time(tmp_path: Path) -> None:
 def test_a_directory_that_appeared_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second writer opened the partial directory just before the first one renamed it."""
     first = storage.publish_directory(tmp_path / "run")
-    (first.__enter__() / "file").write_bytes(b"first")
+    (first.__enter__().path / "file").write_bytes(b"first")
     lock = local_files.lock
 
     def finish_first(descriptor: int, name: str) -> None:
@@ -343,7 +343,7 @@ def test_a_directory_left_by_a_killed_run_is_emptied(tmp_path: Path) -> None:
     (tmp_path / ".run.partial/file").write_bytes(b"")
     (tmp_path / ".run.partial/link").symlink_to("/nowhere")
     with storage.publish_directory(tmp_path / "run") as directory:
-        assert names(directory) == []
+        assert names(directory.path) == []
 
 
 def test_expand(tmp_path: Path, bucket: str) -> None:
@@ -542,8 +542,8 @@ def test_a_fresh_fingerprint_sees_a_change_behind_an_old_listing(bucket: str, mo
 def test_a_directory_to_be_resumed_keeps_what_is_in_it(tmp_path: Path) -> None:
     for number in range(2):
         with pytest.raises(KeyboardInterrupt), storage.publish_directory(tmp_path / "out", resume=True) as partial:
-            assert len(list(partial.iterdir())) == number
-            (partial / str(number)).write_bytes(b"kept")
+            assert len(list(partial.path.iterdir())) == number
+            (partial.path / str(number)).write_bytes(b"kept")
             raise KeyboardInterrupt
     with storage.publish_directory(tmp_path / "out", resume=True):
         pass

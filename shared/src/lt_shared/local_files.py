@@ -3,17 +3,23 @@
 An output grows as `.NAME.partial` in its own directory, locked by its writer, and is synced to disk before it is renamed: a
 killed process leaves at most that hidden file, which the next run replaces (or resumes, with `resumable_files`). The sync costs
 one flush of the disk's cache per output, a few milliseconds on an SSD. Callers use `storage`, which also handles remote paths.
+
+Others may write to the directory, too. So a partial output is private until it is published (mode 0600 or 0700; then it gets what
+the umask gives), is never opened through a link, and one that another user has put there is refused.
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from lt_shared import ownership
 from lt_shared.console import CannotCreate, IoFailure, TryAgain
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -43,7 +49,7 @@ def publish_file(name: str) -> Iterator[IO[bytes]]:
 
 def partial_path(name: str) -> str:
     """The hidden file in which the output `name` grows."""
-    return os.path.join(os.path.dirname(name) or ".", f".{os.path.basename(name)}.partial")
+    return os.path.join(_parent(name), f".{os.path.basename(name)}.partial")
 
 
 def missing_directory_hint(name: str) -> str:
@@ -54,14 +60,36 @@ def publish_filled(file: IO[bytes], name: str) -> None:
     """Make the partial file of `name`, written through `file`, durable and visible."""
     with writing(name):
         file.flush()
+        set_mode(file.fileno(), 0o666)
         os.fsync(file.fileno())
         _check_still_ours(file.fileno(), partial_path(name), name)
         os.replace(partial_path(name), name)
-        sync_directory(os.path.dirname(name) or ".")
+        sync_directory(_parent(name))
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Give a file or directory what the umask leaves of `mode`; some mounts have their own modes and refuse."""
+    group_is_inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
+    try:
+        os.fchmod(descriptor, mode & ~_umask() | group_is_inherited)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+
+
+def _umask() -> int:
+    """This process's umask. The system call can only exchange it, which other threads would notice; Linux shows it in /proc."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return int(next(line for line in file if line.startswith(b"Umask:")).split()[1], 8)
+    except (OSError, StopIteration):
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return umask
 
 
 def create_partial(name: str) -> int:
-    """Create and lock the partial file, replacing one that a killed process left: it may have another owner and mode.
+    """Create and lock the partial file, replacing one that a killed process left. Raises CannotCreate for another user's.
 
     A process that gets the lock on a file which has since been renamed or deleted must not touch it: it would empty the output
     that another process has just published. Hence the look at the inode after the lock.
@@ -70,11 +98,11 @@ def create_partial(name: str) -> int:
     while True:
         created = True
         try:
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             created = False
             try:
-                descriptor = os.open(partial, os.O_WRONLY | os.O_NOFOLLOW)
+                descriptor = open_own(partial, os.O_WRONLY, name)
             except FileNotFoundError:
                 continue
         try:
@@ -88,6 +116,26 @@ def create_partial(name: str) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def open_own(path: str, flags: int, name: str) -> int:
+    """Open a file that an earlier process of this user left for the output `name`.
+
+    Raises CannotCreate, naming `name`, when it is a link, not a file, or another user's; FileNotFoundError when there is none.
+    """
+    status = os.lstat(path)
+    reason = "is not a regular file" if not stat.S_ISREG(status.st_mode) else ownership.belongs_to_other(status, _parent(path))
+    if reason is None:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if os.path.samestat(status, os.fstat(descriptor)):
+            return descriptor
+        os.close(descriptor)
+        reason = "was exchanged while it was opened"
+    raise CannotCreate(f"{name}: {path} {reason}", "remove it if it is not needed, or choose another output")
+
+
+def _parent(path: str | os.PathLike[str]) -> str:
+    return os.path.dirname(path) or "."
 
 
 def is_at(descriptor: int, path: str | os.PathLike[str]) -> bool:
@@ -104,13 +152,41 @@ def _check_still_ours(descriptor: int, partial: str | os.PathLike[str], name: st
         raise TryAgain(f"{name}: another process is writing it", "wait for that process to end")
 
 
+@dataclasses.dataclass(frozen=True)
+class PartialDirectory:
+    """A directory that only this user can enter, until it is published; `descriptor` is open on it and holds its lock."""
+
+    path: Path
+    descriptor: int
+
+    def open(self, name: str, flags: int) -> int:
+        """Open the file `name`, with "/" between directories, below the directory; directories are made for O_CREAT.
+
+        No symbolic link is followed on the way, and the path of the directory itself is not looked at: whoever may rename it
+        cannot lead the writer elsewhere.
+        """
+        *folders, last = name.split("/")
+        parent = os.dup(self.descriptor)
+        try:
+            for folder in folders:
+                if flags & os.O_CREAT:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(folder, dir_fd=parent)
+                child = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+                os.close(parent)
+                parent = child
+            return os.open(last, flags | os.O_NOFOLLOW, 0o666, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+
 @contextlib.contextmanager
-def publish_directory(path: str | os.PathLike[str], replace: bool = False, resume: bool = False) -> Iterator[Path]:
+def publish_directory(path: str | os.PathLike[str], replace: bool = False, resume: bool = False) -> Iterator[PartialDirectory]:
     """Yield an empty directory beside `path` that becomes `path` when the block ends without an exception.
 
     Every file in it is synced first. An existing `path` is an error unless it is empty or `replace` is set; then the old one is
-    moved away before and deleted after. With `resume` the directory holds what an earlier process left in it, and what is in it
-    after an exception is kept. Raises as `publish`.
+    moved away before and deleted after. With `resume` the directory holds what an earlier process of this user left in it, if
+    nobody else could write there, and what is in it after an exception is kept. Raises as `publish`.
     """
     target = Path(os.path.abspath(path))
     partial = target.parent / f".{target.name}.partial"
@@ -119,13 +195,17 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
         lock = _create_partial_directory(partial, str(target))
     try:
         with filling(str(target)):
-            if not resume:
+            is_trusted = ownership.reason_for_distrust(os.fstat(lock), target.parent) is None
+            set_mode(lock, 0o700)
+            if not (resume and is_trusted):
                 empty_directory(partial)
             _check_replaceable(target, replace)
-            yield partial
+            yield PartialDirectory(partial, lock)
         with writing(str(target)):
+            set_mode(lock, 0o777)
             _check_still_ours(lock, partial, str(target))
             publish_prepared_directory(partial, target)
+            _check_still_ours(lock, target, str(target))
     except BaseException:
         if resume:
             with contextlib.suppress(OSError):
@@ -147,13 +227,21 @@ def _check_replaceable(target: Path, replace: bool) -> None:
 def _create_partial_directory(partial: Path, name: str) -> int:
     """Create and lock the partial directory; the returned descriptor holds the lock. See `create_partial` for the inode."""
     while True:
-        partial.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            partial.mkdir(mode=0o700)
         try:
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            raise CannotCreate(f"{name}: {partial} is not a directory", "remove it, or choose another output") from None
         try:
             lock(descriptor, name)
+            other = ownership.belongs_to_other(os.fstat(descriptor), partial.parent)
+            if other is not None:
+                raise CannotCreate(f"{name}: {partial} {other}", "remove it if it is not needed, or choose another output")
         except BaseException:
             os.close(descriptor)
             raise

@@ -1,9 +1,9 @@
 """Local outputs that a killed process leaves half-written and the next one resumes.
 
 They grow as `.NAME.partial`, like those of `local_files`, but are kept after an exception. The caller records how many bytes are
-good; bytes after that are truncated when it resumes. The lock on the partial file keeps a second writer out. Where
-locks do not work (some NFS and Lustre mounts), two processes may write one partial file: that is harmless as long as both write
-the same bytes at the same offsets; the later one to publish finds the file gone.
+good; bytes after that are truncated when it resumes. What others could have written is not resumed. The lock on the partial file
+keeps a second writer out. Where locks do not work (some NFS and Lustre mounts), two processes may write one partial file: that is
+harmless as long as both write the same bytes at the same offsets; the later one to publish finds the file gone.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import IO
 
-from lt_shared.console import IoFailure, TryAgain
+from lt_shared import ownership
+from lt_shared.console import CannotCreate, IoFailure, TryAgain, note
 from lt_shared.local_files import (
     create_partial,
     creating,
@@ -19,6 +20,7 @@ from lt_shared.local_files import (
     is_at,
     lock,
     missing_directory_hint,
+    open_own,
     partial_path,
     publish_filled,
     writing,
@@ -52,8 +54,15 @@ def sync(file: IO[bytes]) -> None:
 
 
 def holds(name: str, size_bytes: int) -> bool:
-    """Whether an earlier process left at least `size_bytes` of the output `name`."""
-    return size_bytes == 0 or _size_bytes(partial_path(name)) >= size_bytes
+    """Whether an earlier process left at least `size_bytes` of the output `name`, which nobody else could change since."""
+    if size_bytes == 0:
+        return True
+    try:
+        status = os.lstat(partial_path(name))
+    except FileNotFoundError:
+        return False
+    is_trusted = ownership.reason_for_distrust(status, os.path.dirname(partial_path(name))) is None
+    return is_trusted and status.st_size >= size_bytes
 
 
 def exists(name: str) -> bool:
@@ -62,8 +71,8 @@ def exists(name: str) -> bool:
 
 def discard(name: str) -> None:
     """Delete what an earlier process left of an output that will not be finished. What another process writes now is kept."""
-    with contextlib.suppress(FileNotFoundError, TryAgain):
-        descriptor = os.open(partial_path(name), os.O_RDWR | os.O_NOFOLLOW)
+    with contextlib.suppress(FileNotFoundError, TryAgain, CannotCreate):
+        descriptor = open_own(partial_path(name), os.O_RDWR, name)
         try:
             lock(descriptor, name)
             if is_at(descriptor, partial_path(name)):
@@ -75,6 +84,7 @@ def discard(name: str) -> None:
 def withdraw(name: str) -> None:
     """Make a published file partial again: its process was killed before the files that belong to it were published."""
     with writing(name):
+        os.chmod(name, 0o600, follow_symlinks=False)
         os.replace(name, partial_path(name))
 
 
@@ -82,17 +92,29 @@ def withdraw(name: str) -> None:
 def locked(path: str, name: str) -> Iterator[IO[bytes]]:
     """Open a file that one process at a time may open this way, unbuffered, for reading and writing; made if there is none.
 
-    The block may delete it. Raises, naming the output `name`: TryAgain when another process has the file, CannotCreate when it
-    cannot be made.
+    One that others could write to is made anew. The block may delete it. Raises, naming the output `name`: TryAgain when another
+    process has the file, CannotCreate when it cannot be made or belongs to another user.
     """
     while True:
         with creating(name, missing_directory_hint(path)):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                try:
+                    descriptor = open_own(path, os.O_RDWR, name)
+                except FileNotFoundError:
+                    continue
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             lock(descriptor, name)
-            if is_at(descriptor, path):
-                yield file
-                return
+            if not is_at(descriptor, path):
+                continue
+            reason = ownership.reason_for_distrust(os.fstat(descriptor), os.path.dirname(path) or ".")
+            if reason is not None:
+                note(f"{path}: {reason}: not used")
+                os.unlink(path)
+                continue
+            yield file
+            return
 
 
 @contextlib.contextmanager
@@ -111,9 +133,12 @@ def _opened(name: str, kept_bytes: int, mode: str) -> Iterator[IO[bytes]]:
 
 
 def _reopen(name: str, kept_bytes: int) -> int:
-    descriptor = os.open(partial_path(name), os.O_RDWR | os.O_NOFOLLOW)
+    descriptor = open_own(partial_path(name), os.O_RDWR, name)
     try:
         lock(descriptor, name)
+        reason = ownership.reason_for_distrust(os.fstat(descriptor), os.path.dirname(partial_path(name)))
+        if reason is not None:
+            raise CannotCreate(f"{partial_path(name)}: {reason}", "remove it, and run the command again")
         if os.fstat(descriptor).st_size < kept_bytes:
             raise IoFailure(f"{partial_path(name)}: shorter than the {kept_bytes} bytes that were written")
         os.ftruncate(descriptor, kept_bytes)
@@ -122,10 +147,3 @@ def _reopen(name: str, kept_bytes: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _size_bytes(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except FileNotFoundError:
-        return -1

@@ -56,7 +56,8 @@ def _write_local(
     finish: Callable[[Checksums], bytes],
     total: int,
 ) -> None:
-    with storage.publish_directory(destination, replace, resume=True) as partial:
+    with storage.publish_directory(destination, replace, resume=True) as directory:
+        partial = directory.path
         journal = Journal.open(partial, identity)
         _check_space(partial, outputs, journal)
         large = [output for output in outputs if output.has_tensors]

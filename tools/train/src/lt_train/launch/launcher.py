@@ -203,4 +203,4 @@ def _keep_tokenizer(config: RunConfig, run: Path) -> None:
         warn(f"{tokenizer.path}: the tokenizer has changed since the data was made; the run will not hold a copy")
         return
     with storage.publish_directory(target) as directory:
-        files.copy_to(directory)
+        files.copy_to(directory.path)

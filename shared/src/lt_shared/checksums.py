@@ -1,0 +1,75 @@
+"""CRC-32 of files and of ranges of files, as zip archives and gzip have it.
+
+The same checksum that `torch.save` stores for the members of its archives, so one function checks our files and foreign ones.
+isal computes it with carry-less multiplication: 36 GB/s on one core of an AMD EPYC (2026-11-23), beside 34 for XXH3, 17 for
+google-crc32c and 7 for zlib. The checksums of two ranges give that of both together, so a file that the kernel copies from
+others with known checksums need not be read. It finds damage by hardware and software, not forgery: for that see `ownership`.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import IO
+
+from isal import isal_zlib
+
+BLOCK_BYTES = 1 << 20
+_POLYNOMIAL = 0xEDB88320
+
+
+def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """The CRC-32 of `data`, or of what has the checksum `before` followed by `data`."""
+    return isal_zlib.crc32(data, before)
+
+
+def crc32_of_file(file: IO[bytes], size_bytes: int | None = None) -> int:
+    """The CRC-32 of the next `size_bytes` of an open file, or of all to its end. The page cache serves this at 5 to 10 GB/s."""
+    buffer, checksum, left = memoryview(bytearray(BLOCK_BYTES)), 0, size_bytes
+    while left is None or left:
+        count = file.readinto(buffer if left is None else buffer[:left])  # type: ignore[attr-defined]
+        if not count:
+            break
+        checksum = crc32(buffer[:count], checksum)
+        left = None if left is None else left - count
+    return checksum
+
+
+def crc32_of_path(path: str | os.PathLike[str]) -> int:
+    """The CRC-32 of a local file."""
+    with open(path, "rb", buffering=0) as file:
+        return crc32_of_file(file)
+
+
+def joined(first: int, second: int, second_bytes: int) -> int:
+    """The CRC-32 of two ranges, one after the other, from the CRC-32 of each and the size of the second.
+
+    Appending n zero bytes multiplies by x^(8n) modulo the polynomial; that power is found by squaring: 64 steps at most.
+    """
+    return _product(_power_of_x(8 * second_bytes), first) ^ second
+
+
+def joined_all(parts: Iterable[tuple[int, int]]) -> int:
+    """The CRC-32 of ranges one after the other, from pairs of a CRC-32 and a size in bytes."""
+    checksum = 0
+    for part, size_bytes in parts:
+        checksum = joined(checksum, part, size_bytes)
+    return checksum
+
+
+def _product(a: int, b: int) -> int:
+    """The product of two polynomials over GF(2) modulo that of CRC-32; bit 31 is the coefficient of x^0."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+def _power_of_x(exponent: int) -> int:
+    result, square = 1 << 31, 1 << 30
+    while exponent:
+        if exponent & 1:
+            result = _product(square, result)
+        square = _product(square, square)
+        exponent >>= 1
+    return result

@@ -1,0 +1,79 @@
+"""Whether a file or directory that a process finds is its own: made by the same user, and writable by nobody else.
+
+In a directory that others can write to, anyone can plant a half-written output, a journal or a cache under the name that a tool
+will look for. What is found there is used only if it is as if this process had made it. On most filesystems that is: the owner
+is the effective user and the mode lets no one else write. Some mounts change owners or modes (NFS with root_squash, EFS access
+points, filesystems without modes); there it is compared with a file that is made for the purpose, which costs one creation and
+only where the first comparison fails.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:
+    """Who else owns a file found in `directory`, in words, or None when this user would own a file made there."""
+    if status.st_uid == os.geteuid() or status.st_uid == getattr(_new_file(directory), "st_uid", None):
+        return None
+    return f"belongs to another user (uid {status.st_uid})"
+
+
+def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:
+    """Why a file or directory found in `directory` may hold what others have written, in words; None when it cannot."""
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return "is neither a file nor a directory"
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        return "has another name (a hard link)"
+    other = belongs_to_other(status, directory)
+    if other is not None:
+        return other
+    if not status.st_mode & _OTHERS_WRITE:
+        return None
+    new = _new_file(directory)
+    if new is not None and not status.st_mode & _OTHERS_WRITE & ~new.st_mode:
+        return None
+    return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+
+
+def reason_for_distrust_of_path(directory: str | os.PathLike[str]) -> str | None:
+    """As `reason_for_distrust` for a directory and all above it: who may write to one of those may replace what is in it.
+
+    They may also belong to root, and those above may be writable by others if they are sticky, as /tmp is. Links are resolved.
+    """
+    path = Path(directory).resolve()
+    for each in (path, *path.parents):
+        status = os.stat(each)
+        if status.st_uid != 0 and belongs_to_other(status, path):
+            return f"{each} belongs to another user (uid {status.st_uid})"
+        is_sticky_ancestor = each != path and status.st_mode & stat.S_ISVTX
+        if status.st_mode & _OTHERS_WRITE and not is_sticky_ancestor and not _modes_are_not_kept(path):
+            return f"{each} can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return None
+
+
+def _modes_are_not_kept(directory: Path) -> bool:
+    """Whether even a private file in `directory` looks as if others could write to it."""
+    new = _new_file(directory)
+    return new is not None and bool(new.st_mode & _OTHERS_WRITE)
+
+
+def _new_file(directory: str | os.PathLike[str]) -> os.stat_result | None:
+    """The status of a file of mode 0600 that this process makes in `directory` and deletes; None when it cannot make one."""
+    path = os.path.join(directory, f".lt-owner-{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,30 @@
+"""JSON from outside, read so that no other parser can read it differently.
+
+RFC 8259 leaves open what an object with one name twice means: Python keeps the last value, some parsers the first, others refuse.
+A `config.json` or a safetensors header that one program checks and another one uses must not have two readings, so here a
+repeated name is an error, as are NaN and Infinity, which are not JSON.
+"""
+
+import json
+from typing import Any
+
+
+def loads(content: bytes | str) -> Any:
+    """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply."""
+    try:
+        return json.loads(content, object_pairs_hook=_object, parse_constant=_refused)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"it has {twice!r:.60} twice in one object")
+    return names
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

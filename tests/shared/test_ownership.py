@@ -1,0 +1,82 @@
+"""What another user has planted, or could have written, is told apart from what this user made."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lt_shared import ownership
+
+OTHER_UID = 1001
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+
+
+def reason(path: Path) -> str | None:
+    return ownership.reason_for_distrust(os.lstat(path), path.parent)
+
+
+def test_an_own_private_file_is_trusted(tmp_path: Path) -> None:
+    for mode in (0o600, 0o644, 0o400):
+        path = tmp_path / oct(mode)
+        path.touch()
+        path.chmod(mode)
+        assert reason(path) is None
+    assert reason(tmp_path) is None
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
+def test_a_file_that_others_can_write_is_not(mode: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(mode)
+    assert reason(tmp_path / "file") == f"can be written to by others (mode {mode:04o})"
+
+
+def test_links_and_pipes_are_not(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    assert reason(tmp_path / "link") == "is a symbolic link"
+    assert reason(tmp_path / "pipe") == "is neither a file nor a directory"
+    os.link(tmp_path / "file", tmp_path / "second")
+    assert reason(tmp_path / "file") == "has another name (a hard link)"
+
+
+@needs_root
+def test_another_users_file_is_not(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o600)
+    os.chown(tmp_path / "file", OTHER_UID, OTHER_UID)
+    assert reason(tmp_path / "file") == f"belongs to another user (uid {OTHER_UID})"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_where_the_mount_decides_owner_and_mode_a_new_file_is_the_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o666)
+    found = os.lstat(tmp_path / "file")
+    monkeypatch.setattr(ownership, "_new_file", lambda directory: found)
+    monkeypatch.setattr(os, "geteuid", lambda: found.st_uid + 1)
+    assert reason(tmp_path / "file") is None
+
+
+def test_a_directory_is_trusted_with_all_above_it(tmp_path: Path) -> None:
+    below = tmp_path / "shared/cache"
+    below.mkdir(parents=True)
+    assert ownership.reason_for_distrust_of_path(below) is None
+    below.parent.chmod(0o777)
+    assert ownership.reason_for_distrust_of_path(below) == f"{below.parent} can be written to by others (mode 0777)"
+    below.parent.chmod(0o1777)
+    assert ownership.reason_for_distrust_of_path(below) is None
+    below.chmod(0o1777)
+    assert ownership.reason_for_distrust_of_path(below) == f"{below} can be written to by others (mode 1777)"
+
+
+@needs_root
+def test_a_directory_below_anothers_is_not_trusted(tmp_path: Path) -> None:
+    below = tmp_path / "other/cache"
+    below.mkdir(parents=True)
+    os.chown(below.parent, OTHER_UID, OTHER_UID)
+    assert ownership.reason_for_distrust_of_path(below) == f"{below.parent} belongs to another user (uid {OTHER_UID})"
+    (tmp_path / "link").symlink_to(below)
+    assert ownership.reason_for_distrust_of_path(tmp_path / "link") is not None

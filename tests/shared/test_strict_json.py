@@ -1,0 +1,37 @@
+"""JSON with one reading only."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lt_shared import strict_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
+def test_it_reads_what_json_writes(value: object) -> None:
+    assert strict_json.loads(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": 1, "b": 2, "a": 3}', "'a' twice"),
+        ('[{"x": {"y": 1, "y": 1}}]', "'y' twice"),
+        (r'{"a": 1, "\u0061": 2}', "'a' twice"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ("[-Infinity]", "-Infinity is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{", "Expecting"),
+    ],
+)
+def test_it_refuses_what_has_two_readings(content: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        strict_json.loads(content)
