@@ -4,10 +4,13 @@ import io
 import zlib
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_shared import checksums
+from lt_shared.checksums import FileChecksums
+from lt_shared.console import BadData
 
 
 @given(st.lists(st.binary(max_size=200), max_size=6))
@@ -38,3 +41,40 @@ def test_files(tmp_path: Path) -> None:
     file = io.BytesIO(content)
     assert checksums.crc32_of_file(file, 1_500_000) == zlib.crc32(content[:1_500_000])
     assert checksums.crc32_of_file(file) == zlib.crc32(content[1_500_000:])
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, (1 << 32) - 1)).map(tuple), max_size=5).map(tuple)
+
+
+@given(st.dictionaries(st.text(), RANGES))
+def test_a_record_of_checksums_comes_back(ranges: dict[str, tuple[tuple[int, int], ...]]) -> None:
+    record = FileChecksums(ranges)
+    assert FileChecksums.parse(record.to_bytes(), "x") == record
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"{}", b'{"v": 1}', b'{"v": 1, "crc32": []}', b'{"v": 1, "crc32": {"a": [[1]]}}', b'{"v": 2, "crc32": {}}',
+        b'{"v": 1, "crc32": {"a": [[1, -1]]}}', b'{"v": 1, "crc32": {"a": [[true, 1]]}}',
+        b'{"v": 1, "crc32": {"a": [], "a": []}}',
+    ],
+)  # fmt: skip
+def test_a_malformed_record_of_checksums_is_refused(content: bytes) -> None:
+    with pytest.raises(BadData, match=r"^here: "):
+        FileChecksums.parse(content, "here")
+
+
+def test_the_ranges_of_a_file() -> None:
+    content = bytes(range(200))
+    parts = [content[:50], content[50:120], content[120:]]
+    record = FileChecksums({"file": tuple((len(part), zlib.crc32(part)) for part in parts)})
+    assert record.whole("file") == (200, zlib.crc32(content))
+    assert record.whole("other") is None
+    assert record.within("file", 0, 200) == [
+        (0, 50, zlib.crc32(parts[0])),
+        (50, 70, zlib.crc32(parts[1])),
+        (120, 80, zlib.crc32(parts[2])),
+    ]
+    assert record.within("file", 40, 100) == [(50, 70, zlib.crc32(parts[1]))]
+    assert record.within("file", 51, 68) == record.within("other", 0, 9) == []
