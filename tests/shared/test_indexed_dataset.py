@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -363,7 +364,10 @@ def test_a_resumed_dataset_is_byte_for_byte_the_one_written_at_once(
         patch.setattr(indexed_dataset, "COMPOSED_AT_ONCE", at_once)
         assert writer.extent == extent
         append(writer, documents[cut:])
+        recorded = writer.complete()
         writer.publish()
+    for ending, content in zip(("bin", "idx"), contents(directory / "whole"), strict=True):
+        assert recorded[ending] == (len(content), zlib.crc32(content))
     assert contents(directory / "resumed") == contents(directory / "whole")
     assert sorted(os.listdir(directory)) == ["resumed.bin", "resumed.idx", "whole.bin", "whole.idx"]
 
@@ -381,6 +385,35 @@ def test_going_on_from_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / ".data.idx.partial").touch()
     indexed_dataset.discard_partial(prefix)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["bin", "lengths", "counts"])
+def test_damage_between_a_kill_and_the_resume_is_found(tmp_path: Path, name: str) -> None:
+    prefix = str(tmp_path / "data")
+    with pytest.raises(KeyboardInterrupt), Writer(prefix, np.uint16, Extent()) as writer:
+        writer.append_document(np.arange(1000))
+        extent = writer.sync()
+        raise KeyboardInterrupt
+    assert indexed_dataset.can_resume(prefix, np.uint16, extent)
+    with (tmp_path / f".data.{name}.partial").open("r+b") as file:
+        first = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([first ^ 16]))
+    assert not indexed_dataset.can_resume(prefix, np.uint16, extent)
+
+
+def test_checksums_of_tokens_that_were_copied(tmp_path: Path) -> None:
+    copied = np.arange(7, 5000, dtype=np.uint16)
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.append_document(np.array([1, 2, 3]))
+        writer.bin_file.write(copied.tobytes())
+        writer.tokens_were_copied(zlib.crc32(copied.tobytes()), copied.nbytes)
+        writer.append_index(np.array([len(copied)]), np.array([1]))
+        writer.append_document(np.array([4]))
+        recorded = writer.complete()
+        writer.publish()
+    for ending, content in zip(("bin", "idx"), contents(tmp_path / "data"), strict=True):
+        assert recorded[ending] == (len(content), zlib.crc32(content))
 
 
 def test_one_resumable_writer_at_a_time(tmp_path: Path) -> None:

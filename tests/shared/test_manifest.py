@@ -284,3 +284,41 @@ def test_paths_with_spaces_that_exist_are_one_word(tmp_path: Path) -> None:
 def test_numbers_of_another_type_are_refused() -> None:
     with pytest.raises(BadData, match="vocab_size"):
         manifest.parse(['{"v":1,"kind":"dataset","prefix":"x","vocab_size":"abc"}'], "test")
+
+
+def write_sidecar(prefix: str, **fields: object) -> None:
+    record = {"v": manifest.SIDECAR_VERSION, "dataset": manifest.record_of(Dataset(prefix))} | fields
+    Path(manifest.sidecar_path(prefix)).write_text(json.dumps(record))
+
+
+def test_checksums_are_optional(tmp_path: Path) -> None:
+    """Sidecars of older versions have none, datasets of other tools have no sidecar."""
+    prefix = str(tmp_path / "a")
+    assert manifest.recorded_checksums(prefix) is None
+    write_sidecar(prefix)
+    assert manifest.recorded_checksums(prefix) is None
+    write_sidecar(prefix, crc32={"bin": [10, 2**32 - 1], "idx": [50, 0]})
+    assert manifest.recorded_checksums(prefix) == {"bin": (10, 2**32 - 1), "idx": (50, 0)}
+
+
+@pytest.mark.parametrize(
+    "crc32",
+    [5, [], {}, {"bin": [1, 2]}, {"bin": [1, 2], "idx": 3}, {"bin": [1, 2], "idx": [1, -2]}, {"bin": [1], "idx": [True, 1]}],
+)
+def test_malformed_checksums(tmp_path: Path, crc32: object) -> None:
+    prefix = str(tmp_path / "a")
+    write_sidecar(prefix, crc32=crc32)
+    with pytest.raises(BadData, match=r"a\.json: malformed checksums"):
+        manifest.recorded_checksums(prefix)
+
+
+def test_no_line_and_no_sidecar_has_two_meanings(tmp_path: Path) -> None:
+    """Parsers differ in which of two values they take."""
+    prefix = str(tmp_path / "a")
+    Path(manifest.sidecar_path(prefix)).write_text('{"dataset": {"prefix": "a", "tokens": 1, "tokens": 2}}')
+    with pytest.raises(BadData, match="'tokens' twice"):
+        manifest.describe(prefix)
+    with pytest.raises(BadData, match="'prefix' twice"):
+        manifest.parse([A.replace('"prefix"', '"prefix":"/data/b","prefix"'), END % 1], "lines")
+    with pytest.raises(BadData, match="not JSON"):
+        manifest.parse([A.replace('"/data/a"', "[" * 100_000), END % 1], "lines")

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, ClassVar, Self
+from typing import IO, ClassVar, NamedTuple, Self
 
 from isal import isal_zlib
 
@@ -28,6 +28,13 @@ from lt_shared.console import BadData
 
 BLOCK_BYTES = 1 << 20
 _POLYNOMIAL = 0xEDB88320
+
+
+class FileChecksum(NamedTuple):
+    """What is recorded of a whole file."""
+
+    size_bytes: int
+    crc32: int
 
 
 def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:

@@ -12,7 +12,9 @@
     int64[D+1] first sequence of each document, from 0 to S
 
 Files are byte for byte those of megatron-core's IndexedDatasetBuilder. The reader checks what Megatron's does not: the sizes of
-both files. The `.idx` is published last, so a dataset without one was not finished.
+both files. The `.idx` is published last, so a dataset without one was not finished. The writer computes the CRC-32 of both files
+from the blocks that it writes, while these are in the processor's cache (0.03 ms for a MB), for the sidecar and for the journal
+from which a killed writer resumes.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ from typing import IO, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared import resumable_files, storage
+from lt_shared import checksums, resumable_files, storage
+from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -55,11 +58,17 @@ def idx_path(prefix: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much of a dataset has been written: numbers of tokens, sequences and documents."""
+    """How much of a dataset has been written: numbers of tokens, sequences and documents, and the CRC-32 of each partial file."""
 
     tokens: int = 0
     sequences: int = 0
     documents: int = 0
+    tokens_crc32: int = 0
+    lengths_crc32: int = 0
+    counts_crc32: int = 0
+
+    def counts(self) -> dict[str, int]:
+        return {"tokens": self.tokens, "sequences": self.sequences, "documents": self.documents}
 
 
 class Writer:
@@ -77,6 +86,7 @@ class Writer:
         self.dtype = np.dtype(dtype)
         self._code = next(code for code, known in DTYPE_CODES.items() if np.dtype(known) == self.dtype)
         self._is_resumable = resume_from is not None
+        self._checksums: dict[str, FileChecksum] | None = None
         self.extent = resume_from or Extent()
 
     def __enter__(self) -> Self:
@@ -122,22 +132,39 @@ class Writer:
 
         `sequences_per_document` sums to the number of sequence lengths; a document may have none.
         """
-        self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        data = np.ascontiguousarray(tokens, dtype=self.dtype)
+        self._bin.write(data.data)
+        crc32 = checksums.crc32(data.data, self.extent.tokens_crc32)
+        self.extent = dataclasses.replace(self.extent, tokens_crc32=crc32)
         self.append_index(sequence_lengths, sequences_per_document)
 
     @property
     def bin_file(self) -> IO[bytes]:
-        """The .bin that is being written, to copy tokens into it from other files; `append_index` then describes them."""
+        """The .bin that is being written, to copy tokens into it from other files.
+
+        `append_index` then describes them, and `tokens_were_copied` has their checksum.
+        """
         return self._bin
+
+    def tokens_were_copied(self, crc32: int, size_bytes: int) -> None:
+        """The .bin has grown by `size_bytes` with this CRC-32."""
+        crc32 = checksums.joined(self.extent.tokens_crc32, crc32, size_bytes)
+        self.extent = dataclasses.replace(self.extent, tokens_crc32=crc32)
 
     def append_index(self, sequence_lengths: npt.NDArray[np.integer], sequences_per_document: npt.NDArray[np.integer]) -> None:
         """Append to the index only. The two columns may be appended in different steps; only their totals must agree."""
-        self._lengths.write(np.ascontiguousarray(sequence_lengths, dtype=np.int32).data)
-        self._counts.write(np.ascontiguousarray(sequences_per_document, dtype=np.int32).data)
+        lengths = np.ascontiguousarray(sequence_lengths, dtype=np.int32).data
+        counts = np.ascontiguousarray(sequences_per_document, dtype=np.int32).data
+        self._lengths.write(lengths)
+        self._counts.write(counts)
+        before = self.extent
         self.extent = Extent(
-            self.extent.tokens + int(sequence_lengths.sum(dtype=np.int64)),
-            self.extent.sequences + len(sequence_lengths),
-            self.extent.documents + len(sequences_per_document),
+            before.tokens + int(sequence_lengths.sum(dtype=np.int64)),
+            before.sequences + len(sequence_lengths),
+            before.documents + len(sequences_per_document),
+            before.tokens_crc32,
+            checksums.crc32(lengths, before.lengths_crc32),
+            checksums.crc32(counts, before.counts_crc32),
         )
 
     def append_document(self, tokens: npt.NDArray[np.generic]) -> None:
@@ -150,9 +177,16 @@ class Writer:
             resumable_files.sync(file)
         return self.extent
 
+    def complete(self) -> dict[str, FileChecksum]:
+        """Compose the index, after which nothing can be appended; returns what a sidecar records of `.bin` and `.idx`."""
+        if self._checksums is None:
+            tokens = FileChecksum(self.extent.tokens * self.dtype.itemsize, self.extent.tokens_crc32)
+            self._checksums = {"bin": tokens, "idx": self._write_index(self._idx)}
+        return self._checksums
+
     def publish(self, sidecar: tuple[str, bytes] | None = None) -> None:
         """Make the dataset visible: `.bin`, then the sidecar (path, content) if given, then `.idx`."""
-        self._write_index(self._idx)
+        self.complete()
         self._bin.flush()
         storage.remove(idx_path(self.prefix))
         if sidecar is not None:
@@ -165,21 +199,28 @@ class Writer:
             self._stack.close()
         self._published = True
 
-    def _write_index(self, file: IO[bytes]) -> None:
+    def _write_index(self, file: IO[bytes]) -> FileChecksum:
         """Compose the index from the two columns, COMPOSED_AT_ONCE entries at a time."""
-        file.write(HEADER.pack(MAGIC, VERSION, self._code, self.extent.sequences, self.extent.documents + 1))
+        written = FileChecksum(0, 0)
+        for block in self._index_blocks():
+            file.write(block)
+            written = FileChecksum(written.size_bytes + len(block), checksums.crc32(block, written.crc32))
+        return written
+
+    def _index_blocks(self) -> Iterator[memoryview]:
+        yield memoryview(HEADER.pack(MAGIC, VERSION, self._code, self.extent.sequences, self.extent.documents + 1))
         for lengths in _entries(self._lengths):
-            file.write(lengths.data)
+            yield _bytes_of(lengths)
         start = 0
         for lengths in _entries(self._lengths):
             ends = start + np.cumsum(lengths, dtype=np.int64)
-            file.write(((ends - lengths) * self.dtype.itemsize).data)
+            yield _bytes_of((ends - lengths) * self.dtype.itemsize)
             start = int(ends[-1])
-        file.write(np.zeros(1, np.int64).data)
+        yield memoryview(bytes(8))
         start = 0
         for counts in _entries(self._counts):
             ends = start + np.cumsum(counts, dtype=np.int64)
-            file.write(ends.data)
+            yield _bytes_of(ends)
             start = int(ends[-1])
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -200,8 +241,10 @@ def _partial_sizes(prefix: str, dtype: np.dtype[Any], extent: Extent) -> dict[st
 
 
 def can_resume(prefix: str, dtype: npt.DTypeLike, extent: Extent) -> bool:
-    """Whether the partial files of an earlier writer hold at least `extent`."""
-    return all(resumable_files.holds(name, size) for name, size in _partial_sizes(prefix, np.dtype(dtype), extent).items())
+    """Whether the partial files of an earlier writer begin with what was written up to `extent`; reads them back."""
+    expected = (extent.tokens_crc32, extent.lengths_crc32, extent.counts_crc32)
+    sizes = _partial_sizes(prefix, np.dtype(dtype), extent)
+    return all(resumable_files.holds(name, size, crc32) for (name, size), crc32 in zip(sizes.items(), expected, strict=True))
 
 
 def is_partial(prefix: str) -> bool:
@@ -224,6 +267,10 @@ def discard_partial(prefix: str) -> None:
     """Delete what an earlier resumable writer left."""
     for name in (*_partial_sizes(prefix, np.dtype(np.uint16), Extent()), idx_path(prefix)):
         resumable_files.discard(name)
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return array.view(np.uint8).data
 
 
 def _entries(file: IO[bytes]) -> Iterator[npt.NDArray[np.int32]]:

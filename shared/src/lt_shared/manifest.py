@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from lt_shared import storage
+from lt_shared import storage, strict_json
+from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, UsageError, note, print_json
 
 VERSION = 1
 # Of the sidecar beside a dataset. Older ones are read: what is read of them here has not changed.
 SIDECAR_VERSION = 2
+_WITHOUT_SIDECAR = "delete it to use the prefix without one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +202,8 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
 
 def _record(text: str, source: str, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(text)
-    except ValueError as error:
+        record = json.loads(text, object_pairs_hook=strict_json.object_of)
+    except (ValueError, RecursionError) as error:
         raise BadData(f"{source}, line {number}: not JSON: {error}") from None
     if not isinstance(record, dict) or "kind" not in record:
         raise BadData(f"{source}, line {number}: not a manifest line: no kind")
@@ -269,21 +271,56 @@ def check_sidecar_version(record: dict[str, Any], path: str) -> None:
         raise BadData(f"{path}: version {version}, known is {SIDECAR_VERSION}", "it was written by a newer lt-preprocess: update")
 
 
+def read_sidecar(prefix: str) -> dict[str, Any] | None:
+    """What is beside a dataset, or None when there is nothing. Raises BadData for what is no sidecar, or a newer one's."""
+    path = sidecar_path(prefix)
+    if not storage.exists(path):
+        return None
+    try:
+        record = strict_json.loads(storage.read_bytes(path))
+    except ValueError as error:
+        raise BadData(f"{path}: not a dataset description: {error}", _WITHOUT_SIDECAR) from None
+    if not isinstance(record, dict):
+        raise BadData(f"{path}: not a dataset description: not an object", _WITHOUT_SIDECAR)
+    check_sidecar_version(record, path)
+    return record
+
+
 def describe(prefix: str) -> Dataset:
     """The dataset at `prefix` with what its sidecar says, or with nothing but the prefix when it has none.
 
     Raises BadData when the sidecar is malformed or of a newer version.
     """
-    path = sidecar_path(prefix)
-    if not storage.exists(path):
+    record = read_sidecar(prefix)
+    if record is None:
         return Dataset(prefix)
     try:
-        record = json.loads(storage.read_bytes(path))
         entry = Dataset.from_record(record["dataset"])
     except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the prefix without one") from None
-    check_sidecar_version(record, path)
+        raise BadData(f"{sidecar_path(prefix)}: not a dataset description: {error}", _WITHOUT_SIDECAR) from None
     return dataclasses.replace(entry, prefix=prefix)
+
+
+def recorded_checksums(prefix: str) -> dict[str, FileChecksum] | None:
+    """Size and CRC-32 of a dataset's files by their ending, "bin" and "idx", as its writer saw them.
+
+    None when there is no sidecar, or one that says nothing of them, as those of older versions. Raises as `describe`.
+    """
+    return checksums_in(read_sidecar(prefix) or {}, sidecar_path(prefix))
+
+
+def checksums_in(sidecar: dict[str, Any], path: str) -> dict[str, FileChecksum] | None:
+    """As `recorded_checksums`, from the content of a sidecar that was read from `path`."""
+    record = sidecar.get("crc32")
+    if record is None:
+        return None
+    try:
+        found = {ending: FileChecksum(*record[ending]) for ending in ("bin", "idx")}
+        if any(type(number) is not int or number < 0 for checksum in found.values() for number in checksum):
+            raise ValueError("sizes and checksums are whole numbers")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadData(f"{path}: malformed checksums: {error}", _WITHOUT_SIDECAR) from None
+    return found
 
 
 def checkpoints(entries: Iterable[Entry], source: str) -> list[Checkpoint]:

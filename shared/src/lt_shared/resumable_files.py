@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from lt_shared import ownership
+from lt_shared.checksums import crc32_of_file
 from lt_shared.console import CannotCreate, IoFailure, TryAgain, note
 from lt_shared.local_files import (
     create_partial,
@@ -53,16 +54,22 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def holds(name: str, size_bytes: int) -> bool:
-    """Whether an earlier process left at least `size_bytes` of the output `name`, which nobody else could change since."""
+def holds(name: str, size_bytes: int, crc32: int | None = None) -> bool:
+    """Whether an earlier process left at least `size_bytes` of the output `name`, which nobody else could change since.
+
+    With `crc32` they are read back, at the speed of the disk, and must have that checksum.
+    """
     if size_bytes == 0:
         return True
     try:
-        status = os.lstat(partial_path(name))
-    except FileNotFoundError:
+        descriptor = open_own(partial_path(name), os.O_RDONLY, name)
+    except (FileNotFoundError, CannotCreate):
         return False
-    is_trusted = ownership.reason_for_distrust(status, os.path.dirname(partial_path(name))) is None
-    return is_trusted and status.st_size >= size_bytes
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        is_trusted = ownership.reason_for_distrust(status, os.path.dirname(partial_path(name))) is None
+        is_whole = is_trusted and status.st_size >= size_bytes
+        return is_whole and (crc32 is None or crc32_of_file(file, size_bytes) == crc32)
 
 
 def exists(name: str) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 def loads(content: bytes | str) -> Any:
     """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply."""
     try:
-        return json.loads(content, object_pairs_hook=_object, parse_constant=_refused)
+        return json.loads(content, object_pairs_hook=object_of, parse_constant=_refused)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, for `json.loads(..., object_pairs_hook=object_of)`. Raises ValueError when a name is there twice."""
     names = dict(pairs)
     if len(names) < len(pairs):
         seen: set[str] = set()

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Shape
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import indexed_dataset, manifest, storage
+from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.console import IoFailure, Progress
 from lt_shared.manifest import Dataset
 
@@ -84,8 +84,20 @@ def build(wanted: Plan) -> Dataset:
         with Progress("merging", sum(sizes), "B") as progress:
             paths = [indexed_dataset.bin_path(part.prefix) for part in wanted.parts]
             concatenate(list(zip(paths, sizes, strict=True)), writer.bin_file, progress.advance)
-        writer.publish(provenance.sidecar(wanted.result, wanted.derivation, wanted.options, wanted.files))
+        for part, size in zip(wanted.parts, sizes, strict=True):
+            writer.tokens_were_copied(_checksum_of_tokens(part.prefix, size), size)
+        made = provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options, wanted.files)
+        writer.publish(made)
     return wanted.result
+
+
+def _checksum_of_tokens(prefix: str, size_bytes: int) -> int:
+    """The CRC-32 of a part's `.bin`: the recorded one, so that damage done since is found in the merged dataset, too."""
+    recorded = manifest.recorded_checksums(prefix)
+    if recorded is not None and recorded["bin"].size_bytes == size_bytes:
+        return recorded["bin"].crc32
+    with storage.open_read(indexed_dataset.bin_path(prefix)) as file:
+        return checksums.crc32_of_file(file, size_bytes)
 
 
 class _Piece(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from lt_preprocess import __version__
 from lt_preprocess.datasets.block_reader import BlockReader
 from lt_shared import manifest, storage
+from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, warn
 from lt_shared.indexed_dataset import bin_path, idx_path
 from lt_shared.manifest import Dataset
@@ -41,17 +42,12 @@ def fingerprint(prefix: str) -> dict[str, Any]:
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
     """The sidecar, or None when there is none. Raises BadData for one that is not JSON, of another shape or newer."""
     path = manifest.sidecar_path(prefix)
-    if not storage.exists(path):
+    record = manifest.read_sidecar(prefix)
+    if record is None:
         return None
-    try:
-        record = json.loads(storage.read_bytes(path))
-    except ValueError as error:
-        raise BadData(f"{path}: not a dataset description: {error}", "delete it to use the dataset without it") from None
-    if not isinstance(record, dict):
-        raise BadData(f"{path}: not a dataset description", "delete it to use the dataset without it")
-    manifest.check_sidecar_version(record, path)
     if wrong := [name for name, is_sound in _SHAPES.items() if record.get(name) is not None and not is_sound(record[name])]:
         raise BadData(f"{path}: not a dataset description: {wrong[0]} is malformed", "delete it to use the dataset without it")
+    manifest.checksums_in(record, path)
     return record
 
 
@@ -150,12 +146,17 @@ def _position_in_run(record: dict[str, Any]) -> _RunPosition | None:
 
 
 def sidecar(
-    dataset: Dataset, derivation: Derivation, options: dict[str, Any], files: list[dict[str, Any]] | None = None
+    dataset: Dataset,
+    crc32: dict[str, FileChecksum],
+    derivation: Derivation,
+    options: dict[str, Any],
+    files: list[dict[str, Any]] | None = None,
 ) -> tuple[str, bytes]:
     """Path and content of the sidecar. `files` are those of text whose documents the dataset holds, all and in order."""
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
+        "crc32": crc32,
         "sources": files,
         "options": options,
         "derivation": dataclasses.asdict(derivation),

@@ -81,7 +81,7 @@ def build(wanted: Plan) -> Dataset:
             for some in sorted_by_key(with_keys, wanted.shape.dtype, size_bytes, directory, progress.advance):
                 writer.append(some.tokens, some.sequence_lengths, some.sequences_per_document)
                 progress.advance(some.tokens.nbytes)
-        writer.publish(provenance.sidecar(wanted.result, wanted.derivation, wanted.options))
+        writer.publish(provenance.sidecar(wanted.result, writer.complete(), wanted.derivation, wanted.options))
     return wanted.result
 
 

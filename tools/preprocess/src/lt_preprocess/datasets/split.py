@@ -137,5 +137,5 @@ def build(wanted: Plan) -> list[Dataset]:
         made = []
         for part, writer, origin in zip(wanted.results, writers, wanted.derivations, strict=True):
             made.append(dataclasses.replace(part, documents=writer.documents, tokens=writer.tokens))
-            writer.publish(provenance.sidecar(made[-1], origin, wanted.options))
+            writer.publish(provenance.sidecar(made[-1], writer.complete(), origin, wanted.options))
     return made

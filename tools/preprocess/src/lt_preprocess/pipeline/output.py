@@ -114,7 +114,8 @@ class OutputPart:
                 self._plan.tokenizer.eod,
                 self._plan.identity,
             )
-            writer.publish((manifest.sidecar_path(prefix), sidecar.content(self._plan, dataset, writer.extent, state)))
+            content = sidecar.content(self._plan, dataset, writer.extent, writer.complete(), state)
+            writer.publish((manifest.sidecar_path(prefix), content))
             self._published[prefix] = dataset
         return [self._published[prefix] for prefix in self._plan.dataset_prefixes(state.part)]
 

@@ -1,9 +1,10 @@
 """The file beside a dataset that says where it came from: `PREFIX.json`.
 
-`dataset` is its manifest line, which other tools read. `sources` are the inputs that were read, each with size, modification time
-and the hash of its first 64 KiB (remote ones with the store's version), `options` what changed the result, `counts` what is in it
-and what was left out, `made_by` the versions of all that took part. `plan` is the plan's fingerprint: a later run with the same
-one has nothing to do. `run` is the same for all shards of one run, so that those of different runs are not joined.
+`dataset` is its manifest line, which other tools read; `crc32` is the size and CRC-32 of `.bin` and of `.idx`. `sources` are the
+inputs that were read, each with size, modification time and the hash of its first 64 KiB (remote ones with the store's version),
+`options` what changed the result, `counts` what is in it and what was left out, `made_by` the versions of all that took part.
+`plan` is the plan's fingerprint: a later run with the same one has nothing to do. `run` is the same for all shards of one run, so
+that those of different runs are not joined.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from lt_preprocess.datasets import provenance
 from lt_preprocess.pipeline.journal import State
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_shared import indexed_dataset, manifest, storage
+from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate
 from lt_shared.indexed_dataset import Extent
 
@@ -28,7 +30,7 @@ HEAD_BYTES = 1 << 16
 PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
 
 
-def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State) -> bytes:
+def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[str, FileChecksum], state: State) -> bytes:
     """The sidecar of one dataset of a part that is closed."""
     [json_key] = [
         key
@@ -39,12 +41,13 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, state: State)
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
+        "crc32": crc32,
         "plan": plan.fingerprint,
         "run": _fingerprint_of_all_shards(plan),
         "part": {"index": state.part, "is_last": state.is_last},
         "sources": _sources(plan, state),
         "options": options,
-        "counts": dataclasses.asdict(extent) | {"bad_lines": state.bad_lines - state.bad_lines_before},
+        "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
         "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
     }
     return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
