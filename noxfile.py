@@ -147,6 +147,21 @@ def bench(session: nox.Session) -> None:
 
 
 @task
+def mutants(session: nox.Session) -> None:
+    """Try small mistakes in a module on its tests, and print those that no test notices: `-- FILE [--json]`.
+
+    The module's tests run once to learn which of them execute which line, then each mistake runs until one fails. docs/mutants.md
+    has the scores.
+    """
+    if not session.posargs:
+        session.error("name a module: nox -s mutants -- shared/src/lt_shared/storage.py")
+    install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+    # 1 says that fewer than 95% were noticed.
+    session.run("python", "tests/mutants/mutants.py", *session.posargs, env=environment)
+
+
+@task
 def lock(session: nox.Session) -> None:
     """Write constraints.txt anew for Python 3.11, 3.12 and 3.13, with the versions that it has where they still fit together.
 

@@ -1,0 +1,122 @@
+"""The whole runner, on a small module with tests made for the purpose."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import operators
+import report
+
+ROOT = Path(__file__).parents[2]
+MODULE = """
+def sign(a):
+    if a < 0:
+        return -1
+    return 1
+"""
+WEAK = """
+from lt_small.number import sign
+
+def test_of_one():
+    assert sign(1) == 1
+"""
+IN_ANOTHER_PROCESS = """
+import subprocess, sys
+
+def test_of_minus_one():
+    code = "from lt_small import number; print(number.sign(-1))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "-1\\n"
+"""
+ENDLESS = """
+from lt_small.number import sign
+
+def test_of_one():
+    while sign(1) == 2:
+        pass
+"""
+FAILING = (
+    WEAK
+    + """
+def test_that_fails():
+    assert sign(-1) == 1
+"""
+)
+
+
+def tried(tests: str, folder: Path, *options: str) -> tuple[int, dict[str, object], str]:
+    """What the runner says of MODULE with the given tests, in a repository of its own."""
+    files = {
+        "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["shared/src"]\naddopts = "--import-mode=importlib"\n',
+        "shared/src/lt_small/__init__.py": "",
+        "shared/src/lt_small/number.py": MODULE,
+        "tests/shared/test_number.py": tests,
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    command = [sys.executable, ROOT / "tests/mutants/mutants.py", "shared/src/lt_small/number.py", "--json", *options]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder / "shared/src")}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    assert {name: (folder / name).read_text() for name in files} == files
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def statuses(result: dict[str, object]) -> dict[str, str]:
+    return {one["after"]: one["status"] for one in result["mutants"]}  # type: ignore[attr-defined]
+
+
+def test_survivors_and_victims(tmp_path: Path) -> None:
+    code, result, _ = tried(WEAK, tmp_path)
+    assert code == 1
+    assert statuses(result) == {
+        "if a <= 0:": "survived",
+        "if a >= 0:": "killed",
+        "if a < 1:": "survived",
+        "return None": "killed",
+        "return +1": "survived",
+        "return -2": "survived",
+        "return 2": "killed",
+    }
+    assert result["score"] == 0.375
+
+
+def test_processes_that_tests_start_have_the_mutant(tmp_path: Path) -> None:
+    _, result, _ = tried(IN_ANOTHER_PROCESS, tmp_path)
+    found = statuses(result)
+    assert found["if a >= 0:"] == found["return +1"] == found["return -2"] == "killed"
+    assert found["return 2"] == found["if a <= 0:"] == "survived"
+
+
+def test_a_test_without_end_is_ended(tmp_path: Path) -> None:
+    _, result, _ = tried(ENDLESS, tmp_path, "--lines", "5")
+    assert statuses(result) == {"return None": "survived", "return 2": "timed out"}
+
+
+def test_a_test_that_fails_anyway_kills_nothing(tmp_path: Path) -> None:
+    _, result, said = tried(FAILING, tmp_path)
+    assert "test_that_fails" in said
+    assert statuses(result) == statuses(tried(WEAK, tmp_path)[1])
+
+
+def test_equivalent_mutants_do_not_count() -> None:
+    source = b"def f(a):\n    return a < 1\n"
+    mutants = operators.mutants(source)
+    outcomes = [report.Outcome(one, "survived" if b"<=" in one.replacement else "killed", 1, "t") for one in mutants]
+    strict = report.Report("m.py", source, outcomes, {})
+    assert [one.mutant.replacement for one in strict.survivors()] == [b"<="]
+    assert strict.score() == 1 - 1 / len(mutants)
+    lenient = report.Report("m.py", source, outcomes, {("return a < 1", "return a <= 1"): "why"})
+    assert (lenient.score(), lenient.stale()) == (1.0, [])
+    stale = report.Report("m.py", source, outcomes, {("return a < 1", "return a >= 1"): "why"})
+    assert stale.stale() == [("return a < 1", "return a >= 1")]
+
+
+def test_every_listed_mutant_exists() -> None:
+    """The runner finds out whether it is equivalent; here only that its lines are still there."""
+    for module, listed in tomllib.loads(report.LIST.read_text()).items():
+        source = (ROOT / module).read_bytes()
+        changes = {report.Report(module, source, [], {}).change(one) for one in operators.mutants(source)}
+        assert [one for one in listed if (one["before"], one["after"]) not in changes] == []
+        assert all(one["reason"] for one in listed)
