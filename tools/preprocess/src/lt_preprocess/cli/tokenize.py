@@ -125,7 +125,8 @@ def command(
         input = ()
     if not files and not input:
         raise click.UsageError("Missing argument 'FILE...'.")
-    from lt_preprocess.pipeline import plan, run, sidecar
+    from lt_preprocess.datasets import provenance
+    from lt_preprocess.pipeline import journal, plan, run, sidecar
     from lt_shared import manifest
 
     workers = workers or len(os.sched_getaffinity(0))
@@ -142,7 +143,10 @@ def command(
             sidecar.check_tokenizer(wanted)
         made = run.build(wanted, workers, anew=force)
     else:
+        for dataset in made:
+            provenance.check_not_planted(dataset.prefix)
         console.note(f"{wanted.prefix}: up to date")
+        journal.delete_finished(wanted)
     writer = manifest.Writer(plain)
     for dataset in made:
         writer.write(dataset)

@@ -7,14 +7,15 @@ run of the same command on the same sources has nothing to do.
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lt_preprocess import __version__
 from lt_preprocess.datasets.block_reader import BlockReader
-from lt_shared import manifest, storage
+from lt_shared import checksums, manifest, ownership, storage
 from lt_shared.checksums import FileChecksum
-from lt_shared.console import BadData, NoInput, warn
+from lt_shared.console import BadData, CannotCreate, NoInput, warn
 from lt_shared.indexed_dataset import bin_path, idx_path
 from lt_shared.manifest import Dataset
 
@@ -166,7 +167,10 @@ def sidecar(
 
 
 def finished(prefix: str, derivation: Derivation) -> Dataset | None:
-    """The dataset that an earlier run of the same command on the same sources left whole, or None."""
+    """The dataset that an earlier run of the same command on the same sources left whole, or None.
+
+    Raises CannotCreate as `check_not_planted`.
+    """
     try:
         record = read_sidecar(prefix)
         if record is None or record.get("derivation") != dataclasses.asdict(derivation):
@@ -174,6 +178,34 @@ def finished(prefix: str, derivation: Derivation) -> Dataset | None:
         found = manifest.describe(prefix)
         with BlockReader(prefix) as reader:
             same = (reader.documents, reader.tokens, reader.dtype.name) == (found.documents, found.tokens, found.dtype)
+        is_sound = same and is_index_sound(prefix, record)
     except (BadData, NoInput):
         return None
-    return found if same else None
+    if is_sound:
+        check_not_planted(prefix)
+    return found if is_sound else None
+
+
+def is_index_sound(prefix: str, record: dict[str, Any]) -> bool:
+    """Whether the index has the size and checksum that its sidecar records, and the tokens their size.
+
+    A remote index is not read. Raises NoInput when a file is missing.
+    """
+    recorded = manifest.checksums_in(record, manifest.sidecar_path(prefix))
+    if recorded is None:
+        return storage.size_bytes(idx_path(prefix)) > 0
+    sizes = storage.size_bytes(bin_path(prefix)), storage.size_bytes(idx_path(prefix))
+    if sizes != (recorded["bin"].size_bytes, recorded["idx"].size_bytes):
+        return False
+    return storage.is_remote(prefix) or checksums.crc32_of_path(idx_path(prefix)) == recorded["idx"].crc32
+
+
+def check_not_planted(prefix: str) -> None:
+    """Raise CannotCreate for a dataset that another user made where this user's is expected: anyone can copy a fingerprint."""
+    if storage.is_remote(prefix):
+        return
+    for path in (bin_path(prefix), idx_path(prefix), manifest.sidecar_path(prefix)):
+        status = os.stat(path)
+        other = None if status.st_uid == 0 else ownership.belongs_to_other(status, os.path.dirname(path) or ".")
+        if other is not None:
+            raise CannotCreate(f"{path}: {other}", "name that dataset if you trust it, choose another output, or pass --force")

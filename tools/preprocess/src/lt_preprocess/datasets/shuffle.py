@@ -9,7 +9,9 @@ buckets lie beside the output and need as much space.
 
 import contextlib
 import dataclasses
+import os
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,8 +23,9 @@ import numpy.typing as npt
 from lt_preprocess.datasets import provenance, source_datasets
 from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape
 from lt_preprocess.datasets.provenance import Derivation
-from lt_shared import indexed_dataset, manifest, storage
-from lt_shared.console import Progress
+from lt_shared import indexed_dataset, manifest, ownership, storage
+from lt_shared.console import CannotCreate, Progress
+from lt_shared.local_files import creating
 from lt_shared.manifest import Dataset
 
 BUCKET_BYTES = 64 << 20
@@ -87,10 +90,21 @@ def build(wanted: Plan) -> Dataset:
 
 @contextlib.contextmanager
 def buckets_directory(prefix: str) -> Iterator[Path]:
-    """An empty directory beside the output, deleted afterwards. What a killed process left there is deleted first."""
+    """An empty directory beside the output, of this user alone, deleted afterwards. What a killed process left is deleted first.
+
+    Raises CannotCreate for what another user has put there.
+    """
     directory = Path(prefix).with_name(f".{Path(prefix).name}.buckets")
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
+    with creating(prefix):
+        if os.path.lexists(directory):
+            status = os.lstat(directory)
+            other = ownership.belongs_to_other(status, directory.parent)
+            if other is not None or not stat.S_ISDIR(status.st_mode):
+                raise CannotCreate(
+                    f"{prefix}: {directory} {other or 'is not a directory'}", "remove it, or choose another output"
+                )
+            shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700)
     try:
         yield directory
     finally:

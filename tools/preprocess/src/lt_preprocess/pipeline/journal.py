@@ -4,6 +4,10 @@ A hidden file beside the outputs, `.NAME.journal`, one JSON object a line: the p
 that the outputs were synced. A truncated line is ignored. What was written to the outputs after the last sync is cut off and made
 again. The process that has the file open holds a lock on it. On a remote store, where files cannot be appended to, only finished
 parts are recorded, and there is no lock.
+
+What lies on the disk need not be what was written there. A line has the CRC-32 of each partial file, which is read back before
+the run resumes, at the speed of the disk; what differs, and what another user may have written, is made again. The names in a
+line are those of files to delete, so a line with names that the run would not give its outputs is no line of its journal.
 """
 
 import contextlib
@@ -11,76 +15,20 @@ import dataclasses
 import glob
 import json
 import os
+import re
 from collections.abc import Iterator
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from lt_preprocess import __version__
+from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
-from lt_preprocess.readers.chunks import Position
-from lt_shared import indexed_dataset, resumable_files, storage
-from lt_shared.console import TryAgain, note
+from lt_preprocess.pipeline.state import State
+from lt_shared import checksums, indexed_dataset, resumable_files, storage
+from lt_shared.console import CannotCreate, ToolError, TryAgain, note
 from lt_shared.indexed_dataset import Extent
+from lt_shared.local_files import open_own
 
-VERSION = 1
-BEGINNING = Position()
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """What is on disk. Reading resumes at `position`; the first `taken` documents from there have been written.
-
-    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes`, from the inputs with the indices
-    `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`. `is_closed`: the part is complete
-    and to be published; `is_last`: no part follows.
-    """
-
-    position: Position = BEGINNING
-    taken: int = 0
-    part: int = 0
-    first_input: int | None = None
-    last_input: int | None = None
-    extents: tuple[Extent, ...] = ()
-    quarantine_bytes: int = 0
-    bad_lines_before: int = 0
-    bad_lines: int = 0
-    reported: tuple[str, ...] = ()
-    text_bytes: int = 0
-    is_closed: bool = False
-    is_last: bool = False
-
-    def with_input(self, number: int) -> "State":
-        """Something of this input comes into the part."""
-        first = number if self.first_input is None else self.first_input
-        return dataclasses.replace(self, first_input=first, last_input=number)
-
-    def next_part(self) -> "State":
-        """Nothing of the next part is written."""
-        return dataclasses.replace(
-            self,
-            part=self.part + 1,
-            first_input=None,
-            last_input=None,
-            extents=tuple(Extent() for _ in self.extents),
-            quarantine_bytes=0,
-            bad_lines_before=self.bad_lines,
-            is_closed=False,
-        )
-
-    @property
-    def is_worth_keeping(self) -> bool:
-        return self.part > 0 or any(extent != Extent() for extent in self.extents)
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        known = {field.name: record[field.name] for field in dataclasses.fields(cls)}
-        return cls(
-            **known
-            | {
-                "position": Position(*known["position"]),
-                "extents": tuple(Extent(**extent) for extent in known["extents"]),
-                "reported": tuple(known["reported"]),
-            }
-        )
+VERSION = 2
 
 
 class Journal:
@@ -107,6 +55,8 @@ class Journal:
         """The last state that the records of an earlier run hold, if it ran the same plan."""
         if len(records) < 2 or records[0] != self._header():
             return None
+        if records[-1]["datasets"] != self._plan.dataset_prefixes(records[-1]["part"]):
+            return None
         state = State.from_record(records[-1])
         return state if records[-1]["on_error"] == on_error or state.bad_lines == 0 else None
 
@@ -124,8 +74,10 @@ class RemoteJournal(Journal):
     def __init__(self, path: str, plan: Plan):
         super().__init__(plan)
         self._path = path
-        records = _records(storage.read_bytes(path)) if storage.exists(path) else []
+        records = _records(storage.read_bytes(path), plan) if storage.exists(path) else []
         self.state = self._state_in(records, plan.options.on_error)
+        if self.state is not None and not _finished_parts_are_whole(self.state, plan):
+            self.state = None
 
     def write(self, state: State) -> None:
         if not any(extent != Extent() for extent in state.extents):
@@ -146,7 +98,7 @@ class LocalJournal(Journal):
         self._path = path
         self._file = file
         content = file.read()
-        records = _records(content)
+        records = _records(content, plan)
         if content.count(b"\n") > 1 and not records:
             note(f"{path}: no valid record of the earlier run: starting from the beginning")
         self.state = self._state_in(records, plan.options.on_error)
@@ -154,6 +106,8 @@ class LocalJournal(Journal):
             file.seek(content.rfind(b"\n") + 1)
             file.truncate()
         else:
+            if self.state is not None and self.state.is_worth_keeping:
+                note(f"{path}: what it describes is gone or damaged: starting from the beginning")
             self.state = None
             if len(records) > 1:
                 _discard(records[-1])
@@ -173,15 +127,26 @@ class LocalJournal(Journal):
 
 
 def _can_resume(state: State, plan: Plan) -> bool:
-    """Whether the partial files are there; what was published of a dataset that is not whole is made partial again."""
+    """Whether what was written is there; what was published of a dataset that is not whole is made partial again."""
+    if not _finished_parts_are_whole(state, plan):
+        return False
     for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True):
         if state.is_closed and not indexed_dataset.retract_unfinished(prefix):
-            continue
-        if not indexed_dataset.can_resume(prefix, plan.dtype, extent):
+            if not sidecar.is_whole(prefix, plan):
+                return False
+        elif not indexed_dataset.can_resume(prefix, plan.dtype, extent):
             return False
     quarantine = plan.quarantine_path(state.part)
-    is_published = state.is_closed and os.path.exists(quarantine) and not resumable_files.exists(quarantine)
-    return is_published or resumable_files.holds(quarantine, state.quarantine_bytes)
+    if state.is_closed and os.path.isfile(quarantine) and not resumable_files.exists(quarantine):
+        return (os.path.getsize(quarantine), checksums.crc32_of_path(quarantine)) == (
+            state.quarantine_bytes,
+            state.quarantine_crc32,
+        )
+    return resumable_files.holds(quarantine, state.quarantine_bytes, state.quarantine_crc32)
+
+
+def _finished_parts_are_whole(state: State, plan: Plan) -> bool:
+    return all(sidecar.is_whole(prefix, plan) for part in range(state.part) for prefix in plan.dataset_prefixes(part))
 
 
 def _discard(record: dict[str, Any]) -> None:
@@ -201,9 +166,10 @@ def _discard_overlapping(plan: Plan, path: str) -> None:
     for other in sorted(glob.glob(f"{of_any_key}_document.journal")):
         if other == path:
             continue
-        with contextlib.suppress(TryAgain, FileNotFoundError):
+        # Another user's is of no use here, and he may have left anything under this name.
+        with contextlib.suppress(TryAgain, FileNotFoundError, CannotCreate):
             # Looked at without the lock first: that of a run with nothing in common is not taken even for a moment.
-            with open(other, "rb") as unlocked:
+            with open(open_own(other, os.O_RDONLY, plan.prefix), "rb") as unlocked:
                 if not _overlapping(unlocked, plan):
                     continue
             with resumable_files.locked(other, plan.prefix) as file:
@@ -214,43 +180,71 @@ def _discard_overlapping(plan: Plan, path: str) -> None:
 
 def _overlapping(journal: IO[bytes], plan: Plan) -> list[dict[str, Any]]:
     """The last state in a journal if its run was making a dataset that the plan makes, too."""
-    states = _records(journal.read())[1:]
+    states = _records(journal.read(), plan)[1:]
     return [state for state in states if set(state["datasets"]) & set(plan.dataset_prefixes(state["part"]))]
+
+
+def delete_finished(plan: Plan) -> None:
+    """Delete the journal and the partial files of a run of the plan that was killed after it had published everything."""
+    path = _path(plan)
+    if storage.is_remote(path):
+        if plan.options.max_shard_bytes is not None:
+            storage.remove(path)
+        return
+    if not os.path.lexists(path):
+        return
+    # The datasets are up to date whatever is in the way; a run that is still at work deletes its own.
+    with contextlib.suppress(ToolError, OSError), resumable_files.locked(path, plan.prefix) as file:
+        records = _records(file.read(), plan)
+        if not records or records[0].get("plan") == plan.fingerprint:
+            for record in records[1:]:
+                _discard(record)
+            os.unlink(path)
 
 
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
 
 
-def _records(content: bytes) -> list[dict[str, Any]]:
+def _records(content: bytes, plan: Plan) -> list[dict[str, Any]]:
     """The first line and the last one that holds a state. A crash of the machine may leave anything else."""
     lines = content.split(b"\n")[:-1]
     for last in range(len(lines) - 1, 0, -1):
-        with contextlib.suppress(ValueError):
-            record = json.loads(lines[last])
-            if _is_state(record):
-                return [json.loads(lines[0]), record]
+        with contextlib.suppress(ValueError, RecursionError):
+            header, record = json.loads(lines[0]), json.loads(lines[last])
+            if isinstance(header, dict) and _is_state(record, plan):
+                return [header, _with_names_here(record, plan)]
     return []
 
 
-def _is_state(record: Any) -> bool:
-    """Whether a line of a journal has what `Journal._record` writes."""
+def _is_state(record: Any, plan: Plan) -> bool:
+    """Whether a line of a journal has what `Journal._record` writes in a run with the same output, perhaps of other keys."""
     try:
-        state = State.from_record(record)
-        datasets, names = record["datasets"], [*record["datasets"], record["quarantine"], record["on_error"], *state.reported]
+        state, datasets = State.from_record(record), record["datasets"]
+        names = [*datasets, record["quarantine"], record["on_error"]]
     except (TypeError, KeyError):
         return False
-    inputs = [number for number in (state.first_input, state.last_input) if number is not None]
-    counts = [*state.position, state.taken, state.part, state.quarantine_bytes, state.bad_lines_before, state.bad_lines]
-    counts += [*inputs, state.text_bytes, *(count for extent in state.extents for count in dataclasses.astuple(extent))]
+    part = re.escape(os.path.basename(plan.prefix)) + r"(-part[0-9]{5,})?_"
     return (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(name, str) for name in names)
+        state.is_sound
         and isinstance(datasets, list)
         and len(datasets) == len(state.extents) > 0
-        and isinstance(state.is_closed, bool)
-        and isinstance(state.is_last, bool)
+        and all(isinstance(name, str) for name in names)
+        and all(re.fullmatch(f"{part}.+_document", os.path.basename(name), re.DOTALL) for name in datasets)
+        and re.fullmatch(f"{part}quarantine[.]jsonl", os.path.basename(record["quarantine"])) is not None
     )
+
+
+def _with_names_here(record: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The directory may have been moved since; nothing outside of it is meant."""
+    directory = os.path.dirname(plan.prefix)
+    datasets = [os.path.join(directory, os.path.basename(name)) for name in record["datasets"]]
+    return record | {"datasets": datasets, "quarantine": os.path.join(directory, os.path.basename(record["quarantine"]))}
+
+
+def _path(plan: Plan) -> str:
+    directory, name = os.path.split(f"{plan.prefix}_{plan.options.json_keys[0]}_document")
+    return f"{directory}/.{name}.journal"
 
 
 @contextlib.contextmanager
@@ -259,9 +253,7 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
 
     Raises TryAgain when another process is running the plan, CannotCreate when there is no such directory.
     """
-    prefix = f"{plan.prefix}_{plan.options.json_keys[0]}_document"
-    directory, name = os.path.split(prefix)
-    path = f"{directory}/.{name}.journal"
+    prefix, path = f"{plan.prefix}_{plan.options.json_keys[0]}_document", _path(plan)
     if plan.fingerprint is None:
         yield Journal(plan)
     elif storage.is_remote(prefix):
@@ -275,7 +267,7 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
         with resumable_files.locked(path, prefix) as file:
             if anew:
                 with contextlib.suppress(IndexError):
-                    _discard(_records(file.read())[-1])
+                    _discard(_records(file.read(), plan)[-1])
                 file.seek(0)
                 file.truncate()
                 file.seek(0)

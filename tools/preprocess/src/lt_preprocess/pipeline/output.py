@@ -15,10 +15,10 @@ from typing import IO, Any, Self
 
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.assembly import Documents
-from lt_preprocess.pipeline.journal import State
 from lt_preprocess.pipeline.plan import Plan
+from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers.batch import BadLine
-from lt_shared import indexed_dataset, manifest, resumable_files, storage
+from lt_shared import checksums, indexed_dataset, manifest, resumable_files, storage
 from lt_shared.console import note, warn
 from lt_shared.indexed_dataset import Extent
 
@@ -31,7 +31,7 @@ class OutputPart:
         self._is_resumable = is_resumable
         self._quarantine_path = plan.quarantine_path(state.part)
         self._quarantine: IO[bytes] | None = None
-        self.quarantine_bytes = state.quarantine_bytes
+        self.quarantine_bytes, self.quarantine_crc32 = state.quarantine_bytes, state.quarantine_crc32
         self._writers = {
             prefix: indexed_dataset.Writer(prefix, plan.dtype, extent if is_resumable else None)
             for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True)
@@ -80,6 +80,7 @@ class OutputPart:
             content = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
             self._opened_quarantine().write(content)
             self.quarantine_bytes += len(content)
+            self.quarantine_crc32 = checksums.crc32(content, self.quarantine_crc32)
 
     def _opened_quarantine(self) -> IO[bytes]:
         if self._quarantine is None:

@@ -17,9 +17,10 @@ import numpy as np
 from lt_preprocess.kernels.jit import AnnounceCompilation
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
-from lt_preprocess.pipeline.journal import Journal, State
+from lt_preprocess.pipeline.journal import Journal
 from lt_preprocess.pipeline.output import OutputPart
 from lt_preprocess.pipeline.plan import Plan
+from lt_preprocess.pipeline.state import State
 from lt_preprocess.readers import inputs, json_batch
 from lt_preprocess.readers.batch import BadLine
 from lt_preprocess.readers.slices import Slice
@@ -143,7 +144,12 @@ class _Run:
     def _sync(self) -> None:
         start_seconds = time.monotonic()
         self._part.sync()
-        self._state = dataclasses.replace(self._state, extents=self._part.extents, quarantine_bytes=self._part.quarantine_bytes)
+        self._state = dataclasses.replace(
+            self._state,
+            extents=self._part.extents,
+            quarantine_bytes=self._part.quarantine_bytes,
+            quarantine_crc32=self._part.quarantine_crc32,
+        )
         self._log.write(self._state)
         now = time.monotonic()
         pause_seconds = max(JOURNAL_INTERVAL_SECONDS, (now - start_seconds) / MAX_SYNC_SHARE)
@@ -180,9 +186,11 @@ class _Run:
     def _check_that_there_is_text(self) -> None:
         """A shard may be empty: what counts there is that all shards are complete."""
         if self._state.part == 0 and self._plan.options.shard is None and not any(made.tokens for made in self._part.extents):
-            count = self._part.extents[0].documents
-            found = f"{count:,} documents, all without text" if count else "no documents"
-            raise NoInput(f"{_names(self._plan.paths)}: {found}", "did the command that made the input fail?")
+            names, count = _names(self._plan.paths), self._part.extents[0].documents
+            if count == 0:
+                raise NoInput(f"{names}: no documents", "did the command that made the input fail?")
+            keys, them = " or ".join(self._plan.options.json_keys), "1 document" if count == 1 else f"{count:,} documents"
+            raise NoInput(f"{names}: {them}, all without text", f"is it right that the text is in {keys}?")
 
 
 def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:

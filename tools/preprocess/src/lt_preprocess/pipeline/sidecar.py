@@ -13,17 +13,17 @@ import json
 import platform
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lt_preprocess import __version__
 from lt_preprocess.datasets import provenance
-from lt_preprocess.pipeline.journal import State
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
+from lt_preprocess.pipeline.state import State
 from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.checksums import FileChecksum
-from lt_shared.console import BadData, CannotCreate
+from lt_shared.console import BadData, CannotCreate, NoInput
 from lt_shared.indexed_dataset import Extent
 
 HEAD_BYTES = 1 << 16
@@ -99,18 +99,33 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
     part = 0
     while plan.fingerprint is not None:
         for prefix in plan.dataset_prefixes(part):
-            record = read(prefix)
-            if record is None or not _is_of(record, plan):
-                return None
-            found = _whole(prefix, plan.dtype)
+            found = _made(prefix, plan)
             if found is None:
                 return None
-            made.append(dataclasses.replace(found, tokenizer=plan.identity))
-            is_last = record["part"]["is_last"]
+            made.append(dataclasses.replace(found.dataset, tokenizer=plan.identity))
+            is_last = found.is_last
         if is_last:
             return made
         part += 1
     return None
+
+
+def is_whole(prefix: str, plan: Plan) -> bool:
+    """Whether a run of the plan has left this dataset whole."""
+    return _made(prefix, plan) is not None
+
+
+class _Made(NamedTuple):
+    dataset: manifest.Dataset
+    is_last: bool
+
+
+def _made(prefix: str, plan: Plan) -> _Made | None:
+    record = read(prefix)
+    if record is None or not _is_of(record, plan):
+        return None
+    found = _whole(prefix, plan.dtype, record)
+    return None if found is None else _Made(found, record["part"]["is_last"])
 
 
 def check_tokenizer(plan: Plan) -> None:
@@ -149,13 +164,16 @@ def _is_of(record: dict[str, Any], plan: Plan) -> bool:
         return False
 
 
-def _whole(prefix: str, dtype: str) -> manifest.Dataset | None:
-    """The dataset if both files are there; the index is published last, so only the size of the tokens is worth comparing."""
+def _whole(prefix: str, dtype: str, record: dict[str, Any]) -> manifest.Dataset | None:
+    """The dataset if both files are there as they were written, as far as that is told without reading all tokens."""
     try:
         dataset = manifest.describe(prefix)
-    except BadData:
+        if dataset.dtype != dtype or dataset.tokens is None:
+            return None
+        size_bytes = dataset.tokens * np.dtype(dtype).itemsize
+        is_sound = storage.size_bytes(indexed_dataset.bin_path(prefix)) == size_bytes and provenance.is_index_sound(
+            prefix, record
+        )
+    except (BadData, NoInput):
         return None
-    index, tokens = indexed_dataset.idx_path(prefix), indexed_dataset.bin_path(prefix)
-    if dataset.dtype != dtype or dataset.tokens is None or not (storage.exists(index) and storage.exists(tokens)):
-        return None
-    return dataset if storage.size_bytes(tokens) == dataset.tokens * np.dtype(dtype).itemsize else None
+    return dataset if is_sound else None

@@ -1,0 +1,82 @@
+"""How far a run has come: what its journal records, and what a later run resumes from."""
+
+import dataclasses
+from typing import Any, Self
+
+from lt_preprocess.readers.chunks import BEGINNING, Position
+from lt_shared.indexed_dataset import Extent
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What is on disk. Reading resumes at `position`; the first `taken` documents from there have been written.
+
+    `part` is being written. It has `extents`, one for each key, and `quarantine_bytes` with this CRC-32, from the inputs with the
+    indices `first_input` to `last_input` (None: from none yet); earlier parts had `bad_lines_before`. `is_closed`: the part is
+    complete and to be published; `is_last`: no part follows.
+    """
+
+    position: Position = BEGINNING
+    taken: int = 0
+    part: int = 0
+    first_input: int | None = None
+    last_input: int | None = None
+    extents: tuple[Extent, ...] = ()
+    quarantine_bytes: int = 0
+    quarantine_crc32: int = 0
+    bad_lines_before: int = 0
+    bad_lines: int = 0
+    reported: tuple[str, ...] = ()
+    text_bytes: int = 0
+    is_closed: bool = False
+    is_last: bool = False
+
+    def with_input(self, number: int) -> "State":
+        """Something of this input comes into the part."""
+        first = number if self.first_input is None else self.first_input
+        return dataclasses.replace(self, first_input=first, last_input=number)
+
+    def next_part(self) -> "State":
+        """Nothing of the next part is written."""
+        return dataclasses.replace(
+            self,
+            part=self.part + 1,
+            first_input=None,
+            last_input=None,
+            extents=tuple(Extent() for _ in self.extents),
+            quarantine_bytes=0,
+            quarantine_crc32=0,
+            bad_lines_before=self.bad_lines,
+            is_closed=False,
+        )
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Documents without text are not."""
+        return self.part > 0 or any(extent.tokens for extent in self.extents)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        known = {field.name: record[field.name] for field in dataclasses.fields(cls)}
+        return cls(
+            **known
+            | {
+                "position": Position(*known["position"]),
+                "extents": tuple(Extent(**extent) for extent in known["extents"]),
+                "reported": tuple(known["reported"]),
+            }
+        )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all fields are of their types, which a record from a file may not hold."""
+        inputs = [number for number in (self.first_input, self.last_input) if number is not None]
+        counts = [*self.position, self.taken, self.part, self.quarantine_bytes, self.quarantine_crc32, self.bad_lines_before]
+        counts += [self.bad_lines, *inputs, self.text_bytes]
+        counts += [count for extent in self.extents for count in dataclasses.astuple(extent)]
+        return (
+            all(type(count) is int and count >= 0 for count in counts)
+            and all(isinstance(line, str) for line in self.reported)
+            and isinstance(self.is_closed, bool)
+            and isinstance(self.is_last, bool)
+        )
