@@ -31,6 +31,19 @@ def test_a_file_that_others_can_write_is_not(mode: int, tmp_path: Path) -> None:
     assert reason(tmp_path / "file") == f"can be written to by others (mode {mode:04o})"
 
 
+def test_published_files_have_what_the_umask_gives(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o664)
+    found = os.lstat(tmp_path / "file")
+    before = os.umask(0o022)
+    try:
+        assert ownership.writable_by_others(found, tmp_path, 0o666) == "can be written to by others (mode 0664)"
+        os.umask(0o002)
+        assert ownership.writable_by_others(found, tmp_path, 0o666) is None
+    finally:
+        os.umask(before)
+
+
 def test_links_and_pipes_are_not(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
@@ -55,7 +68,7 @@ def test_where_the_mount_decides_owner_and_mode_a_new_file_is_the_measure(
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o666)
     found = os.lstat(tmp_path / "file")
-    monkeypatch.setattr(ownership, "_new_file", lambda directory: found)
+    monkeypatch.setattr(ownership, "_new_file", lambda directory, mode=0o600: found)
     monkeypatch.setattr(os, "geteuid", lambda: found.st_uid + 1)
     assert reason(tmp_path / "file") is None
 

@@ -29,9 +29,15 @@ def test_it_reads_what_json_writes(value: object) -> None:
         ('{"a": NaN}', "NaN is not JSON"),
         ("[-Infinity]", "-Infinity is not JSON"),
         ("[" * 100_000, "nested too deeply"),
+        ('[1e999]', "1e999 is too large"),
+        (r'["\ud800"]', "surrogates not allowed"),
+        (r'{"\uDFFF": 1}', "surrogates not allowed"),
+        ('{"a": 1}'.encode("utf-16"), "can't decode"),
+        (b'\xef\xbb\xbf{"a": 1}', "BOM"),
+        (b'{"a": "\xff"}', "can't decode"),
         ("{", "Expecting"),
     ],
 )
-def test_it_refuses_what_has_two_readings(content: str, message: str) -> None:
+def test_it_refuses_what_has_two_readings(content: str | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         strict_json.loads(content)

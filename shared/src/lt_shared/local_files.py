@@ -26,7 +26,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def publish_file(name: str) -> Iterator[IO[bytes]]:
+def publish_file(name: str, mode: int | None = None) -> Iterator[IO[bytes]]:
     """`storage.publish` for a local path."""
     with creating(name, missing_directory_hint(name)):
         if os.path.exists(name) and not os.path.isfile(name):
@@ -36,7 +36,7 @@ def publish_file(name: str) -> Iterator[IO[bytes]]:
         try:
             with filling(name):
                 yield file
-            publish_filled(file, name)
+            publish_filled(file, name, mode)
         except BaseException:
             if is_at(descriptor, partial_path(name)):
                 with contextlib.suppress(OSError):
@@ -56,11 +56,11 @@ def missing_directory_hint(name: str) -> str:
     return f"mkdir -p {os.path.dirname(name) or '.'}"
 
 
-def publish_filled(file: IO[bytes], name: str) -> None:
-    """Make the partial file of `name`, written through `file`, durable and visible."""
+def publish_filled(file: IO[bytes], name: str, mode: int | None = None) -> None:
+    """Make the partial file of `name`, written through `file`, durable and visible, with this mode or that of the umask."""
     with writing(name):
         file.flush()
-        set_mode(file.fileno(), 0o666)
+        set_mode(file.fileno(), 0o666 & ~umask() if mode is None else mode)
         os.fsync(file.fileno())
         _check_still_ours(file.fileno(), partial_path(name), name)
         os.replace(partial_path(name), name)
@@ -68,24 +68,24 @@ def publish_filled(file: IO[bytes], name: str) -> None:
 
 
 def set_mode(descriptor: int, mode: int) -> None:
-    """Give a file or directory what the umask leaves of `mode`; some mounts have their own modes and refuse."""
+    """Give a file or directory a mode; some mounts have their own and refuse."""
     group_is_inherited = os.fstat(descriptor).st_mode & stat.S_ISGID
     try:
-        os.fchmod(descriptor, mode & ~_umask() | group_is_inherited)
+        os.fchmod(descriptor, mode | group_is_inherited)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
 
 
-def _umask() -> int:
+def umask() -> int:
     """This process's umask. The system call can only exchange it, which other threads would notice; Linux shows it in /proc."""
     try:
         with open("/proc/self/status", "rb") as file:
             return int(next(line for line in file if line.startswith(b"Umask:")).split()[1], 8)
     except (OSError, StopIteration):
-        umask = os.umask(0o077)
-        os.umask(umask)
-        return umask
+        found = os.umask(0o077)
+        os.umask(found)
+        return found
 
 
 def create_partial(name: str) -> int:
@@ -179,6 +179,16 @@ class PartialDirectory:
         finally:
             os.close(parent)
 
+    def empty(self) -> None:
+        """Delete all that is in the directory; links are deleted, not followed."""
+        with os.scandir(self.descriptor) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_directory in found:
+            if is_directory:
+                shutil.rmtree(name, dir_fd=self.descriptor)
+            else:
+                os.unlink(name, dir_fd=self.descriptor)
+
 
 @contextlib.contextmanager
 def publish_directory(path: str | os.PathLike[str], replace: bool = False, resume: bool = False) -> Iterator[PartialDirectory]:
@@ -197,12 +207,13 @@ def publish_directory(path: str | os.PathLike[str], replace: bool = False, resum
         with filling(str(target)):
             is_trusted = ownership.reason_for_distrust(os.fstat(lock), target.parent) is None
             set_mode(lock, 0o700)
+            directory = PartialDirectory(partial, lock)
             if not (resume and is_trusted):
-                empty_directory(partial)
+                directory.empty()
             _check_replaceable(target, replace)
-            yield PartialDirectory(partial, lock)
+            yield directory
         with writing(str(target)):
-            set_mode(lock, 0o777)
+            set_mode(lock, 0o777 & ~umask())
             _check_still_ours(lock, partial, str(target))
             publish_prepared_directory(partial, target)
             _check_still_ours(lock, target, str(target))

@@ -31,12 +31,17 @@ def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str
         return "is neither a file nor a directory"
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         return "has another name (a hard link)"
-    other = belongs_to_other(status, directory)
-    if other is not None:
-        return other
+    return belongs_to_other(status, directory) or writable_by_others(status, directory)
+
+
+def writable_by_others(status: os.stat_result, directory: str | os.PathLike[str], mode: int = 0o600) -> str | None:
+    """In words, that more people may write to a file found in `directory` than to one that is created there with `mode`.
+
+    None when not. With mode 0666 that is what the umask and the directory's access list give to published files.
+    """
     if not status.st_mode & _OTHERS_WRITE:
         return None
-    new = _new_file(directory)
+    new = _new_file(directory, mode)
     if new is not None and not status.st_mode & _OTHERS_WRITE & ~new.st_mode:
         return None
     return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
@@ -64,11 +69,11 @@ def _modes_are_not_kept(directory: Path) -> bool:
     return new is not None and bool(new.st_mode & _OTHERS_WRITE)
 
 
-def _new_file(directory: str | os.PathLike[str]) -> os.stat_result | None:
-    """The status of a file of mode 0600 that this process makes in `directory` and deletes; None when it cannot make one."""
+def _new_file(directory: str | os.PathLike[str], mode: int = 0o600) -> os.stat_result | None:
+    """The status of a file that this process makes in `directory` with `mode` and deletes; None when it cannot make one."""
     path = os.path.join(directory, f".lt-owner-{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except OSError:
         return None
     try:

@@ -2,17 +2,23 @@
 
 RFC 8259 leaves open what an object with one name twice means: Python keeps the last value, some parsers the first, others refuse.
 A `config.json` or a safetensors header that one program checks and another one uses must not have two readings, so here a
-repeated name is an error, as are NaN and Infinity, which are not JSON.
+repeated name is an error, as are NaN and Infinity, which are not JSON, numbers too large for a float, bytes that are not UTF-8
+(Python also takes UTF-16), and halves of surrogate pairs, which the parsers of Rust refuse.
 """
 
 import json
+import math
 from typing import Any
 
 
 def loads(content: bytes | str) -> Any:
     """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply."""
+    text = content.decode() if isinstance(content, bytes) else content
     try:
-        return json.loads(content, object_pairs_hook=object_of, parse_constant=_refused)
+        value = json.loads(text, object_pairs_hook=object_of, parse_constant=_refused, parse_float=_finite)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -25,6 +31,13 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"it has {twice!r:.60} twice in one object")
     return names
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number:.40} is too large for a number")
+    return value
 
 
 def _refused(constant: str) -> Any:
