@@ -27,6 +27,7 @@ from lt_shared import strict_json
 from lt_shared.console import BadData
 
 BLOCK_BYTES = 1 << 20
+DAMAGED = "it is not as it was written: use another checkpoint, or copy it again (--no-verify takes it as it is)"
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -110,6 +111,14 @@ class FileChecksums:
         """That of a local directory; None when it has none. Raises as `parse`."""
         path = directory / cls.NAME
         return cls.parse(path.read_bytes(), str(path)) if path.is_file() else None
+
+    def check_file(self, directory: Path, name: str) -> None:
+        """Raises BadData when a recorded file of a local directory is missing or another than it was."""
+        path = directory / name
+        if not path.is_file():
+            raise BadData(f"{path}: missing", DAMAGED)
+        if self.whole(name) != (path.stat().st_size, crc32_of_path(path)):
+            raise BadData(f"{path}: {self.NAME} has another checksum of it", DAMAGED)
 
     def whole(self, name: str) -> tuple[int, int] | None:
         """A file's size in bytes and CRC-32, or None for a file that is not recorded."""

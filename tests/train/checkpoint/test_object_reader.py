@@ -18,6 +18,7 @@ from running import SMALL, train
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from lt_shared import checkpoint_layout
+from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_train.checkpoint import object_reader
@@ -154,6 +155,7 @@ def test_a_run_refuses_a_checkpoint_whose_archive_is_ambiguous(tmp_path: Path, c
     stranger = tmp_path / "theirs" / checkpoint.name
     shutil.copytree(checkpoint, stranger)
     (stranger / checkpoint_layout.RECORD).unlink()
+    (stranger / FileChecksums.NAME).unlink()
     metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
     archive = two_directories(saved({"a": 1}), saved(Malicious(tmp_path / "ran")))
     for key, info in list(metadata.storage_data.items()):

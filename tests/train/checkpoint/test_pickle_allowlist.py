@@ -11,6 +11,7 @@ import torch
 from running import SMALL, train
 
 from lt_shared import checkpoint_layout
+from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_train.checkpoint import pickle_allowlist
@@ -37,6 +38,7 @@ def test_malicious_index(tmp_path: Path, checkpoint: Path, dataset: Dataset) -> 
     stranger = tmp_path / "run" / checkpoint.name
     shutil.copytree(checkpoint, stranger)
     (stranger / checkpoint_layout.RECORD).unlink()
+    (stranger / FileChecksums.NAME).unlink()
     metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
     metadata.planner_data = Malicious(tmp_path / "ran")
     (stranger / ".metadata").write_bytes(pickle.dumps(metadata))

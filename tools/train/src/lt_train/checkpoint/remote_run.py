@@ -8,10 +8,12 @@ one. No lock keeps a second lt-train on another node from the same URL.
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, storage
+from lt_shared import checkpoint_layout, ownership, storage
 from lt_shared.checkpoint_layout import RECORD, TRACKER, RunRecord
+from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
 from lt_train.config.settings.checkpointing import spool
 from lt_train.data.index_cache import make_once
@@ -94,6 +96,8 @@ def _fetch(url: str, directory: Path) -> None:
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         copy_file(f"{url}/{file}", directory / file)
+    if storage.exists(f"{url}/{FileChecksums.NAME}"):
+        copy_file(f"{url}/{FileChecksums.NAME}", directory / FileChecksums.NAME)
     problem = checkpoint_layout.damage(directory)
     if problem:
         raise BadData(problem, f"{url} changed while it was copied")
@@ -106,19 +110,19 @@ def forget(copy: Path) -> None:
 
 
 def make_spool(directory: Path) -> None:
-    """Make a directory in which nobody else can write. Raises CannotCreate when another user has made it."""
+    """Make a directory in which nobody else can write. Raises CannotCreate for a link, or what another user has made."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.geteuid():
-        raise CannotCreate(f"{directory}: belongs to another user", "set TMPDIR to a directory of your own")
+    reason = ownership.reason_for_distrust(os.lstat(directory), directory.parent)
+    if reason is not None:
+        raise CannotCreate(f"{directory}: {reason}", "set TMPDIR to a directory of your own")
 
 
-def publish(partial: Path, url: str, record: RunRecord, elsewhere: dict[str, int]) -> None:
-    """Upload what rank 0 has beside its shards, then `run.json`, then the run's tracker. `elsewhere` are all ranks' shards."""
-    record.write(partial, elsewhere)
-    small = [path for path in sorted(partial.iterdir()) if path.name not in elsewhere and path.name != RECORD]
+def publish(partial: Path, url: str, iteration: int, shards: Collection[str]) -> None:
+    """Upload what rank 0 has beside the `shards`, `run.json` last, then the run's tracker."""
+    small = [path for path in sorted(partial.iterdir()) if path.name not in shards and path.name != RECORD]
     for path in (*small, partial / RECORD):
         storage.upload(path, f"{url}/{path.name}")
-    storage.write_bytes(f"{os.path.dirname(url)}/{TRACKER}", str(record.iteration).encode())
+    storage.write_bytes(f"{os.path.dirname(url)}/{TRACKER}", str(iteration).encode())
 
 
 def delete_expired(run: str, newest_iteration: int, keep_last: int | None, keep_every: int | None) -> None:

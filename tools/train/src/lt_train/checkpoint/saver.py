@@ -3,8 +3,9 @@
 1. All ranks stage their shards of the state in host memory (on a CPU they lie there already).
 2. Each rank forks a writer, which writes its shards into `.iter_NNNNNNN.partial-ATTEMPT`. With --async-save training continues
    meanwhile: the forked writer keeps the state as it was, by copy on write.
-3. When the writers of all ranks are done, rank 0 adds `run.json`, renames the directory, writes the tracker, and deletes what
-   --keep-last does not keep. For a remote run, each writer has uploaded its shards; `run.json` follows when all are there.
+3. When the writers of all ranks are done, rank 0 adds `run.json` and `checksums.json`, renames the directory, writes the tracker,
+   and deletes what --keep-last does not keep. For a remote run, each writer has uploaded its shards; the others follow, with
+   `run.json` last.
 
 A run that is killed anywhere before the end of 3 leaves the checkpoint before as the newest. A writer dies with its rank. Should
 one of another node live on, it writes into the directory of its own attempt, which the next attempt has deleted.
@@ -35,7 +36,7 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
-from lt_train.checkpoint import remote_run, training_state
+from lt_train.checkpoint import remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
@@ -156,15 +157,17 @@ class Saver:
         iteration, settings = save.record.iteration, self.config.checkpointing
         target = checkpoint_layout.iteration_directory(self.run, iteration)
         path = f"{self.url}/{target.name}" if self.url else str(target.absolute())
+        if self.is_publisher:
+            shards = shard_checksums.sizes()
+            save.record.write(save.partial, shards)
+            shard_checksums.write(save.partial)
         if self.url:
-            sizes = _sizes_of_all_ranks(save.writer)
             if self.is_publisher:
-                remote_run.publish(save.partial, path, save.record, sizes)
+                remote_run.publish(save.partial, path, iteration, shards)
                 remote_run.delete_expired(self.url, iteration, settings.keep_last, settings.keep_every)
             torch.distributed.barrier()
             shutil.rmtree(save.partial, ignore_errors=True)
         elif self.is_publisher:
-            save.record.write(save.partial)
             storage.publish_prepared_directory(save.partial, target)
             checkpoint_layout.write_tracker(self.run, iteration)
             delete_expired(self.run, iteration, settings.keep_last, settings.keep_every)
@@ -212,19 +215,12 @@ def _reason(error: BaseException) -> str:
 def _request(content: dict[str, Any], partial: Path) -> Any:
     """megatron-core's request: what this rank writes, and what all ranks do together afterwards."""
     filesystem_async._results_queue = WriteResults()
+    shard_checksums.install()
     options: dict[str, Any] = {"async_sharded_save": True}
     if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
         # The other one needs nvidia-resiliency-ext.
         options["async_strategy"] = "mcore"
     return dist_checkpointing.save(content, str(partial), content_metadata=dict(training_state.CONTENT_METADATA), **options)
-
-
-def _sizes_of_all_ranks(writer: Writer) -> dict[str, int]:
-    """Every rank's files: they may lie on other nodes."""
-    own = {path.name: path.stat().st_size for path in writer.paths}
-    gathered: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, own)
-    return {name: size for sizes in gathered for name, size in sizes.items()}
 
 
 def delete_expired(run: Path, newest: int, keep_last: int | None, keep_every: int | None) -> None:

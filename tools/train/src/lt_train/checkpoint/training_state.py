@@ -140,7 +140,7 @@ def load(directory: Path, config: RunConfig, state: TrainingState) -> None:
     From a `release` checkpoint, or with --finetune, only the weights: training starts at iteration 0 with them. Raises BadData
     when the checkpoint does not fit the model.
     """
-    with known_objects_only():
+    with known_objects_only(directory, config.checkpointing.verify):
         _load(directory, config, state)
 
 

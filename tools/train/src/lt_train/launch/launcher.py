@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
+from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_train.checkpoint import pickle_allowlist, remote_run, resume
 from lt_train.config.run_config import RunConfig
@@ -36,7 +37,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     if start is not None:
         resume.check_compatible(config, start)
         if is_first and not storage.is_remote(start):
-            pickle_allowlist.check(Path(start))
+            _check_files(config, Path(start))
     return config
 
 
@@ -101,8 +102,18 @@ def _fetch_start(config: RunConfig) -> RunConfig:
     if settings.start is None or not storage.is_remote(settings.start):
         return config
     copy = remote_run.fetch(settings.start)
-    pickle_allowlist.check(copy)
+    _check_files(config, copy)
     return config.starting_at(str(copy), settings.continues)
+
+
+def _check_files(config: RunConfig, directory: Path) -> None:
+    """Raises BadData for a checkpoint that names what none needs, or whose small files are not as they were written."""
+    recorded = FileChecksums.read(directory) if config.checkpointing.verify else None
+    for name in recorded.ranges if recorded else ():
+        # Of the shards, each rank checks what it reads.
+        if recorded and not name.endswith(".distcp"):
+            recorded.check_file(directory, name)
+    pickle_allowlist.check(directory)
 
 
 def _describe(config: RunConfig) -> None:

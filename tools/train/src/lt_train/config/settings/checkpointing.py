@@ -26,6 +26,7 @@ OPTIONS = console.section(
     click.option("--finetune", is_flag=True, help="Take the weights alone from --load and start at step 0."),
     click.option("--no-load-optim", is_flag=True, help="Start with an empty optimizer state."),
     click.option("--no-load-rng", is_flag=True, help="Do not restore the random state that dropout draws from."),
+    click.option("--no-verify", is_flag=True, help="Do not compare what is loaded with the checkpoint's checksums."),
     click.option("--no-save-optim", is_flag=True, help="Save no optimizer state; the run cannot continue from there."),
     click.option("--no-save-rng", is_flag=True, help="Save no random state."),
     click.option("--exit-interval", type=POSITIVE, help="Save and end with exit code 75 at steps divisible by this."),
@@ -55,6 +56,7 @@ class Checkpointing:
     finetune: bool
     no_load_optim: bool
     no_load_rng: bool
+    verify: bool
     no_save_optim: bool
     no_save_rng: bool
     exit_interval: int | None
@@ -97,6 +99,7 @@ def resolve_checkpointing(options: dict[str, Any]) -> Checkpointing:
         finetune=options["finetune"],
         no_load_optim=options["no_load_optim"],
         no_load_rng=options["no_load_rng"],
+        verify=not options["no_verify"],
         no_save_optim=options["no_save_optim"],
         no_save_rng=options["no_save_rng"],
         exit_interval=options["exit_interval"],
