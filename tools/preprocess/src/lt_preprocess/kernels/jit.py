@@ -1,14 +1,11 @@
 """Compiled functions that are kept on disk between runs.
 
 numba compiles the encoder in about ten seconds and keeps the machine code, but it notices a changed source only in the file of
-the outermost function. The directory here is named by a hash of the whole package's source, so that neither an upgrade nor a
-changed intrinsic ever runs old code. Vocabularies and passed self-checks, which depend on the source as well, are cached there
-too. `NUMBA_CACHE_DIR` moves it; without a writable directory every run compiles again.
+the outermost function; hence `cache_directory`. `NUMBA_CACHE_DIR` moves it; without a writable directory that is this user's
+alone every run compiles again.
 """
 
 import functools
-import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -16,36 +13,13 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import event
 
+from lt_preprocess.kernels.cache_directory import cache_directory as cache_directory
+from lt_preprocess.kernels.cache_directory import source_digest as source_digest
 from lt_shared.console import note, warn
 
 _NO_REFERENCES: Any = {"_nrt": False}  # numba's own tests use it; its type stubs do not list it
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-@functools.cache
-def cache_directory() -> Path | None:
-    """The directory of the cache, or None when no candidate is writable."""
-    digest = source_digest()
-    bases = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache")]
-    for base in filter(None, bases):
-        directory = Path(base) / "lt-preprocess" / digest[:16]
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(directory, os.W_OK):
-            return directory
-    return None
-
-
-def source_digest() -> str:
-    """A hash of the name and content of every source file of this package; 80 files take two milliseconds."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def kernel(function: Function) -> Function:
@@ -65,12 +39,13 @@ def bare_kernel(function: Function) -> Function:
 def _cached(function: Function, **options: Any) -> Function:
     directory = cache_directory()
     config: Any = numba.config
-    previous = config.CACHE_DIR
-    config.CACHE_DIR = str(directory or "")
+    previous = config.CACHE_DIR, getattr(config, "CACHE_LOCATOR_CLASSES", "")
+    # A .numba_config.yaml in the current directory sets these, too.
+    config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(directory or ""), ""
     try:
         dispatcher = numba.njit(nogil=True, cache=directory is not None, **options)(function)
     finally:
-        config.CACHE_DIR = previous
+        config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = previous
     if directory is not None:
         _survive_a_full_disk(dispatcher, directory)
     return cast(Function, dispatcher)
@@ -124,7 +99,7 @@ class AnnounceCompilation(event.Listener):
         AnnounceCompilation._announced = True
         directory = cache_directory()
         if directory is None:
-            warn("compiling the encoder at every start: no cache directory is writable; set NUMBA_CACHE_DIR")
+            warn("compiling the encoder at every start: no cache directory is writable and yours alone; set NUMBA_CACHE_DIR")
         else:
             note(f"compiling the encoder, once: cached in {directory}")
 

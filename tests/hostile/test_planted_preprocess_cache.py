@@ -1,0 +1,216 @@
+"""numba's cache is a pickle, which runs code when it is loaded: lt-preprocess loads none that others could have written."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stranger import STRANGER_UID, Stranger
+
+# The shortest way to a compiled function.
+COMPILED = """
+from lt_preprocess.readers import utf8
+from lt_preprocess.tokenizers.base import Texts
+print(list(map(int, utf8.invalid(Texts.of([b"a" * 100, b"a" * 50 + b"\\xff" + b"a" * 50])))))
+"""
+
+
+class Code:
+    """What a pickle runs when it is loaded."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "executed"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache as numba fills it."""
+    base = tmp_path_factory.mktemp("filled")
+    base.chmod(0o755)
+    done = compiled(base, {"NUMBA_CACHE_DIR": str(base)})
+    assert list(base.rglob("*.nbi")), done.stderr
+    return base
+
+
+def compiled(directory: Path, environment: dict[str, str], *prefix: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")}
+    command = [*prefix, sys.executable, "-c", COMPILED]
+    done = subprocess.run(
+        command, cwd=directory, env=inherited | environment, capture_output=True, text=True, timeout=480, check=False
+    )
+    assert done.stdout == "[1]\n", done.stderr
+    return done
+
+
+def plant(filled: Path, base: Path, mark: Path) -> Path:
+    """Copy the cache, with code instead of numba's index; returns the directory of this version."""
+    subprocess.run(["cp", "-r", f"{filled}/.", base], check=True)
+    for index in base.rglob("*.nbi"):
+        index.write_bytes(pickle.dumps(Code(mark)))
+    [directory] = (base / "lt-preprocess").iterdir()
+    return directory
+
+
+def give_away(path: Path) -> None:
+    for each in (path, *path.rglob("*")):
+        os.chown(each, STRANGER_UID, STRANGER_UID)
+
+
+def test_a_planted_index_does_run_code(filled: Path, tmp_path: Path, mark: Path) -> None:
+    """Where only this user could have planted it. The tests below are about such files."""
+    base = tmp_path / "base"
+    base.mkdir()
+    plant(filled, base, mark)
+    compiled(tmp_path, {"NUMBA_CACHE_DIR": str(base)})
+    assert mark.exists()
+
+
+def of_another(base: Path, directory: Path) -> None:
+    give_away(base)
+
+
+def writable(mode: int) -> Callable[[Path, Path], None]:
+    def make_writable(base: Path, directory: Path) -> None:
+        directory.chmod(mode)
+
+    return make_writable
+
+
+def base_writable(base: Path, directory: Path) -> None:
+    base.chmod(0o777)
+
+
+def planted_above(base: Path, directory: Path) -> None:
+    """In a directory like /tmp, the stranger was the first to make this one."""
+    base.chmod(0o1777)
+    give_away(base / "lt-preprocess")
+
+
+def planted_version(base: Path, directory: Path) -> None:
+    (base / "lt-preprocess").chmod(0o1777)
+    give_away(directory)
+
+
+def planted_file(base: Path, directory: Path) -> None:
+    directory.chmod(0o1777)
+    for index in directory.rglob("*.nbi"):
+        os.chown(index, STRANGER_UID, STRANGER_UID)
+
+
+def once_planted_file(base: Path, directory: Path) -> None:
+    """From when the directory was open."""
+    for index in directory.rglob("*.nbi"):
+        os.chown(index, STRANGER_UID, STRANGER_UID)
+
+
+def planted_functions(base: Path, directory: Path) -> None:
+    """A directory of numba's own."""
+    for each in directory.iterdir():
+        if each.is_dir():
+            give_away(each)
+
+
+def linked_version(base: Path, directory: Path) -> None:
+    his = base / "his"
+    directory.rename(his)
+    give_away(his)
+    directory.symlink_to(his)
+
+
+def linked_name(base: Path, directory: Path) -> None:
+    base.chmod(0o1777)
+    (base / "lt-preprocess").rename(base / "his")
+    (base / "lt-preprocess").symlink_to("his")
+    os.chown(base / "lt-preprocess", STRANGER_UID, STRANGER_UID, follow_symlinks=False)
+
+
+ATTACKS = [
+    of_another,
+    writable(0o775),
+    writable(0o777),
+    writable(0o1777),
+    base_writable,
+    planted_above,
+    planted_version,
+    planted_file,
+    once_planted_file,
+    planted_functions,
+    linked_version,
+    linked_name,
+]
+
+
+# The way to the directory makes no difference to most attacks.
+@pytest.mark.parametrize(
+    ("variable", "attack"),
+    [
+        *(("NUMBA_CACHE_DIR", attack) for attack in ATTACKS),
+        *((variable, attack) for variable in ("XDG_CACHE_HOME", "HOME") for attack in (of_another, planted_above)),
+    ],
+)
+def test_nothing_that_others_could_write_is_loaded(
+    filled: Path, stranger: Stranger, tmp_path: Path, mark: Path, attack: Callable[[Path, Path], None], variable: str
+) -> None:
+    base = stranger.shared / ("home/.cache" if variable == "HOME" else "cache")
+    base.mkdir(parents=True)
+    directory = plant(filled, base, mark)
+    attack(base, directory)
+    home = tmp_path / "home"
+    home.mkdir()
+    value = base.parent if variable == "HOME" else base
+    done = compiled(tmp_path, {"HOME": str(home)} | {variable: str(value)})
+    assert not mark.exists()
+    assert done.stderr.count("not used as a cache, it may hold code of others") == 1
+
+
+@pytest.mark.parametrize("relative", ["NUMBA_CACHE_DIR=cache", "NUMBA_CACHE_DIR=./cache", "XDG_CACHE_HOME=cache", "nowhere"])
+def test_nothing_relative_is_loaded(filled: Path, stranger: Stranger, tmp_path: Path, relative: str) -> None:
+    """Without HOME and without an entry in the list of users, `~` stays `~`: a directory that anyone can make."""
+    stranger.shared.chmod(0o755)
+    mark = stranger.shared / "executed"
+    for name in ("cache", "~/.cache"):
+        (stranger.shared / name).mkdir(parents=True)
+        plant(filled, stranger.shared / name, mark)
+    if relative == "nowhere":
+        # All is his own, so that nothing but the path can be the reason.
+        for each in (stranger.shared, *stranger.shared.rglob("*")):
+            os.chown(each, 54321, 54321)
+        compiled(stranger.shared, {}, "setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    else:
+        variable, _, value = relative.partition("=")
+        done = compiled(stranger.shared, {variable: value, "HOME": str(tmp_path)})
+        assert done.stderr.count("which is relative: not used as a cache") == 1
+    assert not mark.exists()
+
+
+def test_what_is_made_is_private(tmp_path: Path) -> None:
+    """Whatever the umask is, and whatever modes an earlier version has left."""
+    base = tmp_path / "a/b"
+    (base / "lt-preprocess").mkdir(parents=True)
+    (base / "lt-preprocess").chmod(0o775)
+    compiled(tmp_path, {"NUMBA_CACHE_DIR": str(base), "HOME": str(tmp_path)}, "sh", "-c", 'umask 0; exec "$@"', "sh")
+    assert (base / "lt-preprocess").stat().st_mode & 0o777 == 0o755
+    [directory] = (base / "lt-preprocess").iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    compiled(tmp_path, {"NUMBA_CACHE_DIR": str(tmp_path / "c/d"), "HOME": str(tmp_path)}, "sh", "-c", 'umask 0; exec "$@"', "sh")
+    assert (tmp_path / "c").stat().st_mode & 0o777 == (tmp_path / "c/d/lt-preprocess").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_like_tmp_is_of_use(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    base.chmod(0o1777)
+    done = compiled(tmp_path, {"NUMBA_CACHE_DIR": str(base), "HOME": str(tmp_path)})
+    assert list((base / "lt-preprocess").rglob("*.nbi"))
+    assert "not used" not in done.stderr
