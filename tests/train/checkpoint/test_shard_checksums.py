@@ -161,5 +161,5 @@ def test_only_what_was_read_is_checked_and_all_of_it(tmp_path: Path) -> None:
             object_reader._Slice(file, len(first), len(second), "shard", record)
         with pytest.raises(BadData, match="no checksum of the object at 1"):
             object_reader._Slice(file, 1, len(first), "shard", record)
-        with pytest.raises(BadData, match="ends at"):
-            object_reader._Slice(file, len(first), len(second) + 1, "shard", record)
+        with pytest.raises(BadData, match=f"ends at {len(first + second)} bytes, {len(first + second) + 1} are needed"):
+            object_reader._Slice(file, len(first), len(second) + 1, "shard", None)

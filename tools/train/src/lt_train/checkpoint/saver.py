@@ -86,9 +86,7 @@ class Saver:
             remote_run.make_spool(self.run)
         self.url = config.checkpointing.save if config.checkpointing.is_remote else None
         self.is_publisher = torch.distributed.get_rank() == 0
-        attempt = [secrets.token_hex(4)]
-        torch.distributed.broadcast_object_list(attempt, src=0)
-        self._suffix = f".partial-{attempt[0]}"
+        self._suffix = f".partial-{agreement.from_first_rank(secrets.token_hex(4))}"
         if self.is_publisher or self.url:
             for abandoned in (*self.run.glob(".iter_*.partial*"), *self.run.glob(".iter_*.deleted")):
                 shutil.rmtree(abandoned, ignore_errors=True)

@@ -35,6 +35,7 @@ from lt_train.data.samples import (
     Sequences,
     StoredSequences,
 )
+from lt_train.runtime import agreement
 
 # Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
 SURPLUS = 0.005
@@ -49,8 +50,8 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
     """
     parts = _parts(config, train_samples or config.batches.train_samples)
     indices = [index for part in parts if part is not None for index in part.indices]
-    directory = Path(cache or _from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
-    names: list[str] = _from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
+    directory = Path(cache or agreement.from_first_rank(tempfile.mkdtemp(prefix="lt-train-") if _rank() == 0 else None))
+    names: list[str] = agreement.from_first_rank([index.name() for index in indices] if _rank() == 0 else None)
     try:
         # The order of the conditions: rank 0 makes all, the first ranks of other nodes what they do not see then.
         for is_turn in (_rank() == 0, _is_first_on_node()):
@@ -183,10 +184,3 @@ def _is_first_on_node() -> bool:
 def _wait_for_all() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
-
-
-def _from_first_rank(value: Any) -> Any:
-    shared = [value]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]

@@ -97,24 +97,28 @@ def _measure(rank_env: RankEnvironment, where: str, save: str | None) -> Measure
     import torch
     import torch.distributed as dist
 
+    from lt_train.runtime import agreement, rendezvous
+
     os.environ.update(rank_env.variables())
     device.communicate_on_loopback(rank_env)
     on = device.prepare(where, rank_env) if where == device.CUDA else torch.device(where)
     timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group(device.BACKENDS[where], timeout=timeout)
+    store = rendezvous.open_store(rank_env, timeout)
+    dist.init_process_group(
+        device.BACKENDS[where], store=store, rank=rank_env.rank, world_size=rank_env.world_size, timeout=timeout
+    )
     try:
         talk = dist.new_group(backend=device.BACKENDS[device.CPU], timeout=timeout)
         bus_bandwidth = _all_reduce(rank_env, where, on)
-        names, player = _players(rank_env, talk)
+        names, player = _players(rank_env)
         own = {}
         for opponents in rounds(len(names)):
             dist.barrier(group=talk)
             if player is not None and (peer := opponents.get(player)) is not None:
                 rank = peer * (rank_env.world_size // len(names))
                 own[names[peer]] = _exchange(rank, rank_env.rank < rank, where, on)
-        everything: list[Any] = [None] * rank_env.world_size
-        dist.all_gather_object(everything, own if player is not None else None, group=talk)
-        seen = _seen_by(rank_env, names, player, save, talk)
+        everything = agreement.of_all_ranks(own if player is not None else None)
+        seen = _seen_by(rank_env, names, player, save)
         if rank_env.rank:
             return None
         rows = [row for row in everything if row is not None]
@@ -135,13 +139,12 @@ def rounds(players: int) -> list[dict[int, int]]:
     return played
 
 
-def _players(rank_env: RankEnvironment, talk: Any) -> tuple[list[str], int | None]:
+def _players(rank_env: RankEnvironment) -> tuple[list[str], int | None]:
     """Names of those who play, nodes or ranks of one node, and this rank's number among them, None for a bystander."""
-    import torch.distributed as dist
+    from lt_train.runtime import agreement
 
     nodes = rank_env.world_size // rank_env.local_world_size
-    hosts: list[Any] = [None] * rank_env.world_size
-    dist.all_gather_object(hosts, socket.gethostname(), group=talk)
+    hosts = agreement.of_all_ranks(socket.gethostname())
     if nodes == 1:
         return [f"rank {rank} on {hosts[rank]}" for rank in range(rank_env.world_size)], rank_env.rank
     firsts = range(0, rank_env.world_size, rank_env.local_world_size)
@@ -189,9 +192,9 @@ def _exchange(peer: int, is_first: bool, where: str, on: Any) -> float:
     return 2 * size / _timed(there_and_back, where, on)
 
 
-def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, save: str | None, talk: Any) -> list[str] | None:
+def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, save: str | None) -> list[str] | None:
     """The players that see a file which the first rank wrote into the part of SAVE that exists."""
-    import torch.distributed as dist
+    from lt_train.runtime import agreement
 
     if not save or storage.is_remote(save):
         return None
@@ -199,21 +202,20 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
     while not folder.is_dir():
         folder = folder.parent
     probe = folder / f".lt-train-preflight-{rank_env.master_port}"
-    written: list[Any] = [None]
+    written: str | None = None
     if rank_env.rank == 0:
         try:
             probe.write_text("")
-            written = [str(probe)]
+            written = str(probe)
         except OSError:
             pass
     try:
-        dist.broadcast_object_list(written, src=0, group=talk)
-        seen: list[Any] = [None] * rank_env.world_size
-        dist.all_gather_object(seen, written[0] is not None and os.path.exists(written[0]), group=talk)
+        written = agreement.from_first_rank(written)
+        seen = agreement.of_all_ranks(written is not None and os.path.exists(written))
     finally:
         if rank_env.rank == 0:
             probe.unlink(missing_ok=True)
-    if written[0] is None:
+    if written is None:
         return None
     step = rank_env.world_size // len(names)
     return [name for number, name in enumerate(names) if seen[number * step]]

@@ -1,11 +1,43 @@
-"""Small questions on which all ranks must give the same answer, or some would wait for others for ever."""
+"""Small questions on which all ranks must give the same answer, or some would wait for others for ever.
 
+Numbers are reduced as tensors. What is not a number goes through the key-value store as JSON: torch's collectives of objects
+unpickle what another rank, or whoever pretends to be one, has sent.
+"""
+
+import itertools
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from lt_train.runtime.device import CUDA
 from lt_train.runtime.reading import Reading
+
+_questions = itertools.count()
+
+
+def from_first_rank(value: Any) -> Any:
+    """What rank 0 passes, as JSON has it, on every rank. All ranks call it, in the same order of calls of this module."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return value
+    store, key = distributed_c10d._get_default_store(), f"lt-train/answer/{next(_questions)}"
+    if torch.distributed.get_rank() == 0:
+        store.set(key, json.dumps(value))
+    return json.loads(store.get(key))
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """What each rank passes, by rank, on every rank. Rank 0 collects it, so that the store serves each rank only a few values."""
+    ranks = torch.distributed.get_world_size()
+    store, key = distributed_c10d._get_default_store(), f"lt-train/answers/{next(_questions)}"
+    store.set(f"{key}/{torch.distributed.get_rank()}", json.dumps(value))
+    answers = None
+    if torch.distributed.get_rank() == 0:
+        answers = [json.loads(answer) for answer in store.multi_get([f"{key}/{rank}" for rank in range(ranks)])]
+    found: list[Any] = from_first_rank(answers)
+    return found
 
 
 def largest(value: int, where: torch.device) -> int:

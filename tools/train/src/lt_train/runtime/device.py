@@ -148,11 +148,15 @@ def use(device: "torch.device") -> None:
 
 
 def communicate_on_loopback(rank_env: RankEnvironment) -> None:
-    """Let gloo use the loopback interface when every rank is on this machine: the host name may not resolve."""
+    """Let gloo and NCCL use the loopback interface when every rank is on this machine.
+
+    The host name may not resolve, and nobody else can connect to loopback. NCCL only sets up its connections this way.
+    """
     if rank_env.local_world_size == rank_env.world_size:
         names = [name for _, name in socket.if_nameindex()]
         if "lo" in names:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def synchronize(device: "torch.device") -> None:

@@ -2,19 +2,28 @@
 
 The process group's own time limit must be longer than the watchdog's, and would be that of a rank which never comes, too: an hour
 by default. So the ranks first meet in the key-value store, within the time limit of a step.
+
+The store has no authentication: whoever reaches it can end the run, and torch unpickles some of what the ranks tell each other.
+So it listens on loopback when all ranks are on one machine, and otherwise on the address of MASTER_ADDR alone, if that is one of
+this machine's. torch's own store listens on all interfaces.
 """
 
 import contextlib
 import datetime
+import errno
+import ipaddress
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from lt_shared.console import ExitCode, Unavailable
+from lt_shared.console import ExitCode, Unavailable, warn
 from lt_train.runtime import device, watchdog
-from lt_train.runtime.rank_environment import RankEnvironment, shown
+from lt_train.runtime.rank_environment import LOOPBACK, RankEnvironment, shown
 
 # What the communication libraries wait beyond the watchdog.
 LATER_SECONDS = 60.0
@@ -27,8 +36,7 @@ def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float)
     """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
     device.communicate_on_loopback(rank_env)
     joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
-    # The variables of `RankEnvironment.environment`; torchrun adds one that says that its own store is to be used.
-    store, _, _ = next(rendezvous("env://", timeout=joining))
+    store = open_store(rank_env, joining)
     meet(store, rank_env, joining)
     # Longer than the watchdog's, which knows more.
     timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
@@ -41,6 +49,41 @@ def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float)
         device_id=where if where.type == device.CUDA else None,
         timeout=timeout,
     )
+
+
+def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
+    """The key-value store of all ranks, which rank 0 serves; torchrun serves one of its own.
+
+    Raises DistNetworkError, also when the port is taken.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return next(rendezvous("env://", timeout=timeout))[0]
+    is_one_machine = rank_env.local_world_size == rank_env.world_size
+    host = LOOPBACK if is_one_machine else rank_env.master_address
+    serving: dict[str, Any] = {"is_master": rank_env.rank == 0}
+    if rank_env.rank == 0 and (listener := _listener(host, rank_env.master_port)):
+        serving["master_listen_fd"] = listener.detach()
+    # `meet` waits for the others, and names those that do not come.
+    return TCPStore(host, rank_env.master_port, rank_env.world_size, timeout=timeout, wait_for_workers=False, **serving)
+
+
+def _listener(host: str, port: int) -> socket.socket | None:
+    """A socket bound to the address that `host` has on this machine; None, with a warning, where that is not what others see."""
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if ipaddress.ip_address(address[0]).is_loopback and host != LOOPBACK:
+            continue
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise torch.distributed.DistNetworkError(f"{host}:{port}: {error.strerror}") from error
+        else:
+            return listener
+    warn(f"MASTER_ADDR {host} is no address of this machine's interfaces: the rendezvous listens on all of them, port {port}")
+    return None
 
 
 @contextlib.contextmanager

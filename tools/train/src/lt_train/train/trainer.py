@@ -73,7 +73,8 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
         log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
         chunks = build_gpt.build(config, chosen, where)
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
-        start = _from_rank_zero(config.checkpointing.start)
+        # Nodes may see a shared filesystem at different moments.
+        start = agreement.from_first_rank(config.checkpointing.start)
         if start is not None:
             training_state.load(Path(start), config, state)
             log.line(CheckpointLoaded(state.iteration, str(Path(start).parent), _now()).format())
@@ -87,13 +88,6 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
-
-
-def _from_rank_zero(path: str | None) -> str | None:
-    """The same start for all: nodes may see a shared filesystem at different moments."""
-    shared = [path]
-    torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 def _now() -> datetime.datetime:
