@@ -165,17 +165,27 @@ class PartialDirectory:
         No symbolic link is followed on the way, and the path of the directory itself is not looked at: whoever may rename it
         cannot lead the writer elsewhere.
         """
-        *folders, last = name.split("/")
+        with self._parent(name, make=bool(flags & os.O_CREAT)) as parent:
+            return os.open(name.rpartition("/")[2], flags | os.O_NOFOLLOW, 0o666, dir_fd=parent)
+
+    def unlink(self, name: str) -> None:
+        """Delete the file `name`, as `open` finds it."""
+        with self._parent(name, make=False) as parent:
+            os.unlink(name.rpartition("/")[2], dir_fd=parent)
+
+    @contextlib.contextmanager
+    def _parent(self, name: str, make: bool) -> Iterator[int]:
+        """A descriptor of the directory that holds the file `name`."""
         parent = os.dup(self.descriptor)
         try:
-            for folder in folders:
-                if flags & os.O_CREAT:
+            for folder in name.split("/")[:-1]:
+                if make:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(folder, dir_fd=parent)
                 child = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
                 os.close(parent)
                 parent = child
-            return os.open(last, flags | os.O_NOFOLLOW, 0o666, dir_fd=parent)
+            yield parent
         finally:
             os.close(parent)
 

@@ -232,16 +232,16 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def publish(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def publish(path: str | os.PathLike[str], mode: int | None = None) -> Iterator[IO[bytes]]:
     """Yield a binary file that becomes `path` when the block ends without an exception, durable and whole; otherwise nothing.
 
-    A new local file has the mode that the umask gives; a symbolic link is replaced, not followed.
+    A new local file has this mode, or the one that the umask gives; a symbolic link is replaced, not followed.
 
     Raises: CannotCreate when the directory is missing or not writable, TryAgain when another process is writing the same path,
     IoFailure when the disk is full.
     """
     name = os.fspath(path)
-    with _publish_remote(name) if is_remote(name) else publish_file(name) as file:
+    with _publish_remote(name) if is_remote(name) else publish_file(name, mode) as file:
         yield file
 
 

@@ -327,7 +327,7 @@ def test_two_scrapes_with_one_state_exclude_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"\n", b"{", b"[]", b'{"v":1}', b'{"v":1,"kind":"scrape-state","logs":[{"path":"x"}]}', b"\xff"]
+    "content", [b"", b"\n", b"{", b"[]", b'{"v":1}', b'{"v":1,"kind":"scrape-state","logs":[{"path":"x"}]}', b"\xff"]
 )
 def test_a_state_that_is_none_is_bad_data(tmp_path: Path, content: bytes) -> None:
     state = tmp_path / "state"
@@ -335,13 +335,6 @@ def test_a_state_that_is_none_is_bad_data(tmp_path: Path, content: bytes) -> Non
     with pytest.raises(BadData, match="not a state"):
         events(LOGS / "lt_train.log", state=state)
     assert state.read_bytes() == content
-
-
-def test_an_empty_state_is_new(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    state.touch()
-    assert events(LOGS / "lt_train.log", state=state)
-    assert events(LOGS / "lt_train.log", state=state) == []
 
 
 def test_a_missing_log_prints_nothing_at_all(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import IO
 
-import orjson
-
+from lt_monitor.collect import state_file
 from lt_monitor.collect.offsets import LogOffsets, SavedLogOffset
 from lt_monitor.collect.scrape import scrape_log
-from lt_monitor.events.alert_findings import Finding
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files, time_zone
 from lt_monitor.logs.deduplication import Deduplicator
@@ -23,9 +21,7 @@ from lt_monitor.logs.log_parser import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
 from lt_monitor.runs.run_state import RunState
 from lt_shared import storage
-from lt_shared.console import BadData, UsageError, note
-
-STATE_VERSION = 2
+from lt_shared.console import UsageError, note
 
 
 class CommandState:
@@ -36,7 +32,7 @@ class CommandState:
     """
 
     def __init__(self, command: str, patterns: Sequence[str]):
-        self.kind = f"{command}-state"
+        self.command = command
         self.patterns = patterns
         self.runs: dict[str, RunState] = {}
         self.known: dict[str, float] = {}
@@ -50,8 +46,8 @@ class CommandState:
     def open(cls, path: str | None, command: str, patterns: Sequence[str]) -> "Iterator[CommandState]":
         """The state in the file `path`, locked until the block ends; `save` in the block makes what it then holds the new state.
 
-        Raises: BadData when the file holds something else, TryAgain when another pass holds it, CannotCreate and IoFailure when
-        it cannot be written, UsageError for a remote path.
+        Raises: what `state_file.read` does, TryAgain when another pass holds the file, CannotCreate and IoFailure when it cannot
+        be written, UsageError for a remote path.
         """
         state = cls(command, patterns)
         if path is None:
@@ -59,7 +55,7 @@ class CommandState:
             return
         if storage.is_remote(path):
             raise UsageError(f"{path}: a state file needs a local or mounted path")
-        with storage.publish(path) as state._file:
+        with storage.publish(path, state_file.MODE) as state._file:
             state._offsets = LogOffsets([])
             state._read(path)
             yield state
@@ -100,38 +96,23 @@ class CommandState:
         """Write the state; it is published when the block of `open` ends."""
         if self._file is not None and self._offsets is not None:
             state = {
-                "v": STATE_VERSION,
-                "kind": self.kind,
                 "runs": list(self.runs.values()),
                 "known": self.known,
                 "undelivered": self.undelivered,
                 "behind": {path: seconds for path, seconds in self.behind.items() if seconds},
                 "logs": [vars(log_offset) for log_offset in self._offsets.settled(None).saved.values()],
             }
-            self._file.write(orjson.dumps(state, option=orjson.OPT_APPEND_NEWLINE))
+            self._file.write(state_file.content(f"{self.command}-state", state))
 
     def _read(self, path: str) -> None:
-        try:
-            with open(path, "rb") as file:
-                content = file.read()
-        except FileNotFoundError:
+        state = state_file.read(path, self.command)
+        if state is None:
             return
-        if not content:
-            return
-        try:
-            state: dict[str, Any] = orjson.loads(content)
-            if state["v"] != STATE_VERSION or state["kind"] != self.kind:
-                raise ValueError("written by another version or another command")
-            self.runs = {run["run"]: RunState.from_record(run) for run in state["runs"]}
-            self.behind = {str(log): float(seconds) for log, seconds in state.get("behind", {}).items()}
-            self.known = {str(key): float(moment) for key, moment in state["known"].items()}
-            undelivered = [(Finding(**one["finding"]), list(one["channels"])) for one in state["undelivered"]]
-            self.undelivered = [{"finding": vars(finding), "channels": channels} for finding, channels in undelivered]
-            self._offsets = LogOffsets([SavedLogOffset(**log) for log in state["logs"]])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadData(
-                f"{path}: not a state of lt-monitor {self.kind.removesuffix('-state')}: {error}", "delete it to start over"
-            ) from None
+        self.runs = {run["run"]: RunState.from_record(run) for run in state["runs"]}
+        self.behind = state["behind"]
+        self.known = state["known"]
+        self.undelivered = state["undelivered"]
+        self._offsets = LogOffsets([SavedLogOffset(**log) for log in state["logs"]])
 
 
 class _Taker:

@@ -9,14 +9,11 @@ The state keeps what the parser and the deduplicator carry from line to line, so
 import dataclasses
 import hashlib
 import os
-from typing import Any, Self
+from typing import Self
 
-import orjson
-
+from lt_monitor.collect import state_file
 from lt_monitor.events.records import Record
-from lt_shared.console import BadData
 
-STATE_VERSION = 2
 HEAD_BYTES = 1024
 TAIL_BYTES = 256
 
@@ -107,23 +104,11 @@ class LogOffsets:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """A missing file is an empty state, and so is an empty one, as of mktemp. Raises BadData when it holds something else."""
-        try:
-            with open(path, "rb") as file:
-                content = file.read()
-        except FileNotFoundError:
+        """A missing file is an empty state. Raises what `state_file.read` does."""
+        state = state_file.read(path, "scrape")
+        if state is None:
             return cls([])
-        if not content:
-            return cls([])
-        try:
-            state: dict[str, Any] = orjson.loads(content)
-            if state["v"] != STATE_VERSION or state["kind"] != "scrape-state":
-                raise ValueError("written by another version or another program")
-            return cls([SavedLogOffset(**log) for log in state["logs"]], state["output"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadData(
-                f"{path}: not a state of lt-monitor scrape: {error}", "delete it to read every log from its beginning"
-            ) from None
+        return cls([SavedLogOffset(**log) for log in state["logs"]], state["output"])
 
     def settled(self, output: Record | None) -> "LogOffsets":
         """The state after this pass, whose events end at `output`."""
@@ -133,8 +118,7 @@ class LogOffsets:
     def to_bytes(self) -> bytes:
         """As a state file; without what `new` holds (see `settled`)."""
         logs = [vars(log_offset) for _, log_offset in sorted(self.saved.items())]
-        state = {"v": STATE_VERSION, "kind": "scrape-state", "output": self.output, "logs": logs}
-        return orjson.dumps(state, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return state_file.content("scrape-state", {"output": self.output, "logs": logs})
 
     def find(self, path: str, descriptor: int) -> LogOffset:
         """Where to continue in the open log `path`: at the beginning when it was never read or was replaced."""

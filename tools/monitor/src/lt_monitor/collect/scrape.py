@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Protocol
 
+from lt_monitor.collect import state_file
 from lt_monitor.collect.offsets import LogOffset, LogOffsets, SavedLogOffset, rotated_siblings
 from lt_monitor.collect.outputs import Output
 from lt_monitor.collect.state_lock import locked
@@ -72,7 +73,8 @@ class _Publisher:
         self._path = path
 
     def __call__(self, offsets: LogOffsets) -> None:
-        storage.write_bytes(self._path, offsets.to_bytes())
+        with storage.publish(self._path, state_file.MODE) as file:
+            file.write(offsets.to_bytes())
 
 
 def _require_offsets(path: str, option: str) -> None:

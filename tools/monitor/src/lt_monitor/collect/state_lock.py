@@ -7,17 +7,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from lt_shared.local_files import creating, lock, missing_directory_hint
+from lt_shared import resumable_files
 
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock on the state at `path`. Raises TryAgain when another process has it, CannotCreate without a directory."""
+    """Hold the lock on the state at `path`.
+
+    Raises TryAgain when another process has it, CannotCreate without a directory or when another user has made the lock's file.
+    """
     lock_path = os.path.join(os.path.dirname(path) or ".", f".{os.path.basename(path)}.lock")
-    with creating(path, missing_directory_hint(path)):
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        lock(descriptor, path)
+    with resumable_files.locked(lock_path, path):
         yield
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,6 @@ With an output file the command remembers what it has read in `FILE.state` besid
 and a run that hangs gives none at all, just when its metrics matter most. The collector reads `*.prom` only.
 """
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from lt_shared import storage
 from lt_shared.console import UsageError
 
 STANDARD_OUTPUT = "-"
+# node_exporter runs as another user, whatever the umask here.
 MODE = 0o644
 
 
@@ -38,8 +38,6 @@ def prom(patterns: Sequence[str], output: str = STANDARD_OUTPUT, now: float | No
         if output == STANDARD_OUTPUT:
             sys.stdout.write(text)
         else:
-            with storage.publish(output) as file:
+            with storage.publish(output, MODE) as file:
                 file.write(text.encode())
-                # node_exporter runs as another user, whatever the umask here.
-                os.fchmod(file.fileno(), MODE)
         state.save()
