@@ -4,6 +4,9 @@ Several nodes, and several jobs, may want the same one on a shared filesystem at
 and the others wait. Correctness does not rest on it, since some mounts have no locks: each maker fills a directory under a name
 of its own, which becomes visible by one rename, and the first one wins. A name stands for its content, so what is there is never
 replaced.
+
+That holds for what this user has made. Where several users share the parent directory, what another one has made, or could have
+changed, is not used: each then has a directory of his own, which nobody else can write to.
 """
 
 import contextlib
@@ -12,30 +15,46 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lt_shared import storage
-from lt_shared.console import note
-from lt_shared.local_files import creating, filling, writing
+from lt_shared import ownership, storage
+from lt_shared.console import CannotCreate, note, warn
+from lt_shared.local_files import creating, filling, set_mode, writing
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """`directory/name`, filled by `make` when it is not there. `make` gets an empty directory and syncs what it writes.
+    """`directory/name`, filled by `make` when it is not there; `name.UID` beside one that others could have filled.
 
-    Raises CannotCreate and IoFailure, and whatever `make` raises; then nothing is left.
+    `make` gets an empty directory and syncs what it writes. Raises CannotCreate and IoFailure, and whatever `make` raises; then
+    nothing is left.
     """
     target = directory / name
+    reason = _reason_for_distrust(target)
+    if reason is not None:
+        target = directory / f"{name}.{os.geteuid()}"
+        warn(f"{directory / name} {reason}: not used, {target.name} is made instead")
+        reason = _reason_for_distrust(target)
+        if reason is not None:
+            raise CannotCreate(f"{target} {reason}", "choose a directory where nobody else can write: --data-cache-path")
     if target.is_dir():
         return target
     with creating(str(target)):
         directory.mkdir(parents=True, exist_ok=True)
-    with _lock(directory / f".{name}.lock") as alone:
+    with _lock(directory / f".{target.name}.lock") as alone:
         if not target.is_dir():
             _make(target, make, alone)
     return target
+
+
+def _reason_for_distrust(target: Path) -> str | None:
+    try:
+        return ownership.reason_for_distrust(os.lstat(target), target.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _make(target: Path, make: Callable[[Path], None], alone: bool) -> None:
@@ -47,14 +66,26 @@ def _make(target: Path, make: Callable[[Path], None], alone: bool) -> None:
     shutil.rmtree(own, ignore_errors=True)
     try:
         with creating(str(target)):
-            own.mkdir()
+            own.mkdir(mode=0o700)
         with filling(str(target)):
             make(own)
         with writing(str(target)):
+            _make_readable(own)
             storage.sync_directory(own)
             _publish(own, target)
     finally:
         shutil.rmtree(own, ignore_errors=True)
+
+
+def _make_readable(directory: Path) -> None:
+    """Let others read what the umask allows, and write nothing, also where the umask lets a group write."""
+    for path in directory.rglob("*"):
+        path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        set_mode(descriptor, 0o755)
+    finally:
+        os.close(descriptor)
 
 
 def _publish(own: Path, target: Path) -> None:
@@ -68,9 +99,17 @@ def _publish(own: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Wait for the lock at `path`; yields whether there is one."""
+    """Wait for the lock at `path`; yields whether there is one. Another user's is not waited for."""
     with creating(str(path)):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ELOOP):
+                raise
+            descriptor = None
+    if descriptor is None:
+        yield False
+        return
     try:
         yield _locked(descriptor, path)
     finally:
