@@ -306,6 +306,8 @@ class Reader:
         _, version, code, sequences, document_entries = HEADER.unpack(header)
         if version != VERSION or code not in DTYPE_CODES:
             raise BadData(f"{index}: version {version} with dtype code {code} is not known")
+        if document_entries == 0:
+            raise BadData(f"{index}: its document index is empty")
         self.dtype = np.dtype(DTYPE_CODES[code])
         expected = HEADER.size + 12 * sequences + 8 * document_entries
         actual = os.path.getsize(index)

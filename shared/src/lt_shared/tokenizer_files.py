@@ -7,14 +7,13 @@ not their paths: the same tokenizer has the same hash on every machine.
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from lt_shared import storage
+from lt_shared import storage, strict_json
 from lt_shared.console import BadData, NoInput
 
 Kind = Literal["gpt2", "tiktoken", "sentencepiece", "tokenizer.json", "tekken"]
@@ -163,7 +162,7 @@ def _snapshots(repository: str) -> Iterator[Path]:
 def _json_kind(path: Path) -> Kind | None:
     """What a JSON file is by its content; None for what may be a vocabulary."""
     try:
-        content = json.loads(path.read_bytes())
+        content = strict_json.loads(path.read_bytes())
     except ValueError as error:
         raise BadData(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):

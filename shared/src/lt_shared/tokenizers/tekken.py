@@ -6,12 +6,13 @@ does not name the special tokens: their names are constants in mistral-common.
 
 import base64
 import binascii
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lt_shared import strict_json
 from lt_shared.console import BadData
 
+_MOST_SPECIAL_TOKENS = 1 << 20
 BEGIN_OF_DOCUMENT, END_OF_DOCUMENT = "<s>", "</s>"
 _NAMES_BEFORE_VERSION_8 = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
@@ -31,14 +32,16 @@ class Tekken(NamedTuple):
 def read(path: Path) -> Tekken:
     """Raises BadData when the file is malformed."""
     try:
-        content = json.loads(path.read_bytes())
+        content = strict_json.loads(path.read_bytes())
         pattern = str(content["config"]["pattern"])
         vocab_size = int(content["config"]["default_vocab_size"])
         special_count = int(content["config"]["default_num_special_tokens"])
+        if not 0 <= special_count <= _MOST_SPECIAL_TOKENS:
+            raise ValueError(f"{special_count} special tokens")
         entries = content["vocab"][: vocab_size - special_count]
         ids = {base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"]) + special_count for entry in entries}
         special_tokens = _special_tokens(content.get("special_tokens"), special_count)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, binascii.Error) as error:
         raise BadData(f"{path}: not a Tekken tokenizer: {type(error).__name__} {error}") from None
     if len(ids) != vocab_size - special_count or set(ids.values()) != set(range(special_count, vocab_size)):
         raise BadData(f"{path}: the tokens do not have the ranks 0 to {vocab_size - special_count - 1}", "is the file truncated?")

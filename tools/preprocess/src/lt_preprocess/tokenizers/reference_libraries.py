@@ -4,8 +4,9 @@ Both libraries work without the GIL, so one call per thread scales as the compil
 default that changes documents is switched off: special tokens added or recognised in the text, truncation and padding.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,26 @@ class SentencePiece(_Noting):
         return piece.replace("\u2581", " ").encode()
 
 
+@contextlib.contextmanager
+def _failures(path: Path, what: str) -> Iterator[None]:
+    """Turn what the library raises into BadData: nothing narrower than Exception, or what pyo3 makes of a panic."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BadData(f"{path}: {what}: {error}") from None
+
+
 class HuggingFaceEncoder(Encoder):
-    def __init__(self, tokenizer: Any):
+    def __init__(self, path: Path, tokenizer: Any):
+        self._path = path
         self._tokenizer = tokenizer
 
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
-        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts.to_list()], add_special_tokens=False)
+        contents = [text.decode() for text in texts.to_list()]
+        with _failures(self._path, "its library cannot encode a text"):
+            encodings = self._tokenizer.encode_batch_fast(contents, add_special_tokens=False)
         return _joined([encoding.ids for encoding in encodings])
 
 
@@ -116,7 +131,9 @@ class HuggingFace(_Noting):
         if not parse:
             _check_special_tokens(path, self._tokenizer)
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(ids.values()) + 1
+        self.vocab_size = max(ids.values(), default=-1) + 1
+        if not 0 < self.vocab_size <= 2**31:
+            raise BadData(f"{path}: its vocabulary has ids up to {self.vocab_size - 1:,}")
         self.eod = tokenizer_json.end_of_document(path, ids, files.companions)
         self._added = dict(self._tokenizer.get_added_tokens_decoder())
         self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
@@ -124,7 +141,7 @@ class HuggingFace(_Noting):
 
     def new_encoder(self) -> HuggingFaceEncoder:
         self._note()
-        return HuggingFaceEncoder(self._tokenizer)
+        return HuggingFaceEncoder(self._path, self._tokenizer)
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         numbers = np.asarray(ids).tolist()
@@ -144,10 +161,9 @@ def _read(path: Path) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import tokenizers
 
-    try:
+    tokenizer_json.check_normalizer(path, json_files.read_object(path).get("normalizer"))
+    with _failures(path, "not a tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises nothing narrower
-        raise BadData(f"{path}: not a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -156,9 +172,11 @@ def _read(path: Path) -> Any:
 def _check_special_tokens(path: Path, tokenizer: Any) -> None:
     """A model may hold a special token as an ordinary entry and find it in text; the unknown token is no danger."""
     for number, token in tokenizer.get_added_tokens_decoder().items():
-        if not token.special or number not in tokenizer.encode(token.content, add_special_tokens=False).ids:
+        if not token.special:
             continue
-        if token.content != _unknown_token(path):
+        with _failures(path, f"its library cannot encode {token.content}"):
+            is_found = number in tokenizer.encode(token.content, add_special_tokens=False).ids
+        if is_found and token.content != _unknown_token(path):
             raise BadData(
                 f"{path}: text that reads {token.content} would become that special token",
                 "use the model's SentencePiece or tiktoken file, or --special-tokens parse",

@@ -1,18 +1,18 @@
 """JSON files of tokenizers: read and checked for the little that all readers rely on."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lt_shared import strict_json
 from lt_shared.console import BadData
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Raises BadData when the file is not a JSON object."""
+    """Raises BadData when the file is not a JSON object, or one that the libraries could read in another way."""
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        content = strict_json.loads(path.read_bytes())
+    except ValueError as error:
         raise BadData(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
         raise BadData(f"{path}: not a JSON object")
@@ -20,7 +20,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_ids(path: Path, ids: dict[Any, Any]) -> dict[str, int]:
-    """Tokens and their ids, when they are that."""
+    """Tokens and their ids, when they are that, and there are any."""
+    if not ids:
+        raise BadData(f"{path}: its vocabulary is empty")
     if not all(type(number) is int and 0 <= number < 2**31 for number in ids.values()):
         token, number = next(item for item in ids.items() if type(item[1]) is not int or not 0 <= item[1] < 2**31)
         raise BadData(f"{path}: token {token!r} has id {number!r}")

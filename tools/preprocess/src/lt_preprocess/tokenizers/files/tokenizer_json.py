@@ -26,6 +26,8 @@ from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
+MOST_GROWTH = 1000
+
 
 def read(files: TokenizerFiles) -> Vocabulary:
     """Raises Unrecognised for what only the library covers, BadData for a file that is malformed."""
@@ -78,6 +80,22 @@ def _check_model(model: dict[str, Any]) -> None:
             raise Unrecognised(f"its model has {key}")
 
 
+def check_normalizer(path: Path, normalizer: Any) -> None:
+    """Raise BadData for one that makes texts so much longer that a small file takes all memory.
+
+    Those of real tokenizers put a few bytes before a text or in the place of a character.
+    """
+    steps, factor = [normalizer], 1
+    while steps:
+        step = steps.pop()
+        if isinstance(step, dict):
+            steps += step.get("normalizers") or []
+            longer = step.get("prepend") or step.get("content") or ""
+            factor *= max(1, len(longer) if isinstance(longer, str) else 1)
+    if factor > MOST_GROWTH:
+        raise BadData(f"{path}: its normalizer makes texts more than {MOST_GROWTH} times as long")
+
+
 def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
     if normalizer is None:
         return False
@@ -118,13 +136,15 @@ def _merges(path: Path, merges: list[Any], ids: dict[str, int]) -> npt.NDArray[n
 def _added_tokens(listed: list[dict[str, Any]], ids: dict[str, int]) -> list[AddedToken]:
     """Added tokens with the ids that the library gives them, whatever the file says."""
     added: list[AddedToken] = []
+    contents: set[str] = set()
     following = len(ids)
     for token in listed:
         content, number = token["content"], token["id"]
-        if not content or not isinstance(content, str) or content in {other.content for other in added}:
+        if not content or not isinstance(content, str) or content in contents:
             raise Unrecognised("an added token is no text, empty or listed twice")
         if number != ids.get(content, following):
             raise Unrecognised(f"its added token {content} has an id that the library would not give it")
+        contents.add(content)
         following = max(following, number + 1)
         minds_surroundings = token["lstrip"] or token["rstrip"] or token["single_word"]
         added.append(AddedToken(content, number, token["special"], token["normalized"], minds_surroundings))
