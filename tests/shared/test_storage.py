@@ -507,6 +507,28 @@ def test_files_below_a_directory(tmp_path: Path, bucket: str) -> None:
     assert not storage.is_directory(f"{bucket}/b")
 
 
+def test_files_below_a_directory_are_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Links that lead upwards are not followed, and pipes not opened; Hugging Face's cache has links to files elsewhere."""
+    for name in ("in/deep/a", "in/other/b", "outside/c", "outside/deep/d", "in_too/e"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    place = tmp_path / "in"
+    for link, target in (("up", ".."), ("deep/up", "../.."), ("away", tmp_path / "outside"), ("sibling", "../in_too")):
+        (place / link).symlink_to(target)
+    (place / "root").symlink_to("/")
+    (tmp_path / "outside/deep/up").symlink_to("..")
+    (place / "again").symlink_to("deep")
+    (place / "file").symlink_to("../outside/c")
+    (place / "missing").symlink_to("nowhere")
+    os.mkfifo(place / "pipe")
+    (place / "pipe2").symlink_to("pipe")
+    found = storage.files_below(place)
+    assert {os.path.realpath(path) for path in found} == {
+        str(tmp_path / name) for name in ("in/deep/a", "in/other/b", "outside/c", "outside/deep/d", "in_too/e", "in/nowhere")
+    }
+    assert f"{place}/again/up and 5 more: not read" in capsys.readouterr().err.replace("/deep/up", "/again/up")
+
+
 class _Listing:
     """A store that remembers what it said, as s3fs does."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
-from lt_shared.console import BadConfig, IoFailure, NoInput, Unavailable
+from lt_shared.console import BadConfig, IoFailure, NoInput, Unavailable, warn
 from lt_shared.local_files import creating, filling, publish_file, writing
 from lt_shared.local_files import empty_directory as empty_directory
 from lt_shared.local_files import publish_directory as publish_directory
@@ -155,9 +155,10 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
 
 
 def files_below(directory: str | os.PathLike[str]) -> list[str]:
-    """All files in a directory and its subdirectories, sorted; names that begin with a dot are left out.
+    """All regular files in a directory and its subdirectories, sorted; names that begin with a dot are left out.
 
-    Links to directories are followed, each directory is visited once.
+    Links are followed, and each directory is visited once, but no link leads upwards, and none that another user made leads out
+    of the directory. Warns of what is left out.
     """
     name = os.fspath(directory)
     if is_remote(name):
@@ -165,6 +166,8 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
         found = retry(lambda: filesystem.find(key), name)
         return sorted(filesystem.unstrip_protocol(path) for path in found if "/." not in path.removeprefix(key))
     paths: list[str] = []
+    left_out: list[str] = []
+    root = os.path.join(os.path.realpath(name), "")
     visited: set[tuple[int, int]] = set()
     for parent, directories, files in os.walk(name, onerror=_raise, followlinks=True):
         status = os.stat(parent)
@@ -172,9 +175,32 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
             directories.clear()
             continue
         visited.add((status.st_dev, status.st_ino))
-        directories[:] = [each for each in directories if not each.startswith(".")]
-        paths.extend(os.path.join(parent, each) for each in files if not each.startswith("."))
+        for names in (directories, files):
+            shown = [each for each in names if not each.startswith(".")]
+            unread = [each for each in shown if _is_left_out(os.path.join(parent, each), root)]
+            left_out += [os.path.join(parent, each) for each in unread]
+            names[:] = [each for each in shown if each not in unread]
+        paths += [os.path.join(parent, each) for each in files]
+    if left_out:
+        more = f" and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+        warn(f"{min(left_out)}{more}: not read: no file, or a link that leads out of {name}; name it to read it")
     return sorted(paths)
+
+
+def _is_left_out(path: str, root: str) -> bool:
+    """A link to nothing is not: who opens it says that it is missing. `root` ends with a slash."""
+    if _is_special(path):
+        return True
+    if not os.path.islink(path):
+        return False
+    target, parent = (os.path.join(os.path.realpath(each), "") for each in (path, os.path.dirname(path)))
+    leads_upwards = root != target and (root.startswith(target) or (parent.startswith(target) and not target.startswith(root)))
+    return leads_upwards or (not target.startswith(root) and os.lstat(path).st_uid not in (0, os.geteuid()))
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is a pipe, a device or a socket."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _raise(error: OSError) -> None:

@@ -107,3 +107,14 @@ def test_names_in_capitals(tmp_path: Path) -> None:
     for name in ("A.JSONL", "B.Txt", "C.JSONL.GZ"):
         (tmp_path / name).touch()
     assert [Path(path).name for path in paths.expand_patterns([str(tmp_path)])] == ["A.JSONL", "B.Txt", "C.JSONL.GZ"]
+
+
+def test_pipes_are_read_when_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Opening one that nobody writes to would wait for ever."""
+    os.mkfifo(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").touch()
+    file, pipe = str(tmp_path / "b.jsonl"), str(tmp_path / "a.jsonl")
+    assert paths.expand_patterns([str(tmp_path)]) == [file]
+    assert paths.expand_patterns([f"{tmp_path}/*.jsonl"]) == [file]
+    assert capsys.readouterr().err.count(f"{pipe}: not read") == 2
+    assert paths.expand_patterns([pipe]) == [pipe]

@@ -1,9 +1,10 @@
 """Expand the files, patterns, directories and lists of the command line into a list of inputs."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 from lt_shared import storage
-from lt_shared.console import BadData, NoInput, note
+from lt_shared.console import BadData, NoInput, note, warn
 
 STDIN = "-"
 LIST_MARK = "@"
@@ -50,6 +51,8 @@ def _expand(pattern: str, lists: tuple[str, ...]) -> Iterator[str]:
     for path in storage.expand([pattern]):
         if path != STDIN and storage.is_directory(path):
             yield from _files_below(path)
+        elif path != pattern and not storage.is_remote(path) and os.path.exists(path) and not os.path.isfile(path):
+            warn(f"{path}: not read: no file; name it to read it")
         else:
             yield path
 
