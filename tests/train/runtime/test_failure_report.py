@@ -1,7 +1,11 @@
 """Of many ranks that fail, one reports."""
 
+import dataclasses
+import importlib
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,3 +103,43 @@ def test_memory_that_is_used_up_is_the_configurations_fault(error: Exception, sh
     assert memory.exit_code == 78
     assert str(memory).endswith(f": {shown}")
     assert "--micro-batch-size" in str(memory.hint)
+
+
+@pytest.mark.parametrize(
+    ("package", "distribution", "option"),
+    [
+        ("flash_attn", "flash-attn-4", "--attention-backend fused"),
+        ("quack", "quack-kernels", "--swiglu-impl triton"),
+        ("cutlass", "nvidia-cutlass-dsl", "--cross-entropy-impl triton"),
+    ],
+)
+@pytest.mark.parametrize("fails", ["when imported", "when called", "when a name is missing", "when a part is missing"])
+def test_a_broken_optional_package_is_named_with_the_way_around_it(
+    package: str, distribution: str, option: str, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("")
+    body = "raise ImportError('libcudart.so.12: cannot open shared object file')\n" if fails == "when imported" else ""
+    body += "def kernel():\n    raise TypeError('epilogue fn depends on <ContextVar>')\n"
+    (tmp_path / package / "gemm.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    try:
+        if fails == "when a part is missing":
+            importlib.import_module(f"{package}.interface")
+        elif fails == "when a name is missing":
+            exec(f"from {package}.gemm import other", {})
+        else:
+            importlib.import_module(f"{package}.gemm").kernel()
+    except Exception as error:
+        report = failure_report.raised(error, dataclasses.replace(rank_env(0), world_size=1))
+    assert isinstance(report, RankError)
+    assert f": {distribution}, an optional package, does not work here: " in str(report)
+    assert report.exit_code == 78
+    assert report.hint is not None and option in report.hint
+
+
+def test_an_error_of_our_own_is_internal() -> None:
+    report = failure_report.raised(TypeError("quack"), dataclasses.replace(rank_env(0), world_size=1))
+    assert isinstance(report, RankError) and report.exit_code == 70

@@ -21,7 +21,6 @@ This is the only module that calls quack.
 import functools
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,8 +76,8 @@ class _Epilogues:
         from quack.epilogue.ops import ColVecLoad, ColVecReduce
 
         if cache.CACHE_DIR is None:
-            # quack's default, a directory in /tmp with a predictable name, may hold another user's code.
-            cache.CACHE_DIR = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quack")
+            # Not quack's default, see `lt_train.kernels.compile_caches`.
+            cache.CACHE_DIR = os.environ.get("QUACK_CACHE_DIR")
 
         def forward(acc: Any) -> dict[str, Any]:
             gate, up = unpack(acc)

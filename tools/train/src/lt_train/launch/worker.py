@@ -14,6 +14,7 @@ import click
 from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_train.config.run_config import RunConfig
+from lt_train.kernels import compile_caches
 from lt_train.runtime import process_lifetime, rank_environment, signals
 from lt_train.runtime.rank_environment import RankEnvironment
 
@@ -38,6 +39,7 @@ def start(config: RunConfig, rank_env: RankEnvironment) -> int:
     signals.listen()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    compile_caches.use_private_directories()
     from lt_train.runtime import device
 
     quiet()

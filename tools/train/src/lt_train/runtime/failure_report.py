@@ -9,6 +9,7 @@ import atexit
 import re
 import socket
 import time
+import traceback
 
 import torch
 from torch.distributed.distributed_c10d import _get_default_store
@@ -21,6 +22,12 @@ CLAIMS = "lt-train/failures"
 CODE = "lt-train/failure-code"
 ECHO_SECONDS = 4.0
 POLL_SECONDS = 0.1
+# What is compiled for the GPU at the first step, by modules of these names, and how to train without it.
+OPTIONAL_PACKAGES = {
+    "flash_attn": ("flash-attn-4", "--attention-backend fused"),
+    "quack": ("quack-kernels", "--swiglu-impl triton --cross-entropy-impl triton"),
+    "cutlass": ("nvidia-cutlass-dsl", "--attention-backend fused --swiglu-impl triton --cross-entropy-impl triton"),
+}
 _OUT_OF_MEMORY = "out of memory"
 _COMMUNICATION = re.compile(r"gloo|nccl|connection (closed|reset)|timed out waiting", re.IGNORECASE)
 
@@ -99,6 +106,10 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     if of_memory := next((line for line in lines if _OUT_OF_MEMORY in line.lower()), None):
         remedy = "use a smaller --micro-batch-size, recomputation, the distributed optimizer, or more model parallelism"
         return RankError(rank_env, of_memory, remedy, ExitCode.BAD_CONFIG)
+    if found := _optional_package(error):
+        package, remedy = found
+        reason = f"{type(error).__name__}: {first_line}"
+        return RankError(rank_env, f"{package}, an optional package, does not work here: {reason}", remedy, ExitCode.BAD_CONFIG)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return RankError(rank_env, f"{where}{(error.strerror or str(error)).lower()}", None, ExitCode.IO)
@@ -108,3 +119,14 @@ def _report(error: Exception, rank_env: RankEnvironment) -> RankError:
     return RankError(
         rank_env, f"internal error: {type(error).__name__}: {first_line}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL
     )
+
+
+def _optional_package(error: BaseException) -> tuple[str, str] | None:
+    """The distribution in whose code, or at whose import, an error was raised, if lt-train also runs without it; and how."""
+    modules = [error.name or ""] if isinstance(error, ImportError) else []
+    modules += [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for module in modules:
+        for package, (distribution, options) in OPTIONAL_PACKAGES.items():
+            if module == package or module.startswith(f"{package}."):
+                return distribution, f"pip install --force-reinstall 'lt-train[flash]' may mend it; without it: {options}"
+    return None

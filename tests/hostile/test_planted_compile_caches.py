@@ -1,0 +1,72 @@
+"""A stranger has made the directories where compilers look for machine code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stranger import Stranger
+
+from lt_train.kernels.compile_caches import OF_THE_MACHINE, OF_THE_USER
+
+SCRIPT = """
+import json, os, stat, sys
+from lt_train.kernels import compile_caches
+compile_caches.use_private_directories()
+paths = {name: os.environ[name] for name in (*compile_caches.OF_THE_MACHINE, *compile_caches.OF_THE_USER)}
+print(json.dumps({name: [path, os.path.isdir(os.path.dirname(path))] for name, path in paths.items()}))
+"""
+VARIABLES = [*OF_THE_MACHINE, *OF_THE_USER]
+
+
+def directories(cwd: Path, **variables: str) -> tuple[dict[str, str], str]:
+    environment = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=cwd, check=True)
+    return {name: path for name, (path, _) in json.loads(done.stdout).items()}, done.stderr
+
+
+def test_directories_of_this_user(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    found, err = directories(tmp_path, HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path / "tmp"))
+    assert err == ""
+    assert found["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / f"tmp/lt-train-{os.geteuid()}/inductor")
+    assert found["QUACK_CACHE_DIR"] == str(tmp_path / "home/.cache/lt-train/quack")
+    assert all(os.stat(path).st_mode & 0o777 == 0o700 for path in found.values())
+
+
+@pytest.mark.parametrize("base", ["TMPDIR", "XDG_CACHE_HOME"])
+def test_a_planted_directory_is_not_used(base: str, stranger: Stranger, tmp_path: Path) -> None:
+    uid = os.geteuid()
+    stranger.run(f"mkdir -m 777 -p lt-train-{uid}/inductor lt-train/quack lt-train/triton; touch lt-train/quack/kernel.so")
+    variables = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), base: str(stranger.shared)}
+    found, err = directories(tmp_path, **variables)
+    assert "belongs to another user" in err
+    names = OF_THE_MACHINE if base == "TMPDIR" else OF_THE_USER
+    for name, path in found.items():
+        assert not path.startswith(f"{stranger.shared}/lt-train/")
+        assert not path.startswith(f"{stranger.shared}/lt-train-{uid}/")
+        assert ("lt-train-code-" in path) == (name in names)
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_directory_that_the_user_chose_is_used_if_nobody_else_can_write_there(variable: str, tmp_path: Path) -> None:
+    mine, anyones = tmp_path / "mine", tmp_path / "anyones"
+    mine.mkdir()
+    anyones.mkdir()
+    anyones.chmod(0o777)
+    others = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    assert directories(tmp_path, **others, **{variable: str(mine)})[0][variable] == str(mine)
+    for chosen in (str(anyones), "relative", "./~/.cache"):
+        found, err = directories(tmp_path, **others, **{variable: chosen})
+        assert "lt-train-code-" in found[variable]
+        assert f"{chosen.removeprefix('./')}: not used as a cache" in err
+    assert not (tmp_path / "relative").exists()
+
+
+def test_a_user_without_a_home(tmp_path: Path) -> None:
+    """HOME names nothing, and a container's user has no entry in the list of users."""
+    found, err = directories(tmp_path, HOME="", TMPDIR=str(tmp_path))
+    assert "relative to the current directory" in err or found["QUACK_CACHE_DIR"].startswith("/")
+    assert not (tmp_path / "~").exists()
