@@ -82,9 +82,9 @@ def test_occupied_destination(values: Path, tmp_path: Path) -> None:
     write(plan(values), tmp_path / "out")
     with pytest.raises(CannotCreate, match="not empty"):
         write(plan(values), tmp_path / "out")
-    (tmp_path / "out" / "old").write_bytes(b"")
-    write(plan(values), tmp_path / "out", replace=True)
-    assert "old" not in content(tmp_path / "out")
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CannotCreate, match=r"holds what no conversion wrote: a/, a/index, a/one\.bin and 2 more"):
+        write(plan(values), tmp_path / "out", replace=True)
 
 
 def fail_after(monkeypatch: pytest.MonkeyPatch, blocks: int, error: BaseException) -> None:
@@ -204,18 +204,18 @@ import os, signal, sys, time
 from pathlib import Path
 tests, values, out, *delays = sys.argv[1:]
 sys.path.insert(0, tests)
-from lt_convert.commands import output_writer
+from lt_convert.commands import journal, output_writer
 from lt_convert.tensors import blocks
 import test_output_writer
 blocks.BLOCK_BYTES = 400
-output_writer.SYNC_SECONDS = 0.005
+journal.SYNC_SECONDS = 0.005
 true = output_writer.contents
 def slowly(segment, reader):
     for data in true(segment, reader):
         time.sleep(0.001)
         yield data
 output_writer.contents = slowly
-journal = Path(out).parent / f".{Path(out).name}.partial" / output_writer.JOURNAL
+lines = Path(out).parent / f".{Path(out).name}.partial" / output_writer.JOURNAL
 for delay in delays:
     child = os.fork()
     if child == 0:
@@ -226,7 +226,7 @@ for delay in delays:
     os.waitpid(child, 0)
     if os.path.exists(out):
         break
-    print(journal.read_bytes().count(b"\\n") if journal.exists() else 0)
+    print(lines.read_bytes().count(b"\\n") if lines.exists() else 0)
 """
 
 

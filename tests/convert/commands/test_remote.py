@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection, output_writer
+from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection, remote_writer
 from lt_convert.commands.conversion import Request
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import REMOTE_BLOCK_BYTES
@@ -163,9 +163,9 @@ def test_what_was_written_is_not_written_again(
     from lt_convert.containers import dcp
 
     monkeypatch.setattr(dcp, "FILE_BYTES", 30_000)
-    monkeypatch.setattr(output_writer, "THREADS", 1)
+    monkeypatch.setattr(remote_writer, "THREADS", 1)
     source = upload(small, f"{bucket}/hf")
-    true = output_writer._upload
+    true = remote_writer._upload
 
     def failing(output: Any, *arguments: Any) -> Any:
         if output.name.endswith("__0_2.distcp"):
@@ -173,7 +173,7 @@ def test_what_was_written_is_not_written_again(
         return true(output, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(output_writer, "_upload", failing)
+        patch.setattr(remote_writer, "_upload", failing)
         with pytest.raises(KeyboardInterrupt):
             convert(source, "torchtitan", f"{bucket}/titan")
     there = names(f"{bucket}/titan")

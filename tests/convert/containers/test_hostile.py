@@ -30,13 +30,15 @@ MUTATIONS = 15
 
 @pytest.fixture(scope="module")
 def checkpoints(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny checkpoint of every format; that of Megatron without run.json, as others leave it."""
+    """A tiny checkpoint of every format, without checksums, as others leave it; that of Megatron without run.json, too."""
     root = tmp_path_factory.mktemp("hostile")
     made = {"hf": write_model(root / "hf", TINY)}
     for name in FORMATS[1:]:
         target = LegacyTarget(2, 2) if name == "megatron-legacy" else LegacyTarget()
         made[name] = Path(conversion.convert(Request(str(made["hf"]), name, str(root / name), legacy_target=target)).path)
     (made["megatron-dist"] / "run.json").unlink()
+    (made["megatron-dist"] / "checksums.json").unlink()
+    (made["torchtitan"] / "lt-convert.json").unlink()
     return made
 
 

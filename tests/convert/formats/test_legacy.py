@@ -214,8 +214,10 @@ def test_experts_of_every_rank_are_numbered_through(tmp_path: Path, write_model:
 
 @pytest.fixture
 def cut(stock: Path, tmp_path: Path) -> Path:
-    """Four ranks to damage."""
-    return convert(stock / "llama-whole", "megatron-legacy", tmp_path / "cut", legacy_target=LegacyTarget(2, 2))
+    """Four ranks to damage, without the checksums that would tell at once."""
+    run = convert(stock / "llama-whole", "megatron-legacy", tmp_path / "cut", legacy_target=LegacyTarget(2, 2))
+    (run / "lt-convert.json").unlink()
+    return run
 
 
 def fails(source: Path, destination: Path, match: str, error: type[Exception] = BadData, **options: Any) -> None:

@@ -105,4 +105,4 @@ def test_what_is_no_checkpoint(hf: Path, tmp_path: Path) -> None:
 
 def test_tensors_are_bytes_of_json_in_a_run_record(run: Path) -> None:
     record = json.loads((run / "iter_0000010" / "run.json").read_text())
-    assert set(record["files"]) == {path.name for path in (run / "iter_0000010").iterdir()} - {"run.json"}
+    assert set(record["files"]) == {path.name for path in (run / "iter_0000010").iterdir()} - {"run.json", "checksums.json"}

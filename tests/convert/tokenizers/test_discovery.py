@@ -33,13 +33,13 @@ def test_record_names_only_what_lies_beside_it(tmp_path: Path, name: object) -> 
 def test_of_a_run(tmp_path: Path) -> None:
     original = tokenizer_files.find(GPT2)
     saved = Tokenizer("gpt2", original.sha256(), str(GPT2))
-    assert discovery.of_run(str(tmp_path), None) is None
-    elsewhere = discovery.of_run(str(tmp_path), saved)
+    assert discovery.of_run(str(tmp_path), None, Files()) is None
+    elsewhere = discovery.of_run(str(tmp_path), saved, Files())
     assert elsewhere is not None
     assert elsewhere.directory == GPT2
     original.copy_to(tmp_path / "tokenizer")
-    beside = discovery.of_run(str(tmp_path), saved)
+    beside = discovery.of_run(str(tmp_path), saved, Files())
     assert beside is not None
     assert beside.directory == tmp_path / "tokenizer"
     with pytest.raises(BadData, match="not the tokenizer gpt2 that the checkpoint was trained with"):
-        discovery.of_run(str(tmp_path), Tokenizer("gpt2", "0" * 64, None))
+        discovery.of_run(str(tmp_path), Tokenizer("gpt2", "0" * 64, None), Files())

@@ -56,7 +56,8 @@ class _Command(console.Command):
     help="For megatron-legacy: Megatron's --transformer-impl. Default: transformer_engine; a legacy SRC keeps its own.",
 )
 @click.option("--no-optimizer", is_flag=True, help="Do not convert the optimizer state.")
-@click.option("--force", is_flag=True, help="Convert again, and replace DST if it exists.")
+@click.option("--no-verify", is_flag=True, help="Do not compare SRC with the checksums that were recorded in it.")
+@click.option("--force", is_flag=True, help="Convert again, and replace DST if it is a checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop: every tensor with its source, size, file and offset.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan of --dry-run as JSON.")
 @click.option("--plain", is_flag=True, help="Print the path alone instead of a manifest.")
@@ -70,6 +71,7 @@ def command(
     target_virtual_pipeline_parallel_size: int | None,
     target_transformer_impl: str | None,
     no_optimizer: bool,
+    no_verify: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -92,7 +94,7 @@ def command(
         raise console.UsageError("--json shows the plan of --dry-run", "add --dry-run, or drop it: the manifest is JSON")
     legacy_target = LegacyTarget(sizes[0] or 1, sizes[1] or 1, sizes[2], target_transformer_impl == "local")
     requests = [
-        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer)
+        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify)
         for source, destination in conversion.destinations(sources, output)
     ]
     if dry_run:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lt_convert import formats
+from lt_convert.commands import leftovers, occupancy, source_verification
 from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.formats import location, megatron_args
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
 from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
 from lt_convert.tensors.checksums import Checksums
-from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
@@ -32,7 +33,8 @@ WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
 class Request:
     """What the user asks for. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
 
-    `optimizer` says whether the optimizer state is converted, where both formats have one.
+    `optimizer` says whether the optimizer state is converted, where both formats have one; `verify`, whether the source is
+    compared with the checksums that were recorded when it was written.
     """
 
     source: str
@@ -42,6 +44,7 @@ class Request:
     force: bool = False
     legacy_target: LegacyTarget = ONE_RANK
     optimizer: bool = True
+    verify: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +156,7 @@ def check_aliases(source: Source, files: Files) -> None:
 
 def convert(request: Request) -> Checkpoint:
     """Convert, unless the destination is up to date. Returns the checkpoint at the destination."""
+    occupancy.check_links(request.destination)
     request = dataclasses.replace(request, destination=location.normalized(request.destination))
     destination = request.destination
     with Files() as files:
@@ -167,11 +171,16 @@ def convert(request: Request) -> Checkpoint:
         fingerprint = _fingerprint(directory, source_format, destination)
         made = ConversionRecord.read(destination)
         if made and not request.force and made.is_up_to_date(options, fingerprint, destination):
+            occupancy.check_own(destination, made.files.sizes)
+            leftovers.remove(destination)
             note(f"{destination}: up to date")
             return _result(request.to, destination, list(made.files.sizes), made.iteration, made.loss)
         check_destination(destination, directory)
         _check_unoccupied(destination, request.force)
+        if request.verify:
+            files.reader = source_verification.open_checksums(directory, source_format, location.listing(directory))
         todo = plan(dataclasses.replace(request, source=directory), files)
+        files.reader.planned(views(todo.files), files)
     source = todo.source
     content = json.dumps([importlib.metadata.version("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
     record = ConversionRecord(
@@ -186,7 +195,8 @@ def convert(request: Request) -> Checkpoint:
     def finish(checksums: Checksums) -> bytes:
         return dataclasses.replace(record, files=checksums).to_bytes()
 
-    write_outputs(todo.files, destination, hashlib.sha256(content.encode()).hexdigest(), request.force, finish)
+    identity = hashlib.sha256(content.encode()).hexdigest()
+    write_outputs(todo.files, destination, identity, request.force, finish, files.reader)
     if source.left_out and not source.optimizer:
         note(f"{directory}: left out the training state ({len(source.left_out)} keys)")
     if source.tokenizer is None:
@@ -204,13 +214,15 @@ def check_destination(destination: str, source: str) -> None:
 
 def _check_unoccupied(destination: str, force: bool) -> None:
     """Raises CannotCreate for an occupied destination, before the source is read."""
+    if force:
+        occupancy.check_replaceable(destination)
     if storage.is_remote(destination):
         return
     path = Path(destination)
     if path.exists() and not path.is_dir():
         raise CannotCreate(f"{destination}: exists and is not a directory")
     if not force and path.is_dir() and any(path.iterdir()):
-        raise CannotCreate(f"{destination}: exists and is not empty", "choose another output or pass --force")
+        raise occupancy.occupied(destination)
 
 
 def _fingerprint(directory: str, source_format: str, destination: str) -> list[dict[str, str | int]]:

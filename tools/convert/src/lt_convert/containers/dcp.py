@@ -160,16 +160,17 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     file_bytes = min(FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // FILES)))
     made: list[OutputFile] = []
     segments: list[bytes | Payload] = []
+    bounds: list[int] = []
     size = 0
     state_dict_metadata: dict[str, Any] = {}
     stored: list[tuple[Instance, Instance]] = []
     written: dict[Any, tuple[str, int, int]] = {}
 
     def close() -> None:
-        nonlocal segments, size
+        nonlocal segments, bounds, size
         if segments:
-            made.append(OutputFile(f"{prefix}__0_{len(made)}.distcp", tuple(segments)))
-        segments, size = [], 0
+            made.append(OutputFile(f"{prefix}__0_{len(made)}.distcp", tuple(segments), tuple(dict.fromkeys(bounds))))
+        segments, bounds, size = [], [], 0
 
     def add(index: Any, archive: tuple[bytes | Payload, ...]) -> tuple[str, int, int]:
         nonlocal size
@@ -182,6 +183,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         location = (f"__0_{len(made)}.distcp", size, length)
         stored.append((index, _storage_info(*location)))
         segments.extend(archive)
+        bounds.extend((size, size + length))
         size += length
         if size >= file_bytes:
             close()

@@ -6,25 +6,24 @@ bytes within the archive, as torch aligns them. Archives over 4 GiB have zip64 f
 """
 
 import dataclasses
-import io
+import functools
 import math
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable
 from typing import Any
 
-from lt_convert.containers import pickle_writer
+from lt_convert.containers import pickle_writer, zip_members
 from lt_convert.containers.pickle_writer import Call, Global, Persistent
+from lt_convert.containers.zip_members import END_BYTES, Archive, Member
 from lt_convert.tensors.output_files import Payload
-from lt_convert.tensors.source_files import Files
+from lt_convert.tensors.source_files import DAMAGED, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, View, row_major
 from lt_shared import pickles
+from lt_shared.checksums import crc32
 from lt_shared.console import BadData
 
 ALIGNMENT = 64
-# The pickle of one tensor takes less than 1 kB, the zip directory less than 2 kB.
-END_BYTES = 4096
 STORAGES = {
     "float64": "DoubleStorage",
     "float32": "FloatStorage",
@@ -35,6 +34,7 @@ STORAGES = {
     "uint8": "ByteStorage",
 }
 _DTYPES = {name: dtype for dtype, name in STORAGES.items()}
+_REBUILD = "torch._utils._rebuild_tensor_v2"
 _LARGE = 0xFFFFFFFF
 # Bit 11 of the flags: names are UTF-8.
 _UTF8 = 0x0800
@@ -169,79 +169,54 @@ def read(path: str, offset: int, length: int, files: Files, name: str) -> tuple[
     origin = f"{path}: {name}"
     if offset < 0 or length < 0 or offset + length > files.size_bytes(path):
         raise BadData(f"{origin}: lies beyond the end of the file", "the checkpoint is incomplete: copy it again")
+    files.reader.named(path, offset, name)
+    archive = zip_members.read(path, offset, length, files, origin)
+    pickled = [member for member in archive.members if member.endswith(".pkl")]
+    if f"{archive.root}/data.pkl" not in pickled:
+        raise BadData(f"{origin}: not an archive of torch.save: it has no data.pkl")
+    if len(pickled) > 1:
+        raise BadData(f"{origin}: not an archive of torch.save: it holds {len(pickled)} pickles, expected one")
+    order = archive.members.get(f"{archive.root}/byteorder")
+    if order is not None and _content(archive, order) != b"little":
+        raise BadData(f"{origin}: was written by a big-endian machine, which is not supported")
+    content = pickles.loads(_content(archive, archive.members[pickled[0]]), origin)
+    files.prefetch(
+        (path, offset + member.header_offset, zip_members.LOCAL_BYTES + len(member.name)) for member in archive.members.values()
+    )
+    return content, functools.partial(_locate, archive)
+
+
+def _content(archive: Archive, member: Member) -> bytes:
+    """A member's content. A checksum of 0 is no checksum: torch.serialization.set_crc32_options(False) writes that."""
+    content = archive.files.read(archive.path, archive.begin(member), member.size_bytes)
+    if member.crc32 and crc32(content) != member.crc32:
+        raise BadData(f"{archive.origin}: {member.name}: not as it was written, by its checksum", DAMAGED)
+    return content
+
+
+def _locate(archive: Archive, record: Any) -> StoredValues:
+    origin = archive.origin
+    name = origin.removeprefix(f"{archive.path}: ")
     try:
-        with zipfile.ZipFile(_Window(files, path, offset, length)) as archive:
-            pickled = pickles.pickle_member(archive, origin)
-            content = pickles.loads(_stored_bytes(archive, pickled, origin), origin)
-            members = {member.filename: member for member in archive.infolist()}
-            files.prefetch((path, offset + member.header_offset, 30) for member in members.values())
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
-        raise BadData(f"{origin}: damaged at byte {offset}: {error}") from None
-    root = pickled.removesuffix("data.pkl")
-
-    def locate(record: Any) -> StoredValues:
-        return _locate(record, root, members, path, offset, length, files, origin)
-
-    return content, locate
-
-
-def _stored_bytes(archive: zipfile.ZipFile, member: str, origin: str) -> bytes:
-    """A member's content; a compressed one could be any size, and torch compresses nothing."""
-    if archive.getinfo(member).compress_type != zipfile.ZIP_STORED:
-        raise BadData(f"{origin}: is compressed, which torch.save never does")
-    return archive.read(member)
-
-
-def _locate(
-    record: Any, root: str, members: dict[str, zipfile.ZipInfo], path: str, offset: int, length: int, files: Files, origin: str
-) -> StoredValues:
-    try:
+        if record.name != _REBUILD or set(vars(record)) != {"arguments"}:
+            raise ValueError(f"it is made by {record.name}")
         storage, first, shape, strides = record.arguments[:4]
+        # A seventh argument tells torch to conjugate or negate the values.
+        if storage[0] != "storage" or any(record.arguments[6:]):
+            raise ValueError("it is no view of a storage")
         dtype = _DTYPES[storage[1].name.removeprefix("torch.")]
-        member = members[f"{root}data/{storage[2]}"]
+        member = archive.members[f"{archive.root}/data/{storage[2]}"]
         sizes = (first, storage[4], *shape, *strides)
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise ValueError("its sizes are no natural numbers")
+        last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else first - 1
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise BadData(f"{origin}: holds no plain tensor: {error}") from None
     item_bytes = ITEM_BYTES[dtype]
-    last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else first - 1
-    if member.compress_type != zipfile.ZIP_STORED or (last + 1) * item_bytes > member.file_size:
-        raise BadData(f"{origin}: its values are compressed or cut off")
-    header = files.read(path, offset + member.header_offset, 30)
-    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    begin = member.header_offset + 30 + names
-    if begin + member.file_size > length:
+    if storage[4] * item_bytes > member.size_bytes or last + 1 > storage[4]:
         raise BadData(f"{origin}: its values are cut off")
+    begin = archive.begin(member)
+    if member.crc32:
+        archive.files.reader.expect(archive.path, begin, member.size_bytes, member.crc32, name)
     byte_strides = tuple(stride * item_bytes for stride in strides)
-    return StoredValues(dtype, View(path, offset + begin + first * item_bytes, tuple(shape), byte_strides))
-
-
-class _Window(io.RawIOBase):
-    """A byte range of a file as a file object, for zipfile."""
-
-    def __init__(self, files: Files, path: str, offset: int, length: int):
-        self.files, self.path, self.offset, self.length = files, path, offset, length
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
-        if self.position < 0:
-            raise ValueError("before the beginning")
-        return self.position
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self.length - self.position)
-        size = left if size < 0 else min(size, left)
-        data = self.files.read(self.path, self.offset + self.position, size)
-        self.position += size
-        return data
+    return StoredValues(dtype, View(archive.path, begin + first * item_bytes, tuple(shape), byte_strides))

@@ -104,7 +104,7 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory),
         aliases=tuple(family.aliases(table, model, tensors)),
-        tokenizer=discovery.of_run(run, None),
+        tokenizer=discovery.of_run(run, None, files),
         iteration=iteration if type(iteration) is int and not directory.endswith(checkpoint_layout.RELEASE) else None,
         left_out=tuple(key for key in STATE if key in first.content),
         details={

@@ -12,7 +12,7 @@ from typing import Any
 
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import adamw_state, megatron_args, stacked_layers
+from lt_convert.formats import adamw_state, megatron_args, range_checksums, stacked_layers
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import listing
 from lt_convert.formats.stacked_layers import EMBEDDING
@@ -71,7 +71,7 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.to_canonical(MEGATRON, model, tensors, directory),
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
-        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None),
+        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None, files),
         iteration=_iteration(directory, common),
         loss=saved.loss if saved else None,
         optimizer=adamw_state.from_megatron(contents, model, directory),
@@ -189,6 +189,7 @@ def outputs(target: Target) -> list[OutputFile]:
         distributed_optimizer=False if source.optimizer else None,
     )
     made.append(OutputFile(f"{directory}{checkpoint_layout.RECORD}", (record.to_bytes(),)))
+    made.append(range_checksums.summary(directory, made))
     made += discovery.outputs(source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (tracked.encode(),))]
 

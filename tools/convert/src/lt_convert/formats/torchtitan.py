@@ -77,7 +77,7 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=family.to_canonical(table, model, tensors, directory) | padding,
         aliases=tuple(family.aliases(table, model, tensors)),
-        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None),
+        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None, files),
         iteration=iteration,
         loss=saved.loss if saved else None,
         optimizer=adamw_state.from_torchtitan(contents, table, model, directory),

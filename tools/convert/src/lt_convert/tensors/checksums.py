@@ -1,4 +1,4 @@
-"""The SHA-256 of every byte range that a conversion wrote: part of `lt-convert.json` beside the result.
+"""The SHA-256 and CRC-32 of every byte range that a conversion wrote: part of `lt-convert.json` beside the result.
 
 A tensor's range has exactly its values, so the same tensor has the same hash in two results, whatever file it is in.
 """
@@ -10,13 +10,17 @@ from typing import Any, ClassVar, Self
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """`length` bytes of a file from byte `offset`; `tensor` is the tensor's name, empty for other content."""
+    """`length` bytes of a file from byte `offset`; `tensor` is the tensor's name, empty for other content.
+
+    Conversions before 2026-11-23 have no `crc32`.
+    """
 
     file: str
     offset: int
     length: int
     sha256: str
     tensor: str
+    crc32: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,10 @@ parallel, and after a kill it is known what has been written.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from lt_convert.tensors.tensor import Tensor
+from lt_convert.tensors.checksums import Piece
+from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +24,26 @@ class Payload:
 
 
 @dataclasses.dataclass(frozen=True)
+class Summary:
+    """Content that `content` makes from the pieces of the files before it; its size is known in advance."""
+
+    size_bytes: int
+    content: Callable[[Iterable[Piece]], bytes]
+
+
+Segment = bytes | Payload | Summary
+
+
+@dataclasses.dataclass(frozen=True)
 class OutputFile:
-    """A file: `name` relative to the destination, with "/" between directories, and its content from beginning to end."""
+    """A file: `name` relative to the destination, with "/" between directories, and its content from beginning to end.
+
+    `objects` are the offsets at which its objects begin and end, where others read it object by object.
+    """
 
     name: str
-    segments: tuple[bytes | Payload, ...]
+    segments: tuple[Segment, ...]
+    objects: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -37,7 +53,7 @@ class OutputFile:
     def has_tensors(self) -> bool:
         return any(isinstance(segment, Payload) for segment in self.segments)
 
-    def segments_at(self) -> Iterator[tuple[int, bytes | Payload]]:
+    def segments_at(self) -> Iterator[tuple[int, Segment]]:
         """Pairs of a segment's offset in the file, in bytes, and the segment."""
         offset = 0
         for segment in self.segments:
@@ -45,5 +61,16 @@ class OutputFile:
             offset += size_of(segment)
 
 
-def size_of(segment: bytes | Payload) -> int:
+def size_of(segment: Segment) -> int:
     return len(segment) if isinstance(segment, bytes) else segment.size_bytes
+
+
+def views(outputs: Iterable[OutputFile]) -> Iterator[tuple[str, int, int]]:
+    """What the outputs are made from: (path, first byte, byte after the last) of every view."""
+    for output in outputs:
+        for segment in (each for each in output.segments if isinstance(each, Payload)):
+            for chunk in segment.tensor.chunks:
+                if chunk.view and all(chunk.view.shape):
+                    sizes = zip(chunk.view.shape, chunk.view.strides_bytes, strict=True)
+                    last = chunk.view.offset_bytes + sum((size - 1) * stride for size, stride in sizes)
+                    yield chunk.view.file, chunk.view.offset_bytes, last + ITEM_BYTES[segment.tensor.stored_dtype]

@@ -16,6 +16,7 @@ from lt_shared import storage
 from lt_shared.console import BadData
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
+DAMAGED = "copy it again, or use another one; --no-verify takes it as it is"
 OPEN_FILES = 64
 # The end of one archive and the beginning of the next are mostly in one block.
 REMOTE_BLOCK_BYTES = 16 << 10
@@ -23,17 +24,46 @@ CACHED_BLOCKS = 4096
 BLOCKS_PER_REQUEST = 64
 
 
-class Files:
-    """Reads byte ranges of files by path. Raises BadData when a file is missing or ends early."""
+class Reader:
+    """Learns what is read from which files; `source_checksums` has the one that checks it. Each method may raise BadData."""
 
-    def __init__(self) -> None:
+    def opened(self, path: str, size_bytes: int) -> None:
+        """A file is read for the first time."""
+
+    def was_read(self, path: str, offset: int, data: memoryview | bytes) -> None:
+        """These bytes were read from `offset` of a file."""
+
+    def is_recorded(self, path: str) -> bool:
+        """Whether it is known what the file should hold."""
+        return False
+
+    def named(self, path: str, offset: int, name: str) -> None:
+        """What lies at an offset of a file is called `name` in messages."""
+
+    def expect(self, path: str, offset: int, size_bytes: int, crc32: int, name: str) -> None:
+        """The file itself says that these bytes have this CRC-32."""
+
+    def planned(self, views: Iterable[tuple[str, int, int]], files: "Files") -> None:
+        """These (path, first byte, byte after the last) are what will be read; `files` has what surrounds them at hand."""
+
+    def finish(self, views: Iterable[tuple[str, int, int]]) -> None:
+        """All is read; what was made of it came from these (path, first byte, byte after the last)."""
+
+
+class Files:
+    """Reads byte ranges of files by path. Raises BadData when a file is missing, ends early, or is not what `reader` expects."""
+
+    def __init__(self, reader: Reader | None = None) -> None:
+        self.reader = reader or Reader()
         self._descriptors: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._sizes: dict[str, int] = {}
         self._blocks: collections.OrderedDict[tuple[str, int], bytes] = collections.OrderedDict()
 
     def size_bytes(self, path: str) -> int:
         if path not in self._sizes:
-            self._sizes[path] = storage.size_bytes(path) if storage.is_remote(path) else os.fstat(self._descriptor(path)).st_size
+            size = storage.size_bytes(path) if storage.is_remote(path) else os.fstat(self._descriptor(path)).st_size
+            self.reader.opened(path, size)
+            self._sizes[path] = size
         return self._sizes[path]
 
     def read(self, path: str, offset: int, length: int) -> bytes:
@@ -41,7 +71,9 @@ class Files:
         if offset < 0 or length < 0 or offset + length > self.size_bytes(path):
             raise BadData(f"{path}: ends at {self.size_bytes(path)} bytes, {offset + length} are needed", INCOMPLETE)
         if storage.is_remote(path) and length <= REMOTE_BLOCK_BYTES:
-            return self._from_blocks(path, offset, length)
+            data = self._from_blocks(path, offset, length)
+            self.reader.was_read(path, offset, data)
+            return data
         buffer = bytearray(length)
         self.read_into(path, offset, memoryview(buffer))
         return bytes(buffer)
@@ -53,6 +85,7 @@ class Files:
             if len(data) != len(buffer):
                 raise BadData(f"{path}: ends at {offset + len(data)} bytes, {offset + len(buffer)} are needed", INCOMPLETE)
             buffer[:] = data
+            self.reader.was_read(path, offset, buffer)
             return
         descriptor = self._descriptor(path)
         filled = 0
@@ -61,6 +94,7 @@ class Files:
             if count == 0:
                 raise BadData(f"{path}: ends at {offset + filled} bytes, {offset + len(buffer)} are needed", INCOMPLETE)
             filled += count
+        self.reader.was_read(path, offset, buffer)
 
     def prefetch(self, ranges: Iterable[tuple[str, int, int]]) -> None:
         """Fetch the blocks of short ranges (path, offset, length) of remote files at once; they will be read next."""

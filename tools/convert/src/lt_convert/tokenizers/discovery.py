@@ -1,7 +1,6 @@
 """Find the tokenizer of a checkpoint; from a remote store its few files are copied to a temporary directory first."""
 
 import atexit
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
-from lt_shared import checkpoint_layout, storage, tokenizer_files
+from lt_shared import checkpoint_layout, storage, strict_json, tokenizer_files
 from lt_shared.console import BadData, NoInput
 from lt_shared.manifest import Tokenizer, absolute
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -26,20 +25,20 @@ def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
     original = ""
     if record.is_file():
         try:
-            original = json.loads(record.read_bytes()).get("tokenizer_file") or ""
+            original = strict_json.loads(record.read_bytes()).get("tokenizer_file") or ""
             if original == ".." or Path(original).name != original:
                 raise ValueError("tokenizer_file is not the name of a file beside it")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise BadData(f"{directory}/{Checksums.RECORD}: malformed: {error}", "delete the file") from None
-    return _find(local_directory / original)
+    return _checked(_find(local_directory / original), directory, files)
 
 
-def of_run(run: str, saved: Tokenizer | None) -> TokenizerFiles | None:
+def of_run(run: str, saved: Tokenizer | None, files: Files) -> TokenizerFiles | None:
     """The tokenizer of a training run: in its directory, or where the checkpoint says.
 
     Raises BadData when it is not the one that the checkpoint was trained with.
     """
-    found = _find(_local(f"{run}/tokenizer"))
+    found = _checked(_find(_local(f"{run}/tokenizer")), f"{run}/tokenizer", files)
     if saved and found is None and saved.path:
         found = _find(_local(saved.path))
     if saved and found and found.sha256() != saved.sha256:
@@ -62,6 +61,14 @@ def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | 
         return None
     path = absolute(f"{destination}/{checkpoint_layout.TOKENIZER_DIRECTORY}")
     return Tokenizer(tokenizer.name, tokenizer.sha256(), path)
+
+
+def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> TokenizerFiles | None:
+    """Raises BadData for a file that is not as the conversion that wrote it has recorded."""
+    for path in (*found.files, *found.companions) if found else ():
+        if files.reader.is_recorded(f"{directory}/{path.name}"):
+            files.read(f"{directory}/{path.name}", 0, files.size_bytes(f"{directory}/{path.name}"))
+    return found
 
 
 def _find(path: Path) -> TokenizerFiles | None:

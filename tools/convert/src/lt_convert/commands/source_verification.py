@@ -1,0 +1,53 @@
+"""The checksums that were recorded beside a source when it was written: by lt-train, by lt-convert, or in its archives."""
+
+from collections.abc import Iterable
+
+from lt_convert.commands.receipt import ConversionRecord
+from lt_convert.tensors.checksums import Checksums
+from lt_convert.tensors.source_checksums import Range, SourceChecksums
+from lt_convert.tensors.source_files import Files
+from lt_shared.checksums import FileChecksums
+
+# These have a `.metadata` or a tracker of lt-train's; a repository of the Hub may have a file of that name with other content.
+WITH_CHECKSUMS = ("megatron-dist", "torchtitan", "megatron-legacy")
+
+
+def open_checksums(directory: str, source_format: str, names: list[str]) -> SourceChecksums:
+    """Those of a source in `directory`, which has files of these `names`. Raises BadData for records that are malformed.
+
+    `checksums.json` covers a directory. `lt-convert.json` is in it, or beside it in the directory of the run.
+    """
+    ranges: dict[str, list[Range]] = {}
+    complete = []
+    for place in (directory, directory.rpartition("/")[0]):
+        record = ConversionRecord.read(place) if place else None
+        if record:
+            ranges |= _of_conversion(place, record.files)
+    if source_format in WITH_CHECKSUMS and FileChecksums.NAME in names:
+        path = f"{directory}/{FileChecksums.NAME}"
+        with Files() as files:
+            found = FileChecksums.parse(files.read(path, 0, files.size_bytes(path)), path)
+        for name, sizes in found.ranges.items():
+            ranges[f"{directory}/{name}"] = _in_order([(size, crc) for size, crc in sizes])
+        ranges.setdefault(path, [])
+        complete.append(directory)
+    return SourceChecksums(
+        {path: found for path, found in ranges.items() if not path.endswith(f"/{FileChecksums.NAME}")}, complete
+    )
+
+
+def _of_conversion(place: str, checksums: Checksums) -> dict[str, list[Range]]:
+    return {
+        f"{place}/{name}": [
+            Range(piece.offset, piece.length, piece.crc32, piece.sha256, piece.tensor) for piece in checksums.pieces.get(name, ())
+        ]
+        for name in checksums.sizes
+    }
+
+
+def _in_order(sizes: Iterable[tuple[int, int]]) -> list[Range]:
+    ranges, start = [], 0
+    for size, crc in sizes:
+        ranges.append(Range(start, size, crc))
+        start += size
+    return ranges
