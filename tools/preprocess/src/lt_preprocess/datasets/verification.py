@@ -1,9 +1,9 @@
 """Check everything in a dataset, without trusting any of it.
 
 The readers refuse a damaged dataset at the first defect. Here every column is read as far as it goes, and all findings are
-listed: what the readers would refuse, and what they cannot see, such as token ids beyond the vocabulary, documents without their
-end of document, a sidecar that describes another dataset, and files that an unfinished run left. The columns are read in blocks,
-so memory is bounded; the tokens are read once.
+listed: what the readers would refuse, and what they cannot see, such as other checksums than the writer recorded, token ids
+beyond the vocabulary, documents without their end of document, a sidecar that describes another dataset, and files that an
+unfinished run left. The columns are read in blocks, so memory is bounded; the tokens are read once.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from lt_preprocess.datasets import provenance
 from lt_preprocess.datasets.block_reader import BlockReader, Column, Header, read_column, read_header
-from lt_shared import indexed_dataset, manifest, storage
+from lt_shared import checksums, indexed_dataset, manifest, storage
+from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, NoInput, Progress
 from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from lt_shared.manifest import Dataset
@@ -89,7 +90,9 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
     dtype = _check_index(prefix, result) if there[0] else None
     if all(there) and dtype is not None:
         _check_counts(prefix, described, record, dtype, result)
-        _check_tokens(prefix, described, dtype, result)
+        recorded = manifest.checksums_in(record, manifest.sidecar_path(prefix)) or {}
+        _check_index_checksum(prefix, recorded.get("idx"), result)
+        _check_tokens(prefix, described, recorded.get("bin"), dtype, result)
     _check_leftovers(prefix, result)
     if sample and not result.findings:
         from lt_preprocess.datasets import retokenization
@@ -278,8 +281,24 @@ def _check_counts(prefix: str, described: Dataset, record: dict[str, Any], dtype
             )
 
 
-def _check_tokens(prefix: str, described: Dataset, dtype: np.dtype[Any], result: Verification) -> None:
-    """Look for ids beyond the vocabulary and for documents that do not end as the sidecar says.
+def _check_index_checksum(prefix: str, recorded: FileChecksum | None, result: Verification) -> None:
+    path = idx_path(prefix)
+    if recorded is not None and storage.size_bytes(path) == recorded.size_bytes:
+        with storage.open_read(path) as file:
+            _compare(path, checksums.crc32_of_file(file), recorded, result)
+    elif recorded is not None:
+        result.find(path, f"{storage.size_bytes(path)} bytes, {recorded.size_bytes} were written")
+
+
+def _compare(path: str, crc32: int, recorded: FileChecksum, result: Verification) -> None:
+    if crc32 != recorded.crc32:
+        result.find(path, f"CRC-32 {crc32:08x}, {recorded.crc32:08x} was written: the file was damaged or changed since")
+
+
+def _check_tokens(
+    prefix: str, described: Dataset, recorded: FileChecksum | None, dtype: np.dtype[Any], result: Verification
+) -> None:
+    """Compare the checksum, look for ids beyond the vocabulary and for documents that do not end as the sidecar says.
 
     Documents can be looked at when the index is sound; ids also when it is not.
     """
@@ -287,12 +306,17 @@ def _check_tokens(prefix: str, described: Dataset, dtype: np.dtype[Any], result:
     if not any(finding.path == manifest.sidecar_path(prefix) for finding in result.findings):
         options = provenance.tokenizing_options(prefix)
     eod = described.eod if options.get("append_eod") is True else None
-    if (described.vocab_size is None and eod is None) or dtype.kind not in "iu":
+    size = storage.size_bytes(bin_path(prefix))
+    if recorded is not None and recorded.size_bytes != size:
+        result.find(bin_path(prefix), f"{size} bytes, {recorded.size_bytes} were written")
+        recorded = None
+    if (described.vocab_size is None and eod is None and recorded is None) or dtype.kind not in "iu":
         return
     unknown, endless = _Count(), _Count()
-    size = storage.size_bytes(bin_path(prefix))
+    crc32 = 0
     with Progress("verifying", size, "B") as progress:
         for first, tokens, bounds, first_document in _tokens(prefix, dtype, result):
+            crc32 = checksums.crc32(tokens.data, crc32)
             if described.vocab_size is not None:
                 limit = described.vocab_size
                 unknown.add(
@@ -311,6 +335,8 @@ def _check_tokens(prefix: str, described: Dataset, dtype: np.dtype[Any], result:
                     ),
                 )
             progress.advance(tokens.nbytes)
+    if recorded is not None:
+        _compare(bin_path(prefix), crc32, recorded, result)
     unknown.report(bin_path(prefix), "token beyond the vocabulary", result)
     endless.report(bin_path(prefix), "no end of document", result)
 
