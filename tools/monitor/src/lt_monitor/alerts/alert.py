@@ -26,6 +26,7 @@ from lt_shared.console import BadData, ExitCode, IoFailure, warn
 
 # Not 2, which a wrong command line has.
 EXIT_CODES = {"info": ExitCode.OK, "warning": ExitCode.FOUND, "critical": ExitCode.CRITICAL}
+MAXIMUM_UNDELIVERED = 1000
 CAUSE_ORDER = {"root": 0, "unknown": 1, None: 2, "cascade": 3}
 
 
@@ -201,7 +202,8 @@ def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
     remaining = []
     for one in pending:
         left = [name for name in one["channels"] if getattr(channels, name)]
-        if "command" in left and channels.command:
+        # A command that hangs would hang for each of a thousand findings.
+        if "command" in left and channels.command and not any(delivery.KILLED in problem for problem in problems):
             problem = delivery.run_command(channels.command, Finding(**one["finding"]))
             if problem is None:
                 left.remove("command")
@@ -218,4 +220,7 @@ def _deliver(pending: Sequence[Record], channels: Channels) -> list[Record]:
             problems[problem] = None
     for problem in problems:
         warn(problem)
-    return [one for one in remaining if one["channels"]]
+    left = [one for one in remaining if one["channels"]]
+    if len(left) > MAXIMUM_UNDELIVERED:
+        warn(f"{len(left) - MAXIMUM_UNDELIVERED} findings are given up: more than {MAXIMUM_UNDELIVERED} could not be delivered")
+    return left[:MAXIMUM_UNDELIVERED]

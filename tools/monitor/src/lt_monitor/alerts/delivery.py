@@ -5,10 +5,14 @@ text is escaped for Slack and its like, where `<!channel>` in a log line would p
 delivered is kept and tried again in the next pass.
 """
 
+import http.client
 import json
 import os
+import queue
 import shlex
+import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -21,6 +25,9 @@ from lt_shared import storage
 from lt_shared.console import UsageError
 
 TOKEN_VARIABLE = "LT_MONITOR_WEBHOOK_TOKEN"
+# URLs of webhooks are often secrets.
+SECRET_VARIABLES = (TOKEN_VARIABLE, "LT_MONITOR_ALERT_WEBHOOK")
+KILLED = "killed"
 COMMAND_SECONDS = 60
 WEBHOOK_SECONDS = 10
 MAXIMUM_FINDINGS = 50
@@ -48,25 +55,42 @@ def _parts(url: str) -> urllib.parse.SplitResult | None:
 def run_command(command: str, finding: Finding) -> str | None:
     """Run `command` (words as in a shell, but without one) with the finding as a JSON line on stdin; what went wrong, or None."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             shlex.split(command),
-            input=json.dumps(finding.to_record()).encode() + b"\n",
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            timeout=COMMAND_SECONDS,
-            env={key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE},
+            env={key: value for key, value in os.environ.items() if key not in SECRET_VARIABLES},
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return f"--exec: killed after {COMMAND_SECONDS} s"
     except (OSError, ValueError) as error:
         return f"--exec: {getattr(error, 'strerror', None) or error}"
-    return f"--exec: exit code {done.returncode}" if done.returncode else None
+    with process:
+        try:
+            process.communicate(json.dumps(finding.to_record()).encode() + b"\n", timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"--exec: {KILLED} after {COMMAND_SECONDS} s"
+        finally:
+            if process.poll() is None:
+                # The whole group: a shell would leave what it started.
+                os.killpg(process.pid, signal.SIGKILL)
+    return f"--exec: exit code {process.returncode}" if process.returncode else None
 
 
 def post(url: str, findings: Sequence[Finding]) -> str | None:
     """POST the findings as `{"text": ..., "findings": [...]}`; what went wrong, or None.
 
-    Of the URL only its host is told: the rest is often a secret.
+    Of the URL only its host is told: the rest is often a secret. An endpoint has WEBHOOK_SECONDS for everything, however slowly
+    it sends: time limits of sockets begin anew with each byte, and name servers have their own.
     """
+    outcome: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=lambda: outcome.put(_post(url, findings)), daemon=True).start()
+    try:
+        return outcome.get(timeout=WEBHOOK_SECONDS)
+    except queue.Empty:
+        return f"--webhook: {urllib.parse.urlsplit(url).hostname}: no answer within {WEBHOOK_SECONDS} s"
+
+
+def _post(url: str, findings: Sequence[Finding]) -> str | None:
     host = urllib.parse.urlsplit(url).hostname
     request = urllib.request.Request(url, body(findings), {"Content-Type": "application/json; charset=utf-8"}, method="POST")
     token = os.environ.get(TOKEN_VARIABLE)
@@ -77,7 +101,7 @@ def post(url: str, findings: Sequence[Finding]) -> str | None:
             return None
     except urllib.error.HTTPError as error:
         return f"--webhook: {host} answers {error.code}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         return f"--webhook: {host}: {getattr(reason, 'strerror', None) or type(reason).__name__}"
 

@@ -12,14 +12,17 @@ A rules file is TOML with a table for each rule that is to be different:
     severity = "warning"
 """
 
+import os
 import tomllib
 from typing import Any
 
+from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import FAULTS, SEVERITIES
 from lt_shared import storage
 from lt_shared.console import BadConfig, NoInput
 
 DEFAULT = "default"
+MAXIMUM_BYTES = 1 << 20
 
 # 600 s is NCCL's own time-out: an alert has to come before it ends the job.
 DEFAULTS: dict[str, dict[str, float]] = {
@@ -68,21 +71,35 @@ def read(name: str) -> Thresholds:
     if name == DEFAULT:
         return Thresholds({})
     try:
-        text = storage.read_bytes(name)
+        text = _content(name)
     except NoInput as error:
         raise NoInput(str(error), f"leave --rules out, or use --rules {DEFAULT}, for the built-in ones") from None
     try:
         changes = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{name}: not TOML: {error}", _EXAMPLE) from None
+    except RecursionError:
+        raise BadConfig(f"{name}: nested too deeply", _EXAMPLE) from None
+    except ValueError as error:
+        # Also for digits that are too many for a number.
+        raise BadConfig(f"{name}: not TOML: {printable(error)}", _EXAMPLE) from None
     for rule, table in changes.items():
         if rule not in DEFAULTS or not isinstance(table, dict):
-            raise BadConfig(f"{name}: {rule!r} is not a rule", f"rules are {', '.join(DEFAULTS)}")
+            raise BadConfig(f"{name}: {printable(repr(rule), 60)} is not a rule", f"rules are {', '.join(DEFAULTS)}")
         for key, value in table.items():
             problem = _problem(rule, key, value)
             if problem:
-                raise BadConfig(f"{name}: [{rule}] {key} {problem}", _remedy(rule))
+                raise BadConfig(f"{name}: [{rule}] {printable(key, 60)} {problem}", _remedy(rule))
     return Thresholds(changes)
+
+
+def _content(name: str) -> bytes:
+    """What a rules file holds. A device or a pipe might have no end."""
+    if not storage.is_remote(name) and os.path.exists(name) and not os.path.isfile(name):
+        raise BadConfig(f"{name}: is not a regular file", _EXAMPLE)
+    with storage.open_read(name) as file:
+        content = file.read(MAXIMUM_BYTES + 1)
+    if len(content) > MAXIMUM_BYTES:
+        raise BadConfig(f"{name}: longer than {MAXIMUM_BYTES} bytes", _EXAMPLE)
+    return content
 
 
 def _remedy(rule: str) -> str:

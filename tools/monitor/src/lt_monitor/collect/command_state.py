@@ -19,9 +19,9 @@ from lt_monitor.logs import log_files, time_zone
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
-from lt_monitor.runs.run_state import RunState
+from lt_monitor.runs.run_state import MAXIMUM_RUNS, RunState
 from lt_shared import storage
-from lt_shared.console import UsageError, note
+from lt_shared.console import UsageError, note, warn
 
 
 class CommandState:
@@ -73,6 +73,8 @@ class CommandState:
                         take(clock.correct(record))
             else:
                 scrape_log(path, self._offsets, _Taker(take, clock))
+        if len(self.runs) >= MAXIMUM_RUNS:
+            warn(f"{len(self.runs):,} runs: of more, the oldest are forgotten; name fewer logs, or use a state for each project")
 
     def _clock(self, path: str) -> TimeZoneCorrection:
         """The correction for the times of a log, from its growing file now or in an earlier pass."""

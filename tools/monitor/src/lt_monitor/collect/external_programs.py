@@ -4,12 +4,18 @@ A program that is missing, or does not answer (nvidia-smi hangs on a broken driv
 controller), is no reason to stop: the caller reports it and continues.
 """
 
+import contextlib
 import os
+import selectors
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 ANSWER_SECONDS = 20.0
+MAXIMUM_BYTES = 64 << 20
+LINE_CHARACTERS = 1000
 
 
 class NoAnswer(Exception):
@@ -18,25 +24,34 @@ class NoAnswer(Exception):
 
 def answer(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
     """What the program prints, with its exit code other than 0 as NoAnswer."""
-    try:
-        done = subprocess.run(arguments, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, env=_environment())
-    except FileNotFoundError:
-        raise NoAnswer(f"{arguments[0]}: not installed here") from None
-    except OSError as error:
-        raise NoAnswer(f"{arguments[0]}: {(error.strerror or str(error)).lower()}") from None
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{arguments[0]}: no response within {seconds:.0f} s") from None
-    if done.returncode:
-        said = (done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()).splitlines()
-        raise NoAnswer(f"{arguments[0]}: {said[0] if said else f'exit code {done.returncode}'}")
-    return done.stdout.decode(errors="replace")
+    with _started(arguments) as process:
+        printed = _read(process, seconds, arguments[0])
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"{arguments[0]}: does not end within {seconds:.0f} s") from None
+    if code:
+        lines = (printed[process.stderr].strip() or printed[process.stdout].strip()).splitlines()
+        raise NoAnswer(f"{arguments[0]}: {lines[0][:LINE_CHARACTERS] if lines else f'exit code {code}'}")
+    return printed[process.stdout]
 
 
 def first_line(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
     """The first line of a program that prints for ever; it is ended then."""
+    with _started(arguments) as process:
+        printed = _read(process, seconds, arguments[0], until=b"\n")[process.stdout]
+    if not printed.strip():
+        raise NoAnswer(f"{arguments[0]}: ended without output")
+    return printed.partition("\n")[0]
+
+
+@contextlib.contextmanager
+def _started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does not outlive the block, nor do those that it has started, which may hold its pipes."""
+    pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            arguments, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=_environment(), start_new_session=True
         )
     except FileNotFoundError:
         raise NoAnswer(f"{arguments[0]}: not installed here") from None
@@ -44,31 +59,34 @@ def first_line(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str
         raise NoAnswer(f"{arguments[0]}: {(error.strerror or str(error)).lower()}") from None
     with process:
         try:
-            return _read_line(process, seconds, arguments[0])
+            yield process
         finally:
-            # The whole group: the program may have started others that hold the pipe.
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def _read_line(process: subprocess.Popen[bytes], seconds: float, name: str) -> str:
-    import selectors
-    import time
-
-    assert process.stdout is not None
+def _read(process: subprocess.Popen[bytes], seconds: float, name: str, until: bytes | None = None) -> dict[IO[bytes] | None, str]:
+    """What the process prints on its two pipes until it ends, or until its output has the bytes `until`."""
     deadline = time.monotonic() + seconds
-    line = b""
+    printed: dict[IO[bytes] | None, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while b"\n" not in line:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            selector.register(pipe, selectors.EVENT_READ, pipe)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
                 raise NoAnswer(f"{name}: no response within {seconds:.0f} s")
-            block = os.read(process.stdout.fileno(), 1 << 16)
-            if not block:
+            for key, _ in ready:
+                block = os.read(key.fd, 1 << 16)
+                printed[key.data] += block
+                if not block:
+                    selector.unregister(key.fileobj)
+            if sum(map(len, printed.values())) > MAXIMUM_BYTES:
+                raise NoAnswer(f"{name}: prints more than {MAXIMUM_BYTES >> 20} MiB")
+            if until is not None and until in printed[process.stdout]:
                 break
-            line += block
-    if not line.strip():
-        raise NoAnswer(f"{name}: ended without output")
-    return line.partition(b"\n")[0].decode(errors="replace")
+    return {pipe: content.decode(errors="replace") for pipe, content in printed.items()}
 
 
 def _environment() -> dict[str, str]:

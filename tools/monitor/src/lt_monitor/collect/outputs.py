@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO
 
+from lt_monitor.events.escaping import json_for_terminals
 from lt_monitor.events.records import Record
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import ParsedBlock
@@ -64,6 +65,9 @@ class Output:
     def take(self, block: ParsedBlock, deduplicator: Deduplicator, path: str, run: str) -> None:
         """Write what is new in a block of the log `path` and not there yet, and pass it on at once."""
         lines = deduplicator.new_lines(block, path, run)
+        together = b"".join(lines)
+        if not together.isascii() or b"\x7f" in together:
+            lines = [json_for_terminals(line) for line in lines]
         if self._written:
             lines = [line for line in lines if not self._is_written(line)]
         if not lines:

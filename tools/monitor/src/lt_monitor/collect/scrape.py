@@ -112,7 +112,7 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
     saved = offsets.saved.get(absolute)
     if saved is not None and absolute not in offsets.new and saved.is_unchanged(os.stat(path)):
         return
-    with storage.open_read(path) as log:
+    with log_files.open_file(path) as log:
         log_offset = offsets.find(absolute, log.fileno())
         earlier = offsets.replaced(log_offset)
         if earlier is not None:
@@ -125,7 +125,7 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
 def _finish_rotated(path: str, earlier: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
     """Read the rest of the log that was at `path` before rotation."""
     for sibling in rotated_siblings(earlier.path):
-        with contextlib.suppress(PermissionError, FileNotFoundError), open(sibling, "rb") as log:
+        with contextlib.suppress(PermissionError, FileNotFoundError), log_files.open_file(sibling) as log:
             log_offset = earlier.resume(log.fileno(), sibling)
             if log_offset is not None:
                 if sibling not in offsets.new:

@@ -1,8 +1,9 @@
 """State files: what a pass left for the next one, whole and nobody else's.
 
 A state decides which events are new and which findings are known. A file that is empty, cut off or changed would make it forget
-or invent some, in silence; one that another user planted, or could write, would make it what that user wants. So a state ends with
-a digest of itself, and is read only where this user alone could have written it. Any other file is an error, never an empty state.
+or invent some, in silence; one that another user planted, or could write, would make it what that user wants. So a state ends
+with a digest of itself, and is read only where this user alone could have written it. Any other file is an error, never an empty
+state.
 """
 
 import hashlib

@@ -1,5 +1,7 @@
 """Text from logs made safe to show: terminals obey escape sequences, and a name may hide what it is by writing backwards."""
 
+import json
+
 from lt_monitor.events.records import MESSAGE_CHARACTERS
 
 
@@ -11,6 +13,14 @@ def printable(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
     said = str(text)
     shown = said if said.isprintable() else "".join(one if one.isprintable() else _escape(one) for one in said)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def json_for_terminals(line: bytes) -> bytes:
+    """A line of JSON that says the same without control and formatting characters, which JSON need not escape above ASCII."""
+    if line.isascii() and b"\x7f" not in line:
+        return line
+    text = line.decode(errors="replace")
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1].replace("\x7f", "\\u007f") for one in text).encode()
 
 
 def counted(count: int, noun: str) -> str:

@@ -19,6 +19,8 @@ from lt_monitor.logs.log_parser import ParsedBlock, attributed
 from lt_monitor.logs.step_rows import UNNAMED, StepBlock, Stream
 
 REMEMBERED_PER_STREAM = 8
+# More processes than write to one log; a log that makes up more must not fill the memory.
+MAXIMUM_STREAMS = 1 << 16
 _OTHER_KINDS = frozenset({"eval", "checkpoint", "load"})
 
 Key = tuple[Any, ...]
@@ -88,6 +90,8 @@ class Deduplicator:
         if self._latest.get(stream) == exactly:
             return False
         self._latest[stream] = exactly
+        if len(self._latest) > MAXIMUM_STREAMS:
+            del self._latest[next(iter(self._latest))]
         return stream == UNNAMED or self._is_new_for(stream, key)
 
     def is_new(self, record: Record) -> bool:

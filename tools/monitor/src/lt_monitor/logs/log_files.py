@@ -4,9 +4,11 @@ A carriage return ends a line as well as a newline does: progress bars rewrite o
 line end yet is still being written and is left for the next time; the end of standard input is final.
 """
 
+import errno
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
@@ -41,7 +43,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
 
     Raises NoInput when one of them is missing or unreadable, or a directory without logs.
     """
-    found = (_logs_in(path) if os.path.isdir(path) else [path] for path in storage.expand(patterns))
+    found = (_logs_in(path) if os.path.isdir(path) else [path] for pattern in patterns for path in _matches(pattern))
     paths = list(dict.fromkeys(path for each in found for path in each))
     for path in paths:
         if path == STANDARD_INPUT or storage.is_remote(path):
@@ -57,6 +59,29 @@ def expand(patterns: Sequence[str]) -> list[str]:
         if not os.access(path, os.R_OK):
             raise NoInput(f"{path}: permission denied")
     return paths
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a pattern matches, without pipes and devices: opening one that somebody left among the logs might take for ever."""
+    paths = storage.expand([pattern])
+    if paths == [pattern] or storage.is_remote(pattern):
+        return paths
+    readable = [path for path in paths if os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)]
+    for path in sorted(set(paths) - set(readable)):
+        warn(f"{printable(path)}: is neither a file nor a directory: left out")
+    return readable
+
+
+def open_file(path: str) -> IO[bytes]:
+    """Open a log that is a regular file, links followed. Raises FileNotFoundError when it is none any more.
+
+    A pipe that has taken its place is not waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file any more", path)
+    return open(descriptor, "rb")
 
 
 def _logs_in(directory: str) -> list[str]:

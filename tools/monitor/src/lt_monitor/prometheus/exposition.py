@@ -7,6 +7,7 @@ has no line; a loss that is not a number is NaN.
 
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator
 
@@ -162,9 +163,15 @@ def _end(state: RunState, now: float) -> float:
 
 def escape(value: str) -> str:
     """A label value: backslash, quote and newline as the format says, and other control characters shown, not sent."""
-    shown = "".join(one if one.isprintable() or one == "\n" else f"\\u{ord(one):04x}" for one in value)
-    shown = shown.encode(errors="replace").decode()
+    # A backslash that looks like such an escape is escaped itself: one label for two runs would make the whole file invalid.
+    shown = re.sub(r"\\(?=u[0-9a-f]{4}|U[0-9a-f]{8})", r"\\u005c", value)
+    shown = "".join(one if one.isprintable() or one == "\n" else _unicode_escape(one) for one in shown)
     return shown.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _unicode_escape(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 def _number(record: dict[str, float | None], field: str) -> float | None:

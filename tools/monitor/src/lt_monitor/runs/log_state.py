@@ -26,7 +26,7 @@ class LogState:
 
     attempt: int
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
-    started: list[str] = dataclasses.field(default_factory=list)
+    started: dict[str, None] = dataclasses.field(default_factory=dict)
     head: list[Any] | None = None
     batch: list[Any] | None = None
     offset: int = -1

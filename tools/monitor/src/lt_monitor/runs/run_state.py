@@ -10,7 +10,7 @@ Attempts begin as `attempt_boundary` says. Logs of several ranks and several fil
 import dataclasses
 import math
 import statistics
-from typing import Self
+from typing import Any, Self
 
 from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record
 from lt_monitor.events.steps import epoch_seconds
@@ -23,6 +23,11 @@ RECENT_FAULTS = 100
 RECENT_SAVES = 8
 SAVED_STEPS = 64
 MAXIMUM_ATTEMPTS = 1000
+# What nobody has that many of, so that a log which makes up names cannot fill the memory: the oldest are forgotten.
+MAXIMUM_RUNS = 10_000
+MAXIMUM_LOGS = 10_000
+MAXIMUM_STREAMS = 1 << 16
+MAXIMUM_GPUS = 1 << 16
 _MODEL_ARGUMENTS = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "vocab_size"),
     *("padded_vocab_size", "num_experts", "moe_ffn_hidden_size", "moe_router_topk", "group_query_attention", "swiglu", "fp8"),
@@ -99,6 +104,7 @@ class RunState:
             if kind == "gpu":
                 name = str(record.get("uuid", record.get("gpu")))
                 self.gpus[name] = {key: record[key] for key in ("gpu", "uuid", "utilization", "sm_clock_hertz") if key in record}
+                forget_oldest(self.gpus, MAXIMUM_GPUS)
             return True
         if kind == "job":
             self.job = {**{key: value for key, value in record.items() if key not in ("v", "kind", "run", "src")}, "seen": now}
@@ -109,6 +115,7 @@ class RunState:
         log = self.logs.get(file)
         if log is None:
             log = self.logs[file] = LogState(self._attempt_at(record, at))
+            forget_oldest(self.logs, MAXIMUM_LOGS)
         first = file not in self._read
         self._read.add(file)
         if log.is_repeated(record, first):
@@ -193,12 +200,14 @@ class RunState:
         """Move the log on to its next attempt where this record begins one."""
         stream = f"{record.get('task')}/{record.get('rank')}/{record.get('node')}"
         if begins_attempt(record, stream, log.steps, log.started):
-            log.steps, log.started = {}, []
+            log.steps, log.started = {}, {}
             log.attempt = log.attempt + 1 if log.attempt + 1 < len(self.attempts) else self._open()
         if record["kind"] == "step":
             log.steps[stream] = record["step"]
+            forget_oldest(log.steps, MAXIMUM_STREAMS)
         elif record["kind"] == "start":
-            log.started.append(start_key(record, stream))
+            log.started[start_key(record, stream)] = None
+            forget_oldest(log.started, MAXIMUM_STREAMS)
 
     def _open(self) -> int:
         """Begin an attempt and forget what only concerned the one before."""
@@ -302,7 +311,14 @@ def state_of(runs: dict[str, RunState], name: str) -> RunState:
     """The state of the run `name` among `runs`; a new one when it is not there yet."""
     if name not in runs:
         runs[name] = RunState(name)
+        forget_oldest(runs, MAXIMUM_RUNS)
     return runs[name]
+
+
+def forget_oldest(known: dict[str, Any], most: int) -> None:
+    """Drop the entry that was made first when there are more than `most`."""
+    if len(known) > most:
+        del known[next(iter(known))]
 
 
 def _fault(record: Record) -> Record:
