@@ -142,6 +142,30 @@ def test_skipping_bad_lines(tmp_path: Path, demo_tokenizer: Path, capsys: pytest
     assert json.loads(Path(f"{made.prefix}.json").read_bytes())["counts"]["bad_lines"] == 7
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"max_shard_bytes": 2000}], ids=["one part", "several parts"])
+def test_the_bad_lines_of_all_chunks_are_counted(
+    tmp_path: Path,
+    demo_tokenizer: Path,
+    planned: Callable[..., Plan],
+    options: dict[str, Any],
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is left out in silence is lost. Every chunk of 2 kB has some, the last one has none."""
+    monkeypatch.setattr("lt_preprocess.readers.chunks.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("lt_preprocess.readers.byte_ranges.LocalFile.chunk_bytes", 2000)
+    lines = [json.dumps({"text": f"document {number}"}) if number % 9 else f"bad {number}" for number in range(1, 1000)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, *[json.dumps({"text": "at the end"})] * 200]) + "\n")
+    bad = sum(line.startswith("bad") for line in lines)
+    made = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", on_error="skip", **options), workers)
+    assert f"{bad} lines left out; 5 named above" in capsys.readouterr().err
+    counts = [json.loads(Path(f"{one.prefix}.json").read_bytes())["counts"] for one in made]
+    assert sum(count["bad_lines"] for count in counts) == bad == 111
+    assert sum(count["documents"] for count in counts) == len(lines) - bad + 200
+
+
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xef\xbb\xbf", b'{"text": ""}\n{"text": []}\n'])
 def test_no_text_at_all(tmp_path: Path, demo_tokenizer: Path, content: bytes, build: Build) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)

@@ -1,5 +1,6 @@
 """The parts of the input, one after the other, are the whole input, and about equal."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,9 +29,32 @@ def test_one_large_file_is_cut_into_equal_parts() -> None:
     ]
 
 
-def test_files_that_cannot_be_cut_go_where_their_middle_is() -> None:
-    found = [list(pieces([100, 100, 100], lambda number: False, Slice(index, 2))) for index in range(2)]
-    assert found == [[Piece(0, 0, 100)], [Piece(1, 0, 100), Piece(2, 0, 100)]]
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([100, 80, 120], [[0, 1], [2]]),  # the second begins before the border at 150 and ends behind it; its middle is at 140
+        ([80, 120, 100], [[0, 1], [2]]),  # at 140 again
+        ([100, 120, 80], [[0], [1, 2]]),  # at 160
+        ([120, 80, 100], [[0], [1, 2]]),
+        ([100, 100, 100], [[0], [1, 2]]),  # on the border
+        ([99, 101, 100], [[0, 1], [2]]),  # one byte before it
+        ([300, 0], [[], [0, 1]]),
+    ],
+)
+def test_files_that_cannot_be_cut_go_where_their_middle_is(sizes: list[int], expected: list[list[int]]) -> None:
+    found = [list(pieces(sizes, lambda number: False, Slice(index, 2))) for index in range(2)]
+    assert found == [[Piece(number, 0, sizes[number]) for number in numbers] for numbers in expected]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(1, 7))
+def test_each_file_is_where_its_middle_byte_is(sizes: list[int], count: int) -> None:
+    """With the bytes counted one by one; slice i of n has those from i/n of all to before (i + 1)/n."""
+    owners = [number for number, size in enumerate(sizes) for _ in range(size)]
+    for index in range(count):
+        slice_bytes = [at for at in range(len(owners)) if index * len(owners) <= at * count < (index + 1) * len(owners)]
+        middles = {sum(sizes[:number]) + size // 2: number for number, size in enumerate(sizes)}
+        expected = [middles[at] for at in slice_bytes if at in middles]
+        assert [piece.input for piece in pieces(sizes, lambda number: False, Slice(index, count))] == expected
 
 
 def test_only_files_across_a_border_are_looked_at() -> None:
