@@ -99,8 +99,10 @@ class Plan:
 def destinations(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
     """Pairs of a source and its destination: `output`, or with several sources a directory in it with the source's name.
 
-    A `release` directory has the name of its run. Raises UsageError when two sources have the same name.
+    A `release` directory has the name of its run. Raises UsageError when two sources have the same name, CannotCreate as
+    `occupancy.check_links`.
     """
+    occupancy.check_links(output)
     output = location.normalized(output)
     if len(sources) == 1:
         return [(sources[0], output)]

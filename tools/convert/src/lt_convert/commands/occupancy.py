@@ -116,7 +116,7 @@ def check_links(destination: str) -> None:
 
     Linux refuses to follow such links, too, where `fs.protected_symlinks` is set.
     """
-    if storage.is_remote(destination):
+    if not destination or storage.is_remote(destination.removeprefix("file://")):
         return
     path = os.path.abspath(destination.removeprefix("file://"))
     parts = path.split("/")

@@ -1,0 +1,47 @@
+"""Small checkpoints for the attacks on lt-convert, and the real command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+from safetensors.numpy import save_file
+
+from lt_convert.weights import families
+from lt_convert.weights.mapping import Model
+from lt_shared import huggingface
+from lt_shared.architecture import Architecture
+
+COMMAND = Path(sys.executable).with_name("lt-convert")
+TINY = Architecture("tiny", "llama", 2, 16, 24, 4, 2, 50, 64)
+TOKENIZER = Path(__file__).parents[1] / "demo" / "tokenizer"
+
+
+def write_model(directory: Path, seed: int = 0, architecture: Architecture = TINY, tokenizer: bool = False) -> Path:
+    """A Hugging Face directory of random float32 weights, written by the safetensors library."""
+    chance = numpy.random.default_rng(seed)
+    shapes = families.family_of(architecture).canonical(Model(architecture, architecture.vocab_size))
+    tensors = {name: chance.standard_normal(shape, dtype=numpy.float32) for name, shape in shapes.items()}
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(huggingface.to_config(architecture, "float32")))
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    if tokenizer:
+        for path in TOKENIZER.iterdir():
+            (directory / path.name).write_bytes(path.read_bytes())
+    return directory
+
+
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """lt-convert with these arguments, in a process of its own."""
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=600, **options)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every file in a directory, but what tells when and from where it was converted."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "lt-convert.json"
+    }
