@@ -25,6 +25,7 @@ from lt_monitor.logs.line_templates import LineTemplate
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.prefilter import Prefilter
 from lt_monitor.logs.step_rows import StepBlock, StepRows
+from lt_shared import credentials
 
 MINIMUM_ALIKE_LINES = 16
 MAXIMUM_TEMPLATES = 256
@@ -69,14 +70,17 @@ class ParsedBlock:
 
 
 def attributed(record: Record, path: str, run: str) -> Record:
-    """A record of `ParsedBlock.items` with its run and source; those that it has already stay."""
+    """A record of `ParsedBlock.items` with its run and source; those that it has already stay. Secrets in its texts are covered.
+
+    Programs print their arguments and the requests that failed, and what they print goes to chat rooms.
+    """
     source = record.pop("src")
     file = source.get("file")
     return {
         "v": record.pop("v"),
         "kind": record.pop("kind"),
         "run": record.pop("run", run),
-        **record,
+        **credentials.covered(record),
         "src": {"file": file if isinstance(file, str) else path, "offset": source["offset"]},
     }
 

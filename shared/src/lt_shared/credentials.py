@@ -1,0 +1,136 @@
+"""Passwords and tokens in texts: found by their form or by the name before them, so that no tool repeats them.
+
+Many services give their tokens a prefix, for just this purpose; the prefixes are those that the services document and that
+scanners of repositories look for. A password in a URL, a private key and a header for authorization have a form, too. Other
+secrets, such as the 40 hexadecimal digits of a Weights & Biases key, look like any checksum: they are recognized by the name of
+what they are assigned to. A secret of no known form under a harmless name is not noticed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+NOT_SHOWN = "(not shown)"
+# Tokens of a text, not of a service.
+_OF_TEXT = (
+    "bos",
+    "eos",
+    "eod",
+    "eot",
+    "pad",
+    "unk",
+    "mask",
+    "sep",
+    "cls",
+    "per",
+    "next",
+    "last",
+    "first",
+    "end",
+    "image",
+    "start",
+)
+_NO_TEXT = "".join(rf"(?<!{word}[ _-])" for word in _OF_TEXT)
+WORD = (
+    rf"{_NO_TEXT}token|passwords?|passwd|passphrase|pwd|secrets?|credentials?|signature|authorization|webhook[_-]?url|"
+    "(?:api|app|access|account|secret|secret[_-]?access|private|wandb|auth|ssh|encryption|signing|master|client|storage)[_-]?key|"
+    "(?:access|refresh|auth|session|security|bearer|id)[_-]?token|(?:client|app|api|webhook)[_-]?secret|access[_-]?key[_-]?id"
+)
+# What may come after the word: a number or which one it is, nothing that makes it the place or the size of a secret.
+_WHICH = r"(?:[_-]?\d{1,3}|[_-](?:value|base64|b64|ci|dev|prod|test|staging|default|main|old|new|backup))?"
+NAME = re.compile(rf"(.*[._-])?({WORD}){_WHICH}", re.IGNORECASE)
+# USER:PASSWORD@, also with a slash in the password; HOST:PORT/... and the digest of an image after its tag are none.
+PASSWORD = re.compile(r"(?<=://)[^/@\s:#]*:(?!\d+[/#])\S*@(?!sha256:)")
+# A user without a password is a token at the addresses of git's hosts; to a registry it is a name.
+WEB_USER = re.compile(r"(?<=http://)[^/@\s]+@|(?<=https://)[^/@\s]+@")
+_FORMS = (
+    # Amazon: ids of keys, long-lived and of a session (STS), with the secret if it stands beside; session tokens; signed URLs.
+    r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])(?:[\s:,;|\"']{1,6}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?",
+    r"(?:IQoJb3JpZ2lu|FwoGZXIvYXdz|FQoGZXIvYXdz|FwoDYXdz)[A-Za-z0-9/+=%]{50,}",
+    r"X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)=[^&\s\"']+",
+    # Places of code and packages.
+    r"gh[oprsu]_[A-Za-z0-9]{10,}|github_pat_\w{10,}",
+    r"gl(?:pat|dt|rt|rtr|cbt|ptt|ft|imt|agent|soat|ffct)-[\w.-]{10,}|GR1348941[\w-]{20}",
+    r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])|pypi-AgEI[\w-]{20,}|dckr_(?:pat|oat)_[\w-]{20,}|ATATT3[\w=-]{50,}",
+    # Models and training.
+    r"hf_(?=[A-Za-z]*[0-9A-Z])[A-Za-z0-9]{10,}(?![A-Za-z0-9_])|api_org_[A-Za-z0-9]{30,}",
+    r"sk-(?:proj|svcacct|admin|ant|or|lf)-[\w-]{20,}|sk-(?=[A-Za-z]*\d)[A-Za-z0-9]{32,}|sess-[A-Za-z0-9]{32,}",
+    r"nvapi-[\w-]{20,}|wandb_v\d+_[\w-]{20,}|(?<=wandb login )[0-9a-f]{40}(?![0-9a-f])|eyJhcGlf[A-Za-z0-9+/=]{40,}",
+    r"gsk_[A-Za-z0-9]{30,}|xai-[A-Za-z0-9]{30,}|r8_[A-Za-z0-9]{30,}|pplx-[A-Za-z0-9]{30,}|tgp_v1_[\w-]{30,}|KGAT_[0-9a-f]{32}",
+    r"dapi[0-9a-f]{32}(?:-\d)?(?![0-9a-f])",
+    # Clouds.
+    r"AIza[\w-]{35}(?![\w-])|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{30,}",
+    r"(?:Account|SharedAccess|Shared)Key=[A-Za-z0-9+/]{40,}={0,2}|[A-Za-z0-9+/]{86}==(?![A-Za-z0-9+/=])",
+    r"(?<=[?&])sig=[^&\s\"']{20,}|\w{3}8Q~[\w.~-]{31,34}",
+    r"do[opr]_v1_[0-9a-f]{64}|hv[sbr]\.[\w-]{20,}|glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|glc_[A-Za-z0-9+/=]{32,}|tskey-\w+-[\w-]{10,}",
+    # Messages and payments.
+    r"xox[abceoprs]-[\w-]{10,}|xoxe\.xox[bp]-[\w-]{10,}|xapp-\d-[\w-]{10,}|SG\.[\w-]{16,}\.[\w-]{16,}",
+    r"hooks\.slack\.com/(?:services|workflows|triggers)/[\w/+-]{15,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
+    r"[\w-]+\.webhook\.office\.com/webhookb2/[^\s\"']{20,}|\d{8,10}:AA[\w-]{33}(?![\w-])",
+    r"[rs]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/=]{20,}",
+    # Of any service.
+    r"eyJ[\w-]{8,}\.(?:eyJ[\w-]{4,}\.[\w-]*|[\w-]*\.[\w-]+\.[\w-]+\.[\w-]+)",
+    r"AGE-SECRET-KEY-1[A-Z0-9]{58}",
+)
+TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_FORMS)})")
+# Up to its end, or to the end of the text: a log may be cut off.
+PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z0-9 ]{0,30}KEY(?: BLOCK)?-----|.*)", re.DOTALL
+)
+_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+# A variable in place of a value shows nothing.
+_NO_REFERENCE = r"(?![\"']?\$[{(]?\w|[\"']?\(not shown\)|[\"']?\s|[\"']{2}|[\"']?\*{3})"
+ASSIGNMENT = re.compile(rf"(?<![A-Za-z0-9])((?:{WORD}){_WHICH}[\"']? ?= ?){_NO_REFERENCE}{_VALUE}", re.IGNORECASE)
+# With a colon only what is quoted, as in JSON, or written in capitals, as variables are: prose has colons, too.
+ENTRY = re.compile(rf"""(["'](?:[\w.-]*[._-])?(?:{WORD}){_WHICH}["']\s*:\s*){_NO_REFERENCE}{_VALUE}""", re.IGNORECASE)
+CAPITALS = re.compile(
+    rf"(?<![A-Za-z0-9_])((?:[A-Z0-9]+_)*(?:TOKEN|SECRET|PASSWORD|PASSWD|(?:API|ACCESS|SECRET|PRIVATE)_?KEY|CREDENTIALS)\s*:\s*)"
+    rf"{_NO_REFERENCE}{_VALUE}"
+)
+OPTION = re.compile(rf"(?<!\S)(--?(?:[\w.-]*[._-])?(?:{WORD}){_WHICH}\s+){_NO_REFERENCE}(?!-){_VALUE}", re.IGNORECASE)
+LOGIN = re.compile(r"(?<!\S)((?:-u|--user|--proxy-user)[ =]?[\"']?[\w.@-]+:)(?![\"']?\$|\(not shown\)|\d+(?:[:\s]|$))[^\s\"']+")
+_SCHEME = r"(?:bearer|basic|token|digest|apikey|aws4-hmac-sha256)"
+HEADER = re.compile(
+    rf"((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?!(?:\w+\s+)?\(not shown\))(?:{_SCHEME}\s+)?"
+    r"|(?<![A-Za-z0-9])x-(?:api|auth|goog-api|amz-security)-(?:key|token)[\"']?\s*:\s*[\"']?"
+    r"|(?<![A-Za-z0-9])bearer\s+(?=[\w.~+/-]*\d)(?=[\w.~+/=-]{16}))"
+    r"(?!\$|\(not shown\))[^\s\"',]+",
+    re.IGNORECASE,
+)
+REFUSED = (PASSWORD, TOKEN, PRIVATE_KEY)
+
+
+def is_secret(name: str) -> bool:
+    """Whether what has this name, as an option, a variable or a key, is a secret."""
+    return NAME.fullmatch(name) is not None
+
+
+def holds(value: Any) -> bool:
+    """Whether showing `value`, a text or a list of them, would show a secret."""
+    return bool(covered(value) != value)
+
+
+def covered(value: Any) -> Any:
+    """`value`, nested lists and tables included, without its secrets."""
+    if isinstance(value, str):
+        return _covered_text(value)
+    if isinstance(value, list):
+        return [covered(entry) for entry in value]
+    if isinstance(value, Mapping):
+        # Kubernetes writes variables as tables of a name and a value.
+        hides_all = is_secret(str(value.get("name", "")))
+        return {
+            key: NOT_SHOWN if is_secret(str(key)) or (hides_all and key != "name") else covered(entry)
+            for key, entry in value.items()
+        }
+    return value
+
+
+def _covered_text(text: str) -> str:
+    for pattern in (PASSWORD, WEB_USER):
+        text = pattern.sub(f"{NOT_SHOWN}@", text)
+    for pattern in (PRIVATE_KEY, TOKEN):
+        text = pattern.sub(NOT_SHOWN, text)
+    for pattern in (HEADER, ENTRY, CAPITALS, ASSIGNMENT, OPTION, LOGIN):
+        text = pattern.sub(rf"\1{NOT_SHOWN}", text)
+    return text

@@ -1,0 +1,232 @@
+"""What is a secret in a text, and what only looks like one. The values are made here, so that no scanner takes them for real."""
+
+import random
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lt_shared import credentials
+
+ANY = string.ascii_letters + string.digits
+UPPER = string.ascii_uppercase + "234567"
+HEX = "0123456789abcdef"
+_random = random.Random(7)
+
+
+def made(characters: str, count: int) -> str:
+    return "".join(_random.choices(characters, k=count))
+
+
+def jwt() -> str:
+    return f"eyJ{made(ANY, 30)}.eyJ{made(ANY, 60)}.{made(ANY + '-_', 43)}"
+
+
+def pem(kind: str, end: str = "\n") -> str:
+    lines = end.join(made(ANY + "+/", 64) for _ in range(4))
+    return f"-----BEGIN {kind}PRIVATE KEY-----{end}{lines}{end}-----END {kind}PRIVATE KEY-----"
+
+
+# Each as the service makes them: prefix, alphabet and length.
+TOKENS = {
+    "AWS id": f"AK{'IA'}{made(UPPER, 16)}",
+    "STS id": f"AS{'IA'}{made(UPPER, 16)}",
+    "AWS session token": f"IQoJb3JpZ2lu{'X2Vj'}{made(ANY + '+/', 300)}==",
+    "AWS old session token": f"FwoGZXIvYXdz{'EJr'}{made(ANY + '+/', 300)}=",
+    **{f"GitHub {kind}": f"gh{kind}_{made(ANY, 36)}" for kind in "pousr"},
+    "GitHub fine-grained": f"github_{'pat'}_{made(ANY, 22)}_{made(ANY, 59)}",
+    "GitLab": f"gl{'pat'}-{made(ANY, 20)}",
+    "GitLab runner": f"gl{'rt'}-{made(ANY, 20)}",
+    "Hugging Face": f"h{'f'}_{made(ANY, 34)}",
+    "OpenAI old": f"s{'k'}-{made(ANY, 20)}T3BlbkFJ{made(ANY, 20)}",
+    "OpenAI project": f"s{'k'}-proj-{made(ANY + '-_', 150)}",
+    "OpenAI service account": f"s{'k'}-svcacct-{made(ANY + '-_', 100)}",
+    "Anthropic": f"s{'k'}-ant-api03-{made(ANY + '-_', 93)}AA",
+    "OpenRouter": f"s{'k'}-or-v1-{made(HEX, 64)}",
+    "Slack bot": f"xo{'xb'}-{made(string.digits, 12)}-{made(string.digits, 12)}-{made(ANY, 24)}",
+    "Slack user": f"xo{'xp'}-{made(string.digits, 12)}-{made(string.digits, 12)}-{made(ANY, 32)}",
+    "Slack app": f"xa{'pp'}-1-A{made(UPPER, 10)}-{made(string.digits, 13)}-{made(HEX, 64)}",
+    "Google API key": f"AI{'za'}{made(ANY + '-_', 35)}",
+    "Google OAuth": f"ya{'29'}.{made(ANY + '-_', 150)}",
+    "Google client secret": f"GOC{'SPX'}-{made(ANY + '-_', 28)}",
+    "NGC": f"nv{'api'}-{made(ANY + '-_', 64)}",
+    "Stripe": f"s{'k'}_live_{made(ANY, 24)}",
+    "Stripe restricted": f"r{'k'}_test_{made(ANY, 40)}",
+    "npm": f"np{'m'}_{made(ANY, 36)}",
+    "PyPI": f"py{'pi'}-AgEIcHlwaS5vcmc{made(ANY + '-_', 150)}",
+    "Docker": f"dc{'kr'}_pat_{made(ANY + '-_', 27)}",
+    "Databricks": f"da{'pi'}{made(HEX, 32)}",
+    "Azure storage": f"{made(ANY + '+/', 86)}==",
+    "Groq": f"gs{'k'}_{made(ANY, 52)}",
+    "Replicate": f"r{'8'}_{made(ANY, 37)}",
+    "SendGrid": f"S{'G'}.{made(ANY + '-_', 22)}.{made(ANY + '-_', 43)}",
+    "Vault": f"hv{'s'}.{made(ANY + '-_', 90)}",
+    "DigitalOcean": f"do{'p'}_v1_{made(HEX, 64)}",
+    "JWT": jwt(),
+    "RSA key": pem("RSA "),
+    "key": pem(""),
+    "OpenSSH key": pem("OPENSSH "),
+    "key in JSON": pem("", "\\n"),
+}
+AROUND = [
+    "{}",
+    "--token={}",
+    "a {} b",
+    '"{}"',
+    "'{}'",
+    "https://host/x?key={}&b=c",
+    "({})",
+    "export X={}",
+    "x: {}",
+    "[{}]",
+    "{},",
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("kind", TOKENS)
+def test_tokens_are_known_by_their_form(kind: str, around: str) -> None:
+    token = TOKENS[kind]
+    text = around.format(token)
+    shown = credentials.covered(text)
+    assert credentials.NOT_SHOWN in shown
+    pieces = [token[at : at + 8] for at in range(12, len(token) - 8, 8)]
+    assert [piece for piece in pieces if piece in shown] == []
+    assert credentials.holds(text)
+    assert any(pattern.search(text) for pattern in credentials.REFUSED)
+    assert credentials.covered(shown) == shown
+
+
+SECRET = made(ANY + "+/", 40)
+WANDB = made(HEX, 40)
+# What stands around a secret that has no form of its own.
+PLACES = [
+    "aws_secret_access_key = {}",
+    "AWS_SECRET_ACCESS_KEY={}",
+    "export AWS_SECRET_ACCESS_KEY='{}'",
+    'AWS_SECRET_ACCESS_KEY: "{}"',
+    "AWS_SESSION_TOKEN={}",
+    "WANDB_API_KEY={}",
+    "env WANDB_API_KEY={} lt-train",
+    "--export=ALL,WANDB_API_KEY={},X=1",
+    "-e HF_TOKEN={}",
+    "HF_TOKEN: {}",
+    "MY_DB_PASSWORD={}",
+    "SERVICE_SECRET_2={}",
+    "GITHUB_TOKEN_CI={}",
+    "{{'api_key': '{}', 'a': 1}}",
+    '{{"private_key": "{}"}}',
+    '{{"clientSecret": "{}"}}',
+    '{{"secretAccessKey": "{}"}}',
+    "--wandb-api-key {}",
+    "--token {}",
+    "--password '{} with words'",
+    "curl -u user:{} https://host",
+    "curl --user user:{} https://host",
+    "WANDB_API_KEY={} wandb login",
+    "https://user:{}@host/x",
+    "postgres://user:{}@host:5432/db",
+    "s3://KEY:{}@bucket/x",
+    "Authorization: Bearer {}",
+    "authorization: Basic {}==",
+    "'Authorization': 'Bearer {}'",
+    "-H 'Authorization: token {}'",
+    "x-api-key: {}",
+    "Bearer {}",
+    "https://hooks.slack.com/services/T00000000/B00000000/{}",
+    "https://discord.com/api/webhooks/123456789/{}",
+    "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={};EndpointSuffix=x",
+    "Endpoint=sb://a/;SharedAccessKey={}",
+    "https://a.blob.core.windows.net/c?sv=2022&sig={}%3D",
+    "https://b.s3.amazonaws.com/k?X-Amz-Signature={}",
+    f"AS{'IA'}{made(UPPER, 16)}:{{}}",
+    f"AK{'IA'}{made(UPPER, 16)} {{}}",
+]
+
+
+@pytest.mark.parametrize("secret", [SECRET.replace("/", "x").replace("+", "y"), WANDB])
+@pytest.mark.parametrize("place", PLACES)
+def test_secrets_are_known_by_what_stands_before_them(place: str, secret: str) -> None:
+    text = place.format(secret)
+    shown = credentials.covered(text)
+    assert secret not in shown and secret[8:24] not in shown, shown
+    assert credentials.covered(shown) == shown
+
+
+HARMLESS = [
+    f"commit {made(HEX, 40)}",
+    f"HEAD is now at {made(HEX, 40)} Fix it",
+    f"sha256:{made(HEX, 64)}",
+    f"nvcr.io/nvidia/pytorch:24.07@sha256:{made(HEX, 64)}",
+    f"checksum {made(HEX, 64)}  model.safetensors",
+    f"md5 {made(HEX, 32)}",
+    "3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+    "GPU-3f2504e0-4f89-11d3-9a0c-0305e82c3301",
+    "sk-learn-1.2.3",
+    "sk-tiny-llama-7b-instruct-v2-chat-hf-gguf",
+    "risk-proj-alpha-2024-12-01-final-report-v2",
+    "task-1234567890abcdef1234567890abcdef1234",
+    "hf_transformers_checkpoints",
+    "training/llama/hf_llama3_2_1b_seq8k_gpu_p5x1_pretrain.yaml",
+    "npm_config_registry=https://registry.npmjs.org",
+    "loss per token: 2.51",
+    "tokens: 1000000",
+    "max_tokens=4096",
+    "TOKENS_PER_STEP=4194304",
+    "--seq-length 4096 --tokens-per-expert 12",
+    "tokenizer=llama3",
+    "--tokenizer-model /fsx/tokenizer.model",
+    "eos_token=</s>",
+    "'bos_token': '<s>'",
+    "pad_token_id=0",
+    "HF_TOKEN_PATH=/root/.cache/huggingface/token",
+    "HF_TOKEN=$HF_TOKEN",
+    "HF_TOKEN=${HF_TOKEN}",
+    "--password-file /etc/x",
+    "the secret of training: patience",
+    "signature verification failed",
+    "http://host:9000/a@b",
+    "docker://ubuntu:22.04@sha256:abc",
+    "s3://bucket/x@y:z@w",
+    "/fsx/run:1@2",
+    "-u 1000:1000",
+    "iteration 100/ 1000 | lm loss: 2.1E+00 | grad norm: 0.5 |",
+    "NCCL_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1",
+    "-----BEGIN CERTIFICATE-----",
+    "eyJhbGciOiJIUzI1NiJ9",
+    "AKIA is the prefix of keys",
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_only_looks_like_a_secret(text: str) -> None:
+    assert credentials.covered(text) == text
+    assert not any(pattern.search(text) for pattern in credentials.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("HF_TOKEN", True), ("wandb_api_key", True), ("api-key", True), ("AWS_SECRET_ACCESS_KEY", True), ("DB_PASSWORD_2", True),
+        ("tokenizer", False), ("tokens", False), ("HF_TOKEN_PATH", False), ("eos_token", False), ("key", False),
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str, secret: bool) -> None:
+    assert credentials.is_secret(name) is secret
+
+
+def test_nested_values() -> None:
+    found = credentials.covered([{"name": "HF_TOKEN", "value": "x"}, {"name": "A", "value": "1"}, {"api_key": "x", "b": ["c"]}])
+    assert found == [
+        {"name": "HF_TOKEN", "value": "(not shown)"},
+        {"name": "A", "value": "1"},
+        {"api_key": "(not shown)", "b": ["c"]},
+    ]
+
+
+@given(st.text(), st.sampled_from(sorted(TOKENS)), st.text())
+def test_covering_twice_changes_nothing_more(before: str, kind: str, after: str) -> None:
+    shown = credentials.covered(f"{before} {TOKENS[kind]} {after}")
+    assert credentials.covered(shown) == shown
+    assert TOKENS[kind] not in shown
