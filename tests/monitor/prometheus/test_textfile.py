@@ -229,3 +229,15 @@ def test_the_mfu_of_a_log_that_does_not_tell_its_gpu(tool: Any) -> None:
     assert "lt_train_mfu_ratio" not in values(tool("prom", "-", stdin=log).stdout)
     logged = json.dumps(step | {"tflops_per_gpu": 494.5}) + "\n"
     assert values(tool("prom", "--gpu", "H100", "-", stdin=logged).stdout)["lt_train_mfu_ratio"] == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 25])
+def test_tokens_per_second_are_those_of_all_gpus(tool: Any, lines: int) -> None:
+    """TorchTitan prints those of one GPU. By hand: 1000 tokens/s on each of 16 GPUs; 8 samples of 512 tokens in 1 s."""
+    sizes = {"world_size": 16, "seq_length": 512, "global_batch_size": 8}
+    per_gpu = event("start", 0, arguments=sizes) + steps(1, lines + 1, tokens_per_second_per_gpu=1000.0)
+    assert values(tool("prom", "-", stdin=per_gpu).stdout)["lt_train_tokens_per_second"] == 16_000
+    computed = event("start", 0, arguments=sizes) + steps(1, lines + 1)
+    assert values(tool("prom", "-", stdin=computed).stdout)["lt_train_tokens_per_second"] == 4_096
+    (told,) = json.loads(tool("summarize", "--json", "-", stdin=per_gpu).stdout)["runs"]
+    assert told["tokens_per_second"] == 16_000
