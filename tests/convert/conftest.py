@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import s3_server
+from s3_server import Server
 
 from lt_convert.weights import families
 from lt_convert.weights.mapping import Model
@@ -132,3 +134,14 @@ def stored_tensors() -> Callable[[Path], dict[str, bytes]]:
         return found
 
     return read
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server.running(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(server: Server, request: pytest.FixtureRequest) -> str:
+    return s3_server.new_bucket(request.node.name)

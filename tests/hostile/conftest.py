@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3_server
+from s3_server import Server
 from stranger import Stranger
 
 
@@ -19,3 +21,14 @@ def stranger() -> Iterator[Stranger]:
     directory.chmod(0o1777)
     yield Stranger(directory)
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server.running(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(server: Server, request: pytest.FixtureRequest) -> str:
+    return s3_server.new_bucket(request.node.name)

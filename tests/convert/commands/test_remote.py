@@ -4,15 +4,15 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from s3_server import Server, names, upload
 
 from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection, remote_writer
 from lt_convert.commands.conversion import Request
@@ -25,79 +25,10 @@ COMMAND = Path(sys.executable).with_name("lt-convert")
 FORMATS = ("megatron-dist", "megatron-legacy", "torchtitan")
 
 
-class Server:
-    """moto's S3 server in a process of its own; its log has every request."""
-
-    def __init__(self, log: Path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.log = log
-        with log.open("w") as output:
-            command = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(self.port)]
-            self.process = subprocess.Popen(command, stdout=output, stderr=output)
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError(log.read_text())
-
-    def requests(self) -> list[str]:
-        """So far: method and path, with its query."""
-        return re.findall(r"(?:GET|PUT|POST|HEAD|DELETE) /\S*", self.log.read_text())
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    import s3fs
-
-    server = Server(tmp_path_factory.mktemp("s3") / "log")
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        yield server
-        s3fs.S3FileSystem.clear_instance_cache()
-    server.process.kill()
-    server.process.wait()
-
-
 @pytest.fixture(scope="module")
 def small(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     architecture = Architecture("small", "llama", 1, 32, 88, 4, 2, 250, 512)
     return write_model(tmp_path_factory.mktemp("small") / "small", architecture)
-
-
-@pytest.fixture
-def bucket(server: Server, request: pytest.FixtureRequest) -> str:
-    import s3fs
-
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:60]
-    s3fs.S3FileSystem().mkdir(name)
-    return f"s3://{name}"
-
-
-def upload(directory: Path, url: str) -> str:
-    import s3fs
-
-    s3fs.S3FileSystem().put(str(directory), url, recursive=True)
-    return url
-
-
-def names(url: str) -> set[str]:
-    import s3fs
-
-    store = s3fs.S3FileSystem()
-    store.invalidate_cache()
-    return {path.removeprefix(url.removeprefix("s3://") + "/") for path in store.find(url)}
 
 
 def convert(source: object, to: str, destination: object, **options: Any) -> str:
