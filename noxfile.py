@@ -147,6 +147,22 @@ def bench(session: nox.Session) -> None:
 
 
 @task
+def campaigns(session: nox.Session) -> None:
+    """Kill the writing commands at any moment and fail their disk: all campaigns, or `-- NAME [--runs N]` for one of them.
+
+    Each prints how often what happened, and what was lost. Needs strace.
+    """
+    install_programs(session, PROGRAMS)
+    install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
+    known = {path.stem: path for path in sorted(Path("tests/hostile/campaigns").glob("*.py"))}
+    names = session.posargs[:1] or list(known)
+    if names[0] not in known:
+        session.error(f"choose a campaign: nox -s campaigns -- {'|'.join(known)}")
+    for name in names:
+        session.run("python", str(known[name]), *session.posargs[1:])
+
+
+@task
 def mutants(session: nox.Session) -> None:
     """Try small mistakes in a module on its tests, and print those that no test notices: `-- FILE [--json]`.
 
