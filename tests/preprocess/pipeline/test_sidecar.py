@@ -152,6 +152,24 @@ def test_each_part_names_the_inputs_that_it_was_made_from(
     assert [record["part"]["is_last"] for record in records] == [False, False, True]
 
 
+def test_a_dataset_that_was_renamed_is_not_up_to_date(
+    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
+) -> None:
+    """It has the plan's fingerprint, and is another key's, or another part."""
+    file = write_lines(tmp_path / "a.jsonl", [{"text": f"text {number}", "title": f"title {number}"} for number in range(5)])
+    for options, one, other in (
+        ({"json_keys": ("text", "title")}, "out_text_document", "out_title_document"),
+        ({"max_shard_bytes": 1}, "out-part00001_text_document", "out-part00002_text_document"),
+    ):
+        wanted = planned([file], demo_tokenizer, tmp_path / "out", **options)
+        runs.build(wanted, 1)
+        assert sidecar.up_to_date(wanted) is not None
+        for end in (".bin", ".idx", ".json"):
+            (tmp_path / f"{one}{end}").replace(tmp_path / f"{other}{end}")
+            shutil.copy(tmp_path / f"{other}{end}", tmp_path / f"{one}{end}")
+        assert sidecar.up_to_date(wanted) is None
+
+
 def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
     planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,7 +132,7 @@ def _can_resume(state: State, plan: Plan) -> bool:
         return False
     for prefix, extent in zip(plan.dataset_prefixes(state.part), state.extents, strict=True):
         if state.is_closed and not indexed_dataset.retract_unfinished(prefix):
-            if not sidecar.is_whole(prefix, plan):
+            if not sidecar.is_whole(prefix, plan, state.part):
                 return False
         elif not indexed_dataset.can_resume(prefix, plan.dtype, extent):
             return False
@@ -146,7 +146,7 @@ def _can_resume(state: State, plan: Plan) -> bool:
 
 
 def _finished_parts_are_whole(state: State, plan: Plan) -> bool:
-    return all(sidecar.is_whole(prefix, plan) for part in range(state.part) for prefix in plan.dataset_prefixes(part))
+    return all(sidecar.is_whole(prefix, plan, part) for part in range(state.part) for prefix in plan.dataset_prefixes(part))
 
 
 def _discard(record: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
     part = 0
     while plan.fingerprint is not None:
         for prefix in plan.dataset_prefixes(part):
-            found = _made(prefix, plan)
+            found = _made(prefix, plan, part)
             if found is None:
                 return None
             made.append(dataclasses.replace(found.dataset, tokenizer=plan.identity))
@@ -110,9 +110,9 @@ def up_to_date(plan: Plan) -> list[manifest.Dataset] | None:
     return None
 
 
-def is_whole(prefix: str, plan: Plan) -> bool:
-    """Whether a run of the plan has left this dataset whole."""
-    return _made(prefix, plan) is not None
+def is_whole(prefix: str, plan: Plan, part: int) -> bool:
+    """Whether a run of the plan has left this dataset of a part whole."""
+    return _made(prefix, plan, part) is not None
 
 
 class _Made(NamedTuple):
@@ -120,9 +120,10 @@ class _Made(NamedTuple):
     is_last: bool
 
 
-def _made(prefix: str, plan: Plan) -> _Made | None:
+def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
     record = read(prefix)
-    if record is None or not _is_of(record, plan):
+    key = plan.options.json_keys[plan.dataset_prefixes(part).index(prefix)]
+    if record is None or not _is_of(record, plan, part, key):
         return None
     found = _whole(prefix, plan.dtype, record)
     return None if found is None else _Made(found, record["part"]["is_last"])
@@ -154,11 +155,15 @@ def is_of_part(prefix: str, part: int) -> bool:
     return part_record.get("index") == part and options.get("max_shard_bytes") is not None
 
 
-def _is_of(record: dict[str, Any], plan: Plan) -> bool:
-    """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some."""
+def _is_of(record: dict[str, Any], plan: Plan, part: int, json_key: str) -> bool:
+    """Whether the plan would make the dataset again as it is. How bad lines are treated matters only where there were some.
+
+    One that was renamed is another key's, or another part.
+    """
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
-        has_part = isinstance(record["part"]["is_last"], bool)
+        is_here = (record["part"]["index"], record["options"]["json_key"]) == (part, json_key)
+        has_part = is_here and isinstance(record["part"]["is_last"], bool)
         return bool(record["v"] == manifest.SIDECAR_VERSION and record["plan"] == plan.fingerprint and same_losses and has_part)
     except (KeyError, TypeError):
         return False
