@@ -29,7 +29,7 @@ def test_it_reads_what_json_writes(value: object) -> None:
         ('{"a": NaN}', "NaN is not JSON"),
         ("[-Infinity]", "-Infinity is not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ('[1e999]', "1e999 is too large"),
+        ("[1e999]", "1e999 is too large"),
         (r'["\ud800"]', "surrogates not allowed"),
         (r'{"\uDFFF": 1}', "surrogates not allowed"),
         ('{"a": 1}'.encode("utf-16"), "can't decode"),

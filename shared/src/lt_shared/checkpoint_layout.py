@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from lt_shared import storage
+from lt_shared import storage, strict_json
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, NoInput
 from lt_shared.manifest import Tokenizer
@@ -81,7 +81,7 @@ class RunRecord:
     def parse(cls, content: bytes, path: str) -> Self:
         """The record in the content of a `run.json`. Raises BadData, naming `path`, when it is malformed."""
         try:
-            record: dict[str, Any] = dict(json.loads(content))
+            record: dict[str, Any] = dict(strict_json.loads(content))
             if record.pop("v") != RECORD_VERSION:
                 raise BadData(f"{path}: written by another version")
             for name in ("files", "versions", "kernels"):

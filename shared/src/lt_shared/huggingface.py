@@ -31,6 +31,17 @@ _GELU = ("gelu_new", "gelu_pytorch_tanh")
 _ROTARY_BASES = {"mixtral": 1000000.0}
 _QWEN3_HEAD = 128
 # Settings of unsupported features, with the value that turns them off.
+_ABSENT_ANYWHERE = ("per_layer_config", "pruned_heads", "transformers_weights")
+# Other names of settings, which transformers takes too: with both, the last one in the file decides.
+_ALIASES = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    "mixtral": {"num_experts": "num_local_experts"},
+}
 _ABSENT_HERE = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "partial_rotary_factor": 1.0}
 _ABSENT_IN_GPT2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
@@ -132,11 +143,25 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
             "use the model as it was before, or store what transformers' model.dequantize() makes of it",
         )
     try:
+        _check_one_reading(config, name, kind)
         return _from_gpt2(config, name) if kind == "gpt2" else _from_llama(config, name, kind)
     except KeyError as error:
         raise BadConfig(f"{name}: config.json has no {error}") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise BadConfig(f"{name}: config.json is malformed: {error}") from None
+
+
+def _check_one_reading(config: dict[str, Any], name: str, kind: str) -> None:
+    """Raises BadConfig for what transformers takes from a configuration beside, or instead of, what is read here."""
+    for field in _ABSENT_ANYWHERE:
+        if config.get(field):
+            raise BadConfig(f"{name}: has {field}, which is not supported")
+    for alias, field in _ALIASES.get(kind, {}).items():
+        if alias in config and config[alias] != config.get(field):
+            raise BadConfig(f"{name}: {alias} and {field} are one setting, and contradict each other", "remove the wrong one")
+    layers = config.get("layer_types")
+    if layers and set(layers) != {"sliding_attention" if _window(config, kind) else "full_attention"}:
+        raise BadConfig(f"{name}: layer_types has {sorted(set(layers))}, and only models with layers of one kind are known here")
 
 
 def _check_absent(config: dict[str, Any], absent: dict[str, Any], name: str, kind: str) -> None:
@@ -190,11 +215,16 @@ def _from_llama(config: dict[str, Any], name: str, kind: str) -> Architecture:
         init_std=config.get("initializer_range", 0.02),
         add_qkv_bias=kind == "qwen2",
         qk_layernorm=kind == "qwen3",
-        sliding_window=config["sliding_window"] if kind in ("mistral", "mixtral") else None,
+        sliding_window=_window(config, kind),
         num_experts=config["num_local_experts"] if kind == "mixtral" else None,
         moe_router_topk=config["num_experts_per_tok"] if kind == "mixtral" else 2,
         moe_aux_loss_coeff=config.get("router_aux_loss_coef", 0.001) if kind == "mixtral" else 0.0,
     )
+
+
+def _window(config: dict[str, Any], kind: str) -> int | None:
+    """The number of tokens that a token attends to; None for all before it."""
+    return config["sliding_window"] if kind in ("mistral", "mixtral") else None
 
 
 def _rope(config: dict[str, Any], name: str, kind: str) -> tuple[float, RopeScaling | None]:

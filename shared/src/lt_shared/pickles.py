@@ -73,6 +73,8 @@ class Record:
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
+            if self.arguments and "arguments" in state:
+                raise pickle.UnpicklingError("it has a state in place of its arguments")
             self.__dict__.update(state)
         else:
             self.state = state

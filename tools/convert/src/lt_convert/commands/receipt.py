@@ -9,7 +9,7 @@ import json
 from typing import Any, Self
 
 from lt_convert.tensors.checksums import Checksums
-from lt_shared import storage
+from lt_shared import storage, strict_json
 from lt_shared.console import BadData, NoInput
 
 VERSION = 2
@@ -47,7 +47,7 @@ class ConversionRecord:
         except NoInput:
             return None
         try:
-            record = dict(json.loads(content))
+            record = dict(strict_json.loads(content))
             if record.pop("v") != VERSION:
                 return None
             return cls(**{**record, "files": Checksums.from_record(record["files"])})

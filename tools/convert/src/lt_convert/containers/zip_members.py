@@ -6,6 +6,7 @@ case, which torch ignores; other bytes may come first. Here all of them must agr
 """
 
 import dataclasses
+import re
 import struct
 from collections.abc import Mapping
 
@@ -19,6 +20,8 @@ _END, _END64, _LOCATOR, _ENTRY = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2
 _LARGE = 0xFFFFFFFF
 # Bit 3: sizes follow the member; bit 11: names are UTF-8.
 _KNOWN_FLAGS = 0x0808
+# Printable, without backslash, and no directory's, which ends with a slash.
+_NAME = re.compile(rb"[ -\[\]-~]*[ -.0-\[\]-~]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,18 +145,24 @@ def _entries(directory: bytes, count: int, limit: int, place: str) -> list[Membe
     members, position = [], 0
     for _ in range(count):
         try:
-            magic, _, _, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes, comment, disk, _, _, offset = (
+            magic, _, _, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes, comment, disk, _, attributes, offset = (
                 struct.unpack_from("<4s6H3I5H2I", directory, position)
             )
         except struct.error:
             raise _damaged(place, "its directory is cut off") from None
-        if magic != b"PK\x01\x02" or comment or disk or flags & ~_KNOWN_FLAGS:
+        # torch takes a member for a directory, without content, by its attributes as in DOS or by its name.
+        if magic != b"PK\x01\x02" or comment or disk or flags & ~_KNOWN_FLAGS or attributes & 0xFF:
             raise _damaged(place, "its directory has an entry of another kind")
         position += _ENTRY
         name = directory[position : position + name_bytes]
         extra = directory[position + name_bytes : position + name_bytes + extra_bytes]
         position += name_bytes + extra_bytes
-        if position > len(directory) or not name.isascii() or any(byte < 32 or byte == 92 for byte in name):
+        if (
+            position > len(directory)
+            or not name.isascii()
+            or name.endswith(b"/")
+            or any(byte < 32 or byte == 92 for byte in name)
+        ):
             raise _damaged(place, f"its directory has the name {name!r:.60}")
         if method:
             raise BadData(f"{place}: is compressed, which torch.save never does")

@@ -19,13 +19,14 @@ from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, tensor_in_files
 from lt_convert.tokenizers import discovery, huggingface_tokenizer
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, PADDING, Model
-from lt_shared import huggingface
+from lt_shared import huggingface, strict_json
 from lt_shared.console import BadConfig, BadData
 
 TABLE = HF
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_config.json"
 PADDING_FILE = "padding.safetensors"
 SHARD_BYTES = 5_000_000_000
 MAXIMUM_HEADER_BYTES = 100_000_000
@@ -51,14 +52,16 @@ def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of an unsupported family."""
     path = f"{directory}/{CONFIG}"
     try:
-        config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
+        config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
         architecture = huggingface.from_config(config, directory.rstrip("/").rsplit("/", 1)[-1])
     except (ValueError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: not a model configuration: {error}") from None
     except BadConfig as error:
         raise BadData(f"{path}: {error}", error.hint) from None
-    found = read_model(directory, files)
     names = listing(directory)
+    if ADAPTER in names:
+        raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
+    found = read_model(directory, files)
     padding = _padding(directory, files) if PADDING_FILE in names else None
     padded = architecture.padded_vocab_size()
     if padding is not None:
@@ -101,7 +104,7 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     if INDEX not in names:
         return read_file(f"{directory}/{SINGLE}", files)
     try:
-        weight_map = dict(json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
+        weight_map = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
         shards = sorted(set(weight_map.values()))
         outside = [name for name in shards if "/" in name or "\0" in name or name in ("", ".", "..")]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -120,9 +123,13 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
         if repeated:
             raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
         tensors |= found
-    missing = sorted(set(weight_map) - set(tensors))
-    if missing:
-        raise BadData(f"{directory}/{weight_map[missing[0]]}: has no {missing[0]}, which the index promises")
+    # transformers takes each tensor from the file that the index names, and none that it does not name.
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].files not in ([], [f"{directory}/{shard}"]):
+            raise BadData(f"{directory}/{shard}: has no {name}, which the index promises")
+    unknown = sorted(set(tensors) - set(weight_map))
+    if unknown:
+        raise BadData(f"{path}: does not name {unknown[0]}, which is in {tensors[unknown[0]].files[0].rpartition('/')[2]}")
     return tensors
 
 
@@ -137,9 +144,15 @@ def read_file(path: str, files: Files) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     ends = []
     try:
-        header = dict(json.loads(files.read(path, 8, length)))
-        header.pop("__metadata__", None)
+        encoded = files.read(path, 8, length)
+        header = strict_json.loads(encoded)
+        described = header.pop("__metadata__", {})
+        is_text = type(described) is dict and all(type(each) is str for pair in described.items() for each in pair)
+        if encoded[:1] != b"{" or not is_text:
+            raise ValueError("it does not begin with {, or its metadata are not text")
         for name, entry in header.items():
+            if set(entry) != {"dtype", "shape", "data_offsets"}:
+                raise ValueError(f"{name} has other fields than dtype, shape and data_offsets")
             start, stop = entry["data_offsets"]
             shape = tuple(entry["shape"])
             if not all(type(size) is int and size >= 0 for size in (start, stop, *shape)):
@@ -201,7 +214,7 @@ def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | 
     generation: dict[str, Any] = {}
     if content is not None:
         try:
-            generation = dict(json.loads(content))
+            generation = dict(strict_json.loads(content))
         except (ValueError, TypeError, RecursionError) as error:
             raise BadData(f"{path}: not a JSON object: {error}", "mend or delete it") from None
     given = {name: generation[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in generation}

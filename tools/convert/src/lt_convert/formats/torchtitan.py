@@ -6,7 +6,6 @@ shapes: Llama 3 8B and 3.1 8B have the same, and TorchTitan's own 1B has another
 """
 
 import importlib.metadata
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
-from lt_shared import checkpoint_layout, huggingface
+from lt_shared import checkpoint_layout, huggingface, strict_json
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadConfig, BadData, UsageError
@@ -122,7 +121,7 @@ def _configuration(directory: str, tensors: Mapping[str, Tensor], files: Files) 
             continue
         path = f"{candidate}/{CONFIG}"
         try:
-            config = dict(json.loads(files.read(path, 0, files.size_bytes(path))))
+            config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
             return huggingface.from_config(config, candidate.rsplit("/", 1)[-1])
         except (ValueError, TypeError) as error:
             raise BadData(f"{path}: not a model configuration: {error}") from None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lt_shared import storage
+from lt_shared import storage, strict_json
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 from lt_shared.tokenizers import llama3, tekken
@@ -97,7 +97,7 @@ def _content(token: Any) -> str | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_bytes()))
+        return dict(strict_json.loads(path.read_bytes()))
     except (ValueError, TypeError) as error:
         raise BadData(f"{path}: not a JSON object: {error}") from None
 
@@ -107,6 +107,7 @@ def _gpt2(files: TokenizerFiles) -> Any:
     from tokenizers.models import BPE
 
     vocabulary, merges = files.files
+    _read_json(vocabulary)
     try:
         tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
     except Exception as error:  # tokenizers raises nothing more specific
@@ -185,10 +186,17 @@ def _from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int]) 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
+    seen: set[int] = set()
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            text, number_of_rank = base64.b64decode(token, validate=True), int(rank)
+            if text in ranks or number_of_rank in seen:
+                raise ValueError
+            ranks[text] = number_of_rank
+            seen.add(number_of_rank)
         except ValueError:
-            raise BadData(f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank") from None
+            raise BadData(
+                f"{path}, line {number}: {line[:40]!r} is not a base64 token and a rank, each for the first time"
+            ) from None
     return ranks
