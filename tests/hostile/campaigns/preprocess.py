@@ -1,12 +1,13 @@
 """A fault campaign on the commands of lt-preprocess that write datasets.
 
-    python tests/hostile/campaigns/preprocess.py                # every situation once, and 200 kills at random: some 40 minutes
+    python tests/hostile/campaigns/preprocess.py                # every situation once, and 200 kills at random: an hour
     python tests/hostile/campaigns/preprocess.py --runs 50      # a sample of that size
     python tests/hostile/campaigns/preprocess.py --seed 7
 
-Each run disturbs a command in a directory of its own: SIGKILL at a random moment or in a system call (every rename, unlink and
-fsync that the command makes), EIO, ENOSPC or EDQUOT from a system call, a second process of the same command, another input after
-a kill, a kill while it writes to S3 (moto's server). Half of them find an older dataset under the same name. What must hold:
+Each run disturbs a command in a directory of its own: SIGKILL at a random moment or in a system call (every rename, unlink,
+fsync and write that the command makes), EIO, ENOSPC or EDQUOT from a system call, a second process of the same command,
+another input after a kill, a kill while it writes to S3 (moto's server). Half of them find an older dataset under the same
+name. What must hold:
 
 - the disturbed command ends with 0 and all of the result, or with one line of an error; what has an index is whole, old or new;
 - the command, given again, ends with 0; every file is byte for byte that of an undisturbed run, and nothing hidden is left.
@@ -20,6 +21,7 @@ import collections
 import dataclasses
 import functools
 import json
+import logging
 import os
 import random
 import re
@@ -32,7 +34,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 TOKENIZER = Path(__file__).parents[2] / "demo/tokenizer"
-CALLS = ("rename", "unlink", "fsync", "copy_file_range")
+CALLS = ("rename", "unlink", "fsync", "write", "copy_file_range")
+# Of the writes, only those to these files count: the program writes to standard error, too.
+WRITTEN = [
+    f".{name}"
+    for part in ("out", "out-part00000", "out-part00001")
+    for name in (
+        *(
+            f"{part}_text_document.{ending}"
+            for ending in ("bin.partial", "lengths.partial", "idx.partial", "json.partial", "journal")
+        ),
+        f"{part}_quarantine.jsonl.partial",
+    )
+]
 ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 # A line in the journal after every 2 kB. That nothing is compiled to see a fault leaves the time for the fault.
 PROGRAM = """
@@ -119,7 +133,16 @@ class Campaign:
         """How often the undisturbed command makes a system call."""
         place, trace = self.directory / f"counted-{command.name}-{call}", self.directory / "trace"
         place.mkdir()
-        words = ["strace", "-f", "-o", str(trace), "-e", f"trace={call}", *command.words(place, self.source, self.data)]
+        words = [
+            "strace",
+            "-f",
+            "-o",
+            str(trace),
+            "-e",
+            f"trace={call}",
+            *paths(call, place),
+            *command.words(place, self.source, self.data),
+        ]
         subprocess.run(words, capture_output=True, check=True)
         return len(re.findall(rf"^\d+ +{call}\(", trace.read_text(errors="replace"), re.MULTILINE))
 
@@ -158,6 +181,11 @@ class Campaign:
             raise Broken(f"left: {', '.join(hidden)}")
 
 
+def paths(call: str, place: Path) -> list[str]:
+    """What strace is told to look at."""
+    return [word for name in WRITTEN for word in ("-P", str(place / name))] if call == "write" else []
+
+
 def contents(place: Path) -> dict[str, bytes]:
     """The visible files, without the place in what the sidecars say."""
     return {
@@ -183,10 +211,10 @@ def injected(campaign: Campaign, command: Command, with_old: bool, call: str, fa
     place = campaign.new_place(with_old)
     old = contents(place)
     inject = ["strace", "-f", "-o", os.devnull, "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}"]
-    process = campaign.start([*inject, *command.words(place, campaign.source, campaign.data)])
+    process = campaign.start([*inject, *paths(call, place), *command.words(place, campaign.source, campaign.data)])
     _, errors = process.communicate()
     if "SIGKILL" not in fault:
-        lines = [line for line in errors.splitlines() if ": error: " in line]
+        lines = [line for line in errors.splitlines() if line.startswith("lt-preprocess: error: ")]
         if len(lines) != (process.returncode != 0) or "internal error" in errors or "Traceback" in errors:
             raise Broken(f"it ends with {process.returncode}: {errors}")
         if process.returncode == 0:
@@ -231,6 +259,7 @@ def kill_while_writing_to_s3(campaign: Campaign, command: Command, with_old: boo
     import fsspec
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -275,9 +304,9 @@ def situations(campaign: Campaign) -> Iterator[Situation]:
             for number in range(1, campaign.calls(command, call) + 1):
                 kill = functools.partial(injected, call=call, fault="signal=SIGKILL", number=number)
                 yield f"SIGKILL in {call}", command, kill
-                for error in ERRORS:
-                    fail = functools.partial(injected, call=call, fault=f"error={error}", number=number)
-                    yield f"{error} from {call}", command, fail
+                error = ERRORS[number % len(ERRORS)]
+                fail = functools.partial(injected, call=call, fault=f"error={error}", number=number)
+                yield f"{error} from {call}", command, fail
     for command in COMMANDS[:3]:
         for _ in range(10):
             yield "another input after a kill", command, another_input_after_a_kill

@@ -1,0 +1,17 @@
+"""A small sample of the fault campaign, another one than the campaign's own; `nox -s campaigns` runs all of it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_a_sample_of_the_campaign() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    campaign = Path(__file__).parent / "campaigns/preprocess.py"
+    done = subprocess.run([sys.executable, campaign, "--runs", "12", "--seed", "5"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "12 runs, 0 broken" in done.stdout
