@@ -35,6 +35,17 @@ ARCHITECTURES = {
 TOKENS = [[(7 * position * position + 3) % 250 for position in range(400)]]
 
 Job = dict[str, Any]
+# megatron-core compiles small functions as it is imported, which takes as long as all that is run here. What they compute is
+# the same without.
+UNCOMPILED = """
+import runpy, sys, torch
+torch.compile = lambda function=None, **options: function or (lambda compiled: compiled)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+# Ten times what it takes on two busy cores.
+LIMIT_SECONDS = 1800
 
 
 @pytest.fixture(scope="session")
@@ -54,14 +65,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     def run(script: str, jobs: list[Job], world_size: int = 1) -> None:
         place = tmp_path_factory.mktemp("ranks")
         (place / "jobs.json").write_text(json.dumps(jobs))
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script)), str(place / "jobs.json")]
+        script_path = str(Path(__file__).with_name(script))
+        command = [sys.executable, "-W", "ignore", "-c", UNCOMPILED, script_path, str(place / "jobs.json")]
         processes = []
         for rank in range(world_size):
             arguments = [str(rank), str(world_size), str(place / "store")]
             with (place / f"{rank}.log").open("wb") as log:
                 processes.append(subprocess.Popen([*command, *arguments], stdout=log, stderr=log))
         try:
-            codes = [process.wait(timeout=240) for process in processes]
+            codes = [process.wait(timeout=LIMIT_SECONDS) for process in processes]
         finally:
             for process in processes:
                 process.kill()

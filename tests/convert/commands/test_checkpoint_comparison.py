@@ -89,3 +89,29 @@ def test_other_models_differ_in_shapes_and_names(models: dict[str, Path]) -> Non
     differences = {entry["name"]: entry["difference"] for entry in record["tensors"]}
     assert differences["lm_head.weight"] == "only in a"
     assert differences["model.layers.0.self_attn.k_proj.weight"] == "[16, 32] and [32, 32]"
+
+
+@pytest.mark.parametrize("change", ["an id", "a merge", "another kind"])
+def test_the_same_weights_with_another_tokenizer_are_another_model(change: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """Its ids mean other text."""
+    tokenizer = Path(__file__).parents[2] / "demo" / "tokenizer"
+    for name in ("one", "other"):
+        shutil.copytree(models["grouped"], tmp_path / name)
+        shutil.copytree(tokenizer, tmp_path / name, dirs_exist_ok=True)
+    assert checkpoint_comparison.compare(str(tmp_path / "one"), str(tmp_path / "other"))["same"]
+    vocabulary = tmp_path / "other" / "vocab.json"
+    ids = json.loads(vocabulary.read_text())
+    if change == "an id":
+        first, second, *_ = ids
+        vocabulary.write_text(json.dumps(ids | {first: ids[second], second: ids[first]}))
+    elif change == "a merge":
+        merges = (tmp_path / "other" / "merges.txt").read_text().splitlines(keepends=True)
+        (tmp_path / "other" / "merges.txt").write_text("".join([*merges[:-2], merges[-1], merges[-2]]))
+    else:
+        (tmp_path / "other" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}))
+    record = checkpoint_comparison.compare(str(tmp_path / "one"), str(tmp_path / "other"))
+    assert (record["same"], record["tensors"]) == (False, [])
+    assert [entry["field"] for entry in record["configuration"]] == ["tokenizer"]
+    lines = list(checkpoint_comparison.lines(record))
+    assert lines[0].startswith("configuration: tokenizer is ")
+    assert lines[-1].endswith("the configurations differ")

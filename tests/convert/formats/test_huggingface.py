@@ -197,10 +197,22 @@ def test_malformed_configuration(hf: Path, content: str) -> None:
 
 
 def test_computed_buffers_of_old_files_are_ignored(hf: Path) -> None:
+    """Every byte is as it is without them, but the times and places in the records."""
+    convert(hf, "torchtitan", hf.parent / "before")
     tensors = load_file(hf / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(tensors, hf / "model.safetensors", {"format": "pt"})
-    convert(hf, "megatron-dist", hf.parent / "run")
+    convert(hf, "torchtitan", hf.parent / "after")
+    before, after = (
+        {path.name: path.read_bytes() for path in (hf.parent / name).iterdir() if path.name != "lt-convert.json"}
+        for name in ("before", "after")
+    )
+    assert before == after
+    convert(hf.parent / "after", "hf", hf.parent / "back")
+    del tensors["model.layers.0.self_attn.rotary_emb.inv_freq"]
+    back = load_file(hf.parent / "back" / "model.safetensors")
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
 def test_a_hostile_padding_file_is_refused(hf: Path) -> None:

@@ -234,7 +234,7 @@ def test_layers_come_one_by_one(checkpoint: Path) -> None:
     assert source.details["parallel"] == {}
 
 
-def test_prefix_of_other_trainers_is_taken_off(checkpoint: Path) -> None:
+def test_prefix_of_other_trainers_is_taken_off(checkpoint: Path, tmp_path: Path) -> None:
     def add_prefix(metadata: Any) -> None:
         for table in (metadata.state_dict_metadata, metadata.storage_data):
             for key in list(table):
@@ -244,8 +244,11 @@ def test_prefix_of_other_trainers_is_taken_off(checkpoint: Path) -> None:
                     prefixed = f"model.{name}"
                     table[prefixed if isinstance(key, str) else type(key)(prefixed, key.offset)] = entry
 
+    convert(checkpoint, "hf", tmp_path / "before")
     edit_metadata(checkpoint, add_prefix)
-    convert(checkpoint, "hf", checkpoint.parent / "result")
+    convert(checkpoint, "hf", tmp_path / "after")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
 
 
 def test_missing_shard(checkpoint: Path) -> None:

@@ -38,8 +38,10 @@ class Journal:
         lines = _read(directory).split(b"\n")[:-1] if reason is None else []
         if not lines or lines[0].decode(errors="replace") != identity:
             directory.empty()
-            with open(directory.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-                file.write(identity.encode() + b"\n")
+            with writing(f"{directory.path}/{JOURNAL}"):
+                descriptor = directory.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                with open(descriptor, "wb") as file:
+                    file.write(identity.encode() + b"\n")
             return cls(directory, {})
         pieces = list(_pieces(lines[1:]))
         # A kill or a power failure may leave an incomplete last line.
@@ -60,11 +62,15 @@ class Journal:
         for name in {piece.file for piece in self.pending}:
             descriptor = self.directory.open(name, os.O_WRONLY)
             try:
-                os.fdatasync(descriptor)
+                with writing(f"{self.directory.path}/{name}"):
+                    os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
-        with open(self.directory.open(JOURNAL, os.O_WRONLY | os.O_APPEND), "ab") as file:
-            file.write(b"".join(json.dumps(dataclasses.astuple(piece)).encode() + b"\n" for piece in self.pending))
+        lines = b"".join(json.dumps(dataclasses.astuple(piece)).encode() + b"\n" for piece in self.pending)
+        with writing(f"{self.directory.path}/{JOURNAL}"):
+            descriptor = self.directory.open(JOURNAL, os.O_WRONLY | os.O_APPEND)
+            with open(descriptor, "ab") as file:
+                file.write(lines)
         self.done |= {(piece.file, piece.offset): piece for piece in self.pending}
         self.pending = []
         self.synced = time.monotonic()
