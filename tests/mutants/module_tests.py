@@ -1,6 +1,6 @@
 """Which tests are tried on the mutants of a module.
 
-Candidates are the files of tests that mirror the module, lie in the mirrored folder, import the module, or attack its tool.
+Candidates are the files of tests that mirror the module, lie in the mirrored folder, or import the module.
 They run once with every line of the module traced, in the processes that they start as well. A mutant is then tried on the tests
 that execute its statement: quick ones first, those that mirror the module before others.
 """
@@ -59,12 +59,7 @@ class Module:
 def candidates(module: Module) -> list[Path]:
     """Files of tests, the mirror first."""
     own = [file for file in module.tests.rglob("test_*.py") if file.parent == module.mirror.parent or imports(file, module.name)]
-    distribution = module.name.split(".")[0]
-    attacks = [
-        file
-        for file in (ROOT / "tests/hostile").rglob("test_*.py")
-        if imports(file, module.name) or file.name.startswith(f"test_{distribution.removeprefix('lt_')}_")
-    ]
+    attacks = [file for file in (ROOT / "tests/hostile").rglob("test_*.py") if imports(file, module.name)]
     return sorted({*own, *attacks}, key=lambda file: (file != module.mirror, file))
 
 

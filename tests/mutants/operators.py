@@ -38,6 +38,8 @@ OPPOSITES = {
 OPPOSITES |= {other: one for one, other in OPPOSITES.items()}
 # Calls whose arguments are words for people.
 SPEAKING = {"warn", "note", "print", "echo", "fail"}
+# Calls that only a type checker reads.
+TYPING = {"TypeVar", "NewType", "cast"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +197,7 @@ class _Walk:
         if node is None or isinstance(node, ast.JoinedStr):
             return
         yield from self.own(node)
-        if isinstance(node, ast.Call) and _last_name(node.func) in SPEAKING:
+        if isinstance(node, ast.Call) and _last_name(node.func) in SPEAKING | TYPING:
             return
         for child in ast.iter_child_nodes(node):
             if not (isinstance(node, ast.arguments) and isinstance(child, ast.arg)):
@@ -263,6 +265,8 @@ class _Walk:
 
     def call(self, node: ast.Call) -> Iterator[Mutant]:
         name = _last_name(node.func)
+        if name in TYPING:
+            return
         if name in OPPOSITES:
             end = self.end(node.func)
             yield self.replaced("opposite", end - len(name), end, OPPOSITES[name])

@@ -37,6 +37,7 @@ LINES = {
     "x: int | None = a": set(),
     "assert a < b": set(),
     "if TYPE_CHECKING: f(1)": set(),
+    'T = TypeVar("T", bound=int)': set(),
     "import a": set(),
     '"""Text."""': set(),
 }

@@ -63,6 +63,23 @@ TOKENS = {
     "SendGrid": f"S{'G'}.{made(ANY + '-_', 22)}.{made(ANY + '-_', 43)}",
     "Vault": f"hv{'s'}.{made(ANY + '-_', 90)}",
     "DigitalOcean": f"do{'p'}_v1_{made(HEX, 64)}",
+    "GitLab runner registration": f"GR{'1348941'}{made(ANY, 20)}",
+    "Atlassian": f"ATA{'TT3'}{made(ANY + '-_=', 180)}",
+    "Hugging Face organization": f"api_{'org'}_{made(ANY, 34)}",
+    "OpenAI session": f"ses{'s'}-{made(ANY, 40)}",
+    "Neptune": f"eyJ{'hcGlf'}{made(ANY, 120)}",
+    "W&B": f"wan{'db'}_v1_{made(ANY, 60)}",
+    "xAI": f"xa{'i'}-{made(ANY, 80)}",
+    "Perplexity": f"ppl{'x'}-{made(ANY, 48)}",
+    "Together": f"tg{'p'}_v1_{made(ANY + '-_', 43)}",
+    "Kaggle": f"KG{'AT'}_{made(HEX, 32)}",
+    "Google refresh token": f"1/{'/0'}{made(ANY + '-_', 60)}",
+    "Azure client secret": f"{made(ANY, 3)}8Q~{made(ANY, 34)}",
+    "Grafana": f"gl{'c'}_{made(ANY, 80)}",
+    "Grafana service account": f"gl{'sa'}_{made(ANY, 32)}_{made(HEX, 8)}",
+    "Tailscale": f"ts{'key'}-auth-{made(ANY, 20)}",
+    "Stripe webhook": f"wh{'sec'}_{made(ANY, 32)}",
+    "age": f"AGE-SECRET-{'KEY'}-1{made(string.ascii_uppercase + string.digits, 58)}",
     "JWT": jwt(),
     "RSA key": pem("RSA "),
     "key": pem(""),
@@ -203,6 +220,23 @@ HARMLESS = [
 def test_what_only_looks_like_a_secret(text: str) -> None:
     assert credentials.covered(text) == text
     assert not any(pattern.search(text) for pattern in credentials.REFUSED)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["bos", "eos", "eod", "eot", "pad", "unk", "mask", "sep", "cls", "per", "next", "last", "first", "end", "image", "start"],
+)
+def test_a_token_of_a_text_is_no_secret(word: str) -> None:
+    for text in (f"{word}_token=7", f"--{word}-token 7", f"'{word}_token': 'x'", f"{word.upper()}_TOKEN=7"):
+        assert credentials.covered(text) == text
+    assert not credentials.is_secret(f"{word}_token")
+    assert credentials.is_secret(f"{word}x_token")
+
+
+def test_what_is_no_text_stays() -> None:
+    for value in (None, 7, 2.5, True, ["a", 7, None], {"a": None, "b": [1]}):
+        assert credentials.covered(value) == value
+        assert not credentials.holds(value)
 
 
 @pytest.mark.parametrize(

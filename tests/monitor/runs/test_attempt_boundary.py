@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.runs import run_loader, time_accounting
+from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, interval_begin, log_interval
 from lt_monitor.runs.run_state import RunState
 
 TOOL = [sys.executable, "-m", "lt_monitor"]
@@ -118,3 +119,60 @@ def test_the_commands_agree(tmp_path: Path) -> None:
     summary, goodput = json.loads(said("summarize", "--json")), json.loads(said("goodput", "--json"))
     assert (summary["runs"][0]["lost_steps"], goodput["lost_steps"]) == (20, 20)
     assert 'lt_train_lost_steps_total{run="run"} 20\n' in said("prom")
+
+
+@pytest.mark.parametrize(
+    ("record", "last_steps", "begins"),
+    [
+        ({"kind": "note", "note": "initialized"}, {"0": 5}, True),
+        ({"kind": "note", "note": "initialized"}, {}, False),
+        ({"kind": "note", "note": "replaced"}, {"0": 5}, False),
+        ({"kind": "note"}, {"0": 5}, False),
+        ({"kind": "checkpoint"}, {"0": 5}, False),
+        ({"kind": "load"}, {"0": 5}, True),
+        ({"kind": "load"}, {}, False),
+        ({"kind": "step", "step": 5}, {"0": 5}, False),
+        ({"kind": "step", "step": 4}, {"0": 5}, True),
+        ({"kind": "step", "step": 4}, {"1": 5}, False),
+    ],
+)
+def test_what_begins_an_attempt(record: dict[str, Any], last_steps: dict[str, int], begins: bool) -> None:
+    assert begins_attempt(record, "0", last_steps, ()) is begins
+
+
+@pytest.mark.parametrize(
+    ("argument", "own", "earlier", "interval"),
+    [
+        (None, None, [], 1), (None, None, [None, 0, -5], 1), (1, 10, [100], 1), (None, 1, [100], 1), (None, -5, [100], 100),
+        (0, 10, [], 10), (None, None, [100, 10, None], 10), (-7, None, [], 1),
+    ],
+)  # fmt: skip
+def test_the_interval_of_step_lines(argument: int | None, own: int | None, earlier: list[int | None], interval: int) -> None:
+    assert log_interval(argument, own, earlier) == interval
+
+
+@pytest.mark.parametrize(
+    ("first_step", "interval", "resumed_at", "begin"),
+    [
+        # Where the resume is known and earlier, it is the begin; a step that resumed at itself or later is taken alone.
+        (110, 10, 105, 105), (110, 10, 0, 0), (111, 10, 111, 110), (111, 10, 120, 110), (110, 10, 110, 100),
+        # A multiple of the interval ends a whole one; any other step was printed alone.
+        (110, 10, None, 100), (10, 10, None, 0), (111, 10, None, 110), (7, 10, None, 6), (20, 7, None, 19), (0, 10, None, -1),
+    ],
+)  # fmt: skip
+def test_where_the_interval_of_the_first_line_began(first_step: int, interval: int, resumed_at: int | None, begin: int) -> None:
+    assert interval_begin(first_step, interval, resumed_at) == begin
+
+
+@pytest.mark.parametrize(
+    ("first_step", "interval", "saved", "is_first", "resume"),
+    [
+        (10, 10, [], True, 0), (11, 10, [], True, None), (110, 10, [100], False, 100), (110, 10, [99], False, 100),
+        (110, 10, [103, 107, 50], False, 107), (110, 10, [110, 120], False, 100), (115, 10, [], False, 114),
+        (115, 10, [105], False, 105),
+    ],
+)  # fmt: skip
+def test_the_step_that_a_resume_is_guessed_from(
+    first_step: int, interval: int, saved: list[int], is_first: bool, resume: int
+) -> None:
+    assert guessed_resume(first_step, interval, saved, is_first) == resume
