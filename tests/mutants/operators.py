@@ -40,6 +40,8 @@ OPPOSITES |= {other: one for one, other in OPPOSITES.items()}
 SPEAKING = {"warn", "note", "print", "echo", "fail"}
 # Calls that only a type checker reads.
 TYPING = {"TypeVar", "NewType", "cast"}
+# Calls whose two arguments may be swapped.
+COMMUTATIVE = {"isinstance", "min", "max", "gcd", "samestat", "isclose"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +272,7 @@ class _Walk:
         if name in OPPOSITES:
             end = self.end(node.func)
             yield self.replaced("opposite", end - len(name), end, OPPOSITES[name])
-        if len(node.args) == 2 and not any(isinstance(one, ast.Starred) for one in node.args) and name != "isinstance":
+        if len(node.args) == 2 and not any(isinstance(one, ast.Starred) for one in node.args) and name not in COMMUTATIVE:
             first, second = node.args
             between = self.source[self.end(first) : self.begin(second)]
             swapped = self.text(second) + between + self.text(first)

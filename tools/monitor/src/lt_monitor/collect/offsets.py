@@ -148,5 +148,5 @@ def rotated_siblings(path: str) -> list[str]:
 
 def _originals(path: str) -> list[str]:
     """The paths that log rotation may have renamed to `path`."""
-    first = len(os.path.dirname(path)) + 2
+    first = len(path) - len(os.path.basename(path)) + 1
     return [path[:end] for end in range(first, len(path)) if path[end] in ".-"]
