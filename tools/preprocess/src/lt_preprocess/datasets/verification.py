@@ -47,6 +47,8 @@ class Verification:
     tokens: int | None = None
     sequences: int | None = None
     findings: list[Finding] = dataclasses.field(default_factory=list)
+    changed: list[Finding] = dataclasses.field(default_factory=list)
+    """Of files that are sound but not those that were written; they become findings at the end."""
 
     def find(self, path: str, message: str) -> None:
         self.findings.append(Finding(path, message))
@@ -98,6 +100,8 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
         from lt_preprocess.datasets import retokenization
 
         result.findings.extend(Finding(prefix, message) for message in retokenization.differences(described, tokenizer, sample))
+    # After the text, which tells the documents that were changed.
+    result.findings.extend(result.changed)
     return result
 
 
@@ -292,7 +296,8 @@ def _check_index_checksum(prefix: str, recorded: FileChecksum | None, result: Ve
 
 def _compare(path: str, crc32: int, recorded: FileChecksum, result: Verification) -> None:
     if crc32 != recorded.crc32:
-        result.find(path, f"CRC-32 {crc32:08x}, {recorded.crc32:08x} was written: the file was damaged or changed since")
+        message = f"CRC-32 {crc32:08x}, {recorded.crc32:08x} was written: the file was damaged or changed since"
+        result.changed.append(Finding(path, message))
 
 
 def _check_tokens(
