@@ -1,10 +1,13 @@
 import dataclasses
+import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from layouts import assembled
 from situations import MODEL, said, situation
 
+from lt_shared import manifest
 from lt_shared.manifest import Dataset
 from lt_train.config.draft import Draft
 from lt_train.preflight import dataset_checks
@@ -46,3 +49,26 @@ def test_tokenizers(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> No
 
 def test_made_up_data(tmp_path: Path) -> None:
     assert said(dataset_checks.files, situation(tmp_path)) == ["not checked: the data is made up"]
+
+
+def test_checksums(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    """Those of lt-preprocess's sidecar, as zlib computes them; a flipped bit keeps the sizes."""
+    prefix = write_dataset(tmp_path / "one", documents=20).prefix
+    sidecar = Path(manifest.sidecar_path(prefix))
+    paths = {ending: Path(f"{prefix}.{ending}") for ending in ("bin", "idx")}
+    record = json.loads(sidecar.read_bytes()) if sidecar.exists() else {"v": manifest.SIDECAR_VERSION}
+    crc32 = {ending: [path.stat().st_size, zlib.crc32(path.read_bytes())] for ending, path in paths.items()}
+    sidecar.write_text(json.dumps(record | {"crc32": crc32}))
+    all_of_it = dataclasses.replace(of(prefix), verifies_data=True)
+    assert not said(dataset_checks.checksums, of(prefix)) and not said(dataset_checks.checksums, all_of_it)
+    for ending, path in paths.items():
+        before = path.read_bytes()
+        damaged = bytearray(before)
+        damaged[-3] ^= 4
+        path.write_bytes(damaged)
+        found = said(dataset_checks.checksums, all_of_it)
+        assert len(found) == 1 and f"{path}: its checksum is another" in found[0]
+        assert len(said(dataset_checks.checksums, of(prefix))) == (ending == "idx")
+        path.write_bytes(before)
+    sidecar.unlink()
+    assert not said(dataset_checks.checksums, all_of_it)

@@ -25,12 +25,13 @@ srun --ntasks-per-node 8 lt-train preflight --network --model llama3.1-8b --save
 )
 @click.argument("data", nargs=-1)
 @click.option("--network", is_flag=True, help="Also measure how fast the ranks exchange data, and name a slow node.")
+@click.option("--verify-data", is_flag=True, help="Also read every .bin and compare its checksum; the .idx always are.")
 @click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE"], help="Container image of the job: check that the file is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @CONFIG
 @cluster.OPTIONS
 @settings_options(*SUBJECTS)
-def command(data: tuple[str, ...], network: bool, image: str | None, as_json: bool, **options: Any) -> int:
+def command(data: tuple[str, ...], network: bool, verify_data: bool, image: str | None, as_json: bool, **options: Any) -> int:
     """Check a run before the queue does: all mistakes at once.
 
     Takes the options and DATA of a run. Checks them, the machine, the settings of the network, the directory of the run, the job.
@@ -42,7 +43,7 @@ def command(data: tuple[str, ...], network: bool, image: str | None, as_json: bo
 
     planned = cluster.named(options)
     settings = {name: value for name, value in options.items() if name not in cluster.NAMES}
-    result = check_runner.of_options(settings, data, planned, image)
+    result = check_runner.of_options(settings, data, planned, image, verify_data)
     if network:
         result = measuring.add(result, settings)
     if (at := nodes.meeting(rank_environment.find(), rank_environment.find_node())) and not planned:

@@ -62,7 +62,7 @@ class Situation:
 
     `made` is what could be made of the options. `cluster` is the one that the run is for, `is_elsewhere` that it is not this
     machine. `root` stands for the root of the filesystem; `lacks_data` says that made-up data stands in for data that could
-    not be read.
+    not be read, `verifies_data` that all of it is read.
     """
 
     made: Draft
@@ -72,6 +72,7 @@ class Situation:
     image: str | None = None
     root: Path = Path("/")
     lacks_data: bool = False
+    verifies_data: bool = False
 
     @property
     def config(self) -> RunConfig | None:

@@ -28,7 +28,7 @@ def _group(name: str, *checks: Check) -> dict[str, Check]:
 CHECKS: dict[str, Check] = {
     **_group("model", model_checks.settings, model_checks.head_size, model_checks.feed_forward, model_checks.vocabulary),
     **_group("model", model_checks.capability, model_checks.fits),
-    **_group("data", dataset_checks.files, dataset_checks.tokenizers),
+    **_group("data", dataset_checks.files, dataset_checks.tokenizers, dataset_checks.checksums),
     **_group("saving", save_checks.is_set, save_checks.writable, save_checks.space),
     **_group("saving", save_checks.shared, save_checks.load),
     **_group("network", network_checks.gpus, network_checks.efa_devices, network_checks.efa_used),
@@ -115,12 +115,19 @@ def run(checks: Mapping[str, Check], situation: Situation) -> Result:
     return Result(tuple(findings), tuple(checked), not_checked)
 
 
-def of_options(options: dict[str, Any], words: tuple[str, ...], planned: cluster.Cluster | None, image: str | None) -> Result:
+def of_options(
+    options: dict[str, Any],
+    words: tuple[str, ...],
+    planned: cluster.Cluster | None,
+    image: str | None,
+    verifies_data: bool = False,
+) -> Result:
     """All checks of a command line. `planned` is a cluster elsewhere."""
     made, problems, lacks_data = _draft(options, words, planned)
     ranks = made.parts.get("parallelism")
     there = planned or (cluster.here(ranks.device, ranks.world_size) if ranks else None)
-    result = run(CHECKS, Situation(made, there, os.environ, planned is not None, image, lacks_data=lacks_data))
+    situation = Situation(made, there, os.environ, planned is not None, image, lacks_data=lacks_data, verifies_data=verifies_data)
+    result = run(CHECKS, situation)
     return dataclasses.replace(result, findings=(*problems, *result.findings))
 
 

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import storage
+from lt_shared import manifest, storage
+from lt_shared.checksums import crc32_of_path
 from lt_shared.console import NoInput, ToolError
 from lt_shared.manifest import Dataset
 from lt_train.config.settings.data import check_datasets, check_same_tokenizer
@@ -31,6 +32,21 @@ def files(situation: Situation) -> Iterator[Finding]:
             yield error(str(problem), dataset.prefix, _elsewhere(dataset) or problem.hint or "check the path")
         except ToolError as problem:
             yield of(problem, dataset.prefix)
+
+
+def checksums(situation: Situation) -> Iterator[Finding]:
+    """Each .idx has the checksum that its sidecar records; with --verify-data each .bin as well, at the speed of the disk."""
+    given = situation.need("data")
+    if given.mock:
+        raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
+    endings = ("idx", "bin") if situation.verifies_data else ("idx",)
+    for dataset in given.all_datasets:
+        recorded = None if storage.is_remote(dataset.prefix) else manifest.recorded_checksums(dataset.prefix)
+        for ending in endings if recorded else ():
+            path = Path(f"{dataset.prefix}.{ending}")
+            if recorded and path.is_file() and recorded[ending] != (path.stat().st_size, crc32_of_path(path)):
+                what = "its checksum is another than its sidecar says"
+                yield error(what, str(path), "copy it again, or run its lt-preprocess command again")
 
 
 def _elsewhere(dataset: Dataset) -> str | None:
