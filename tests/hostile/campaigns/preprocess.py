@@ -129,22 +129,18 @@ class Campaign:
         return time.monotonic() - begin
 
     @functools.cache  # noqa: B019
-    def calls(self, command: Command, call: str) -> int:
-        """How often the undisturbed command makes a system call."""
-        place, trace = self.directory / f"counted-{command.name}-{call}", self.directory / "trace"
+    def trace(self, command: Command) -> str:
+        """The system calls of the undisturbed command."""
+        place, trace = self.directory / f"traced-{command.name}", self.directory / "trace"
         place.mkdir()
-        words = [
-            "strace",
-            "-f",
-            "-o",
-            str(trace),
-            "-e",
-            f"trace={call}",
-            *paths(call, place),
-            *command.words(place, self.source, self.data),
-        ]
-        subprocess.run(words, capture_output=True, check=True)
-        return len(re.findall(rf"^\d+ +{call}\(", trace.read_text(errors="replace"), re.MULTILINE))
+        words = ["strace", "-f", "-y", "-s", "0", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"]
+        subprocess.run([*words, *command.words(place, self.source, self.data)], capture_output=True, check=True)
+        return trace.read_text(errors="replace")
+
+    def calls(self, command: Command, call: str) -> int:
+        """How often it makes one of them; of the writes, those that strace is told to look at."""
+        made = re.findall(rf"^\d+ +{call}\((.*)", self.trace(command), re.MULTILINE)
+        return len(made) if call != "write" else sum(any(f"/{name}>" in arguments for name in WRITTEN) for arguments in made)
 
     def new_place(self, with_old: bool) -> Path:
         """A directory, with an older dataset where the result goes."""
