@@ -1,12 +1,14 @@
 """The whole runner, on a small module with tests made for the purpose."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import operators
+import pytest
 import report
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +30,20 @@ import subprocess, sys
 def test_of_minus_one():
     code = "from lt_small import number; print(number.sign(-1))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "-1\\n"
+"""
+AS_ANOTHER_USER = """
+import os
+from lt_small.number import sign
+
+def test_of_one():
+    assert sign(1) == 1
+
+def test_of_minus_one():
+    os.seteuid(1001)
+    try:
+        assert sign(-1) == -1
+    finally:
+        os.seteuid(0)
 """
 ENDLESS = """
 from lt_small.number import sign
@@ -87,6 +103,14 @@ def test_processes_that_tests_start_have_the_mutant(tmp_path: Path) -> None:
     found = statuses(result)
     assert found["if a >= 0:"] == found["return +1"] == found["return -2"] == "killed"
     assert found["return 2"] == found["if a <= 0:"] == "survived"
+
+
+def test_what_a_process_without_rights_executes_is_known(tmp_path: Path) -> None:
+    """Tests that act as another user cannot write where the lines are collected."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    _, result, _ = tried(AS_ANOTHER_USER, tmp_path)
+    assert statuses(result)["return +1"] == "killed"
 
 
 def test_a_test_without_end_is_ended(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lt_monitor.runs import run_loader, time_accounting
-from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, interval_begin, log_interval
+from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, interval_begin, log_interval, start_key
 from lt_monitor.runs.run_state import RunState
 
 TOOL = [sys.executable, "-m", "lt_monitor"]
@@ -131,6 +131,9 @@ def test_the_commands_agree(tmp_path: Path) -> None:
         ({"kind": "checkpoint"}, {"0": 5}, False),
         ({"kind": "load"}, {"0": 5}, True),
         ({"kind": "load"}, {}, False),
+        ({"kind": "start", "arguments": {}}, {"0": 5}, True),
+        ({"kind": "start", "arguments": {}}, {}, False),
+        ({"kind": "step", "step": 0}, {}, False),
         ({"kind": "step", "step": 5}, {"0": 5}, False),
         ({"kind": "step", "step": 4}, {"0": 5}, True),
         ({"kind": "step", "step": 4}, {"1": 5}, False),
@@ -176,3 +179,13 @@ def test_the_step_that_a_resume_is_guessed_from(
     first_step: int, interval: int, saved: list[int], is_first: bool, resume: int
 ) -> None:
     assert guessed_resume(first_step, interval, saved, is_first) == resume
+
+
+def test_a_start_that_was_there_already_begins_an_attempt() -> None:
+    """A trainer may print several starts for one, each with other arguments; the first of them again is another start."""
+    first, second = {"kind": "start", "arguments": {"b": 1, "a": 2}}, {"kind": "start", "arguments": {"c": 1}, "first_step": 7}
+    assert (start_key(first, "0"), start_key(second, "0")) == ("0 a b False", "0 c True")
+    started = {start_key(first, "0")}
+    assert begins_attempt(first, "0", {}, started)
+    assert not begins_attempt(first, "1", {}, started)
+    assert not begins_attempt(second, "0", {}, started)

@@ -4,6 +4,7 @@ LT_MUTANT_MODULE names the module and LT_MUTANT_FILE its file; LT_MUTANT_SOURCE 
 LT_MUTANT_LINES, which names a directory, the lines of the module that each test executes are appended to a file in it.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -40,6 +41,7 @@ class LineRecorder:
         self._file = file
         self._directory = directory
         self._seen: set[tuple[str, int]] = set()
+        self._process = self._descriptor = -1
 
     def start(self) -> None:
         threading.settrace(self.trace)
@@ -57,12 +59,16 @@ class LineRecorder:
 
     def _take(self, line: int) -> None:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-        if (test, line) not in self._seen:
-            self._seen.add((test, line))
-            path = os.path.join(self._directory, str(os.getpid()))
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            os.write(descriptor, f"{line} {test!r}\n".encode())
-            os.close(descriptor)
+        if (test, line) in self._seen:
+            return
+        self._seen.add((test, line))
+        # An exception here would end the tracing. A process that has given up its rights keeps the file that it has open.
+        with contextlib.suppress(OSError):
+            if self._process != os.getpid():
+                path = os.path.join(self._directory, str(os.getpid()))
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                self._process = os.getpid()
+            os.write(self._descriptor, f"{line} {test!r}\n".encode())
 
 
 if "LT_MUTANT_SOURCE" in os.environ:
