@@ -158,7 +158,9 @@ OCCUPIED: dict[str, dict[str, str]] = {
     "a journal with two readings": {
         JOURNAL: '{"identity": "0", "done": {}, "names": [], "names": ["model.safetensors"]}', "model.safetensors": "x"
     },
-    "a finished conversion": {JOURNAL: journal("0", "model.safetensors"), "model.safetensors": "x", "lt-convert.json": '{"v":1}'},
+    "a finished conversion": {
+        JOURNAL: journal("0", "model.safetensors", "lt-convert.json"), "model.safetensors": "x", "lt-convert.json": '{"v":1}'
+    },
 }  # fmt: skip
 WITH_FORCE = {"a checkpoint", "a checkpoint that no journal names", "an empty journal", "a journal with two readings",
               "a finished conversion"}  # fmt: skip

@@ -24,7 +24,7 @@ import module_tests
 import mutant_plugin
 import operators
 import pytest
-import report
+import scores
 from module_tests import ROOT, Baseline, Module
 
 NAMES = {
@@ -53,7 +53,7 @@ class Driver:
         self.mutants = mutants
         self.baseline = baseline
         self.jobs = jobs
-        self.outcomes: dict[int, report.Outcome] = {}
+        self.outcomes: dict[int, scores.Outcome] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
         # Kernels that numba has compiled and cached on disk do not change with their source in memory.
         self.needs_process = b"numba" in source or b"jit" in source
@@ -75,7 +75,7 @@ class Driver:
         for index, mutant in enumerate(self.mutants):
             tests = self.baseline.tests_of(mutant)
             if not tests:
-                self.outcomes[index] = report.Outcome(mutant, "survived", 0)
+                self.outcomes[index] = scores.Outcome(mutant, "survived", 0)
                 continue
             directory = scratch / str(index)
             (directory / "temporary").mkdir(parents=True)
@@ -142,7 +142,7 @@ class Driver:
         name = NAMES.get(code, "killed")
         if name == "killed":
             text = text or f"exit code {code}"
-        self.outcomes[attempt.index] = report.Outcome(self.mutants[attempt.index], name, len(attempt.tests), text)
+        self.outcomes[attempt.index] = scores.Outcome(self.mutants[attempt.index], name, len(attempt.tests), text)
         shutil.rmtree(attempt.directory, ignore_errors=True)
 
 
@@ -153,7 +153,7 @@ def end_group(child: int) -> None:
         return
 
 
-def run(module: Module, files: list[Path], jobs: int, lines: range | None, sample: int | None) -> report.Report:
+def run(module: Module, files: list[Path], jobs: int, lines: range | None, sample: int | None) -> scores.Report:
     source = module.path.read_bytes()
     found = operators.mutants(source)
     if lines is not None:
@@ -175,7 +175,7 @@ def run(module: Module, files: list[Path], jobs: int, lines: range | None, sampl
     if len(driver.outcomes) < len(found):
         raise SystemExit(f"mutants: error: {len(found) - len(driver.outcomes)} mutants were not tried")
     outcomes = [driver.outcomes[index] for index in sorted(driver.outcomes)]
-    return report.Report(module.shown, source, outcomes, report.equivalents(module.shown))
+    return scores.Report(module.shown, source, outcomes, scores.equivalents(module.shown))
 
 
 def line_range(text: str) -> range:
@@ -206,7 +206,7 @@ def main() -> int:
     whole = options.lines is None and options.sample is None
     for before, after in result.stale() if whole else ():
         print(f"mutants: warning: equivalent.toml lists what does not survive: {before} -> {after}", file=sys.stderr)
-    return 0 if result.score() >= report.LEAST_SCORE else 1
+    return 0 if result.score() >= scores.LEAST_SCORE else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import operators
 import pytest
-import report
+import scores
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -127,20 +127,20 @@ def test_a_test_that_fails_anyway_kills_nothing(tmp_path: Path) -> None:
 def test_equivalent_mutants_do_not_count() -> None:
     source = b"def f(a):\n    return a < 1\n"
     mutants = operators.mutants(source)
-    outcomes = [report.Outcome(one, "survived" if b"<=" in one.replacement else "killed", 1, "t") for one in mutants]
-    strict = report.Report("m.py", source, outcomes, {})
+    outcomes = [scores.Outcome(one, "survived" if b"<=" in one.replacement else "killed", 1, "t") for one in mutants]
+    strict = scores.Report("m.py", source, outcomes, {})
     assert [one.mutant.replacement for one in strict.survivors()] == [b"<="]
     assert strict.score() == 1 - 1 / len(mutants)
-    lenient = report.Report("m.py", source, outcomes, {("return a < 1", "return a <= 1"): "why"})
+    lenient = scores.Report("m.py", source, outcomes, {("return a < 1", "return a <= 1"): "why"})
     assert (lenient.score(), lenient.stale()) == (1.0, [])
-    stale = report.Report("m.py", source, outcomes, {("return a < 1", "return a >= 1"): "why"})
+    stale = scores.Report("m.py", source, outcomes, {("return a < 1", "return a >= 1"): "why"})
     assert stale.stale() == [("return a < 1", "return a >= 1")]
 
 
 def test_every_listed_mutant_exists() -> None:
     """The runner finds out whether it is equivalent; here only that its lines are still there."""
-    for module, listed in tomllib.loads(report.LIST.read_text()).items():
+    for module, listed in tomllib.loads(scores.LIST.read_text()).items():
         source = (ROOT / module).read_bytes()
-        changes = {report.Report(module, source, [], {}).change(one) for one in operators.mutants(source)}
+        changes = {scores.Report(module, source, [], {}).change(one) for one in operators.mutants(source)}
         assert [one for one in listed if (one["before"], one["after"]) not in changes] == []
         assert all(one["reason"] for one in listed)

@@ -78,3 +78,36 @@ def test_the_ranges_of_a_file() -> None:
     ]
     assert record.within("file", 40, 100) == [(50, 70, zlib.crc32(parts[1]))]
     assert record.within("file", 51, 68) == record.within("other", 0, 9) == []
+
+
+def test_one_call_is_a_checksum_of_its_own() -> None:
+    """The value that RFC 3720 and every table of CRC-32 check with."""
+    assert checksums.crc32(b"123456789") == 0xCBF43926
+    assert checksums.joined(zlib.crc32(b"12345"), zlib.crc32(b"6789"), 4) == 0xCBF43926
+
+
+def test_the_file_is_the_documented_one(tmp_path: Path) -> None:
+    record = FileChecksums({"run.json": ((2, 7),), "a/b": ((1, 5), (3, 6))})
+    assert record.to_bytes() == b'{"v":1,"crc32":{"a/b":[[1,5],[3,6]],"run.json":[[2,7]]}}\n'
+    assert FileChecksums.read(tmp_path) is None
+    (tmp_path / "checksums.json").write_bytes(record.to_bytes())
+    assert FileChecksums.read(tmp_path) == record
+    (tmp_path / "checksums.json").write_bytes(b"{")
+    with pytest.raises(BadData) as caught:
+        FileChecksums.read(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/checksums.json: ")
+
+
+def test_a_file_is_checked_against_its_record(tmp_path: Path) -> None:
+    remedy = "it is not as it was written: use another checkpoint, or copy it again (--no-verify takes it as it is)"
+    (tmp_path / "file").write_bytes(b"123456789")
+    record = FileChecksums({"file": ((4, zlib.crc32(b"1234")), (5, zlib.crc32(b"56789"))), "gone": ((1, 2),)})
+    record.check_file(tmp_path, "file")
+    for content in (b"123456780", b"12345678", b"1234567890", b""):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(BadData) as caught:
+            record.check_file(tmp_path, "file")
+        assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/file: checksums.json has another checksum of it", remedy)
+    with pytest.raises(BadData) as caught:
+        record.check_file(tmp_path, "gone")
+    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/gone: missing", remedy)

@@ -24,6 +24,7 @@ def test_it_reads_what_json_writes(value: object) -> None:
     ("content", "message"),
     [
         ('{"a": 1, "b": 2, "a": 3}', "'a' twice"),
+        ('{"b": 1, "a": 2, "c": 3, "a": 4, "d": 5}', "'a' twice"),
         ('[{"x": {"y": 1, "y": 1}}]', "'y' twice"),
         (r'{"a": 1, "\u0061": 2}', "'a' twice"),
         ('{"a": NaN}', "NaN is not JSON"),

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from lt_shared.console import BadData
+from lt_shared.credentials import covered
 from lt_train.config import credentials
 from lt_train.config.options import schema
 
@@ -179,12 +180,12 @@ class Ledger:
         if value is None:
             reason = NOT_SET
         if value is not None or key in self._given:
-            shown = credentials.NOT_SHOWN if credentials.is_secret(key) else credentials.covered(value)
+            shown = credentials.NOT_SHOWN if credentials.is_secret(key) else covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
             self._dropped.append(Dropped(self._name(key), shown, reason))
 
     def _name(self, key: str) -> str:
-        return str(credentials.covered(self._written.get(key, key)))
+        return str(covered(self._written.get(key, key)))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import UsageError
-from lt_train.config import credentials
+from lt_shared.credentials import covered
 from lt_train.config.instances import EFA
 from lt_train.render import shell
 from lt_train.render.job_spec import Job, check_value
@@ -185,7 +185,7 @@ def _download(job: Job, claim: str, mount: str, urls: Sequence[str], directory: 
 def _file_name(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s\x00-\x1f\x7f]", url):
-        raise UsageError(f"--download {credentials.covered(url)!r}: no address that curl can fetch", "https://HOST/FILE")
+        raise UsageError(f"--download {covered(url)!r}: no address that curl can fetch", "https://HOST/FILE")
     if parts.password is not None:
         raise UsageError(f"--download of {parts.hostname}: a password would be read in the manifest", "download it by hand")
     name = parts.path.rpartition("/")[2]

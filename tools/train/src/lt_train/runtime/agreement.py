@@ -6,8 +6,9 @@ unpickle what another rank, or whoever pretends to be one, has sent.
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed import distributed_c10d
@@ -15,14 +16,19 @@ from torch.distributed import distributed_c10d
 from lt_train.runtime.device import CUDA
 from lt_train.runtime.reading import Reading
 
-_questions = itertools.count()
+# Numbered from the beginning in each process group: processes that make one anew may have asked different numbers before.
+_questions: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
+
+
+def _next_question() -> int:
+    return next(_questions.setdefault(torch.distributed.group.WORLD, itertools.count()))
 
 
 def from_first_rank(value: Any) -> Any:
     """What rank 0 passes, as JSON has it, on every rank. All ranks call it, in the same order of calls of this module."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return value
-    store, key = distributed_c10d._get_default_store(), f"lt-train/answer/{next(_questions)}"
+    store, key = distributed_c10d._get_default_store(), f"lt-train/answer/{_next_question()}"
     if torch.distributed.get_rank() == 0:
         store.set(key, json.dumps(value))
     return json.loads(store.get(key))
@@ -31,7 +37,7 @@ def from_first_rank(value: Any) -> Any:
 def of_all_ranks(value: Any) -> list[Any]:
     """What each rank passes, by rank, on every rank. Rank 0 collects it, so that the store serves each rank only a few values."""
     ranks = torch.distributed.get_world_size()
-    store, key = distributed_c10d._get_default_store(), f"lt-train/answers/{next(_questions)}"
+    store, key = distributed_c10d._get_default_store(), f"lt-train/answers/{_next_question()}"
     store.set(f"{key}/{torch.distributed.get_rank()}", json.dumps(value))
     answers = None
     if torch.distributed.get_rank() == 0:
