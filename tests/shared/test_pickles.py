@@ -1,15 +1,23 @@
 """Reading a pickle must run nothing of it."""
 
 import argparse
+import collections
+import datetime
+import enum
 import io
 import os
 import pickle
+import pickletools
+import signal
 import subprocess
 import sys
+import types
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -189,3 +197,237 @@ def test_what_python_writes_is_read(value: Any, protocol: int) -> None:
         assert protocol < 3
         return
     assert protocol < 3 or repr(found) == repr([value, value])
+
+
+class WithArguments:
+    """Pickled as a call of a class of torch, with arguments and a state."""
+
+    def __init__(self, arguments: tuple[Any, ...], state: Any):
+        self.arguments, self.state = arguments, state
+
+    def __reduce__(self) -> Any:
+        return MetadataIndex, self.arguments, self.state
+
+
+def test_what_a_record_keeps() -> None:
+    both = pickles.loads(pickle.dumps(WithArguments(("a", 2), {"fqn": "b"})), "file")
+    assert (both.arguments, both.fqn, both.state) == (("a", 2), "b", None)
+    assert type(both).__name__ == "Record"
+    other = pickles.loads(pickle.dumps(WithArguments((), ["state"])), "file")
+    assert (other.arguments, other.state) == ((), ["state"])
+    named = pickles.loads(pickle.dumps(WithArguments((), {"arguments": "its own"})), "file")
+    assert named.arguments == "its own"
+
+
+def test_a_state_does_not_hide_the_arguments() -> None:
+    with pytest.raises(BadData, match="it has a state in place of its arguments"):
+        pickles.loads(pickle.dumps(WithArguments(("a",), {"arguments": ("b",)})), "file")
+
+
+# What checkpoints of Megatron hold beside tensors: options, paths, signals, random states.
+@pytest.mark.parametrize(
+    ("value", "protocol", "name"),
+    [
+        (b"bytes", 2, "_codecs.encode"), (io.BytesIO(b"x"), 4, "_io.BytesIO"), (argparse.Namespace(a=1), 4, "argparse.Namespace"),
+        (datetime.timedelta(1), 4, "datetime.timedelta"), (enum.FlagBoundary.KEEP, 4, "enum.FlagBoundary"),
+        (np.dtype("float64"), 4, "numpy.dtype"), (Path("x"), 4, "pathlib.PosixPath"), (signal.SIGTERM, 4, "signal.Signals"),
+        (types.SimpleNamespace(a=1), 4, "types.SimpleNamespace"), (torch.device("cpu"), 4, "torch.device"),
+    ],
+)  # fmt: skip
+def test_objects_of_known_packages_are_records(value: Any, protocol: int, name: str) -> None:
+    found = pickles.loads(pickle.dumps(value, protocol), "file")
+    assert isinstance(found, pickles.Record)
+    assert found.name == name
+
+
+@pytest.mark.parametrize("package", ["io", "megatron", "transformer_engine"])
+def test_classes_that_are_not_installed_here_are_records(package: str) -> None:
+    assert pickles.loads(f"c{package}.x\nThing\n(K\x01tR.".encode(), "file").name == f"{package}.x.Thing"
+
+
+@pytest.mark.parametrize("module", [".torch", "torc", "torchx", "xtorch", "io_", "os", "importlib", "builtins"])
+def test_other_packages_are_refused(module: str) -> None:
+    with pytest.raises(BadData, match=f"it refers to {module}.system, which no checkpoint needs"):
+        pickles.loads(f"c{module}\nsystem\n(tR.".encode(), "file")
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_plain_containers_are_themselves(protocol: int) -> None:
+    classes = [dict, list, set, frozenset, tuple]
+    assert pickles.loads(pickle.dumps(classes, protocol), "file") == classes
+    values = [{1, 2}, frozenset({3}), torch.Size([1, 2]), collections.OrderedDict(a=1)]
+    found = pickles.loads(pickle.dumps(values, protocol), "file")
+    assert found == [{1, 2}, frozenset({3}), (1, 2), {"a": 1}]
+    assert [isinstance(one, kind) for one, kind in zip(found, (set, frozenset, tuple, dict), strict=True)] == [True] * 4
+
+
+def test_a_storage_is_what_torch_calls_it(tmp_path: Path) -> None:
+    torch.save({"t": torch.ones(2)}, tmp_path / "file")
+    storage = pickles.load_torch_file(tmp_path / "file")["t"].arguments[0]
+    assert (storage[0], storage[1].name, storage[2:]) == ("storage", "torch.FloatStorage", ("0", "cpu", 2))
+
+
+# An argument of each kind in which most bytes are a STOP, so that a walk that loses its way ends early.
+ARGUMENTS = {
+    "uint1": b".", "uint2": b"..", "int4": b"....", "uint4": b"\1\0\0\0", "uint8": b"." * 8, "float8": b"." * 8,
+    "stringnl": b"'.'\n", "stringnl_noescape": b".\n", "stringnl_noescape_pair": b".\n.\n", "unicodestringnl": b".\n",
+    "decimalnl_short": b"1\n", "decimalnl_long": b"1L\n", "floatnl": b".5\n",
+    **dict.fromkeys(("string1", "bytes1", "unicodestring1", "long1"), b"\1."),
+    **dict.fromkeys(("string4", "bytes4", "unicodestring4", "long4"), b"\1\0\0\0."),
+    **dict.fromkeys(("bytes8", "bytearray8", "unicodestring8"), b"\1" + bytes(7) + b"."),
+}  # fmt: skip
+CUT_OFF = b"X\xff\xff\xff\x7f"
+
+
+@pytest.mark.parametrize("code", [code for code in pickletools.opcodes if code.name != "STOP"], ids=lambda code: code.name)
+def test_sizes_are_found_behind_every_opcode(code: Any) -> None:
+    """Python's own `pickletools` says where the argument ends; a text of 2 GB that is not there follows, or the end."""
+    begin = code.code.encode("latin-1") + (ARGUMENTS[code.arg.name] if code.arg else b"")
+    assert [(found.name, position) for found, _, position in pickletools.genops(begin + b".")] == [
+        (code.name, 0),
+        ("STOP", len(begin)),
+    ]
+    with pytest.raises(pickle.UnpicklingError, match="it is cut off"):
+        pickles._check_sizes(begin + CUT_OFF + b"\n")
+    pickles._check_sizes(begin + b"." + CUT_OFF)
+    pickles._check_sizes(begin)
+
+
+@pytest.mark.parametrize("content", [b"", b".", b"N", b"\xff" + CUT_OFF, b"C\x01a", b"I1"])
+def test_sizes_without_an_end(content: bytes) -> None:
+    """Whatever else is wrong is for the unpickler to say."""
+    pickles._check_sizes(content)
+
+
+@pytest.mark.parametrize("number", [b"r\x06\0\0\0.", b"r\x09\0\0\0\1...", b"p3\n", b"p10\n......"])
+def test_as_many_objects_as_bytes_may_be_numbered(number: bytes) -> None:
+    pickles._check_sizes(number)
+
+
+@pytest.mark.parametrize("number", [b"r\x07\0\0\0.", b"r\0\1\0\0.", b"p5\n.", b"p300\n....."])
+def test_more_objects_than_bytes_cannot_be_numbered(number: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="it numbers more objects than it holds"):
+        pickles._check_sizes(number)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_many_objects_are_numbered(protocol: int) -> None:
+    values = [str(number) for number in range(600)]
+    assert pickles.loads(pickle.dumps([values, values], protocol), "file") == [values, values]
+
+
+def load_known(content: bytes, *known: str, **more: Any) -> Any:
+    return pickles.load_known(content, set(known), "file", **more)
+
+
+@pytest.mark.parametrize("read", [pickles.loads, pickles.names, lambda data, origin: load_known(data)])
+def test_every_reader_looks_at_the_sizes_first(read: Any) -> None:
+    with pytest.raises(BadData, match="file: not a readable pickle: it numbers more objects than it holds"):
+        read(b"]r\xff\xff\xff\x7f.", "file")
+    with pytest.raises(BadData, match="file: not a readable pickle: invalid load key"):
+        read(b"\xff.", "file")
+
+
+def test_known_names_become_real_objects() -> None:
+    found = load_known(pickle.dumps([datetime.timedelta(3), 7]), "datetime.timedelta")
+    assert found == [datetime.timedelta(3), 7]
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_real_members_of_enumerations(protocol: int) -> None:
+    content = pickle.dumps(Malicious(getattr, WriteItemType, "TENSOR"), protocol)
+    assert load_known(content, f"{WriteItemType.__module__}.WriteItemType") is WriteItemType.TENSOR
+    assert pickles.names(content, "file") == {f"{WriteItemType.__module__}.WriteItemType"}
+    assert pickles.loads(content, "file").arguments == ("TENSOR",)
+
+
+def test_a_set_that_torch_has_saved(tmp_path: Path) -> None:
+    """With protocol 2, in which built-in classes have Python 2's names."""
+    torch.save({"a": {1, 2}, "b": frozenset({3})}, tmp_path / "file")
+    assert pickles.load_torch_file(tmp_path / "file") == {"a": {1, 2}, "b": frozenset({3})}
+
+
+@pytest.mark.parametrize(
+    ("content", "known"),
+    [
+        (pickle.dumps(datetime.timedelta(3)), "datetime.datetime"),
+        (pickle.dumps(os.system), "os.system"),
+        (b"c__builtin__\neval\n.", "__builtin__.eval"),
+        (b"ccopy_reg\n_reconstructor\n.", "copyreg._reconstructor"),
+    ],
+)
+def test_unknown_names_are_not_looked_up(content: bytes, known: str) -> None:
+    with pytest.raises(BadData, match=r"file: not a readable pickle: it refers to .*, which no checkpoint needs") as caught:
+        load_known(content, known)
+    assert caught.value.hint == "do not load it: it may run code"
+
+
+def test_a_known_name_is_looked_up_as_it_is() -> None:
+    """Not as what Python 2 called so."""
+    with pytest.raises(BadData, match="No module named 'copy_reg'"):
+        load_known(b"ccopy_reg\n_reconstructor\n.", "copy_reg._reconstructor")
+
+
+def test_objects_outside_of_a_pickle() -> None:
+    assert load_known(b"\x80\x02X\x01\0\0\0aQ.", persistent_load=str.upper) == "A"
+    with pytest.raises(BadData, match="file: not a readable pickle: it refers to an object outside of it"):
+        load_known(b"\x80\x02X\x01\0\0\0aQ.")
+
+
+NOT_AN_ENUMERATION = "it calls getattr on something other than an enumeration"
+
+
+@pytest.mark.parametrize("attack", [({}, "get"), (dict, "fromkeys"), (Path("x"), "unlink")])
+@pytest.mark.parametrize("read", [pickles.loads, pickles.names])
+def test_getattr_takes_nothing_from_other_objects(read: Any, attack: tuple[Any, str]) -> None:
+    with pytest.raises(BadData, match=NOT_AN_ENUMERATION):
+        read(pickle.dumps(Malicious(getattr, *attack)), "file")
+
+
+@pytest.mark.parametrize("name", ["_TENSOR", "__class__", "_"])
+def test_members_of_enumerations_are_public(name: str) -> None:
+    with pytest.raises(BadData, match=NOT_AN_ENUMERATION):
+        pickles.loads(pickle.dumps(Malicious(getattr, WriteItemType, name)), "file")
+    assert pickles.loads(pickle.dumps(Malicious(getattr, WriteItemType, "TENSOR_")), "file").arguments == ("TENSOR_",)
+
+
+@pytest.mark.parametrize("attack", [({}, "get"), (dict, "fromkeys"), (WriteItemType, "mro"), (WriteItemType, "__class__")])
+def test_getattr_takes_no_real_attribute(attack: tuple[Any, str]) -> None:
+    with pytest.raises(BadData, match=NOT_AN_ENUMERATION):
+        load_known(pickle.dumps(Malicious(getattr, *attack)), "builtins.dict", f"{WriteItemType.__module__}.WriteItemType")
+
+
+def archive(*members: str, before: bytes = b"") -> io.BytesIO:
+    file = io.BytesIO(before)
+    file.seek(len(before))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with zipfile.ZipFile(file, "w") as made:
+            for number, name in enumerate(members):
+                made.writestr(name, pickle.dumps(number))
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (archive(before=pickles.ARCHIVE), "it has no data.pkl"),
+        (archive("a/data.pkl", before=pickles.ARCHIVE), "other bytes precede its members"),
+        (archive("a/data.pkl", "a/data.pkl"), "it holds two members of one name"),
+        (archive("a/data.pkl", "other.pkl"), "it holds 2 pickles, expected one"),
+        (archive("a/other.pkl"), "it has no data.pkl"),
+        (archive("data.pkl/a"), "it has no data.pkl"),
+        (archive("a/data.pk"), "it has no data.pkl"),
+        (io.BytesIO(b"PK\x03\x05" + archive("a/data.pkl").read()[4:]), "not a torch file"),
+    ],
+)
+def test_archives_that_torch_would_read_differently(file: io.BytesIO, message: str) -> None:
+    file.seek(0)
+    with pytest.raises(BadData, match="file: not a torch file") as caught:
+        pickles.torch_pickle(file, "file")
+    assert message in str(caught.value)
+
+
+def test_the_pickle_of_an_archive() -> None:
+    assert pickles.load_torch_object(archive("a/version", "a/data.pkl", "a/data/0"), "file") == 1

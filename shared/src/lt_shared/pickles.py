@@ -87,8 +87,14 @@ def _member(enumeration: Any, name: str) -> Record:
     return enumeration(name)
 
 
+def _module(name: str) -> str:
+    """The name of a module today: protocols before 3, such as that of `torch.save`, have Python 2's for built-in names."""
+    return "builtins" if name == "__builtin__" else name
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = _module(module)
         if (module, name) == ("builtins", "getattr"):
             return _member
         if (module, name) in PLAIN_TYPES:
@@ -169,6 +175,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
 
     class Listing(_Unpickler):
         def find_class(self, module: str, name: str) -> Any:
+            module = _module(module)
             if (module, name) != ("builtins", "getattr"):
                 found.add(f"{module}.{name}")
             return super().find_class(module, name)
@@ -190,6 +197,7 @@ def load_known(data: bytes, known: Set[str], origin: str, persistent_load: Calla
 
     class Known(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
+            module = _module(module)
             if (module, name) == ("builtins", "getattr"):
                 return _real_member
             if f"{module}.{name}" not in known:
@@ -232,7 +240,6 @@ def torch_pickle(file: IO[bytes], origin: str) -> bytes:
     """
     if file.read(len(ARCHIVE)) != ARCHIVE:
         raise BadData(f"{origin}: not a torch file")
-    file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.read(pickle_member(archive, origin))
