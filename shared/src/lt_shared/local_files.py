@@ -320,14 +320,6 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def empty_directory(directory: Path) -> None:
-    for entry in directory.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
 def lock(descriptor: int, name: str) -> None:
     """Take the lock on a partial output; filesystems without locks (some NFS and Lustre mounts) go without."""
     try:

@@ -14,7 +14,6 @@ from typing import IO, Any, TypeVar
 
 from lt_shared.console import BadConfig, IoFailure, NoInput, Unavailable, warn
 from lt_shared.local_files import creating, filling, publish_file, writing
-from lt_shared.local_files import empty_directory as empty_directory
 from lt_shared.local_files import publish_directory as publish_directory
 from lt_shared.local_files import publish_prepared_directory as publish_prepared_directory
 from lt_shared.local_files import sync_directory as sync_directory
