@@ -9,7 +9,7 @@ from typing import IO
 
 import pytest
 
-from lt_shared import resumable_files
+from lt_shared import ownership, resumable_files
 from lt_shared.console import CannotCreate, IoFailure, TryAgain
 
 
@@ -104,7 +104,7 @@ def test_what_is_synced_has_been_written(out: str, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_left(out: str) -> None:
     assert resumable_files.holds(out, 0)
-    assert not resumable_files.holds(out, 1)
+    assert resumable_files.holds(out, 1) is False
     left(out)
     assert [resumable_files.holds(out, size) for size in (0, 1, 9, 10, 11)] == [True, True, True, True, False]
 
@@ -267,6 +267,21 @@ def test_a_locked_file_in_the_current_directory(tmp_path: Path, monkeypatch: pyt
         with resumable_files.locked("state", "state") as file:
             assert file.read() == expected
             file.write(b"x")
+
+
+@pytest.mark.parametrize("given", ["out", "the whole path"])
+def test_a_mount_without_modes_is_looked_at_where_the_file_is(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file looks as if others could write to it, and so does a new one there; elsewhere a new one does not."""
+    (tmp_path / "out").write_bytes(b"own")
+    (tmp_path / "out").chmod(0o666)
+    found = os.stat(tmp_path / "out")
+    monkeypatch.chdir(tmp_path if given == "out" else "/")
+    there = "." if given == "out" else str(tmp_path)
+    monkeypatch.setattr(ownership, "_new_file", lambda folder, mode=0o600: found if folder == there else None)
+    with resumable_files.locked("out" if given == "out" else str(tmp_path / "out"), "out") as file:
+        assert file.read() == b"own"
 
 
 def test_what_others_could_have_written_is_locked_anew(out: str, capsys: pytest.CaptureFixture[str]) -> None:
