@@ -402,6 +402,17 @@ def test_another_writer_is_noticed(moment: str, tmp_path: Path, monkeypatch: pyt
             (tmp_path / ".out.partial").rename(tmp_path / "other")
             (tmp_path / ".out.partial").mkdir()
     assert (tmp_path / "other").is_dir()
+    assert (tmp_path / "out").exists() == (moment == "after")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_another_users_partial_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".out.partial").mkdir()
+    os.chown(tmp_path / ".out.partial", 1001, 1001)
+    with pytest.raises(CannotCreate) as caught, publish_directory(tmp_path / "out"):
+        pass
+    assert str(caught.value) == f"{tmp_path}/out: {tmp_path}/.out.partial belongs to another user (uid 1001)"
+    assert caught.value.hint == "remove it if it is not needed, or choose another output"
 
 
 def test_a_second_writer_has_no_descriptor_left(tmp_path: Path) -> None:
