@@ -322,3 +322,190 @@ def test_no_line_and_no_sidecar_has_two_meanings(tmp_path: Path) -> None:
         manifest.parse([A.replace('"prefix"', '"prefix":"/data/b","prefix"'), END % 1], "lines")
     with pytest.raises(BadData, match="not JSON"):
         manifest.parse([A.replace('"/data/a"', "[" * 100_000), END % 1], "lines")
+
+
+DATASET = {"v": 1, "kind": "dataset", "prefix": "/data/a"}
+TOKENIZER = {"name": "gpt2", "sha256": "abc"}
+
+
+def refusal(record: dict[str, object]) -> str:
+    """What is said of a line."""
+    with pytest.raises(BadData) as caught:
+        manifest.parse([json.dumps(record)], "pipe")
+    return str(caught.value).removeprefix("pipe, line 1: ")
+
+
+@pytest.mark.parametrize("field", ["documents", "tokens", "vocab_size", "eod"])
+@pytest.mark.parametrize("value", ["7", 7.0, True, False, [7]])
+def test_counts_are_whole_numbers(field: str, value: object) -> None:
+    said = refusal(DATASET | {field: value})
+    assert said == f"malformed dataset line: {field} is {value!r}, expected a whole number"
+    assert manifest.parse([json.dumps(DATASET | {field: None}), END % 1], "pipe") == [Dataset("/data/a")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prefix": ["a"]}, "prefix is ['a']"),
+        ({"dtype": ["uint16"]}, "dtype is ['uint16']"),
+        ({"tokenizer": "gpt2"}, "tokenizer is 'gpt2', expected an object"),
+        ({"tokenizer": TOKENIZER | {"name": ""}}, "name is ''"),
+        ({"tokenizer": TOKENIZER | {"sha256": 5}}, "sha256 is 5"),
+        ({"tokenizer": TOKENIZER | {"path": 5}}, "the tokenizer's path is 5"),
+        ({"weight": math.inf}, "weight inf is not positive"),
+        ({"weight": -0.0}, "weight -0.0 is not positive"),
+    ],
+)
+def test_malformed_fields_of_a_dataset(fields: dict[str, object], message: str) -> None:
+    assert refusal(DATASET | fields) == f"malformed dataset line: {message}"
+
+
+@pytest.mark.parametrize("key", ["path", "format"])
+def test_malformed_fields_of_a_checkpoint(key: str) -> None:
+    record = json.loads(B)
+    assert refusal(record | {key: ""}) == f"malformed checkpoint line: {key} is ''"
+    assert refusal(record | {key: None}) == f"malformed checkpoint line: {key} is None"
+    del record[key]
+    assert refusal(record) == f"checkpoint line without '{key}'"
+
+
+def test_unknown_fields_of_a_checkpoint_are_left_out() -> None:
+    assert manifest.parse([json.dumps(json.loads(B) | {"later": 1}), END % 1], "pipe") == [
+        Checkpoint("/run/iter_0000010", "megatron-dist")
+    ]
+
+
+def test_a_tokenizer_may_be_empty_or_without_a_path() -> None:
+    lines = [json.dumps(DATASET | {"tokenizer": one}) for one in ({}, None, TOKENIZER, TOKENIZER | {"path": "/t"})]
+    found = manifest.datasets(manifest.parse([*lines, END % 4], "pipe"), "pipe")
+    assert [one.tokenizer for one in found] == [None, None, Tokenizer("gpt2", "abc"), Tokenizer("gpt2", "abc", "/t")]
+
+
+def test_end_lines_count_since_the_one_before() -> None:
+    """Those without a count, as a shell script may write them, only end."""
+    bare_end = '{"v":1,"kind":"end"}'
+    assert len(manifest.parse([A, bare_end, A, A, END % 2, END % 0], "pipe")) == 3
+    for lines, count, said in (([END % 0, A, END % 2], 1, 2), ([A, A, END % 1], 2, 1), ([A, bare_end, A, END % 2], 1, 2)):
+        with pytest.raises(NoInput) as caught:
+            manifest.parse(lines, "pipe")
+        assert str(caught.value) == f"pipe: {count} entries, but its end line says {said}"
+
+
+def test_what_to_do_about_a_manifest_that_is_not_whole() -> None:
+    with pytest.raises(NoInput) as caught:
+        manifest.parse([A], "pipe")
+    assert str(caught.value) == "pipe: the manifest has no end line"
+    assert caught.value.hint == "its producer failed or was cut off; see its messages"
+    with pytest.raises(NoInput) as caught:
+        manifest.parse([], "pipe")
+    assert caught.value.hint == "the command before the pipe failed, or wrote nothing"
+
+
+def test_bare_lines_between_those_of_json() -> None:
+    """As `cat` of two files gives them; bare lines need no end."""
+    found = manifest.parse(["/data/x", A, "", "2 /data/y", END % 1, "/data/z"], "pipe")
+    assert [(one.prefix, one.weight) for one in manifest.datasets(found, "pipe")] == [
+        ("/data/x", 1.0),
+        ("/data/a", 1.0),
+        ("/data/y", 2.0),
+        ("/data/z", 1.0),
+    ]
+
+
+def test_each_source_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m").write_text("{\n")
+    with pytest.raises(BadData, match=f"^{tmp_path}/m, line 1: not JSON: "):
+        manifest.read([f"@{tmp_path}/m"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{\n"))
+    with pytest.raises(BadData, match=r"^standard input, line 1: not JSON: "):
+        manifest.read(["-"])
+    with pytest.raises(BadData, match=r"^arguments: weight -2 is not positive$"):
+        manifest.read(["/data/a", "-2", "/data/b"])
+    with pytest.raises(BadData, match=r"^arguments: weight 2.5 is not followed by a prefix$"):
+        manifest.read(["/data/a", "2.5"])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_terminal_is_told_what_is_waited_for(
+    kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", kind(f"{A}\n{END % 1}\n"))
+    assert len(manifest.read(["-"])) == 1
+    assert ("waiting for a manifest on standard input" in capsys.readouterr().err) == (kind is Terminal)
+
+
+def test_a_plain_line_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next command in the pipe begins with the first dataset."""
+    passed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(passed), write_through=False))  # type: ignore[type-var]
+    writer = manifest.Writer(plain=True)
+    writer.write(Dataset("/data/a"))
+    assert passed.getvalue() == b"/data/a\n"
+
+
+def test_a_weight_may_have_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("0.5 a.idx").touch()
+    Path("b c").touch()
+    Path("0.25").touch()
+    found = manifest.datasets(manifest.parse(["0.5 a", "0.5 b c", "0.25 d", "e f"], "file"), "file")
+    assert [(one.prefix, one.weight) for one in found] == [
+        ("0.5 a", 1.0),
+        ("b c", 0.5),
+        ("d", 0.25),
+        ("e", 1.0),
+        ("f", 1.0),
+    ]
+
+
+def test_a_number_after_a_weight_is_a_prefix() -> None:
+    assert manifest.read(["2", "3", "/data/a"]) == [Dataset("3", weight=2.0), Dataset("/data/a")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not a dataset description: Expecting value: line 1 column 1 (char 0)"),
+        ("[]", "not a dataset description: not an object"),
+        ("{}", "not a dataset description: 'dataset'"),
+        ('{"dataset": [1]}', "not a dataset description: it is [1], expected an object"),
+        ('{"dataset": {}}', "not a dataset description: 'prefix'"),
+        ('{"crc32": 5, "dataset": {"prefix": "a"}}', "malformed checksums: 'int' object is not subscriptable"),
+        ('{"crc32": {"bin": [1, 2]}, "dataset": {"prefix": "a"}}', "malformed checksums: 'idx'"),
+        (
+            '{"crc32": {"bin": [1, 2], "idx": [1, 2.0]}, "dataset": {"prefix": "a"}}',
+            "malformed checksums: sizes and checksums are whole numbers",
+        ),
+    ],
+)
+def test_a_sidecar_that_is_none(content: str, message: str, tmp_path: Path) -> None:
+    prefix = str(tmp_path / "data")
+    Path(manifest.sidecar_path(prefix)).write_text(content)
+    with pytest.raises(BadData) as caught:
+        (manifest.recorded_checksums if "crc32" in content else manifest.describe)(prefix)
+    assert str(caught.value) == f"{prefix}.json: {message}"
+    assert caught.value.hint == "delete it to use the prefix without one"
+
+
+def test_a_newer_sidecar(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "data")
+    Path(f"{prefix}.json").write_text('{"v": 3, "dataset": {"prefix": "a"}}')
+    with pytest.raises(BadData) as caught:
+        manifest.read_sidecar(prefix)
+    assert str(caught.value) == f"{prefix}.json: version 3, known is 2"
+    assert caught.value.hint == "it was written by a newer lt-preprocess: update"
+    assert manifest.read_sidecar(str(tmp_path / "none")) is None
+    Path(f"{prefix}.json").write_text('{"v": 2, "dataset": {"prefix": "a"}}')
+    assert manifest.read_sidecar(prefix) == {"v": 2, "dataset": {"prefix": "a"}}
+    assert manifest.describe(prefix) == Dataset(prefix)
+
+
+def test_names_of_files_that_are_no_text(tmp_path: Path) -> None:
+    """As a shell writes them: any byte but a slash and a line feed may be in a name."""
+    (tmp_path / "m").write_bytes(b"/data/\xff\xea\n")
+    assert [os.fsencode(one.prefix) for one in manifest.datasets(manifest.read([f"@{tmp_path}/m"]), "m")] == [b"/data/\xff\xea"]

@@ -205,7 +205,7 @@ def _record(text: str, source: str, number: int) -> dict[str, Any]:
         record = json.loads(text, object_pairs_hook=strict_json.object_of)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{source}, line {number}: not JSON: {error}") from None
-    if not isinstance(record, dict) or "kind" not in record:
+    if "kind" not in record:
         raise BadData(f"{source}, line {number}: not a manifest line: no kind")
     if record.get("v") != VERSION:
         raise BadData(f"{source}, line {number}: manifest version {record.get('v')}, this tool reads version {VERSION}")
