@@ -463,6 +463,18 @@ def test_a_weight_may_have_the_name_of_a_file(tmp_path: Path, monkeypatch: pytes
     ]
 
 
+def test_an_empty_line_names_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the dataset whose prefix is empty."""
+    monkeypatch.chdir(tmp_path)
+    Path(".idx").touch()
+    assert manifest.parse(["", "/data/a", "  "], "file") == [Dataset("/data/a")]
+
+
+def test_output_is_json_unless_it_is_to_be_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest.Writer().write(Dataset("/data/a"))
+    assert capsys.readouterr().out == '{"v":1,"kind":"dataset","prefix":"/data/a","weight":1.0}\n'
+
+
 def test_a_number_after_a_weight_is_a_prefix() -> None:
     assert manifest.read(["2", "3", "/data/a"]) == [Dataset("3", weight=2.0), Dataset("/data/a")]
 

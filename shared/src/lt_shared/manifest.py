@@ -175,7 +175,8 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
     `source` names the origin in messages. Raises as `read`.
     """
     entries: list[Entry] = []
-    saw_json, ended, since_end = False, False, 0
+    # Bare lines need no end.
+    ended, since_end = True, 0
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text:
@@ -183,7 +184,6 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
         if not text.startswith("{"):
             entries.extend(_from_words(_words(text), f"{source}, line {number}"))
             continue
-        saw_json = True
         record = _record(text, source, number)
         if record["kind"] == "end":
             if record.get("count", since_end) != since_end:
@@ -193,7 +193,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
             ended = False
             since_end += 1
             entries.append(_entry(record, source, number))
-    if saw_json and not ended:
+    if not ended:
         raise NoInput(f"{source}: the manifest has no end line", "its producer failed or was cut off; see its messages")
     if not entries:
         raise NoInput(f"{source}: the manifest is empty", "the command before the pipe failed, or wrote nothing")

@@ -23,6 +23,7 @@ def test_a_state_comes_back(tmp_path: Path) -> None:
     found = state_file.read(str(written(tmp_path / "state")), "prom")
     assert found is not None and {key: found[key] for key in STATE} == STATE
     assert state_file.read(str(tmp_path / "missing"), "prom") is None
+    assert state_file.MODE == 0o600
 
 
 def test_the_file_is_one_line_of_json_that_ends_with_its_digest() -> None:
@@ -106,5 +107,25 @@ def test_the_directory_of_the_state_says_who_owns_new_files(tmp_path: Path, monk
         state_file.read(str(path), "prom")
 
 
-def test_states_are_private() -> None:
-    assert state_file.MODE == 0o600
+def test_a_link_that_takes_the_place_of_a_state_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the file and its opening."""
+    path = written(tmp_path / "state")
+    written(tmp_path / "his")
+    lstat = os.lstat
+
+    def exchange(name: str) -> os.stat_result:
+        found = lstat(name)
+        path.unlink()
+        path.symlink_to("his")
+        return found
+
+    monkeypatch.setattr(os, "lstat", exchange)
+    with pytest.raises(CannotCreate, match="symbolic links"):
+        state_file.read(str(path), "prom")
+
+
+def test_a_directory_of_others_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(CannotCreate, match=r"state: can be written to by others \(mode 0777\)"):
+        state_file.read(str(tmp_path / "state"), "prom")

@@ -64,17 +64,21 @@ def _opened(path: str) -> int:
     except FileNotFoundError:
         raise _Missing from None
     # A link cannot be opened with O_NOFOLLOW, and says so less clearly.
-    descriptor = None if stat.S_ISLNK(status.st_mode) else os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if descriptor is not None:
-        status = os.fstat(descriptor)
+    if stat.S_ISLNK(status.st_mode):
+        raise _not_own(path, "is a symbolic link")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
     reason = ownership.reason_for_distrust(status, os.path.dirname(path) or ".")
     if reason is None and stat.S_ISDIR(status.st_mode):
         reason = "is a directory"
-    if reason is None and descriptor is not None:
+    if reason is None:
         return descriptor
-    if descriptor is not None:
-        os.close(descriptor)
-    raise CannotCreate(f"{path}: {reason}", "delete it to start over, or choose another file in a directory of your own")
+    os.close(descriptor)
+    raise _not_own(path, reason)
+
+
+def _not_own(path: str, reason: str) -> CannotCreate:
+    return CannotCreate(f"{path}: {reason}", "delete it to start over, or choose another file in a directory of your own")
 
 
 def _not_a_state(path: str, kind: str, reason: str) -> BadData:

@@ -83,7 +83,7 @@ class AttemptTotals:
 
     def correct_first_line(self, log_interval: int) -> None:
         """Count the first step line for the steps that it stands for, once a later line or `resumed_at` has told how many."""
-        if self.first_step is None or len(self.marks) < 2:
+        if self.first_step is None:
             return
         steps = max(1, self.first_step - interval_begin(self.first_step, log_interval, self.resumed_at))
         more = (steps - self.first_steps) * self.first_seconds
@@ -137,10 +137,10 @@ class AttemptTotals:
         seconds, slow = self._training_at(resumed_at)
         lost = self.step_seconds - seconds - max(0.0, self.slow_seconds() - slow)
         first, compilation = int(self.marks[1][0]), self.compile_seconds()
-        if resumed_at < first and self.first_steps:
+        if resumed_at < first:
             # The compilation is in the part of the first line's interval that is lost, as far as that goes.
             lost -= compilation * min(1.0, (first - resumed_at) / self.first_steps)
-        return min(max(0.0, lost), max(0.0, self.step_seconds - self.slow_seconds() - compilation))
+        return max(0.0, lost)
 
     def _from_times(self, since: float | None, steps: int) -> float | None:
         """The duration of a step from the times of its lines, unless something else happened between them."""
@@ -176,15 +176,14 @@ class AttemptTotals:
 
     def _training_at(self, step: float) -> tuple[float, float]:
         """Seconds of training up to `step`, and those that slow steps took; between marks in proportion to the steps."""
+        assert self.last_step is not None
         end = (self.step_seconds, self.slow_seconds())
-        if self.last_step is None or step >= self.last_step:
-            return end
         points = [*self.marks, [self.last_step, *end]]
         for (left, before, slow_before), (right, after, slow_after) in itertools.pairwise(points):
-            if left <= step <= right:
-                share = (step - left) / max(1, right - left)
+            if step < right:
+                share = max(0.0, step - left) / (right - left)
                 return before + (after - before) * share, slow_before + max(0.0, slow_after - slow_before) * share
-        return 0.0, 0.0
+        return end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,8 +230,9 @@ def account(attempts: Sequence[AttemptTotals]) -> Account:
 
 def _edges(attempt: AttemptTotals) -> Iterable[tuple[str, float]]:
     """The seconds before the first and after the last step."""
-    if attempt.begin is None or attempt.end is None:
+    if attempt.begin is None:
         return
+    assert attempt.end is not None
     if attempt.first_step_begin is None:
         if attempt.first_step is None:
             yield ("start", attempt.end - attempt.begin)
