@@ -1,5 +1,6 @@
 """Verification finds every changed byte of a result."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 
 from lt_convert.commands import checksum_verification, conversion
 from lt_convert.commands.conversion import Request
-from lt_shared.console import BadData, NoInput
+from lt_convert.tensors.source_files import Files
+from lt_shared.console import BadData, NoInput, Progress
 
 
 def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
@@ -65,3 +67,93 @@ def test_without_checksums(models: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "hf" / "lt-convert.json").write_text("junk")
     with pytest.raises(BadData, match="malformed"):
         checksum_verification.verify(str(tmp_path / "hf"))
+
+
+@pytest.fixture
+def made_by_hand(tmp_path: Path) -> Path:
+    """A file of two pieces, the second a tensor; one in a directory; and one without content."""
+    contents = {"one": b"0123456789", "a/two": b"abc", "empty": b""}
+    pieces = {"one": [(0, 4, ""), (4, 6, "t")], "a/two": [(0, 3, "")], "empty": []}
+    files = {
+        name: {
+            "bytes": len(content),
+            "pieces": [
+                [begin, size, hashlib.sha256(content[begin : begin + size]).hexdigest(), tensor, 0]
+                for begin, size, tensor in pieces[name]
+            ],
+        }
+        for name, content in contents.items()
+    }
+    record = {"v": 2, "options": {}, "source": [], "files": files}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "lt-convert.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_every_piece_is_read_once_in_blocks(made_by_hand: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[tuple[str, int, int]] = []
+    advances: list[float] = []
+    read = Files.read
+    monkeypatch.setattr(
+        Files,
+        "read",
+        lambda self, path, offset, length: reads.append((path, offset, length)) or read(self, path, offset, length),
+    )
+    monkeypatch.setattr(Progress, "advance", lambda self, done: advances.append(done))
+    monkeypatch.setattr(checksum_verification, "READ_BYTES", 4)
+    record = checksum_verification.verify(f"{made_by_hand}//")
+    assert record == {"path": str(made_by_hand), "files": 3, "bytes": 13, "problems": []}
+    one, two = f"{made_by_hand}/one", f"{made_by_hand}/a/two"
+    assert reads == [(one, 0, 4), (one, 4, 4), (one, 8, 2), (two, 0, 3)]
+    assert advances == [4, 4, 2, 3]
+
+
+def test_the_progress_is_in_bytes_of_all_files(made_by_hand: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+    true = Progress.__init__
+    monkeypatch.setattr(Progress, "__init__", lambda self, *arguments: given.append(arguments) or true(self, *arguments))
+    checksum_verification.verify(str(made_by_hand))
+    assert given == [("verify", 13, "B")]
+
+
+def test_each_kind_of_problem(made_by_hand: Path) -> None:
+    (made_by_hand / "one").write_bytes(b"012345678x")
+    (made_by_hand / "a/two").write_bytes(b"abx")
+    (made_by_hand / "empty").write_bytes(b"1")
+    record = checksum_verification.verify(str(made_by_hand))
+    assert record["problems"] == [
+        f"{made_by_hand}/one: t changed since it was written",
+        f"{made_by_hand}/a/two: bytes 0 to 3 changed since it was written",
+        f"{made_by_hand}/empty: 1 bytes, expected 0",
+    ]
+    (made_by_hand / "one").write_bytes(b"x12345678")
+    (made_by_hand / "empty").unlink()
+    assert checksum_verification.verify(str(made_by_hand))["problems"] == [
+        f"{made_by_hand}/one: 9 bytes, expected 10",
+        f"{made_by_hand}/a/two: bytes 0 to 3 changed since it was written",
+        f"{made_by_hand}/empty: missing",
+    ]
+    (made_by_hand / "one").write_bytes(b"x12345678x")
+    assert checksum_verification.verify(str(made_by_hand))["problems"][:2] == [
+        f"{made_by_hand}/one: bytes 0 to 4 changed since it was written",
+        f"{made_by_hand}/one: t changed since it was written",
+    ]
+
+
+def test_the_result_as_text() -> None:
+    record = {"path": "/out", "files": 3, "bytes": 1_234_567_890_123, "problems": []}
+    assert list(checksum_verification.lines(record)) == ["/out: 3 files, 1,234.568 GB: as written"]
+    assert list(checksum_verification.lines(record | {"problems": ["a: missing", "b: missing"]})) == [
+        "a: missing",
+        "b: missing",
+        "/out: 3 files, 1,234.568 GB: 2 problems",
+    ]
+
+
+def test_what_to_do_without_checksums(tmp_path: Path) -> None:
+    with pytest.raises(NoInput) as caught:
+        checksum_verification.verify(f"{tmp_path}/")
+    assert str(caught.value) == f"{tmp_path}/lt-convert.json: no such file"
+    assert caught.value.hint == "only conversions have checksums; compare two checkpoints with lt-convert verify A B"
