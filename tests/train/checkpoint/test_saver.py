@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from running import RUNS, faulty, losses, run, train
 
 from lt_shared import checkpoint_layout, storage
+from lt_shared.console import IoFailure
 from lt_shared.manifest import Checkpoint, Dataset
-from lt_train.checkpoint import remote_run, saver
+from lt_train.checkpoint import remote_run, saver, shard_writer
 from lt_train.checkpoint.shard_writer import Writer
 from lt_train.train import crash_loop
 
@@ -165,3 +167,27 @@ def test_a_killed_writer_is_as_a_killed_rank(end: str, said: str, code: int) -> 
     assert writer.error is not None
     assert said in writer.error[0]
     assert writer.error[2] == code
+
+
+def test_a_writer_that_hangs_in_fork_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a lock of the interpreter that another thread holds at that moment."""
+    hanging = [True, False]
+    os.register_at_fork(
+        after_in_parent=lambda: hanging and hanging.pop(0), after_in_child=lambda: any(hanging[:1]) and time.sleep(600)
+    )
+
+    def write(*arguments: Any) -> None:
+        (tmp_path / "written").touch()
+
+    def forked() -> Writer:
+        return Writer(SimpleNamespace(async_fn=write, async_fn_args=(0, [], None), preload_fn=None), None)
+
+    monkeypatch.setattr(shard_writer, "START_SECONDS", (0.3, 60.0))
+    writer = forked()
+    writer.wait()
+    assert writer.error is None
+    assert (tmp_path / "written").exists()
+    monkeypatch.setattr(shard_writer, "START_SECONDS", (0.1, 0.2))
+    hanging[:] = [True, True]
+    with pytest.raises(IoFailure, match=r"no process that writes has begun within 0\.2 seconds"):
+        forked()

@@ -1,6 +1,10 @@
 """The process that writes a rank's shards of a checkpoint, while training waits or continues.
 
 It is forked, so it has the staged tensors as they were at that moment without another copy of them. It ends with its rank.
+
+A fork copies the locks of other threads as they are. Until Python 3.12 the interpreter itself waits in the new process for one
+that a thread of gloo or NCCL may hold, for a few microseconds after each collective, while it frees a tensor: a writer that does
+not say at once that it runs is killed, and forked again.
 """
 
 import contextlib
@@ -22,6 +26,8 @@ from lt_shared.console import IoFailure, ToolError
 from lt_train.runtime.process_lifetime import end_with_parent
 
 Report = tuple[str, str | None, int]
+# How long to wait for a new process; each time longer, since a busy machine may only be slow.
+START_SECONDS = (5.0, 15.0, 60.0)
 
 
 class WriteResults:
@@ -58,15 +64,26 @@ class Writer:
         rank, buckets, results = request.async_fn_args
         staged = request.preload_fn() if request.preload_fn else list(buckets)
         self.paths = [Path(path) for path, *_ in buckets]
-        fork = multiprocessing.get_context("fork")
-        self._errors, errors = fork.Pipe(duplex=False)
-        work = (os.getpid(), request.async_fn, (rank, staged, results), self.paths, destination, errors)
-        self._process = fork.Process(target=_write, args=work)
-        with _without_garbage_collection():
-            self._process.start()
-        errors.close()
+        self._start((os.getpid(), request.async_fn, (rank, staged, results), self.paths, destination))
         # megatron-core only counts them from here on; their tensors may take GPU memory.
         buckets[:] = [(path, name, ([], [])) for path, name, _ in buckets]
+
+    def _start(self, work: tuple[Any, ...]) -> None:
+        fork = multiprocessing.get_context("fork")
+        for seconds in START_SECONDS:
+            self._said, said = fork.Pipe(duplex=False)
+            self._process = fork.Process(target=_write, args=(*work, said))
+            with _without_garbage_collection():
+                self._process.start()
+            said.close()
+            # Also when it has ended at once, which `wait` explains.
+            if self._said.poll(seconds):
+                with contextlib.suppress(EOFError):
+                    self._said.recv()
+                return
+            self._process.kill()
+            self._process.join()
+        raise IoFailure(f"no process that writes has begun within {START_SECONDS[-1]:g} seconds", "is the node overloaded?")
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.is_alive()
@@ -78,7 +95,7 @@ class Writer:
         self._process.join()
         if self._process.exitcode:
             with contextlib.suppress(EOFError):
-                self.error = self._errors.recv()
+                self.error = self._said.recv()
             self.error = self.error or _death(self._process.exitcode)
 
     def kill(self) -> None:
@@ -112,9 +129,10 @@ def _write(
     arguments: tuple[Any, ...],
     paths: list[Path],
     destination: str | None,
-    errors: Connection,
+    said: Connection,
 ) -> None:
     end_with_parent(parent)
+    said.send(None)
     # What it would log, the ranks report.
     logging.getLogger("megatron").setLevel(logging.CRITICAL)
     try:
@@ -124,5 +142,5 @@ def _write(
                 storage.upload(path, f"{destination}/{path.name}")
     except Exception as error:
         code = error.exit_code if isinstance(error, ToolError) else IoFailure.exit_code
-        errors.send((str(error), getattr(error, "hint", None), int(code)))
+        said.send((str(error), getattr(error, "hint", None), int(code)))
         raise SystemExit(1) from None
