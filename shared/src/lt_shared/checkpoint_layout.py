@@ -38,7 +38,9 @@ _ITERATION = re.compile(r"iter_(\d{7,})")
 class RunRecord:
     """What a checkpoint says about itself; `files` maps each of its files to its size in bytes.
 
-    `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version.
+    `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
+    `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
+    them, `bin_crc32` and `idx_crc32`.
     """
 
     architecture: Architecture
@@ -52,6 +54,7 @@ class RunRecord:
     loss: float | None = None
     distributed_optimizer: bool | None = None
     kernels: dict[str, str] | None = None
+    datasets: dict[str, dict[str, int]] | None = None
 
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
@@ -84,7 +87,7 @@ class RunRecord:
             record: dict[str, Any] = dict(strict_json.loads(content))
             if record.pop("v") != RECORD_VERSION:
                 raise BadData(f"{path}: written by another version")
-            for name in ("files", "versions", "kernels"):
+            for name in ("files", "versions", "kernels", "datasets"):
                 if not isinstance(record.get(name) or {}, dict):
                     raise TypeError(f"{name} is not an object")
             if not isinstance(record["files"], dict):

@@ -2,14 +2,16 @@
 
 import json
 import shutil
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import SMALL, STEPS, Result, run
+from running import SMALL, STEPS, Result, run, train
 
 from lt_shared import checkpoint_layout
-from lt_shared.manifest import Dataset
+from lt_shared.manifest import Dataset, sidecar_path
 
 
 @pytest.fixture
@@ -73,3 +75,31 @@ def test_options_that_contradict_each_other(options: tuple[str, ...], reason: st
     result = dry_run(*options, dataset.prefix)
     assert result.code == 78
     assert reason in result.err
+
+
+def test_another_dataset_under_the_same_prefix_is_refused(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> None:
+    """With the same sizes, too, where the sidecar has checksums; under a name of its own it is taken."""
+    dataset = write_dataset(tmp_path / "data", documents=100)
+    binary, sidecar = tmp_path / "data.bin", Path(sidecar_path(dataset.prefix))
+
+    def record_checksums() -> None:
+        files = {ending: (tmp_path / f"data.{ending}").read_bytes() for ending in ("bin", "idx")}
+        checksums = {ending: [len(content), zlib.crc32(content)] for ending, content in files.items()}
+        sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"crc32": checksums}))
+
+    record_checksums()
+    arguments = (*SMALL, "--train-iters", "4", "--save", str(tmp_path / "run"))
+    assert train(*arguments, "--exit-interval", "2", dataset.prefix).code == 75
+    tokens = bytearray(binary.read_bytes())
+    tokens[40] ^= 1
+    binary.write_bytes(tokens)
+    record_checksums()
+    result = train(*arguments, dataset.prefix)
+    assert result.code == 65
+    assert (
+        f"error: {tmp_path}/data: is another dataset than the one that {tmp_path}/run/iter_0000002 was trained on" in result.err
+    )
+    assert f"bin_crc32 was {zlib.crc32(bytes([*tokens[:40], tokens[40] ^ 1, *tokens[41:]]))} and is" in result.err
+    for ending in ("bin", "idx"):
+        (tmp_path / f"data.{ending}").rename(tmp_path / f"other.{ending}")
+    assert train(*arguments, str(tmp_path / "other")).code == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from lt_shared import checkpoint_layout, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
-from lt_train.checkpoint import remote_run
+from lt_train.checkpoint import dataset_versions, remote_run
 from lt_train.config.megatron_version import release
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import check_same_tokenizer
@@ -73,6 +73,8 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     check_same_tokenizer(config.data.tokenizer, "the data", saved.tokenizer, checkpoint)
     _check_optimizer(config, checkpoint, saved)
     _compare_batches(config, saved)
+    if named and not (settings.finetune and not settings.continues):
+        dataset_versions.check_unchanged(checkpoint, saved.datasets or {}, dataset_versions.versions(config.data.datasets))
     of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
     ours = config.architecture.to_record() | of_training
     theirs = saved.architecture.to_record() | of_training

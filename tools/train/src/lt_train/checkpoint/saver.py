@@ -36,7 +36,7 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
-from lt_train.checkpoint import remote_run, shard_checksums, training_state
+from lt_train.checkpoint import dataset_versions, remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
@@ -86,6 +86,7 @@ class Saver:
             remote_run.make_spool(self.run)
         self.url = config.checkpointing.save if config.checkpointing.is_remote else None
         self.is_publisher = torch.distributed.get_rank() == 0
+        self.datasets = dataset_versions.versions(config.data.datasets) if self.is_publisher else {}
         self._suffix = f".partial-{agreement.from_first_rank(secrets.token_hex(4))}"
         if self.is_publisher or self.url:
             for abandoned in (*self.run.glob(".iter_*.partial*"), *self.run.glob(".iter_*.deleted")):
@@ -102,7 +103,7 @@ class Saver:
             partial.mkdir(parents=True, exist_ok=True)
         torch.distributed.barrier()
         started = time.monotonic()
-        record = training_state.record(self.config, self.kernels, self.state, loss)
+        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets)
         with self._explained(partial, record.iteration), signals.held_back():
             request = _request(training_state.content(self.config, self.state), partial)
             destination = f"{self.url}/{target.name}" if self.url else None

@@ -118,7 +118,9 @@ def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
     return model | optimizer | random | common
 
 
-def record(config: RunConfig, chosen: kernels.Kernels, state: TrainingState, loss: float | None) -> RunRecord:
+def record(
+    config: RunConfig, chosen: kernels.Kernels, state: TrainingState, loss: float | None, datasets: dict[str, dict[str, int]]
+) -> RunRecord:
     return RunRecord(
         architecture=config.architecture,
         padded_vocab_size=config.padded_vocab_size,
@@ -128,6 +130,7 @@ def record(config: RunConfig, chosen: kernels.Kernels, state: TrainingState, los
         dtype=config.precision.dtype,
         versions={"lt-train": __version__, **kernels.versions()},
         kernels=chosen.record(),
+        datasets=datasets,
         files={},
         loss=loss,
         distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,

@@ -1,0 +1,45 @@
+"""Which version of each dataset a run has read: what lay at a prefix when a checkpoint was saved.
+
+A sample is a position in a dataset. When the files at a prefix were replaced between two attempts, the steps that are left would
+read samples twice or never, in silence. So `run.json` records the sizes of `.bin` and `.idx` and the CRC-32 that lt-preprocess
+has put into the sidecar; the data itself is not read. Files without a sidecar are known by their sizes alone, and those at a URL
+are not compared.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lt_shared import manifest, storage
+from lt_shared.console import BadData
+from lt_shared.manifest import Dataset
+
+Version = dict[str, int]
+
+
+def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
+    """By absolute prefix: `bin_bytes`, `idx_bytes` and, as far as recorded, `bin_crc32`, `idx_crc32`. Raises BadData."""
+    found = {}
+    for prefix in {dataset.prefix for dataset in datasets if not storage.is_remote(dataset.prefix)}:
+        recorded = manifest.recorded_checksums(prefix) or {}
+        version = {}
+        for ending in ("bin", "idx"):
+            version[f"{ending}_bytes"] = os.path.getsize(f"{prefix}.{ending}")
+            if ending in recorded:
+                version[f"{ending}_crc32"] = recorded[ending].crc32
+        found[os.path.abspath(prefix)] = version
+    return found
+
+
+def check_unchanged(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, Version]) -> None:
+    """Raises BadData when another dataset lies at a prefix than when `checkpoint` was saved."""
+    for prefix, version in now.items():
+        before = then.get(prefix, {})
+        if changed := [name for name in version if name in before and before[name] != version[name]]:
+            name = changed[0]
+            raise BadData(
+                f"{prefix}: is another dataset than the one that {checkpoint} was trained on:"
+                f" {name} was {before[name]} and is {version[name]}",
+                "put the dataset back, give the new one a name of its own, or begin another run with the weights: --load with"
+                " --finetune and another --save",
+            )
