@@ -202,7 +202,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
 
 def _record(text: str, source: str, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(text, object_pairs_hook=strict_json.object_of)
+        record: dict[str, Any] = json.loads(text, object_pairs_hook=strict_json.object_of)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{source}, line {number}: not JSON: {error}") from None
     if "kind" not in record:
