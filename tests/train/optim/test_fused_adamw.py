@@ -1,8 +1,96 @@
-"""The order of a fused AdamW step; its numbers are in test_fused_layer.py and kernels/test_adamw.py."""
+"""A fused AdamW step: its numbers against torch's AdamW behind torch's clipping, and its order."""
 
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
+from lt_train.kernels import split_master_weights
+from lt_train.optim import fused_adamw
 from lt_train.optim.fused_adamw import FusedAdamW, ParameterBuffers
+
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+SHAPES = ((5, 7), (11,))
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Any]:
+    """The process group of one rank."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+class Stock:
+    """torch's clipping and AdamW; a step whose gradients' norm is not finite is left out."""
+
+    def __init__(self, weights: list[torch.Tensor], clip_grad: float):
+        self.weights = [torch.nn.Parameter(weight.clone()) for weight in weights]
+        self.optimizer = torch.optim.AdamW(self.weights, **SETTINGS)
+        self.clip_grad = clip_grad
+
+    def step(self, gradients: list[torch.Tensor]) -> float:
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.grad = gradient.clone()
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self.clip_grad or math.inf)
+        if norm.isfinite():
+            self.optimizer.step()
+        return float(norm)
+
+
+class Fused:
+    """The same by `fused_adamw.step`, with one of megatron-core's optimizers for each weight, as experts have their own."""
+
+    def __init__(self, weights: list[torch.Tensor], clip_grad: float, dtype: torch.dtype, group: Any):
+        self.clip_grad = clip_grad
+        self.buffers = [self.buffers_of(weight, dtype) for weight in weights]
+        self.inner = [
+            SimpleNamespace(
+                optimizer=FusedAdamW([{"params": [buffers.master], **SETTINGS}], [buffers], []),
+                get_grad_stats_parallel_group=lambda: group,
+            )
+            for buffers in self.buffers
+        ]
+
+    def buffers_of(self, weight: torch.Tensor, dtype: torch.dtype) -> ParameterBuffers:
+        master, flat, low_bits = torch.nn.Parameter(weight.clone()), weight.clone().view(-1), None
+        if dtype == torch.bfloat16:
+            whole, flat, low_bits = flat, flat.bfloat16(), torch.empty(flat.shape, dtype=torch.int16)
+            split_master_weights.split(whole, flat, low_bits)
+        return ParameterBuffers(master, flat, low_bits, torch.zeros(flat.shape), True, None)
+
+    def step_with_ready_grads(self) -> None:
+        for outer in self.inner:
+            outer.optimizer.step()
+
+    def step(self, gradients: list[torch.Tensor]) -> Callable[[], float]:
+        for buffers, gradient in zip(self.buffers, gradients, strict=True):
+            buffers.gradient.copy_(gradient.view(-1))
+        return fused_adamw.step(self, self.inner, self.clip_grad)  # type: ignore[arg-type]
+
+    def weights(self) -> list[torch.Tensor]:
+        return [
+            own.weight if own.low_bits is None else split_master_weights.joined(own.weight, own.low_bits) for own in self.buffers
+        ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("clip_grad", [1.0, 0.3, 0.0])
+def test_steps_equal_stock_clipping_and_adamw(clip_grad: float, dtype: torch.dtype, group: Any) -> None:
+    """Norms far above, a little above and below the limit, and some that are not finite, which no later step may notice."""
+    torch.manual_seed(1)
+    weights = [torch.randn(shape) for shape in SHAPES]
+    stock, fused = Stock(weights, clip_grad), Fused(weights, clip_grad, dtype, group)
+    for scale in (100.0, 0.4, math.nan, 1e-3, math.inf, math.nan, 1.7, 1e-4, 30.0):
+        gradients = [torch.randn(shape) / 7 * scale for shape in SHAPES]
+        norm = stock.step(gradients)
+        outcome = fused.step(gradients)
+        torch.testing.assert_close(outcome(), norm, equal_nan=True, rtol=1e-5, atol=0)
+        for found, expected, shape in zip(fused.weights(), stock.weights, SHAPES, strict=True):
+            torch.testing.assert_close(found.view(shape), expected.detach(), atol=2e-6, rtol=2e-6)
 
 
 class Bucket:
