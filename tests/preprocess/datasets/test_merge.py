@@ -1,10 +1,13 @@
 """Merged datasets are byte for byte those of one run, and parts that do not belong together are refused."""
 
 import errno
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,6 +336,203 @@ def test_a_part_that_shrinks_meanwhile(tmp_path: Path) -> None:
         os.truncate(tmp_path / "a.bin", 2)
         with pytest.raises(IoFailure, match="became shorter"):
             merge.concatenate([(str(tmp_path / "a.bin"), plan.shapes[0].size_bytes)], target, lambda amount: None)
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> list[tuple[str, int]]:
+    """Files of which the first 5 and 3 bytes are wanted, and none of one between them."""
+    for name, content in (("a", b"01234rest"), ("b", b"x"), ("c", b"567rest")):
+        (tmp_path / name).write_bytes(content)
+    return [(str(tmp_path / "a"), 5), (str(tmp_path / "b"), 0), (str(tmp_path / "c"), 3)]
+
+
+Copy = tuple[str, int, int, int]
+
+
+def copies_of(monkeypatch: pytest.MonkeyPatch, answer: Callable[[int], int]) -> list[Copy]:
+    """What the kernel is asked to copy: (name, bytes, offset in it, offset in the target). `answer` is how much it copies."""
+    copies: list[Copy] = []
+    real = os.copy_file_range
+
+    def copy_file_range(source: int, target: int, count: int, source_offset: int, target_offset: int) -> int:
+        copies.append((os.path.basename(os.readlink(f"/proc/self/fd/{source}")), count, source_offset, target_offset))
+        return real(source, target, answer(count), source_offset, target_offset) if answer(count) else 0
+
+    monkeypatch.setattr(os, "copy_file_range", copy_file_range)
+    monkeypatch.setattr(merge, "PIECE_BYTES", 2)
+    monkeypatch.setattr(merge, "STREAMS", 1)
+    return copies
+
+
+def concatenated(files: list[tuple[str, int]], target: Path) -> list[float]:
+    """What the progress was told."""
+    advances: list[float] = []
+    with target.open("wb") as file:
+        merge.concatenate(files, file, advances.append)
+    return advances
+
+
+def test_the_kernel_is_asked_for_each_piece_once(
+    two_files: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = copies_of(monkeypatch, lambda count: count)
+    assert concatenated(two_files, tmp_path / "out") == [2, 2, 1, 2, 1]
+    assert copies == [("a", 2, 0, 0), ("a", 2, 2, 2), ("a", 1, 4, 4), ("c", 2, 0, 5), ("c", 1, 2, 7)]
+    assert (tmp_path / "out").read_bytes() == b"01234567"
+
+
+def test_the_kernel_may_copy_less(two_files: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = copies_of(monkeypatch, lambda count: 1)
+    assert concatenated(two_files, tmp_path / "out") == [2, 2, 1, 2, 1]
+    assert copies[:4] == [("a", 2, 0, 0), ("a", 1, 1, 1), ("a", 2, 2, 2), ("a", 1, 3, 3)]
+    assert (tmp_path / "out").read_bytes() == b"01234567"
+
+
+def test_a_buffer_takes_over_where_the_kernel_stops(
+    two_files: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a piece; reads and writes may be short, too."""
+    copies_of(monkeypatch, lambda count: 1 if count == 8 else 0)
+    monkeypatch.setattr(merge, "PIECE_BYTES", 8)
+    monkeypatch.setattr(merge, "BUFFER_BYTES", 5)
+    (tmp_path / "a").write_bytes(b"0123456789abcdefrest")
+    sizes: list[tuple[int, int, int]] = []
+    preadv, pwrite = os.preadv, os.pwrite
+
+    def read(source: int, buffers: list[memoryview], offset: int) -> int:
+        sizes.append((len(buffers[0]), offset, 0))
+        return preadv(source, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(os, "pwrite", lambda target, data, offset: pwrite(target, data[:3], offset))
+    assert concatenated([(str(tmp_path / "a"), 16)], tmp_path / "out") == [8, 8]
+    assert (tmp_path / "out").read_bytes() == b"0123456789abcdef"
+    assert sizes == [(5, 1, 0), (2, 6, 0), (5, 9, 0), (2, 14, 0)]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_copied"),
+    [
+        (errno.ENOSYS, True), (errno.EXDEV, True), (errno.EINVAL, True), (errno.EOPNOTSUPP, True), (errno.EBADF, True),
+        (errno.EPERM, True), (errno.EIO, False), (errno.ENOSPC, False),
+    ],
+)  # fmt: skip
+def test_what_the_kernel_answers(
+    number: int, is_copied: bool, two_files: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some filesystems cannot; a disk that fails is an error."""
+
+    def fail(*arguments: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    copies_of(monkeypatch, lambda count: count)
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    if is_copied:
+        assert concatenated(two_files, tmp_path / "out") == [2, 2, 1, 2, 1]
+        assert (tmp_path / "out").read_bytes() == b"01234567"
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            concatenated(two_files, tmp_path / "out")
+
+
+def test_after_an_interrupt_no_piece_is_begun(
+    two_files: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_shutting_down = threading.Event()
+    shutdown = merge.ThreadPoolExecutor.shutdown
+
+    def announced(pool: merge.ThreadPoolExecutor, wait: bool = True, cancel_futures: bool = False) -> None:
+        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+        is_shutting_down.set()
+        shutdown(pool, wait=wait)
+
+    def copied_later(count: int) -> int:
+        if len(copies) > 1:
+            is_shutting_down.wait(60)
+        return count
+
+    def interrupted(amount: float) -> None:
+        raise KeyboardInterrupt
+
+    copies = copies_of(monkeypatch, copied_later)
+    monkeypatch.setattr(merge.ThreadPoolExecutor, "shutdown", announced)
+    with (tmp_path / "out").open("wb") as file, pytest.raises(KeyboardInterrupt):
+        merge.concatenate(two_files, file, interrupted)
+    assert len(copies) <= 2
+
+
+@pytest.mark.parametrize("size", [5, 6, 9])
+def test_a_stream_is_written_in_blocks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.write_bytes("memory://streamed/a", b"0123456789")
+    monkeypatch.setattr(merge, "BUFFER_BYTES", 4)
+    target, advances = io.BytesIO(), []
+    merge.concatenate([("memory://streamed/a", size), ("memory://streamed/a", 2)], target, advances.append)
+    assert target.getvalue() == b"0123456789"[:size] + b"01"
+    assert advances == {5: [4, 1, 2], 6: [4, 2, 2], 9: [4, 4, 1, 2]}[size]
+    with pytest.raises(IoFailure) as caught:
+        merge.concatenate([("memory://streamed/a", 11)], target, advances.append)
+    assert str(caught.value) == "memory://streamed/a: became shorter while it was copied"
+
+
+def test_a_target_that_is_no_file_takes_a_stream(two_files: list[tuple[str, int]], tmp_path: Path) -> None:
+    class Upload:
+        def __init__(self) -> None:
+            self.content = b""
+
+        def write(self, data: bytes) -> None:
+            self.content += data
+
+    for target in (io.BytesIO(), Upload()):
+        merge.concatenate(two_files, target, lambda amount: None)  # type: ignore[arg-type]
+        assert (target.content if isinstance(target, Upload) else target.getvalue()) == b"01234567"
+
+
+def test_the_checksum_of_a_part_is_the_recorded_one(tmp_path: Path) -> None:
+    """Then damage that was done since is found in the merged dataset. One of another file is of no use."""
+    prefix = write_with_megatron(tmp_path / "a", [[[1, 2, 3]]])
+    content = Path(f"{prefix}.bin").read_bytes()
+    assert merge._checksum_of_tokens(prefix, 6) == zlib.crc32(content)
+    assert merge._checksum_of_tokens(prefix, 4) == zlib.crc32(content[:4])
+    for size, expected in ((6, 99), (8, zlib.crc32(content))):
+        Path(f"{prefix}.json").write_text(
+            json.dumps({"v": 2, "dataset": {"prefix": prefix}, "crc32": {"bin": [size, 99], "idx": [1, 1]}})
+        )
+        assert merge._checksum_of_tokens(prefix, 6) == expected
+
+
+def test_the_plan_is_the_documented_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_with_megatron(tmp_path / name, [[[1, 2]], [[3]]])
+    sources = [str(tmp_path / "a"), str(tmp_path / "b")]
+    plan = merge.plan(sources, str(tmp_path / "out"))
+    expected = {
+        "v": 2, "kind": "plan", "command": "merge", "parts": sources, "up_to_date": False,
+        "result": {
+            "v": 1, "kind": "dataset", "prefix": str(tmp_path / "out"), "documents": 4, "tokens": 6, "dtype": "uint16",
+            "weight": 1.0,
+        },
+    }  # fmt: skip
+    assert plan.to_record() == expected
+    made = merge.build(plan)
+    assert (made.prefix, made.documents, made.tokens) == (str(tmp_path / "out"), 4, 6)
+    assert merge.plan(sources, str(tmp_path / "out")).to_record() == expected | {"up_to_date": True}
+    record = json.loads((tmp_path / "out.json").read_bytes())
+    assert record["dataset"] == expected["result"]
+    assert {end: tuple(record["crc32"][end]) for end in ("bin", "idx")} == {
+        end: (len(content), zlib.crc32(content)) for end, content in zip(("bin", "idx"), contents(tmp_path / "out"), strict=True)
+    }
+    assert record["derivation"]["command"] == "merge"
+    assert [source["prefix"] for source in record["derivation"]["sources"]] == sources
+
+
+def test_options_that_all_parts_share_are_kept_but_for_the_shard(tmp_path: Path) -> None:
+    for index in range(2):
+        prefix = write_with_megatron(tmp_path / f"web-0000{index}-of-00002_text_document", [[[index]]])
+        options = {"json_key": "text", "append_eod": True, "shard": {"index": 0, "count": 1}}
+        record = {"v": 2, "dataset": {"prefix": prefix, "documents": 1, "tokens": 1, "dtype": "uint16"}, "options": options}
+        Path(f"{prefix}.json").write_text(json.dumps(record))
+    plan = merge.plan([str(tmp_path / f"web-0000{index}-of-00002_text_document") for index in range(2)], str(tmp_path / "out"))
+    assert plan.options == {"json_key": "text", "append_eod": True}
 
 
 def test_remote_parts_and_output(tmp_path: Path) -> None:
