@@ -2,8 +2,10 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -450,3 +452,192 @@ def test_the_index_of_many_documents_is_written_in_bounded_memory(tmp_path: Path
     done = subprocess.run([sys.executable, "-c", MANY_DOCUMENTS, tmp_path / "data"], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 64 << 10
     assert os.path.getsize(tmp_path / "data.idx") == HEADER.size + 20 * 20_000_001 + 8
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16])
+def test_every_dtype_of_megatron(tmp_path: Path, dtype: type[np.generic]) -> None:
+    check_same_as_megatron(tmp_path, [[[1, 2], [3]], [[4]]], dtype)
+
+
+def index(*, magic: bytes = b"MMIDIDX\0\0", version: int = 1, code: int = 8, documents: tuple[int, ...] = (0, 1, 2)) -> bytes:
+    """The documented layout, of two sequences of 3 and 1 tokens of 2 bytes."""
+    header = struct.pack("<9sQBQQ", magic, version, code, 2, len(documents))
+    return header + struct.pack(f"<2i2q{len(documents)}q", 3, 1, 0, 6, *documents)
+
+
+def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
+    write(tmp_path / "data", [[[1, 2, 3]], [[4]]], np.uint16)
+    assert contents(tmp_path / "data") == (struct.pack("<4H", 1, 2, 3, 4), index())
+    reader = Reader(str(tmp_path / "data"))
+    assert reader.documents == 2
+    assert (reader.sequence_lengths.tolist(), reader.sequence_offsets.tolist()) == ([3, 1], [0, 6])
+    assert (reader.document_indices.tolist(), reader.tokens.tolist()) == ([0, 1, 2], [1, 2, 3, 4])
+    assert [reader.document(number).tolist() for number in range(2)] == [[1, 2, 3], [4]]
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (b"", "not an index of a Megatron dataset", None),
+        (index()[:33], "not an index of a Megatron dataset", None),
+        (index(magic=b"MMIDIDX\0\1"), "not an index of a Megatron dataset", None),
+        (index(version=0), "version 0 with dtype code 8 is not known", None),
+        (index(code=9), "version 1 with dtype code 9 is not known", None),
+        (index(code=0), "version 1 with dtype code 0 is not known", None),
+        (index(documents=()), "its document index is empty", None),
+        (index()[:-1], "81 bytes, its header says 82", "the file is truncated: write it again"),
+        (index() + b"\0", "83 bytes, its header says 82", "the file is truncated: write it again"),
+        (index() + b"\0\0\0", "85 bytes, its header says 82", "the file is truncated: write it again"),
+    ],
+)
+def test_each_refusal_of_an_index(tmp_path: Path, content: bytes, message: str, hint: str | None, thorough: bool) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    (tmp_path / "data.idx").write_bytes(content)
+    with pytest.raises(BadData) as caught:
+        Reader(str(tmp_path / "data"), thorough)
+    assert (str(caught.value), caught.value.hint) == (f"{tmp_path}/data.idx: {message}", hint)
+
+
+@pytest.mark.parametrize(
+    ("documents", "is_refused"),
+    [
+        ((0, 1, 2), False),
+        ((0, 0, 2, 2), False),
+        ((0, 2, 1, 2), True),
+        ((0, 1), True),
+        ((0, 3), True),
+        ((1, 2), True),
+        ((2,), True),
+    ],
+)
+def test_the_document_index_is_looked_at_where_it_is_asked_for(
+    tmp_path: Path, documents: tuple[int, ...], is_refused: bool
+) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    (tmp_path / "data.idx").write_bytes(index(documents=documents))
+    Reader(str(tmp_path / "data"), thorough=False)
+    if is_refused:
+        with pytest.raises(BadData) as caught:
+            Reader(str(tmp_path / "data"))
+        assert str(caught.value) == f"{tmp_path}/data.idx: its document index does not fit its 2 sequences"
+    else:
+        Reader(str(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_tokens_of_another_size(prefix: Path, thorough: bool) -> None:
+    for size in (0, 11, 13):
+        Path(f"{prefix}.bin").write_bytes(bytes(size))
+        with pytest.raises(BadData) as caught:
+            Reader(str(prefix), thorough)
+        assert str(caught.value) == f"{prefix}.bin: {size} bytes, its index says 12"
+        assert caught.value.hint == "the file is truncated: write it again"
+    write(prefix, [], np.uint16)
+    assert Reader(str(prefix), thorough).tokens.tolist() == []
+    Path(f"{prefix}.bin").write_bytes(b"\0\0")
+    with pytest.raises(BadData, match="2 bytes, its index says 0"):
+        Reader(str(prefix), thorough)
+
+
+def test_what_to_do_about_a_missing_file(prefix: Path, tmp_path: Path) -> None:
+    def said(name: str | Path) -> tuple[str, str | None]:
+        with pytest.raises(NoInput) as caught:
+            Reader(str(name))
+        return str(caught.value), caught.value.hint
+
+    assert said(f"{prefix}.idx") == (f"{prefix}.idx.idx: no such file", f"a prefix has no extension: {prefix}")
+    nothing = "a dataset is PREFIX.bin and PREFIX.idx"
+    assert said(tmp_path / "none") == (f"{tmp_path}/none.idx: no such file", nothing)
+    Path(f"{prefix}.idx").rename(tmp_path / "none_text_document.idx")
+    assert said(tmp_path / "none")[1] == f"did you mean {tmp_path}/none_text_document?"
+    unfinished = "the dataset was not finished: run its lt-preprocess command again"
+    assert said(prefix) == (f"{prefix}.idx: no such file", unfinished)
+    assert said(tmp_path / "none_text_document") == (f"{tmp_path}/none_text_document.bin: no such file", nothing)
+
+
+def test_what_was_written_is_counted() -> None:
+    assert Extent(1, 2, 3, 4, 5, 6).counts() == {"tokens": 1, "sequences": 2, "documents": 3}
+    assert Extent() == Extent(0, 0, 0, 0, 0, 0)
+
+
+def test_a_dataset_becomes_visible_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No moment pairs an old index or sidecar with new tokens, and the index is last."""
+    prefix = tmp_path / "data"
+    for end in (".bin", ".idx", ".json"):
+        Path(f"{prefix}{end}").write_bytes(b"old")
+    calls: list[tuple[str, str]] = []
+    remove, replace = storage.remove, os.replace
+    monkeypatch.setattr(storage, "remove", lambda path: calls.append(("remove", os.path.basename(path))) or remove(path))
+    monkeypatch.setattr(
+        os, "replace", lambda source, target: calls.append(("rename", os.path.basename(target))) or replace(source, target)
+    )
+    for resume_from in (None, Extent()):
+        calls.clear()
+        with Writer(str(prefix), np.uint16, resume_from) as writer:
+            writer.append_document(np.array([1]))
+            writer.publish((f"{prefix}.json", b"new"))
+        order = [("remove", "data.idx"), ("remove", "data.json")]
+        assert calls == order + [("rename", name) for name in ("data.bin", "data.json", "data.idx")]
+    assert sorted(os.listdir(tmp_path)) == ["data.bin", "data.idx", "data.json"]
+
+
+def test_the_index_grows_beside_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp may be small; of a remote output nothing is local but /tmp."""
+    directories: list[object] = []
+    temporary = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: directories.append(dir) or temporary(dir=dir))
+    monkeypatch.chdir(tmp_path)
+    for prefix in (str(tmp_path / "data"), "data", "memory://bucket/beside"):
+        with Writer(prefix, np.uint16) as writer:
+            writer.append_document(np.array([1]))
+            writer.publish()
+    assert directories == [str(tmp_path)] * 2 + ["."] * 2 + [None] * 2
+
+
+def test_an_interrupted_writer_keeps_what_can_be_resumed(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "data")
+    assert not indexed_dataset.is_partial(prefix)
+    with Writer(prefix, np.uint16, Extent()) as writer:
+        writer.append_document(np.array([1]))
+    kept = [".data.bin.partial", ".data.counts.partial", ".data.lengths.partial"]
+    assert sorted(os.listdir(tmp_path)) == kept
+    assert indexed_dataset.is_partial(prefix)
+    assert [len((tmp_path / name).read_bytes()) for name in kept] == [2, 4, 4]
+    indexed_dataset.discard_partial(prefix)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("stage", ["nothing", "spools alone", "tokens", "index", "all"])
+def test_a_publication_is_undone(tmp_path: Path, stage: str) -> None:
+    """Its process was killed after some of the renames; while the counts are there, not all is published."""
+    prefix = tmp_path / "data"
+    with Writer(str(prefix), np.uint16, Extent()) as writer:
+        writer.append_document(np.array([1, 2]))
+        extent = writer.sync()
+    partial = {name: tmp_path / f".data.{name}.partial" for name in ("bin", "lengths", "counts")}
+    if stage == "spools alone":
+        partial["bin"].unlink()
+    if stage in ("tokens", "index", "all"):
+        partial["bin"].rename(f"{prefix}.bin")
+    if stage in ("index", "all"):
+        Path(f"{prefix}.idx").write_bytes(b"index")
+    if stage == "all":
+        partial["counts"].unlink()
+    was_begun = stage != "all"
+    assert indexed_dataset.retract_unfinished(str(prefix)) is was_begun
+    left = {"nothing": ["bin", "counts", "lengths"], "spools alone": ["counts", "lengths"], "all": []}
+    expected = [f".data.{name}.partial" for name in left.get(stage, left["nothing"])]
+    assert sorted(os.listdir(tmp_path)) == (expected if was_begun else ["data.bin", "data.idx"])
+    assert indexed_dataset.can_resume(str(prefix), np.uint16, extent) == (stage in ("nothing", "tokens", "index"))
+
+
+def test_what_the_sidecar_records_is_computed_once(tmp_path: Path) -> None:
+    with Writer(str(tmp_path / "data"), np.uint16) as writer:
+        writer.append_document(np.array([1, 2, 3]))
+        first = writer.complete()
+        assert writer.complete() == first
+        writer.publish()
+    assert [tuple(first[end]) for end in ("bin", "idx")] == [
+        (len(content), zlib.crc32(content)) for content in contents(tmp_path / "data")
+    ]
