@@ -1,5 +1,6 @@
 """A run that is killed at any moment, also inside of a save, goes on as if nothing had happened, bit for bit on a CPU."""
 
+import errno
 import json
 import os
 import shutil
@@ -153,13 +154,18 @@ def test_remote_checkpoints(finished: Path, tmp_path: Path, monkeypatch: pytest.
         remote_run.newest(url)
 
 
-@pytest.mark.parametrize(("end", "said", "code"), [("SIGKILL", "was ended by SIGKILL", 137), ("exit", "ended with 7", 74)])
+@pytest.mark.parametrize(
+    ("end", "said", "code"),
+    [("SIGKILL", "was ended by SIGKILL", 137), ("exit", "ended with 7", 74), ("raise", "No space left on device", 74)],
+)
 def test_a_killed_writer_is_as_a_killed_rank(end: str, said: str, code: int) -> None:
     """Job files start such a rank again within the job."""
 
     def write(*arguments: Any) -> None:
         if end == "exit":
             os._exit(7)
+        if end == "raise":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.kill(os.getpid(), signal.Signals[end])
 
     writer = Writer(SimpleNamespace(async_fn=write, async_fn_args=(0, [], None), preload_fn=None), None)
