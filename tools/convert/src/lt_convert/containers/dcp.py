@@ -81,7 +81,7 @@ class Contents:
                 raise BadData(f"{path}: has no storage_data for the chunk of {key} at {list(offsets)}")
             record, locate = torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)
             found = locate(record)
-            if found.dtype != dtype or found.view.shape != sizes or len(offsets) != len(shape):
+            if found.dtype != dtype or found.view.shape != sizes or not len(offsets) == len(sizes) == len(shape):
                 raise BadData(
                     f"{location.file}: the chunk of {key} at byte {location.offset_bytes} is {found.dtype} "
                     f"{list(found.view.shape)}, expected {dtype} {list(sizes)}"
