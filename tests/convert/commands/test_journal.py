@@ -54,7 +54,7 @@ def names(directory: PartialDirectory) -> list[str]:
 def test_a_new_journal_begins_with_the_identity(directory: PartialDirectory) -> None:
     found = Journal.open(directory, "identity")
     assert (found.done, found.pending) == ({}, [])
-    assert (directory.path / JOURNAL).read_bytes() == b"identity\n"
+    assert (directory.path / ".lt-convert.journal").read_bytes() == b"identity\n"
 
 
 def test_what_is_listed_is_done(directory: PartialDirectory) -> None:
@@ -128,6 +128,15 @@ def test_what_others_may_have_planted_is_not_used(
     assert names(directory) == [JOURNAL]
     said = capsys.readouterr().err.replace("/two ", "/a/planted ")
     assert f"{directory.path}/{name} {reason}: not used, the conversion starts over" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_a_file_of_another_user_is_not_used(directory: PartialDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    left(directory, *LINES)
+    os.chown(directory.path / "a/one", 1001, 1001)
+    (directory.path / "a/one").chmod(0o644)
+    assert Journal.open(directory, "identity").done == {}
+    assert f"{directory.path}/a/one belongs to another user (uid 1001): not used" in capsys.readouterr().err
 
 
 def test_files_have_the_mode_of_the_umask(directory: PartialDirectory) -> None:

@@ -1,6 +1,7 @@
 """The journal says how far a run came, and is believed only as far as the disk holds what it says."""
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -183,6 +184,7 @@ def test_another_version_starts_anew(field: str, plan: Plan) -> None:
 @pytest.mark.parametrize(("bad_lines", "is_resumed"), [(0, True), (1, False)])
 def test_how_bad_lines_are_treated_matters_only_where_there_were_some(bad_lines: int, is_resumed: bool, changed: Changed) -> None:
     state = killed(changed(on_error="skip"), bad_lines=bad_lines)
+    assert state_found(changed(on_error="skip")) == state
     assert state_found(changed(on_error="quarantine")) == (state if is_resumed else None)
 
 
@@ -235,13 +237,14 @@ def test_a_journal_is_deleted_with_what_it_names(plan: Plan) -> None:
     assert hidden(path_of(plan).parent) == []
 
 
-def test_anew_forgets_all(plan: Plan) -> None:
+def test_anew_forgets_all(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     killed(plan)
     assert state_found(plan, anew=True) is None
     assert hidden(path_of(plan).parent) == [path_of(plan).name]
     assert json.loads(path_of(plan).read_bytes()) == header(plan)
     assert state_found(plan, anew=True) is None
     assert json.loads(path_of(plan).read_bytes()) == header(plan)
+    assert capsys.readouterr().err == ""
 
 
 def test_standard_input_has_no_journal(tmp_path: Path, demo_tokenizer: Path, planned: Callable[..., Plan]) -> None:
@@ -294,11 +297,58 @@ def test_a_line_that_the_run_would_not_write_is_none(edit: str, plan: Plan) -> N
     assert path_of(plan).read_bytes().startswith(before)
 
 
+def test_of_two_datasets_both_must_be_of_the_run(changed: Changed) -> None:
+    plan = changed(json_keys=("text", "title"))
+    state = killed(plan)
+    last = json.loads(path_of(plan).read_text().splitlines()[-1])
+    for datasets in (["web_text_document", "/etc/passwd"], ["/etc/passwd", "web_title_document"]):
+        with path_of(plan).open("a") as file:
+            file.write(json.dumps(last | {"datasets": datasets}) + "\n")
+        assert state_found(plan) == state
+
+
+def test_a_line_without_its_end_is_none(plan: Plan) -> None:
+    state = killed(plan)
+    before = path_of(plan).read_bytes()
+    last = json.loads(before.splitlines()[-1])
+    with path_of(plan).open("a") as file:
+        file.write(json.dumps(last | {"taken": 2}))
+    assert state_found(plan) == state
+    assert path_of(plan).read_bytes() == before
+
+
+def test_a_name_that_is_no_text(changed: Changed, tmp_path: Path) -> None:
+    """Any byte but a slash may be in the name of a file, and a dataset may have a name in any language."""
+    for name in (b"w\xff\xeab", "\u7db2".encode()):
+        plan = changed(tmp_path / "out" / os.fsdecode(name))
+        state = killed(plan)
+        assert state_found(plan) == state
+
+
 def test_a_directory_that_was_moved(tmp_path: Path, changed: Changed) -> None:
     plan = changed()
     state = killed(plan)
     (tmp_path / "out").rename(tmp_path / "moved")
     assert state_found(changed(tmp_path / "moved/web")) == state
+    assert state_found(changed(tmp_path / "moved/web", append_eod=True)) is None
+    assert hidden(tmp_path / "moved") == [".web_text_document.journal"]
+
+
+def test_an_older_dataset_stays_until_the_new_one_is_published(plan: Plan) -> None:
+    state = killed(plan)
+    for end in ("bin", "idx"):
+        Path(f"{plan.prefix}_text_document.{end}").write_bytes(b"old")
+    assert state_found(plan) == state
+    assert Path(f"{plan.prefix}_text_document.idx").read_bytes() == b"old"
+
+
+def test_where_locks_do_not_work_a_run_leaves_its_own_files(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    state = killed(plan)
+    assert state_found(plan) == state
 
 
 def test_parts_have_names_of_their_own(changed: Changed) -> None:
@@ -327,6 +377,23 @@ def test_a_run_of_other_keys_that_shares_none_is_left(changed: Changed) -> None:
     found = overlapping(changed)
     assert ".web_title_document.journal" in found and ".web_title_document.bin.partial" in found
     assert state_found(other) == state
+
+
+def test_all_journals_beside_it_are_looked_at(changed: Changed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a lock on those with which nothing is shared."""
+    others = [changed(json_keys=keys) for keys in (("a",), ("b", "text"), ("z",))]
+    written(others[0])
+    for other in others:
+        with journal.opened(other) as log:
+            log.write(written(other))
+    locked: list[str] = []
+    true = resumable_files.locked
+    monkeypatch.setattr(resumable_files, "locked", lambda path, name: locked.append(os.path.basename(path)) or true(path, name))
+    found = overlapping(changed)
+    assert [name for name in found if name.endswith(".journal")] == [
+        ".web_a_document.journal", ".web_text_document.journal", ".web_z_document.journal",
+    ]  # fmt: skip
+    assert locked == [".web_text_document.journal", ".web_b_document.journal"]
 
 
 def test_a_run_that_is_at_work_is_left(changed: Changed) -> None:
@@ -368,6 +435,15 @@ def test_a_torn_journal_of_a_finished_run_is_deleted(content: bytes, plan: Plan)
     path_of(plan).chmod(0o600)
     journal.delete_finished(plan)
     assert hidden(path_of(plan).parent) == []
+
+
+def test_a_journal_whose_first_line_is_no_header_is_deleted_alone(plan: Plan) -> None:
+    """Nothing tells that its partial files are of no use."""
+    killed(plan)
+    lines = path_of(plan).read_bytes().splitlines(keepends=True)
+    path_of(plan).write_bytes(b"[1]\n" + lines[1])
+    journal.delete_finished(plan)
+    assert hidden(path_of(plan).parent) == PARTIAL
 
 
 def test_what_another_run_left_is_not(changed: Changed) -> None:
@@ -469,6 +545,12 @@ def test_a_remote_journal_has_finished_parts_only(changed: Changed, bucket: str)
     assert storage.exists(path), "a run in one part has no journal"
     journal.delete_finished(plan)
     assert not storage.exists(path)
+
+
+def test_a_part_of_two_datasets_is_finished_when_both_are(changed: Changed, bucket: str) -> None:
+    with journal.opened(remote(changed, bucket, json_keys=("text", "title"))) as log:
+        log.write(State(extents=(Extent(), Extent(1, 1, 1))))
+        assert log.state is None
 
 
 def test_a_remote_run_in_one_part_has_no_journal(changed: Changed, bucket: str) -> None:

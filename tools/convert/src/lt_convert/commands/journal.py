@@ -87,7 +87,7 @@ def _read(directory: PartialDirectory) -> bytes:
 
 def _reasons_for_distrust(directory: PartialDirectory) -> Iterator[str]:
     """What in the directory this user has not made, in words: its name and why. Its own files have the mode of the umask."""
-    for folder, folders, names, descriptor in os.fwalk(".", dir_fd=directory.descriptor, follow_symlinks=False):
+    for folder, folders, names, descriptor in os.fwalk(".", dir_fd=directory.descriptor):
         for name in (*folders, *names):
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             reason = _reason_for_distrust(status, directory)

@@ -53,12 +53,12 @@ class Journal:
 
     def _state_in(self, records: list[dict[str, Any]], on_error: str) -> State | None:
         """The last state that the records of an earlier run hold, if it ran the same plan."""
-        if len(records) < 2 or records[0] != self._header():
+        if not records or records[0] != self._header():
             return None
-        if records[-1]["datasets"] != self._plan.dataset_prefixes(records[-1]["part"]):
+        if records[1]["datasets"] != self._plan.dataset_prefixes(records[1]["part"]):
             return None
-        state = State.from_record(records[-1])
-        return state if records[-1]["on_error"] == on_error or state.bad_lines == 0 else None
+        state = State.from_record(records[1])
+        return state if records[1]["on_error"] == on_error or state.bad_lines == 0 else None
 
     def _record(self, state: State) -> dict[str, Any]:
         return dataclasses.asdict(state) | {
@@ -109,8 +109,8 @@ class LocalJournal(Journal):
             if self.state is not None and self.state.is_worth_keeping:
                 note(f"{path}: what it describes is gone or damaged: starting from the beginning")
             self.state = None
-            if len(records) > 1:
-                _discard(records[-1])
+            if records:
+                _discard(records[1])
             file.seek(0)
             file.truncate()
             file.write(_line(self._header()))
@@ -190,24 +190,22 @@ def delete_finished(plan: Plan) -> None:
     if storage.is_remote(path):
         if plan.options.max_shard_bytes is not None:
             storage.remove(path)
-        return
-    if not os.path.lexists(path):
-        return
-    # The datasets are up to date whatever is in the way; a run that is still at work deletes its own.
-    with contextlib.suppress(ToolError, OSError), resumable_files.locked(path, plan.prefix) as file:
-        records = _records(file.read(), plan)
-        if not records or records[0].get("plan") == plan.fingerprint:
-            for record in records[1:]:
-                _discard(record)
-            os.unlink(path)
+    elif os.path.lexists(path):
+        # The datasets are up to date whatever is in the way; a run that is still at work deletes its own.
+        with contextlib.suppress(ToolError, OSError), resumable_files.locked(path, plan.prefix) as file:
+            records = _records(file.read(), plan)
+            if not records or records[0].get("plan") == plan.fingerprint:
+                for record in records[1:]:
+                    _discard(record)
+                os.unlink(path)
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
+    return json.dumps(record).encode() + b"\n"
 
 
 def _records(content: bytes, plan: Plan) -> list[dict[str, Any]]:
-    """The first line and the last one that holds a state. A crash of the machine may leave anything else."""
+    """The first line and the last one that holds a state, or nothing. A crash of the machine may leave anything else."""
     lines = content.split(b"\n")[:-1]
     for last in range(len(lines) - 1, 0, -1):
         with contextlib.suppress(ValueError, RecursionError):
@@ -267,9 +265,8 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
         with resumable_files.locked(path, prefix) as file:
             if anew:
                 with contextlib.suppress(IndexError):
-                    _discard(_records(file.read(), plan)[-1])
+                    _discard(_records(file.read(), plan)[1])
                 file.seek(0)
                 file.truncate()
-                file.seek(0)
             _discard_overlapping(plan, path)
             yield LocalJournal(path, file, plan)
