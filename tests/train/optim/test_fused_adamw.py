@@ -115,3 +115,18 @@ def test_weights_of_a_bucket_are_sent_before_those_of_the_next_are_updated() -> 
     FusedAdamW([{"params": masters, "lr": 0.1}], buffers, [first, empty, last]).step()
     unchanged, changed = True, False
     assert seen == [[unchanged, changed, changed], [unchanged, changed, changed], [changed] * 3]
+
+
+def test_the_norm_is_that_of_all_shards(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank, whose shards have the same gradients, in each optimizer's group: all of them are those of one model."""
+    groups = []
+
+    def add_equal_rank(tensor: torch.Tensor, group: Any) -> None:
+        groups.append(group)
+        tensor.mul_(2)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", add_equal_rank)
+    weights, gradients = [torch.zeros(2) for _ in range(2)], [torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])]
+    fused = Fused(weights, 1.0, torch.float32, group)
+    assert fused.step(gradients)() == pytest.approx(math.sqrt(2 * (3**2 + 4**2 + 12**2)))
+    assert groups == [group, group]

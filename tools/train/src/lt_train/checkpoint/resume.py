@@ -4,7 +4,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, storage
+from lt_shared import checkpoint_layout, ownership, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train.checkpoint import dataset_versions, remote_run
@@ -35,6 +35,11 @@ def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
 def _newest(run: str, is_first: bool) -> str | None:
     candidates = checkpoint_layout.checkpoints(Path(run))
     for candidate in candidates:
+        if other := ownership.belongs_to_other(os.lstat(candidate), candidate.parent):
+            raise BadData(
+                f"{candidate}: {other}, and a run goes on from its own checkpoints only",
+                "choose another --save; --load takes over what another user has trained",
+            )
         problem = checkpoint_layout.damage(candidate)
         if problem is None:
             return str(candidate)

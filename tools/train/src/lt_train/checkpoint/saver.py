@@ -42,7 +42,7 @@ from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.log import Log
-from lt_train.runtime import agreement, signals
+from lt_train.runtime import agreement, run_files, signals
 from lt_train.runtime.failure_report import Echo, is_echo
 
 FORMAT = "megatron-dist"
@@ -89,8 +89,7 @@ class Saver:
         self.datasets = dataset_versions.versions(config.data.datasets) if self.is_publisher else {}
         self._suffix = f".partial-{agreement.from_first_rank(secrets.token_hex(4))}"
         if self.is_publisher or self.url:
-            for abandoned in (*self.run.glob(".iter_*.partial*"), *self.run.glob(".iter_*.deleted")):
-                shutil.rmtree(abandoned, ignore_errors=True)
+            run_files.delete_abandoned(self.run)
 
     def save(self, loss: float | None) -> None:
         """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step."""

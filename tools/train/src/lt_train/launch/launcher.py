@@ -16,7 +16,7 @@ from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
-from lt_train.runtime import process_lifetime, rank_environment
+from lt_train.runtime import process_lifetime, rank_environment, run_files
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
 
@@ -55,6 +55,7 @@ def launch(config: RunConfig) -> int:
     config = prepare(config, is_first)
     if resume.is_finished(config):
         if is_first:
+            _delete_abandoned(config)
             _report_finished(config)
         return ExitCode.OK
     check_runner.at_start(config)
@@ -131,6 +132,14 @@ def _described_data(config: RunConfig) -> str:
     return "mock data" if config.data.mock else f"{len(config.data.datasets)} dataset(s)"
 
 
+def _delete_abandoned(config: RunConfig) -> None:
+    """What a kill in the last deletion has left; not where another run has the lock, or nothing can be written."""
+    run = config.checkpointing.directory
+    if run is not None and not config.checkpointing.is_remote:
+        with contextlib.suppress(ToolError), _run_directory(config):
+            run_files.delete_abandoned(Path(run))
+
+
 def _report_finished(config: RunConfig) -> None:
     start = str(config.checkpointing.start)
     record = resume.record(start)
@@ -167,9 +176,9 @@ def _run_directory(config: RunConfig) -> Iterator[None]:
         remote_run.prepare(run, settings.save)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise CannotCreate(f"{run}: {error.strerror}") from None
+    lock = run_files.descriptor(run / ".lock", os.O_RDWR)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,6 +22,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.metrics import trackers
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
+from lt_train.runtime import run_files
 
 TRAIN_LOG = "train.log"
 METRICS = "metrics.jsonl"
@@ -45,7 +46,7 @@ class Log:
             self._metrics = self._open(Path(directory) / METRICS)
 
     def _open(self, path: Path) -> IO[str]:
-        return self._resources.enter_context(path.open("a", buffering=1))
+        return self._resources.enter_context(run_files.appended(path))
 
     def __enter__(self) -> Self:
         return self

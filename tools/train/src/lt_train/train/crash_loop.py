@@ -14,6 +14,7 @@ from typing import Any
 
 from lt_shared.console import BadConfig
 from lt_train.config.run_config import RunConfig
+from lt_train.runtime import run_files
 
 FILE = "attempts.jsonl"
 STEP_FILE = ".step"
@@ -27,7 +28,7 @@ class Attempt:
         self._file = run / FILE
         record = {"v": 1, "start": start, "plan": fingerprint(config), "before": _read_step(run)}
         self._append(record)
-        self._step = os.open(run / STEP_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        self._step = run_files.descriptor(run / STEP_FILE, os.O_RDWR)
         self.reached(start)
 
     def reached(self, iteration: int) -> None:
@@ -39,7 +40,7 @@ class Attempt:
         os.close(self._step)
 
     def _append(self, record: dict[str, Any]) -> None:
-        with open(self._file, "a") as file:
+        with run_files.appended(self._file) as file:
             file.write(json.dumps(record) + "\n")
 
 

@@ -1,0 +1,38 @@
+"""The files of a run's directory that its attempts go on with: logs, metrics, the lock.
+
+Another user may have made the directory, or may write to it, and put a link there under a name that everybody knows: such a file
+is not followed, nor is one with a second name, which could be anywhere.
+"""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import IO
+
+from lt_shared.console import CannotCreate
+
+
+def descriptor(path: Path, flags: int) -> int:
+    """An open file descriptor of a file that is made when there is none. Raises CannotCreate."""
+    try:
+        opened = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        reason = "is a symbolic link" if path.is_symlink() else str(error.strerror)
+        raise CannotCreate(f"{path}: {reason}") from None
+    status = os.fstat(opened)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(opened)
+        raise CannotCreate(f"{path}: is not a file of its own, it has another name elsewhere or is no file", "delete it")
+    return opened
+
+
+def appended(path: Path) -> IO[str]:
+    """A text file to whose end lines are written, one at a time. Raises CannotCreate."""
+    return os.fdopen(descriptor(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
+
+
+def delete_abandoned(run: Path) -> None:
+    """Delete what killed attempts have left of checkpoints; for the holder of the lock."""
+    for abandoned in (*run.glob(".iter_*.partial*"), *run.glob(".iter_*.deleted")):
+        shutil.rmtree(abandoned, ignore_errors=True)
