@@ -140,6 +140,12 @@ def test_each_kind_of_problem(made_by_hand: Path) -> None:
         f"{made_by_hand}/one: bytes 0 to 4 changed since it was written",
         f"{made_by_hand}/one: t changed since it was written",
     ]
+    (made_by_hand / "one").unlink()
+    assert checksum_verification.verify(str(made_by_hand))["problems"] == [
+        f"{made_by_hand}/one: missing",
+        f"{made_by_hand}/a/two: bytes 0 to 3 changed since it was written",
+        f"{made_by_hand}/empty: missing",
+    ]
 
 
 def test_the_result_as_text() -> None:

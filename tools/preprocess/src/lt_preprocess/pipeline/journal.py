@@ -264,9 +264,8 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
     else:
         with resumable_files.locked(path, prefix) as file:
             if anew:
+                # What is read here is not read again: the journal finds nothing and begins anew.
                 with contextlib.suppress(IndexError):
                     _discard(_records(file.read(), plan)[1])
-                file.seek(0)
-                file.truncate()
             _discard_overlapping(plan, path)
             yield LocalJournal(path, file, plan)
