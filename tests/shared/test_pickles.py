@@ -293,6 +293,15 @@ def test_sizes_are_found_behind_every_opcode(code: Any) -> None:
     pickles._check_sizes(begin)
 
 
+def test_the_size_of_each_argument() -> None:
+    """Below 0 it is told by what follows: the end of the line, or a count."""
+    found = pickles._argument_sizes.__wrapped__()
+    for code in pickletools.opcodes:
+        sample = ARGUMENTS[code.arg.name] if code.arg else b""
+        is_fixed = not code.arg or code.arg.name in ("uint1", "uint2", "int4", "uint4", "uint8", "float8")
+        assert found[ord(code.code)] == len(sample) if is_fixed else found[ord(code.code)] < 0
+
+
 @pytest.mark.parametrize("content", [b"", b".", b"N", b"\xff" + CUT_OFF, b"C\x01a", b"I1"])
 def test_sizes_without_an_end(content: bytes) -> None:
     """Whatever else is wrong is for the unpickler to say."""
@@ -419,7 +428,7 @@ def archive(*members: str, before: bytes = b"") -> io.BytesIO:
         (archive("a/other.pkl"), "it has no data.pkl"),
         (archive("data.pkl/a"), "it has no data.pkl"),
         (archive("a/data.pk"), "it has no data.pkl"),
-        (io.BytesIO(b"PK\x03\x05" + archive("a/data.pkl").read()[4:]), "not a torch file"),
+        (io.BytesIO(archive("a/data.pkl").read()[:-1]), "not a torch file: File is not a zip file"),
     ],
 )
 def test_archives_that_torch_would_read_differently(file: io.BytesIO, message: str) -> None:
@@ -427,6 +436,14 @@ def test_archives_that_torch_would_read_differently(file: io.BytesIO, message: s
     with pytest.raises(BadData, match="file: not a torch file") as caught:
         pickles.torch_pickle(file, "file")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("begin", [b"PK\x03\x05", b"PK\x05\x04", b""])
+def test_what_does_not_begin_as_an_archive(begin: bytes) -> None:
+    """torch takes it for a plain pickle, though zipfile finds an archive in it."""
+    with pytest.raises(BadData) as caught:
+        pickles.torch_pickle(io.BytesIO(begin + archive("a/data.pkl").read()[len(begin) or 1 :]), "file")
+    assert str(caught.value) == "file: not a torch file"
 
 
 def test_the_pickle_of_an_archive() -> None:
