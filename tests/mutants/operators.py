@@ -41,7 +41,7 @@ SPEAKING = {"warn", "note", "print", "echo", "fail"}
 # Calls that only a type checker reads.
 TYPING = {"TypeVar", "NewType", "cast"}
 # Calls whose two arguments may be swapped.
-COMMUTATIVE = {"isinstance", "min", "max", "gcd", "samestat", "isclose", "suppress"}
+COMMUTATIVE = {"isinstance", "min", "max", "gcd", "samestat", "isclose", "suppress", "array_equal"}
 
 
 @dataclasses.dataclass(frozen=True)

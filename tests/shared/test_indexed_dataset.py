@@ -196,7 +196,7 @@ def test_missing_files_are_named_with_a_remedy(prefix: Path) -> None:
 
 
 def test_remote_prefix_is_refused() -> None:
-    with pytest.raises(BadConfig, match="memory://data"):
+    with pytest.raises(BadConfig, match=r"^memory://data: reading a dataset through memory maps needs a local"):
         Reader("memory://data")
 
 
@@ -608,7 +608,7 @@ def test_an_interrupted_writer_keeps_what_can_be_resumed(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("stage", ["nothing", "spools alone", "tokens", "index", "all"])
+@pytest.mark.parametrize("stage", ["nothing", "nothing, over an older one", "spools alone", "tokens", "index", "all"])
 def test_a_publication_is_undone(tmp_path: Path, stage: str) -> None:
     """Its process was killed after some of the renames; while the counts are there, not all is published."""
     prefix = tmp_path / "data"
@@ -618,6 +618,8 @@ def test_a_publication_is_undone(tmp_path: Path, stage: str) -> None:
     partial = {name: tmp_path / f".data.{name}.partial" for name in ("bin", "lengths", "counts")}
     if stage == "spools alone":
         partial["bin"].unlink()
+    if stage == "nothing, over an older one":
+        Path(f"{prefix}.bin").write_bytes(b"older")
     if stage in ("tokens", "index", "all"):
         partial["bin"].rename(f"{prefix}.bin")
     if stage in ("index", "all"):
@@ -628,8 +630,58 @@ def test_a_publication_is_undone(tmp_path: Path, stage: str) -> None:
     assert indexed_dataset.retract_unfinished(str(prefix)) is was_begun
     left = {"nothing": ["bin", "counts", "lengths"], "spools alone": ["counts", "lengths"], "all": []}
     expected = [f".data.{name}.partial" for name in left.get(stage, left["nothing"])]
+    if "older" in stage:
+        assert Path(f"{prefix}.bin").read_bytes() == b"older"
+        Path(f"{prefix}.bin").unlink()
     assert sorted(os.listdir(tmp_path)) == (expected if was_begun else ["data.bin", "data.idx"])
-    assert indexed_dataset.can_resume(str(prefix), np.uint16, extent) == (stage in ("nothing", "tokens", "index"))
+    assert indexed_dataset.can_resume(str(prefix), np.uint16, extent) == (stage not in ("spools alone", "all"))
+
+
+def test_all_three_files_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    with pytest.raises(KeyboardInterrupt), Writer(str(tmp_path / "data"), np.uint16, Extent()) as writer:
+        monkeypatch.setattr(os, "fsync", sync)
+        writer.append(np.array([1, 2, 3]), np.array([2, 1]), np.array([1, 1, 0]))
+        writer.sync()
+        assert synced == [(".data.bin.partial", 6), (".data.lengths.partial", 8), (".data.counts.partial", 12)]
+        raise KeyboardInterrupt
+
+
+def test_an_older_dataset_stays_when_the_disk_is_full(tmp_path: Path) -> None:
+    """The last tokens are written before its index is removed. /dev/full is always full."""
+    write(tmp_path / "data", [[[1, 2, 3]]], np.uint16)
+    with (
+        pytest.raises(IoFailure, match=r"data\.\w+: no space left on device"),
+        Writer(str(tmp_path / "data"), np.uint16) as writer,
+    ):
+        writer.append_document(np.array([4]))
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, writer.bin_file.fileno())
+        os.close(full)
+        writer.publish()
+    assert Reader(str(tmp_path / "data")).tokens.tolist() == [1, 2, 3]
+    assert sorted(os.listdir(tmp_path)) == [".data.bin.partial", "data.bin", "data.idx"]
+
+
+def test_the_maps_cannot_be_written(prefix: Path) -> None:
+    reader = Reader(str(prefix))
+    for array in (reader.tokens, reader.sequence_lengths, reader.sequence_offsets, reader.document_indices):
+        assert not array.flags.writeable
+
+
+def test_a_sequence_of_less_than_no_tokens(tmp_path: Path) -> None:
+    """Its offsets fit, and so does the size of the tokens."""
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2, 3)
+    (tmp_path / "data.idx").write_bytes(header + struct.pack("<2i2q3q", -1, 5, 0, -2, 0, 1, 2))
+    with pytest.raises(BadData, match="its sequence index is malformed"):
+        Reader(str(tmp_path / "data"))
 
 
 def test_what_the_sidecar_records_is_computed_once(tmp_path: Path) -> None:

@@ -107,7 +107,6 @@ class Writer:
                 self._lengths = self._spools.enter_context(tempfile.TemporaryFile(dir=directory))
                 self._counts = self._spools.enter_context(tempfile.TemporaryFile(dir=directory))
             self._stack = stack.pop_all()
-        self._published = False
         return self
 
     @property
@@ -159,7 +158,7 @@ class Writer:
         self._counts.write(counts)
         before = self.extent
         self.extent = Extent(
-            before.tokens + int(sequence_lengths.sum(dtype=np.int64)),
+            before.tokens + int(sequence_lengths.sum()),
             before.sequences + len(sequence_lengths),
             before.documents + len(sequences_per_document),
             before.tokens_crc32,
@@ -197,7 +196,6 @@ class Writer:
             if sidecar is not None:
                 storage.write_bytes(*sidecar)
             self._stack.close()
-        self._published = True
 
     def _write_index(self, file: IO[bytes]) -> FileChecksum:
         """Compose the index from the two columns, COMPOSED_AT_ONCE entries at a time."""
@@ -213,20 +211,19 @@ class Writer:
             yield _bytes_of(lengths)
         start = 0
         for lengths in _entries(self._lengths):
-            ends = start + np.cumsum(lengths, dtype=np.int64)
+            ends = start + np.cumsum(lengths)
             yield _bytes_of((ends - lengths) * self.dtype.itemsize)
             start = int(ends[-1])
         yield memoryview(bytes(8))
         start = 0
         for counts in _entries(self._counts):
-            ends = start + np.cumsum(counts, dtype=np.int64)
+            ends = start + np.cumsum(counts)
             yield _bytes_of(ends)
             start = int(ends[-1])
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._published:
-            return
-        abandoned = error or RuntimeError("closed without publish()")
+        # After publish() the stack is empty.
+        abandoned = error or RuntimeError()
         with contextlib.suppress(RuntimeError):
             self._stack.__exit__(type(abandoned), abandoned, trace)
 
@@ -275,7 +272,6 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 def _entries(file: IO[bytes]) -> Iterator[npt.NDArray[np.int32]]:
     """Blocks of a column that was written to a temporary file: int32 [up to COMPOSED_AT_ONCE]."""
-    file.flush()
     file.seek(0)
     while data := file.read(COMPOSED_AT_ONCE * SPOOLED.itemsize):
         yield np.frombuffer(data, SPOOLED)
@@ -313,7 +309,7 @@ class Reader:
         actual = os.path.getsize(index)
         if actual not in (expected, expected + sequences):
             raise BadData(f"{index}: {actual} bytes, its header says {expected}", "the file is truncated: write it again")
-        columns = np.memmap(index, mode="r", dtype=np.uint8)
+        columns = np.memmap(index, mode="r")
         start = HEADER.size
         self.sequence_lengths = columns[start : start + 4 * sequences].view(np.int32)
         start += 4 * sequences
@@ -365,7 +361,7 @@ class Reader:
         if first == last:
             return self.tokens[:0]
         start = self.sequence_offsets[first] // self.dtype.itemsize
-        return self.tokens[start : start + int(self.sequence_lengths[first:last].sum(dtype=np.int64))]
+        return self.tokens[start : start + int(self.sequence_lengths[first:last].sum())]
 
 
 def hint_for_missing(prefix: str) -> str:

@@ -63,6 +63,8 @@ def test_a_line_has_its_own_time_and_the_rank_before_it() -> None:
     found = step(line)
     assert (found["time"], found["rank"]) == ("2025-01-02T03:04:05", 7)
     assert step(f"2025-01-02T03:04:59Z {STEP.format(more='')}")["time"] == "2025-01-02T03:04:59Z"
+    cut_off = f"2025-01-02T03:04:59Z validation lo [2025-01-02 03:04:05] {STEP.format(more='')}"
+    assert step(cut_off)["time"] == "2025-01-02T03:04:05"
 
 
 @pytest.mark.parametrize(
