@@ -139,7 +139,7 @@ def change_chunks(change: Any) -> Any:
         (set_location(transform_descriptors=["zstd"]), "compressed or encrypted"),
         (change_chunks(lambda chunks: chunks.clear()), "do not cover"),
         (change_chunks(lambda chunks: chunks.append(chunks[0])), "do not cover"),
-        (set_dtype(torch.complex64), "complex64"),
+        (set_dtype(torch.complex64), "matrix is stored as complex64, known here are "),
         (set_dtype(torch.float64), "expected float64"),
         (set_location(relative_path="."), "outside the checkpoint: '.'"),
         (set_location(relative_path=""), "outside the checkpoint: ''"),
@@ -273,6 +273,14 @@ def test_there_are_four_files_of_64_mebibytes_to_five_gigabytes() -> None:
         "iter_0000001/.metadata",
     ]
     assert max(file.size_bytes for file in files) < 280 * MIB
+
+
+def test_a_file_ends_once_it_has_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [Entry.whole(str(size), zeros("uint8", (size,))) for size in (5, 6)]
+    size_bytes = dcp.outputs(entries[:1], {})[0].size_bytes
+    for more, files in ((-1, 2), (0, 2), (1, 1)):
+        monkeypatch.setattr(dcp, "FILE_BYTES", size_bytes + more)
+        assert len(dcp.outputs(entries, {})) == files + 1
 
 
 def test_where_the_objects_of_a_file_are() -> None:
