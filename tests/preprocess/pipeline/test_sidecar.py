@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared import manifest
+from lt_shared import manifest, storage
+from lt_shared.console import CannotCreate
 
 WriteLines = Callable[[Path, list[Any]], Path]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -215,3 +219,155 @@ def test_a_dataset_of_another_tokenizer_is_not_replaced_unasked(
     assert Path(f"{made.prefix}.bin").read_bytes() == before
     assert run(*arguments, "--force").returncode == 0
     assert Path(f"{made.prefix}.bin").read_bytes() != before
+
+
+def test_the_sidecar_names_all_that_took_part(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """The versions as pip shows them; of a large input the hash of its first 64 KiB."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' * 10_000)
+    made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out")
+    record = json.loads(Path(f"{made.prefix}.json").read_bytes())
+    assert list(record) == [
+        "v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "made_by",
+    ]  # fmt: skip
+    packages = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
+    assert record["made_by"] == {
+        "lt-preprocess": metadata.version("lt-preprocess"),
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in packages},
+    }
+    assert record["v"] == 2
+    assert record["part"] == {"index": 0, "is_last": True}
+    assert record["options"] == {
+        "json_key": "text", "json_keys": ["text"], "append_eod": False, "on_error": "fail", "special_tokens": "text",
+        "shard": None, "max_shard_bytes": None,
+    }  # fmt: skip
+    content = (tmp_path / "a.jsonl").read_bytes()
+    assert record["sources"][0]["head_sha256"] == hashlib.sha256(content[:65536]).hexdigest()
+    for end in ("bin", "idx"):
+        written = Path(f"{made.prefix}.{end}").read_bytes()
+        assert record["crc32"][end] == [len(written), zlib.crc32(written)]
+
+
+def test_a_package_that_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package == "numba":
+            raise metadata.PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert sidecar._versions() == dict.fromkeys(("lt-shared", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers"), "1")
+
+
+def test_shards_of_one_run_have_its_name(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' * 4)
+    runs_of = []
+    for options in ({"shard": Slice(0, 2)}, {"shard": Slice(1, 2)}, {}, {"append_eod": True}):
+        [made] = runs.build(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", **options), 1, anew=True)
+        runs_of.append(json.loads(Path(f"{made.prefix}.json").read_bytes())["run"])
+    assert runs_of[0] == runs_of[1] == runs_of[2] != runs_of[3]
+
+
+def test_a_remote_input_is_named_as_the_store_names_it(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Its version says more than the hash of its beginning, for which it would be read once more."""
+    storage.write_bytes("memory://sidecar/a.jsonl", b'{"text": "a"}\n')
+    made = build(["memory://sidecar/a.jsonl"], demo_tokenizer, tmp_path / "out")
+    [source] = json.loads(Path(f"{made.prefix}.json").read_bytes())["sources"]
+    assert source == storage.fingerprint("memory://sidecar/a.jsonl")
+
+
+def test_standard_input_is_not_named_and_never_up_to_date(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    plan = planned(["-"], demo_tokenizer, tmp_path / "out")
+    assert sidecar._sources(plan, sidecar.State(first_input=0, last_input=0)) is None
+    assert sidecar.up_to_date(plan) is None
+
+
+@pytest.mark.parametrize(("first", "last", "count"), [(None, None, 0), (0, 0, 1), (0, 2, 3), (1, 2, 2)])
+def test_the_inputs_of_a_part(
+    first: int | None, last: int | None, count: int, planned: Planned, tmp_path: Path, demo_tokenizer: Path
+) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(b'{"text": "a"}\n')
+    plan = planned([tmp_path / name for name in "abc"], demo_tokenizer, tmp_path / "out")
+    found = sidecar._sources(plan, sidecar.State(first_input=first, last_input=last))
+    assert found is not None
+    assert [Path(source["path"]).name for source in found] == list("abc")[first or 0 :][:count]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"part": {"index": 3, "is_last": False}, "options": {"max_shard_bytes": 5}}, True),
+        ({"part": {"index": 2, "is_last": False}, "options": {"max_shard_bytes": 5}}, False),
+        ({"part": {"index": 3, "is_last": False}, "options": {"max_shard_bytes": None}}, False),
+        ({"part": {"index": 3, "is_last": False}, "options": {}}, False),
+        ({"part": {"index": 3, "is_last": False}}, False),
+        ({"options": {"max_shard_bytes": 5}}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_whether_a_dataset_is_a_part_of_a_run(record: Any, expected: bool, tmp_path: Path) -> None:
+    if record is not None:
+        (tmp_path / "a.json").write_text(json.dumps({"dataset": {"prefix": "a"}} | record))
+    assert sidecar.is_of_part(str(tmp_path / "a"), 3) is expected
+
+
+def test_what_is_said_of_a_dataset_of_another_tokenizer(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", json_keys=("title", "text"))
+    prefix = str(tmp_path / "out_text_document")
+
+    def other(tokenizer: dict[str, str] | None) -> None:
+        Path(f"{prefix}.json").write_text(json.dumps({"dataset": {"prefix": prefix, "tokenizer": tokenizer}}))
+
+    other({"name": "other", "sha256": "0123456789abcdef"})
+    sidecar.check_tokenizer(plan)
+    Path(f"{prefix}.idx").touch()
+    with pytest.raises(CannotCreate) as caught:
+        sidecar.check_tokenizer(plan)
+    assert str(caught.value) == (
+        f"{prefix}: was made with another tokenizer, other (0123456789ab), not {plan.identity.name} ({plan.identity.sha256[:12]})"
+    )
+    assert caught.value.hint == "choose another output, or pass --force to replace it"
+    other(None)
+    sidecar.check_tokenizer(plan)
+    other({"name": "moved", "sha256": plan.identity.sha256})
+    sidecar.check_tokenizer(plan)
+    Path(f"{tmp_path}/out_title_document.json").write_text("[")
+    other({"name": "other", "sha256": "0123456789abcdef"})
+    with pytest.raises(CannotCreate):
+        sidecar.check_tokenizer(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_current"),
+    [
+        ({}, True),
+        ({"v": 1}, False),
+        ({"plan": "other"}, False),
+        ({"plan": None}, False),
+        ({"part": {"index": 1, "is_last": True}}, False),
+        ({"part": {"index": 0, "is_last": False}}, False),
+        ({"part": {"index": 0}}, False),
+        ({"counts": {"bad_lines": 1}}, True),
+        ({"counts": {"bad_lines": 1}, "options": {"on_error": "skip", "json_key": "text"}}, False),
+        ({"counts": {"bad_lines": 0}, "options": {"on_error": "skip", "json_key": "text"}}, True),
+        ({"options": {"on_error": "fail", "json_key": "title"}}, False),
+        ({"options": {"on_error": "fail"}}, False),
+        ({"crc32": None}, True),
+        ({"crc32": {"bin": [2, 0], "idx": [1, 0]}}, False),
+    ],
+)
+def test_what_makes_a_dataset_current(done: Callable[..., Any], tmp_path: Path, change: dict[str, Any], is_current: bool) -> None:
+    path = tmp_path / "out_text_document.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    assert (done() is not None) is is_current
+
+
+@pytest.mark.parametrize(("field", "value"), [("tokens", 2), ("tokens", None), ("dtype", "int32"), ("dtype", None)])
+def test_a_dataset_that_is_not_as_described(done: Callable[..., Any], tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "out_text_document.json"
+    record = json.loads(path.read_bytes())
+    record["dataset"][field] = value
+    path.write_text(json.dumps(record))
+    assert done() is None
