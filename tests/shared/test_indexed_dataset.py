@@ -693,3 +693,8 @@ def test_what_the_sidecar_records_is_computed_once(tmp_path: Path) -> None:
     assert [tuple(first[end]) for end in ("bin", "idx")] == [
         (len(content), zlib.crc32(content)) for content in contents(tmp_path / "data")
     ]
+
+
+def test_each_document_is_read_alone(tmp_path: Path) -> None:
+    write(tmp_path / "data", [[[1]], [[2], [3]], [[4]]], np.uint16)
+    assert [Reader(str(tmp_path / "data")).document(number).tolist() for number in range(3)] == [[1], [2, 3], [4]]
