@@ -441,8 +441,7 @@ def test_after_an_interrupt_no_piece_is_begun(
     is_shutting_down = threading.Event()
     shutdown = merge.ThreadPoolExecutor.shutdown
 
-    def announced(pool: merge.ThreadPoolExecutor, wait: bool = True, cancel_futures: bool = False) -> None:
-        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+    def announced(pool: merge.ThreadPoolExecutor, wait: bool = True) -> None:
         is_shutting_down.set()
         shutdown(pool, wait=wait)
 
@@ -472,6 +471,45 @@ def test_a_stream_is_written_in_blocks(size: int, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(IoFailure) as caught:
         merge.concatenate([("memory://streamed/a", 11)], target, advances.append)
     assert str(caught.value) == "memory://streamed/a: became shorter while it was copied"
+
+
+def test_remote_and_local_parts_of_a_local_output(two_files: list[tuple[str, int]], tmp_path: Path) -> None:
+    storage.write_bytes("memory://streamed/b", b"remote")
+    for order in (0, 1):
+        files = [*two_files, *two_files]
+        files.insert(order * 6, ("memory://streamed/b", 3))
+        concatenated(files, tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == [b"rem0123456701234567", b"0123456701234567rem"][order]
+
+
+def test_no_more_is_written_than_was_read(
+    two_files: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the buffer would land on the piece that another thread copies."""
+    copies_of(monkeypatch, lambda count: 0)
+    monkeypatch.setattr(merge, "PIECE_BYTES", 8)
+    preadv, pwrite = os.preadv, os.pwrite
+    writes: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(os, "preadv", lambda source, buffers, offset: preadv(source, [buffers[0][:2]], offset))
+
+    def write(target: int, data: memoryview, offset: int) -> int:
+        writes.append((offset, bytes(data)))
+        return pwrite(target, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    concatenated(two_files[:1], tmp_path / "out")
+    assert writes == [(0, b"01"), (2, b"23"), (4, b"4")]
+
+
+def test_the_progress_is_in_bytes_and_the_threads_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+    threads: set[str] = set()
+    true, copy = merge.Progress.__init__, merge._copy
+    monkeypatch.setattr(merge.Progress, "__init__", lambda self, *arguments: given.append(arguments) or true(self, *arguments))
+    monkeypatch.setattr(merge, "_copy", lambda *given: threads.add(threading.current_thread().name) or copy(*given))
+    merged([write_with_megatron(tmp_path / "a", [[[1, 2]], [[3]]])], tmp_path / "out")
+    assert given == [("merging", 6, "B")]
+    assert [name.partition("_")[0] for name in threads] == ["merge"]
 
 
 def test_a_target_that_is_no_file_takes_a_stream(two_files: list[tuple[str, int]], tmp_path: Path) -> None:

@@ -124,15 +124,11 @@ def concatenate(files: Sequence[tuple[str, int]], target: IO[bytes], advance: Ca
         for path, size in files:
             _stream(path, size, target, advance)
         return
-    target.flush()
     descriptor = target.fileno()
     with ThreadPoolExecutor(STREAMS, thread_name_prefix="merge") as pool:
-        try:
-            for copied in pool.map(lambda piece: _copy(piece, descriptor), _pieces(files)):
-                advance(copied)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        # After an exception the map begins no other piece.
+        for copied in pool.map(lambda piece: _copy(piece, descriptor), _pieces(files)):
+            advance(copied)
 
 
 def _is_plain_file(file: IO[bytes]) -> bool:
