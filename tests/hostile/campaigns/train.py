@@ -1,0 +1,357 @@
+"""A fault campaign on lt-train: whatever happens to it, does the same command end where an undisturbed run ends?
+
+    python tests/hostile/campaigns/train.py                # 120 runs
+    python tests/hostile/campaigns/train.py --runs 20 --seed 7
+
+Each run disturbs a training run of eight steps, which saves after every second one, in a directory of its own: SIGKILL of the
+launcher, of a rank or of a rank's writer at a random moment; SIGKILL in, or EIO, ENOSPC or EDQUOT from, one of the system calls
+that it makes on its checkpoints (rename, unlink, sync, mkdir); a filesystem that is too small; a second process of the same
+command; another dataset under the same name when the command is given again. What must hold:
+
+- the disturbed command ends with 0, or with one line of an error and the exit code for it, or by the signal;
+- the newest complete checkpoint is never older than the newest that the command has announced;
+- the command, given again until it ends, ends with 0, the loss of every step is that of an undisturbed run, bit for bit, as are
+  the weights and the optimizer's state, the checksums are right and nothing hidden is left;
+- it refuses to go on with another dataset, and trains on it alone where no checkpoint was complete.
+
+Prints a line for each kind with the number of runs, and exits with 1 when something did not hold. Needs strace and root, which
+mounts the small filesystem.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lt_shared import checkpoint_layout
+from lt_shared.checksums import FileChecksums
+
+DEMO = Path(__file__).parents[2] / "demo"
+STEPS = 8
+SMALL = (
+    *("--model", "tiny", "--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "64", "--seq-length", "32"),
+    *("--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", str(STEPS), "--lr", "1e-3", "--save-interval", "2"),
+    *("--keep-last", "2", "--log-interval", "1", "--eval-iters", "1", "--device", "cpu"),
+)
+RENAMES = ("rename", "renameat2")
+CALLS = (*RENAMES, "unlink", "unlinkat", "rmdir", "mkdir", "fsync", "fdatasync")
+ERRORS = ("EIO", "ENOSPC", "EDQUOT")
+# A rank has ended, could not write, another run has the lock, no room for a checkpoint from the beginning.
+ORDERLY = (0, 69, 73, 74, 75, 78)
+SMALL_DISK_BYTES = 600_000
+ATTEMPTS = 4
+
+
+class Broken(Exception):
+    """Something that must hold does not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    name: str
+    options: tuple[str, ...]
+    is_remote: bool = False
+
+
+COMMANDS = (
+    Command("one rank", ("--ranks", "1")),
+    Command("two ranks, asynchronous", ("--ranks", "2", "--async-save", "--use-distributed-optimizer")),
+    # fsspec treats local:// as it treats s3://.
+    Command("to a store", ("--ranks", "1", "--async-save"), is_remote=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A directory for one run: `save` has its checkpoints, `data` its dataset."""
+
+    directory: Path
+    command: Command
+
+    @property
+    def save(self) -> Path:
+        return self.directory / "save"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data_text_document"
+
+    def start(self, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        (self.directory / "tmp").mkdir(exist_ok=True)
+        save = f"local://{self.save}" if self.command.is_remote else str(self.save)
+        words = [sys.executable, "-m", "lt_train", *SMALL, *self.command.options, "--save", save, str(self.data)]
+        variables = {"TMPDIR": str(self.directory / "tmp"), "FSSPEC_FILE_AUTO_MKDIR": "1", "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [*prefix, *words], env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def finish(self, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        return ended(self.start(prefix))
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+Disturbance = Callable[[Place], list[subprocess.CompletedProcess[str]]]
+
+
+class Campaign:
+    """Two datasets of the same documents in another order, and what each command makes of them undisturbed."""
+
+    def __init__(self, directory: Path, seed: int):
+        self.directory = directory
+        self.choose = random.Random(seed)
+        self.places = 0
+        self.happened: collections.Counter[str] = collections.Counter()
+        self.interrupted = 0
+        texts = [json.dumps({"text": f"document {number} says {number * 7919 % 1000} " * 8}) for number in range(120)]
+        for name, lines in (("first", texts), ("second", texts[::-1])):
+            source = directory / f"{name}.jsonl"
+            source.write_text("\n".join(lines) + "\n")
+            words = ["lt_preprocess", str(source), "--tokenizer", str(DEMO / "tokenizer"), "-o", str(directory / name)]
+            subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+
+    def prepare(self, command: Command, data: str = "first") -> Place:
+        self.places += 1
+        place = Place(self.directory / f"place{self.places}", command)
+        place.directory.mkdir()
+        self.put_data(place, data)
+        return place
+
+    def put_data(self, place: Place, name: str) -> None:
+        for path in self.directory.glob(f"{name}_text_document.*"):
+            target = place.data.with_name(path.name.replace(f"{name}_", "data_"))
+            shutil.copyfile(path, target.with_suffix(".new"))
+            target.with_suffix(".new").rename(target)
+
+    @functools.cache  # noqa: B019
+    def expected(self, command: Command, data: str) -> dict[str, object]:
+        place = self.prepare(command, data)
+        done = place.finish()
+        if done.returncode:
+            raise Broken(f"the undisturbed command ends with {done.returncode}: {done.stderr}")
+        return result(place)
+
+    @functools.cache  # noqa: B019
+    def seconds(self, command: Command) -> float:
+        place, begin = self.prepare(command), time.monotonic()
+        place.finish()
+        return time.monotonic() - begin
+
+    @functools.cache  # noqa: B019
+    def calls(self, command: Command) -> tuple[tuple[str, int], ...]:
+        """The system calls on checkpoints of the undisturbed command, each with its number among those of its process."""
+        place, trace = self.prepare(command), self.directory / "trace"
+        place.finish(("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(trace), "-e", f"trace={','.join(CALLS)}"))
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        found = set()
+        for process, call, rest in re.findall(r"^(\d+) +(\w+)\((.*)$", trace.read_text(errors="replace"), re.M):
+            counts[process, call] += 1
+            if str(place.save) in rest:
+                found.add((call, counts[process, call]))
+        return tuple(sorted(found))
+
+    def disturbances(self, command: Command) -> Iterator[tuple[str, Disturbance]]:
+        for call, number in self.calls(command):
+            yield f"SIGKILL in {call}", functools.partial(self.inject, f"{call}:signal=KILL:when={number}")
+            error = ERRORS[number % len(ERRORS)]
+            yield f"{error} from {call}", functools.partial(self.inject, f"{call}:error={error}:when={number}")
+        for _ in range(10):
+            yield "SIGKILL of the launcher", functools.partial(self.kill, "launcher", signal.SIGKILL)
+            yield "SIGKILL of a process", functools.partial(self.kill, "any", signal.SIGKILL)
+            yield "SIGTERM of the launcher", functools.partial(self.kill, "launcher", signal.SIGTERM)
+        for _ in range(3):
+            yield "a disk too small", self.small_disk
+            yield "two at once", self.two
+
+    def inject(self, what: str, place: Place) -> list[subprocess.CompletedProcess[str]]:
+        call = what.partition(":")[0]
+        injection = ("-e", f"trace={call}", "-e", f"inject={what}")
+        return [place.finish(("strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", *injection))]
+
+    def kill(self, whom: str, number: signal.Signals, place: Place) -> list[subprocess.CompletedProcess[str]]:
+        process = place.start()
+        time.sleep(self.choose.uniform(0.3, 1.0) * self.seconds(place.command))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid if whom == "launcher" else self.choose.choice(session(process.pid)), number)
+        return [ended(process)]
+
+    def small_disk(self, place: Place) -> list[subprocess.CompletedProcess[str]]:
+        """Enough for a checkpoint and a part of the next."""
+        place.save.mkdir()
+        size = self.choose.randint(SMALL_DISK_BYTES // 4, SMALL_DISK_BYTES)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "campaign", str(place.save)], check=True)
+        try:
+            done = place.finish()
+            kept = place.save.with_name("kept")
+            shutil.copytree(place.save, kept, symlinks=True)
+        finally:
+            subprocess.run(["umount", str(place.save)], check=True)
+        place.save.rmdir()
+        kept.rename(place.save)
+        return [done]
+
+    def two(self, place: Place) -> list[subprocess.CompletedProcess[str]]:
+        return [ended(process) for process in [place.start() for _ in range(2)]]
+
+    def run(self, kind: str, command: Command, disturb: Disturbance) -> None:
+        place = self.prepare(command)
+        kind = f"{command.name}: {kind}"
+        results = disturb(place)
+        self.happened[kind] += 1
+        for done in results:
+            if done.returncode >= 0 and done.returncode not in (*ORDERLY, 137, 143):
+                raise Broken(f"{kind}: ended with {done.returncode}: {done.stderr[-3000:]}")
+            if done.returncode in ORDERLY[1:] and not re.search(r"error: |ended by", done.stderr):
+                raise Broken(f"{kind}: no reason: {done.stderr[-3000:]}")
+        self.interrupted += all(done.returncode for done in results)
+        self.check_announced(place, results, kind)
+        is_done = any(done.returncode == 0 for done in results)
+        data = "second" if not is_done and self.choose.random() < 0.25 else "first"
+        self.put_data(place, data)
+        if data == "second":
+            kind += ", then other data"
+            if complete(place):
+                again = place.finish()
+                if again.returncode != 65 or "is another dataset" not in again.stderr:
+                    raise Broken(f"{kind}: it went on with {again.returncode}: {again.stderr[-3000:]}")
+                data = "first"
+                self.put_data(place, data)
+        again = self.again(place, kind)
+        wanted, found = dict(self.expected(command, data)), result(place)
+        # What a failing disk has kept beyond --keep-last goes with the next checkpoint.
+        if not set(wanted.pop("checkpoints")) <= set(found.pop("checkpoints")):  # type: ignore[call-overload]
+            raise Broken(f"{kind}: again, checkpoints are missing")
+        for name in wanted:
+            if wanted[name] != found[name]:
+                raise Broken(f"{kind}: again, another {name}: {difference(wanted[name], found[name])}: {again.stderr[-1500:]}")
+        left = sorted(path.name for path in place.save.glob(".iter_*"))
+        if left:
+            raise Broken(f"{kind}: left behind: {left}")
+        shutil.rmtree(place.directory)
+
+    def check_announced(self, place: Place, results: list[subprocess.CompletedProcess[str]], kind: str) -> None:
+        announced = [
+            int(number) for done in results for number in re.findall(r'"kind":"checkpoint".*?"iteration":(\d+)', done.stdout)
+        ]
+        newest = max(complete(place), default=0)
+        if newest < max(announced, default=0):
+            raise Broken(f"{kind}: checkpoint {max(announced)} was announced, {newest} is the newest")
+
+    def again(self, place: Place, kind: str) -> subprocess.CompletedProcess[str]:
+        """A job that is killed leaves processes that hold the lock for a moment."""
+        for _ in range(ATTEMPTS):
+            done = place.finish()
+            if done.returncode != 75:
+                break
+            time.sleep(1)
+        if done.returncode:
+            raise Broken(f"{kind}: again, it ends with {done.returncode}: {done.stderr[-3000:]}")
+        return done
+
+
+def difference(wanted: object, found: object) -> str:
+    if not isinstance(wanted, dict) or not isinstance(found, dict):
+        return f"{found}, expected {wanted}"
+    differing = [name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)]
+    return ", ".join(f"{name} is {found.get(name)}, expected {wanted.get(name)}" for name in differing[:5])
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ProcessLookupError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                found.append(int(path.parent.name))
+    return found or [leader]
+
+
+def complete(place: Place) -> list[int]:
+    directories = place.save.glob("iter_*") if place.save.is_dir() else ()
+    return sorted(
+        int(path.name[5:]) for path in directories if (path / "run.json").is_file() and checkpoint_layout.damage(path) is None
+    )
+
+
+def result(place: Place) -> dict[str, object]:
+    """What a run has come to: exact losses by step, and the checksums of the last checkpoint's shards, which must be right."""
+    losses = {}
+    for line in (place.save / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] in ("step", "eval"):
+            losses[record["kind"], record.get("step", record.get("iteration"))] = record["loss"]
+    directory = checkpoint_layout.iteration_directory(place.save, STEPS)
+    checksums = FileChecksums.read(directory)
+    assert checksums is not None
+    for name in checksums.ranges:
+        checksums.check_file(directory, name)
+    return {"losses": losses, "checkpoints": complete(place), "state": state(directory, checksums)}
+
+
+def state(directory: Path, checksums: FileChecksums) -> dict[str, int]:
+    """The checksum of each tensor and object by name, without the generators of random numbers, which these models do not use."""
+    import torch.distributed.checkpoint as dcp
+
+    found = {}
+    for index, stored in dcp.FileSystemReader(directory).read_metadata().storage_data.items():
+        ranges = checksums.within(stored.relative_path, stored.offset, stored.offset + stored.length)
+        if not index.fqn.startswith("rng_state"):
+            found[f"{index.fqn} {index.offset}"] = ranges[0][2]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--command", choices=[command.name for command in COMMANDS], help="only this one")
+    options = parser.parse_args()
+    if shutil.which("strace") is None:
+        raise SystemExit("strace is not installed")
+    broken: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="lt-campaign-") as folder:
+        campaign = Campaign(Path(folder), options.seed)
+        # A kind at a time in turn, so that a small sample has all of them.
+        by_kind = collections.defaultdict(list)
+        for command in COMMANDS:
+            if options.command not in (None, command.name):
+                continue
+            for kind, disturb in campaign.disturbances(command):
+                by_kind[kind, command].append((kind, command, disturb))
+        queues = [campaign.choose.sample(cases, len(cases)) for cases in by_kind.values()]
+        queues = campaign.choose.sample(queues, len(queues))
+        cases = [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
+        for kind, command, disturb in cases[: options.runs]:
+            if kind == "a disk too small" and (command.is_remote or os.geteuid() != 0):
+                continue
+            try:
+                campaign.run(kind, command, disturb)
+            except Broken as error:
+                broken.append(str(error))
+                print(error, flush=True)
+    for kind, count in sorted(campaign.happened.items()):
+        print(f"{count:6d}  {kind}")
+    print(f"{sum(campaign.happened.values())} runs, {campaign.interrupted} interrupted, {len(broken)} broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

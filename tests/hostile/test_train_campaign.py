@@ -1,0 +1,19 @@
+"""The campaign of faults on lt-train, in short; `nox -s campaigns -- train` runs a long one."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).parent / "campaigns" / "train.py"
+
+
+def test_the_same_command_ends_where_an_undisturbed_run_ends() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    done = subprocess.run([sys.executable, CAMPAIGN, "--runs", "3", "--command", "one rank"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^3 runs, \d interrupted, 0 broken$", done.stdout, re.M), done.stdout
