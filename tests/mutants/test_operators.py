@@ -79,11 +79,11 @@ def test_offsets_are_bytes() -> None:
     assert 'x = "€" <= a\n'.encode() in {one.apply(source) for one in operators.mutants(source)}
 
 
-@pytest.mark.parametrize("path", ["shared/src/lt_shared/local_files.py", "tools/monitor/src/lt_monitor/logs/log_parser.py"])
+@pytest.mark.parametrize("path", ["shared/src/lt_shared/strict_json.py", "shared/src/lt_shared/checksums.py"])
 def test_each_mutant_of_a_real_module_is_another_program(path: str) -> None:
     source = (ROOT / path).read_bytes()
     found = operators.mutants(source)
     programs = {ast.dump(ast.parse(one.apply(source))) for one in found}
-    assert len(found) > 100
+    assert len(found) > 10
     assert ast.dump(ast.parse(source)) not in programs
     assert found == operators.mutants(source)
