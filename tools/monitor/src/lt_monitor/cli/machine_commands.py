@@ -12,7 +12,7 @@ _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 _SAVED = click.argument("saved", metavar="[FILE]", required=False)
 
 
-class _JobNumbers(click.ParamType[str]):
+class _JobNumbers(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     name = "job"
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:

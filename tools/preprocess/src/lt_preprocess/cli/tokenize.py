@@ -19,7 +19,7 @@ lt-preprocess dump.jsonl --json-keys content --on-error quarantine --tokenizer t
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
-class Size(click.ParamType[int]):
+class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """A number of bytes: 500M, 2GB, 1GiB."""
 
     name = "size"
