@@ -6,8 +6,10 @@ import datetime
 import enum
 import io
 import os
+import pathlib
 import pickle
 import pickletools
+import shutil
 import signal
 import subprocess
 import sys
@@ -448,3 +450,34 @@ def test_what_does_not_begin_as_an_archive(begin: bytes) -> None:
 
 def test_the_pickle_of_an_archive() -> None:
     assert pickles.load_torch_object(archive("a/version", "a/data.pkl", "a/data/0"), "file") == 1
+
+
+class Thermometer(enum.Enum):
+    COLD = 1
+
+
+@pytest.mark.parametrize(
+    "changing",
+    [
+        b"cpathlib\nPosixPath\nN}X\x07\0\0\0is_filecbuiltins\ndict\ns\x86b",
+        b"cpathlib\nPosixPath\nN}X\x09\0\0\0brand_newK\x01s\x86b",
+        b"c%s\nThermometer\nK\x01\x85R}X\x07\0\0\0_value_K\x07sb" % __name__.encode(),
+    ],
+)
+def test_a_pickle_that_changes_a_class_is_refused_and_undone(changing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that is given to a class, or to the member of an enumeration, would hold for the whole process."""
+    monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(Thermometer=Thermometer))
+    before = pathlib.PosixPath.is_file
+    known = {"pathlib.PosixPath", "builtins.dict", f"{__name__}.Thermometer"}
+    with pytest.raises(BadData, match="it changes a class"):
+        pickles.load_known(b"\x80\x02" + changing + b".", known, "object")
+    assert pathlib.PosixPath.is_file is before
+    assert not hasattr(pathlib.PosixPath, "brand_new")
+    assert Thermometer.COLD.value == 1
+
+
+def test_attributes_of_a_function_stay() -> None:
+    changing = b"\x80\x02cshutil\nrmtree\n}X\x07\0\0\0avoids_K\x01sb."
+    with pytest.raises(BadData):
+        pickles.load_known(changing, {"shutil.rmtree"}, "object")
+    assert not hasattr(shutil.rmtree, "avoids_")

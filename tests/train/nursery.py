@@ -168,6 +168,8 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
     os.environ.update(environment)
     if "LT_FAULT" in environment:
         runpy.run_path(str(FAULT))
+    # Without the current directory in sys.path, which is another one here anyway.
+    arguments = arguments[arguments[0] == "-P" :]
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         # runpy warns that the nursery has imported the module, which it does anew.

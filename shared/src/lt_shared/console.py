@@ -118,7 +118,14 @@ _tool_name = "lt"
 def note(text: str) -> None:
     """Tell the person at the terminal one line. A standard error that cannot be written does not stop the work."""
     with contextlib.suppress(OSError):
-        click.echo(f"{_tool_name}: {text}", err=True)
+        click.echo(f"{_tool_name}: {_printable(text)}", err=True)
+
+
+def _printable(text: str) -> str:
+    """Messages repeat what was given, which may be a URL with a password. Compiling its patterns would slow every --help."""
+    from lt_shared import credentials
+
+    return credentials.without_tokens(text)
 
 
 def warn(text: str) -> None:
@@ -322,9 +329,9 @@ def _report(message: str, hint: str | None, code: int) -> int:
     one_line = " ".join(message.split())
     # Where nobody can be told, the exit code still says it.
     with contextlib.suppress(OSError):
-        click.echo(f"{_tool_name}: error: {one_line}", err=True)
+        click.echo(f"{_tool_name}: error: {_printable(one_line)}", err=True)
         if hint:
-            click.echo(f"hint: {hint}", err=True)
+            click.echo(f"hint: {_printable(hint)}", err=True)
     return int(code)
 
 

@@ -45,7 +45,7 @@ PASSWORD = re.compile(r"(?<=://)[^/@\s:#]*:(?!\d+[/#])\S*@(?!sha256:)")
 WEB_USER = re.compile(r"(?<=http://)[^/@\s]+@|(?<=https://)[^/@\s]+@")
 _FORMS = (
     # Amazon: ids of keys, long-lived and of a session (STS), with the secret if it stands beside; session tokens; signed URLs.
-    r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])(?:[\s:,;|\"']{1,6}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?",
+    r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9])(?::[^\s@]+(?=@)|[\s:,;|\"']{1,6}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?",
     r"(?:IQoJb3JpZ2lu|FwoGZXIvYXdz|FQoGZXIvYXdz|FwoDYXdz)[A-Za-z0-9/+=%]{50,}",
     r"X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)=[^&\s\"']+",
     # Places of code and packages.
@@ -126,11 +126,17 @@ def covered(value: Any) -> Any:
     return value
 
 
-def _covered_text(text: str) -> str:
+def without_tokens(text: str) -> str:
+    """`text` without what is a secret by its form, whatever stands before it."""
     for pattern in (PASSWORD, WEB_USER):
         text = pattern.sub(f"{NOT_SHOWN}@", text)
     for pattern in (PRIVATE_KEY, TOKEN):
         text = pattern.sub(NOT_SHOWN, text)
+    return text
+
+
+def _covered_text(text: str) -> str:
+    text = without_tokens(text)
     for pattern in (HEADER, ENTRY, CAPITALS, ASSIGNMENT, OPTION, LOGIN):
         text = pattern.sub(rf"\1{NOT_SHOWN}", text)
     return text

@@ -11,8 +11,9 @@ import io
 import pickle
 import pickletools
 import struct
+import types
 import zipfile
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -188,12 +189,53 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
     return found, loaded
 
 
-def load_known(data: bytes, known: Set[str], origin: str, persistent_load: Callable[[Any], Any] | None = None) -> Any:
+class _Originals:
+    """The classes that a pickle names, as they were.
+
+    A state that a pickle gives to a class, or to a member of an enumeration, sets attributes of it for the whole process, and no
+    unpickler refuses that.
+    """
+
+    # Python adds these itself.
+    ADDED = ("__annotations__", "__doc__", "__abstractmethods__", "__slotnames__")
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    def note(self, found: type) -> None:
+        for each in (found, *(found.__members__.values() if isinstance(found, enum.EnumMeta) else ())):
+            self._before.setdefault(id(each), (each, dict(vars(each))))
+
+    def restore(self) -> None:
+        """Undo such changes. Raises UnpicklingError when there were any."""
+        changed = False
+        for owner, before in self._before.values():
+            now = dict(vars(owner))
+            setter, deleter = (type.__setattr__, type.__delattr__) if isinstance(owner, type) else (object.__setattr__, delattr)
+            for name in now.keys() - before.keys() - set(self.ADDED):
+                deleter(owner, name)
+                changed = True
+            for name, value in before.items():
+                if name not in now or now[name] is not value:
+                    setter(owner, name, value)
+                    changed = True
+        if changed:
+            raise pickle.UnpicklingError("it changes a class")
+
+
+def load_known(
+    data: bytes,
+    known: Set[str],
+    origin: str,
+    persistent_load: Callable[[Any], Any] | None = None,
+    stand_ins: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Any:
     """Unpickle `data` into real objects. Only classes and functions in `known`, as "module.name", are ever looked up.
 
-    `getattr` takes a member of an enumeration and nothing else. Raises BadData, naming `origin`, for any other name and for a
-    malformed pickle.
+    For the names in `stand_ins` these are taken instead. `getattr` takes a member of an enumeration and nothing else. Raises
+    BadData, naming `origin`, for any other name, for a pickle that changes a class, and for a malformed one.
     """
+    originals = _Originals()
 
     class Known(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -202,7 +244,15 @@ def load_known(data: bytes, known: Set[str], origin: str, persistent_load: Calla
                 return _real_member
             if f"{module}.{name}" not in known:
                 raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs")
-            return super().find_class(module, name)
+            if f"{module}.{name}" in stand_ins:
+                return stand_ins[f"{module}.{name}"]
+            found = super().find_class(module, name)
+            if isinstance(found, types.FunctionType):
+                # A pickle could set attributes of the function itself.
+                return functools.partial(found).__call__
+            if isinstance(found, type):
+                originals.note(found)
+            return found
 
         def persistent_load(self, identifier: Any) -> Any:
             if persistent_load is None:
@@ -211,7 +261,10 @@ def load_known(data: bytes, known: Set[str], origin: str, persistent_load: Calla
 
     try:
         _check_sizes(data)
-        return Known(io.BytesIO(data), fix_imports=False).load()
+        try:
+            return Known(io.BytesIO(data), fix_imports=False).load()
+        finally:
+            originals.restore()
     except (*_MALFORMED, RuntimeError) as error:
         raise BadData(f"{origin}: not a readable pickle: {error}", "do not load it: it may run code") from None
 

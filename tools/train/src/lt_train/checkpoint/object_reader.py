@@ -30,7 +30,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from lt_shared import checksums, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
-from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES
+from lt_train.checkpoint.numpy_state import STAND_INS
+from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES, check_shard_name
 
 INDEX = ".metadata"
 _LOCAL_HEADER_BYTES = 30
@@ -140,7 +141,11 @@ def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
 
 def read_index(file: IO[bytes]) -> Any:
     """The `Metadata` in an open `.metadata` file. Raises BadData for a pickle that names anything else."""
-    return pickles.load_known(file.read(), INDEX_NAMES, str(getattr(file, "name", INDEX)))
+    origin = str(getattr(file, "name", INDEX))
+    index = pickles.load_known(file.read(), INDEX_NAMES, origin)
+    for stored in getattr(index, "storage_data", {}).values():
+        check_shard_name(str(stored.relative_path), origin)
+    return index
 
 
 def read_object(file: IO[bytes], verify: bool = True) -> Any:
@@ -157,7 +162,7 @@ def read_object(file: IO[bytes], verify: bool = True) -> Any:
             member = pickles.pickle_member(archive, origin)
             members = _Members(archive, content, verify)
             storages = _Storages(members, member.removesuffix("data.pkl"))
-            return pickles.load_known(bytes(members.read(member)), OBJECT_NAMES, origin, storages.load)
+            return pickles.load_known(bytes(members.read(member)), OBJECT_NAMES, origin, storages.load, STAND_INS)
     except pickles.NOT_AN_ARCHIVE as error:
         raise BadData(f"{origin}: damaged: {error}", DAMAGED) from None
 

@@ -57,8 +57,16 @@ def check(directory: Path) -> None:
     names, metadata = pickles.names_and_object(storage.read_bytes(index), str(index))
     _require(names, INDEX_NAMES, str(index))
     for entry, info in metadata.storage_data.items():
-        if metadata.state_dict_metadata[entry.fqn].name.endswith(".BytesStorageMetadata"):
+        check_shard_name(str(info.relative_path), str(index))
+        # The name of the class: a pickle may give the object itself another.
+        if type(metadata.state_dict_metadata[entry.fqn]).name.endswith(".BytesStorageMetadata"):
             _check_object(directory / info.relative_path, info.offset, info.length, entry.fqn)
+
+
+def check_shard_name(name: str, origin: str) -> None:
+    """Raises BadData for a file that is not directly in the checkpoint's directory, where all shards are."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise BadData(f"{origin}: names a file outside the checkpoint: {name!r:.80}", "do not load it")
 
 
 def _check_object(path: Path, offset: int, length: int, key: str) -> None:

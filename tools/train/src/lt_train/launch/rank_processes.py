@@ -53,7 +53,7 @@ def run(config: RunConfig) -> int:
                 for local_rank in range(local_world_size):
                     variables = node.rank_environment(local_rank, local_world_size).variables()
                     environment = {**os.environ, **variables, PARENT_VARIABLE: str(os.getpid())}
-                    command = [sys.executable, "-m", "lt_train.launch.worker", str(config_file)]
+                    command = [sys.executable, "-P", "-m", "lt_train.launch.worker", str(config_file)]
                     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
                     ranks.append(process)
                 _pass_on_signals(ranks)

@@ -35,7 +35,7 @@ WARMUP, REPEATED = 2, 5
 SLOW_SHARE = 0.5
 GIGA = 1e9
 # What python runs as a rank.
-PROGRAM = ("-m", __name__)
+PROGRAM = ("-P", "-m", __name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,14 @@ from lt_shared.console import CannotCreate
 
 def descriptor(path: Path, flags: int) -> int:
     """An open file descriptor of a file that is made when there is none. Raises CannotCreate."""
+    return _opened(path, flags | os.O_CREAT)
+
+
+def _opened(path: Path, flags: int) -> int:
     try:
-        opened = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         reason = "is a symbolic link" if path.is_symlink() else str(error.strerror)
         raise CannotCreate(f"{path}: {reason}") from None
@@ -30,6 +36,12 @@ def descriptor(path: Path, flags: int) -> int:
 def appended(path: Path) -> IO[str]:
     """A text file to whose end lines are written, one at a time. Raises CannotCreate."""
     return os.fdopen(descriptor(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
+
+
+def content(path: Path) -> bytes:
+    """All of a file. Raises FileNotFoundError and CannotCreate."""
+    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def delete_abandoned(run: Path) -> None:

@@ -68,7 +68,7 @@ def check(config: RunConfig) -> None:
 def _failed(run: Path, config: str) -> list[tuple[int, int]]:
     """(start, last step) of the attempts since the last that ended in order or had another configuration, none of which did."""
     try:
-        lines = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
+        lines = [json.loads(line) for line in run_files.content(run / FILE).splitlines()]
     except (FileNotFoundError, ValueError):
         return []
     found: list[tuple[int, int]] = []
@@ -83,6 +83,6 @@ def _failed(run: Path, config: str) -> list[tuple[int, int]]:
 
 def _read_step(run: Path) -> int:
     try:
-        return int.from_bytes((run / STEP_FILE).read_bytes(), "little")
+        return int.from_bytes(run_files.content(run / STEP_FILE), "little")
     except FileNotFoundError:
         return 0
