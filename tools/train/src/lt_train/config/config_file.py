@@ -15,7 +15,7 @@ def from_toml(path: str, names: Mapping[str, str], lists: Set[str]) -> dict[str,
     """The options in a TOML file, keys with dashes or underscores.
 
     `names` maps each key, with underscores, to its parameter; those in `lists` have a list even of one value. Raises BadConfig
-    for unknown keys, for tables, and for a list where one value is expected.
+    for unknown keys, for two spellings of one option, for tables, and for a list where one value is expected.
     """
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())
@@ -25,12 +25,18 @@ def from_toml(path: str, names: Mapping[str, str], lists: Set[str]) -> dict[str,
     if unknown:
         raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", "see lt-train --help for their names")
     options: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
     for key, value in content.items():
         name = names[key.replace("-", "_")]
+        if name in spelled:
+            raise BadConfig(f"{path}: {spelled[name]} and {key} are the same option", "leave one of them out")
+        spelled[name] = key
         values = value if isinstance(value, list) and name in lists else [value]
         if not all(isinstance(entry, str | int | float) for entry in values):
             expected = "a list of values" if name in lists else "one value"
             raise BadConfig(f"{path}: {key} is {value!r}, expected {expected}")
         texts = [str(entry) for entry in values]
+        if any("\0" in text for text in texts):
+            raise BadConfig(f"{path}: {key} has a zero byte in it")
         options[name] = texts if name in lists else texts[0]
     return options

@@ -57,7 +57,8 @@ def read_config(context: click.Context, parameter: click.Parameter, path: str | 
     """Make the file's values the defaults; options and environment variables come before them."""
     if path is None:
         return
-    parameters = [parameter for parameter in context.command.params if parameter.name]
+    # A file that names another file would be read by neither.
+    parameters = [each for each in context.command.params if each.name and each is not parameter]
     names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
     lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
     context.default_map = config_file.from_toml(path, names, lists)

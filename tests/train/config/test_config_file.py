@@ -1,0 +1,26 @@
+"""A run's options in a TOML file: what could be read in two ways is refused."""
+
+from pathlib import Path
+
+import pytest
+from running import run
+
+REFUSED = {
+    "two spellings": ('seq-length = 64\nseq_length = 128\n', "seq-length and seq_length are the same option"),
+    "two names": ("num-layers = 2\nlayers = 3\n", "num-layers and layers are the same option"),
+    "another file": ('config = "/etc/passwd"\n', "unknown options: config"),
+    "a zero byte": ('save = "a\\u0000b"\n', "save has a zero byte in it"),
+    "a table": ("[model]\nlayers = 3\n", "model"),
+    "no TOML": ("layers: 3\n", "not TOML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_ambiguous_is_refused(case: str, tmp_path: Path) -> None:
+    content, message = REFUSED[case]
+    file = tmp_path / "run.toml"
+    file.write_text(content)
+    result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    assert result.code == 78, result.err
+    assert message in result.err
+    assert len(result.err.splitlines()) <= 2
