@@ -116,6 +116,11 @@ def iteration_of(directory: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_shard_name(name: str) -> bool:
+    """Whether this is the name of a file directly in a checkpoint's directory, where all shards are."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
 def damage(directory: Path) -> str | None:
     """Why a checkpoint directory cannot be loaded, or None when all its files are there with their sizes."""
     if not (directory / ".metadata").is_file():

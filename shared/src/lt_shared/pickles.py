@@ -88,16 +88,21 @@ def _member(enumeration: Any, name: str) -> Record:
     return enumeration(name)
 
 
-def _module(name: str) -> str:
-    """The name of a module today: protocols before 3, such as that of `torch.save`, have Python 2's for built-in names."""
-    return "builtins" if name == "__builtin__" else name
+def _real_member(enumeration: Any, name: str) -> Any:
+    if not (isinstance(enumeration, enum.EnumMeta) and name in enumeration.__members__):
+        raise pickle.UnpicklingError("it calls getattr on something other than an enumeration")
+    return enumeration[name]
 
 
 class _Unpickler(pickle.Unpickler):
+    member = staticmethod(_member)
+
     def find_class(self, module: str, name: str) -> Any:
-        module = _module(module)
-        if (module, name) == ("builtins", "getattr"):
-            return _member
+        # Protocols before 3, such as that of `torch.save`, have Python 2's module for built-in names.
+        module = "builtins" if module == "__builtin__" else module
+        return self.member if (module, name) == ("builtins", "getattr") else self.look_up(module, name)
+
+    def look_up(self, module: str, name: str) -> Any:
         if (module, name) in PLAIN_TYPES:
             return PLAIN_TYPES[module, name]
         if module.split(".")[0] not in INERT_PACKAGES:
@@ -175,11 +180,9 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
     found = set()
 
     class Listing(_Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            module = _module(module)
-            if (module, name) != ("builtins", "getattr"):
-                found.add(f"{module}.{name}")
-            return super().find_class(module, name)
+        def look_up(self, module: str, name: str) -> Any:
+            found.add(f"{module}.{name}")
+            return super().look_up(module, name)
 
     try:
         _check_sizes(data)
@@ -237,16 +240,16 @@ def load_known(
     """
     originals = _Originals()
 
-    class Known(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            module = _module(module)
-            if (module, name) == ("builtins", "getattr"):
-                return _real_member
-            if f"{module}.{name}" not in known:
-                raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs")
-            if f"{module}.{name}" in stand_ins:
-                return stand_ins[f"{module}.{name}"]
-            found = super().find_class(module, name)
+    class Known(_Unpickler):
+        member = staticmethod(_real_member)
+
+        def look_up(self, module: str, name: str) -> Any:
+            full_name = f"{module}.{name}"
+            if full_name not in known:
+                raise pickle.UnpicklingError(f"it refers to {full_name}, which no checkpoint needs")
+            if full_name in stand_ins:
+                return stand_ins[full_name]
+            found = pickle.Unpickler.find_class(self, module, name)
             if isinstance(found, types.FunctionType):
                 # A pickle could set attributes of the function itself.
                 return functools.partial(found).__call__
@@ -267,12 +270,6 @@ def load_known(
             originals.restore()
     except (*_MALFORMED, RuntimeError) as error:
         raise BadData(f"{origin}: not a readable pickle: {error}", "do not load it: it may run code") from None
-
-
-def _real_member(enumeration: Any, name: str) -> Any:
-    if not (isinstance(enumeration, enum.EnumMeta) and name in enumeration.__members__):
-        raise pickle.UnpicklingError("it calls getattr on something other than an enumeration")
-    return enumeration[name]
 
 
 def load_torch_file(path: Path) -> Any:

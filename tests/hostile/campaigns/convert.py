@@ -39,6 +39,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from convert_models import content, write_model
+from fault_campaign import ERRORS, Broken, ended, in_turn
 
 from lt_convert.commands import checksum_verification
 from lt_convert.commands.journal import JOURNAL
@@ -49,7 +50,6 @@ WRITTEN = (JOURNAL, "lt-convert.json", "config.json", ".metadata", "release/run.
            "latest_checkpointed_iteration.txt")  # fmt: skip
 CALLS = (*FILES, "write")
 FAILING = ("pwrite64", "ftruncate", "fsync", "fdatasync", "rename", "write")
-ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 # A line in the journal after every tensor, which are a few kB here.
 PROGRAM = """
 from lt_convert.commands import journal
@@ -58,10 +58,6 @@ from lt_convert.cli import main
 main()
 """
 RANDOM_KILLS = 200
-
-
-class Broken(Exception):
-    """Something that must hold does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +105,7 @@ class Place:
         )
 
     def finish(self, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        process = self.start(prefix)
-        output, errors = process.communicate()
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+        return ended(self.start(prefix))
 
 
 class Campaign:
@@ -188,8 +182,7 @@ class Campaign:
         process = place.start()
         time.sleep(self.choose.uniform(0.1, 1.2 * self.undisturbed_seconds))
         process.kill()
-        output, errors = process.communicate()
-        return [subprocess.CompletedProcess(process.args, process.returncode, output, errors)]
+        return [ended(process)]
 
     @functools.cached_property
     def undisturbed_seconds(self) -> float:
@@ -198,12 +191,7 @@ class Campaign:
         return time.monotonic() - begin
 
     def two(self, place: Place) -> list[subprocess.CompletedProcess[str]]:
-        processes = [place.start() for _ in range(2)]
-        outputs = [process.communicate() for process in processes]
-        return [
-            subprocess.CompletedProcess(process.args, process.returncode, *output)
-            for process, output in zip(processes, outputs, strict=True)
-        ]
+        return [ended(process) for process in [place.start() for _ in range(2)]]
 
     def run(self, kind: str, command: Command, disturb: Disturbance) -> None:
         place = self.prepare(command)
@@ -275,14 +263,7 @@ def main() -> int:
             ("SIGKILL at random", command, campaign.kill) for command in COMMANDS for _ in range(RANDOM_KILLS // len(COMMANDS))
         ]
         if options.runs is not None:
-            # A kind at a time in turn, so that a small sample has all of them.
-            by_kind = collections.defaultdict(list)
-            for case in campaign.choose.sample(cases, len(cases)):
-                by_kind[case[0]].append(case)
-            queues = campaign.choose.sample(list(by_kind.values()), len(by_kind))
-            cases = [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)][
-                : options.runs
-            ]
+            cases = in_turn([(case[0], case) for case in cases], campaign.choose)[: options.runs]
         for kind, command, disturb in cases:
             try:
                 campaign.run(kind, command, disturb)

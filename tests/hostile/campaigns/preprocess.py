@@ -33,6 +33,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fault_campaign import ERRORS, Broken, in_turn
+
 TOKENIZER = Path(__file__).parents[2] / "demo/tokenizer"
 CALLS = ("rename", "unlink", "fsync", "write", "copy_file_range")
 # Of the writes, only those to these files count: the program writes to standard error, too.
@@ -47,7 +51,6 @@ WRITTEN = [
         f"{part}_quarantine.jsonl.partial",
     )
 ]
-ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 # A line in the journal after every 2 kB. That nothing is compiled to see a fault leaves the time for the fault.
 PROGRAM = """
 from lt_preprocess.pipeline import run
@@ -58,10 +61,6 @@ from lt_preprocess.cli import main
 main()
 """
 RANDOM_KILLS = 200
-
-
-class Broken(Exception):
-    """Something that must hold does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +322,7 @@ def main() -> int:
         campaign = Campaign(Path(directory), chosen.seed)
         every = list(situations(campaign))
         if chosen.runs is not None:
-            every = campaign.choose.sample(every, min(chosen.runs, len(every)))
+            every = in_turn([(situation[:2], situation) for situation in every], campaign.choose)[: chosen.runs]
         for number, (kind, command, disturb) in enumerate(every):
             try:
                 disturb(campaign, command, number % 2 == 1)

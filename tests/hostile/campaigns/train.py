@@ -36,6 +36,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fault_campaign import ERRORS, Broken, ended, in_turn
+
 from lt_shared import checkpoint_layout
 from lt_shared.checksums import FileChecksums
 
@@ -48,15 +52,10 @@ SMALL = (
 )
 RENAMES = ("rename", "renameat2")
 CALLS = (*RENAMES, "unlink", "unlinkat", "rmdir", "mkdir", "fsync", "fdatasync")
-ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 # A rank has ended, could not write, another run has the lock, no room for a checkpoint from the beginning.
 ORDERLY = (0, 69, 73, 74, 75, 78)
 SMALL_DISK_BYTES = 600_000
 ATTEMPTS = 4
-
-
-class Broken(Exception):
-    """Something that must hold does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +100,6 @@ class Place:
 
     def finish(self, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         return ended(self.start(prefix))
-
-
-def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    output, errors = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 Disturbance = Callable[[Place], list[subprocess.CompletedProcess[str]]]
@@ -312,7 +306,7 @@ def state(directory: Path, checksums: FileChecksums) -> dict[str, int]:
 
     found = {}
     for index, stored in dcp.FileSystemReader(directory).read_metadata().storage_data.items():
-        ranges = checksums.within(stored.relative_path, stored.offset, stored.offset + stored.length)
+        ranges = checksums.within(stored.relative_path, stored.offset, stored.length)
         if not index.fqn.startswith("rng_state"):
             found[f"{index.fqn} {index.offset}"] = ranges[0][2]
     return found
@@ -329,17 +323,13 @@ def main() -> int:
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="lt-campaign-") as folder:
         campaign = Campaign(Path(folder), options.seed)
-        # A kind at a time in turn, so that a small sample has all of them.
-        by_kind = collections.defaultdict(list)
-        for command in COMMANDS:
-            if options.command not in (None, command.name):
-                continue
-            for kind, disturb in campaign.disturbances(command):
-                by_kind[kind, command].append((kind, command, disturb))
-        queues = [campaign.choose.sample(cases, len(cases)) for cases in by_kind.values()]
-        queues = campaign.choose.sample(queues, len(queues))
-        cases = [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
-        for kind, command, disturb in cases[: options.runs]:
+        cases = [
+            ((kind, command), (kind, command, disturb))
+            for command in COMMANDS
+            if options.command in (None, command.name)
+            for kind, disturb in campaign.disturbances(command)
+        ]
+        for kind, command, disturb in in_turn(cases, campaign.choose)[: options.runs]:
             if kind == "a disk too small" and (command.is_remote or os.geteuid() != 0):
                 continue
             try:

@@ -15,7 +15,7 @@ from lt_convert.tensors.blocks import flat
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Chunk, Tensor
-from lt_shared import pickles
+from lt_shared import checkpoint_layout, pickles
 from lt_shared.console import BadData
 
 METADATA = ".metadata"
@@ -121,7 +121,7 @@ def read(directory: str, files: Files) -> Contents:
 
 def _location(directory: str, path: str, stored: Any) -> ShardLocation:
     name = str(stored.relative_path)
-    if "/" in name or name in ("", ".", ".."):
+    if not checkpoint_layout.is_shard_name(name):
         raise BadData(f"{path}: names a file outside the checkpoint: {name!r}")
     _check_naturals((stored.offset, stored.length))
     return ShardLocation(f"{directory}/{name}", stored.offset, stored.length)

@@ -20,7 +20,7 @@ Version = dict[str, int]
 def versions(datasets: Iterable[Dataset]) -> dict[str, Version]:
     """By absolute prefix: `bin_bytes`, `idx_bytes` and, as far as recorded, `bin_crc32`, `idx_crc32`. Raises BadData."""
     found = {}
-    for prefix in {dataset.prefix for dataset in datasets if not storage.is_remote(dataset.prefix)}:
+    for prefix in dict.fromkeys(dataset.prefix for dataset in datasets if not storage.is_remote(dataset.prefix)):
         recorded = manifest.recorded_checksums(prefix) or {}
         version = {}
         for ending in ("bin", "idx"):
@@ -35,11 +35,11 @@ def check_unchanged(checkpoint: str, then: Mapping[str, Any], now: Mapping[str, 
     """Raises BadData when another dataset lies at a prefix than when `checkpoint` was saved."""
     for prefix, version in now.items():
         before = then.get(prefix, {})
-        if changed := [name for name in version if name in before and before[name] != version[name]]:
-            name = changed[0]
-            raise BadData(
-                f"{prefix}: is another dataset than the one that {checkpoint} was trained on:"
-                f" {name} was {before[name]} and is {version[name]}",
-                "put the dataset back, give the new one a name of its own, or begin another run with the weights: --load with"
-                " --finetune and another --save",
-            )
+        for name, value in version.items():
+            if before.get(name, value) != value:
+                raise BadData(
+                    f"{prefix}: is another dataset than the one that {checkpoint} was trained on:"
+                    f" {name} was {before[name]} and is {value}",
+                    "put the dataset back, give the new one a name of its own, or begin another run with the weights: --load with"
+                    " --finetune and another --save",
+                )

@@ -50,7 +50,8 @@ def known_objects_only(directory: Path | None = None, verify: bool = True) -> It
 
     def load(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, _Slice) or options.get("weights_only") is False:
-            return read_object(file, verify and not (isinstance(file, _Slice) and file.is_checked))
+            # What is recorded of a slice was compared when it was read.
+            return read_object(file, verify and not (recorded and isinstance(file, _Slice)))
         return torch_load(file, *arguments, **options | {"weights_only": True})
 
     def read_slice(reader: Any, file: IO[bytes], info: Any) -> _Slice:
@@ -112,7 +113,6 @@ class _Slice(_Bytes):
 
     def __init__(self, file: IO[bytes], offset: int, size_bytes: int, name: str, recorded: FileChecksums | None):
         content = np.empty(size_bytes, np.uint8).data
-        self.is_checked = recorded is not None
         origin = str(getattr(file, "name", name))
         file.seek(offset)
         ranges = recorded.within(name, offset, size_bytes) if recorded else [(offset, size_bytes, None)]

@@ -8,8 +8,9 @@ no check: torch reads it with its own restricted unpickler.
 import io
 from pathlib import Path
 
-from lt_shared import pickles, storage
+from lt_shared import checkpoint_layout, pickles, storage
 from lt_shared.console import BadData
+from lt_train.checkpoint.numpy_state import STAND_INS
 
 _METADATA = (
     "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -36,9 +37,7 @@ OBJECT_NAMES = {
     *(f"megatron.core.transformer.enums.{name}" for name in ("AttnBackend", "CudaGraphScope")),
     *(f"megatron.core.rerun_state_machine.{name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
     # The state of numpy's random generator.
-    *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
-    "numpy.dtype",
-    "numpy.ndarray",
+    *STAND_INS,
     "_codecs.encode",
     "torch._utils._rebuild_tensor_v2",
     "argparse.Namespace",
@@ -64,8 +63,8 @@ def check(directory: Path) -> None:
 
 
 def check_shard_name(name: str, origin: str) -> None:
-    """Raises BadData for a file that is not directly in the checkpoint's directory, where all shards are."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
+    """Raises BadData for a name that may lead out of the checkpoint's directory."""
+    if not checkpoint_layout.is_shard_name(name):
         raise BadData(f"{origin}: names a file outside the checkpoint: {name!r:.80}", "do not load it")
 
 

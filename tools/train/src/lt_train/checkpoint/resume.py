@@ -17,7 +17,7 @@ def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
     """The configuration with the checkpoint to start from: the newest complete one of the run's own, else what --load names.
 
     The first rank warns about incomplete ones that are passed over. Raises BadData when the run has checkpoints but none that is
-    complete.
+    complete, or another user's.
     """
     save, load = config.checkpointing.save, config.checkpointing.load
     own = None
@@ -78,8 +78,8 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     check_same_tokenizer(config.data.tokenizer, "the data", saved.tokenizer, checkpoint)
     _check_optimizer(config, checkpoint, saved)
     _compare_batches(config, saved)
-    if named and not (settings.finetune and not settings.continues):
-        dataset_versions.check_unchanged(checkpoint, saved.datasets or {}, dataset_versions.versions(config.data.datasets))
+    if named and saved.datasets and not (settings.finetune and not settings.continues):
+        dataset_versions.check_unchanged(checkpoint, saved.datasets, dataset_versions.versions(config.data.datasets))
     of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
     ours = config.architecture.to_record() | of_training
     theirs = saved.architecture.to_record() | of_training

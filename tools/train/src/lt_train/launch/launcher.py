@@ -135,7 +135,7 @@ def _described_data(config: RunConfig) -> str:
 def _delete_abandoned(config: RunConfig) -> None:
     """What a kill in the last deletion has left; not where another run has the lock, or nothing can be written."""
     run = config.checkpointing.directory
-    if run is not None and not config.checkpointing.is_remote:
+    if run is not None and not config.checkpointing.is_remote and run_files.abandoned(Path(run)):
         with contextlib.suppress(ToolError), _run_directory(config):
             run_files.delete_abandoned(Path(run))
 

@@ -20,7 +20,7 @@ def descriptor(path: Path, flags: int) -> int:
 
 def _opened(path: Path, flags: int) -> int:
     try:
-        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -44,7 +44,12 @@ def content(path: Path) -> bytes:
         return file.read()
 
 
+def abandoned(run: Path) -> list[Path]:
+    """What killed attempts have left of checkpoints, unless an attempt is under way."""
+    return [*run.glob(".iter_*.partial*"), *run.glob(".iter_*.deleted")]
+
+
 def delete_abandoned(run: Path) -> None:
-    """Delete what killed attempts have left of checkpoints; for the holder of the lock."""
-    for abandoned in (*run.glob(".iter_*.partial*"), *run.glob(".iter_*.deleted")):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    """Delete that; for the holder of the lock."""
+    for directory in abandoned(run):
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,31 @@
+"""What the campaigns of faults have in common."""
+
+import collections
+import random
+import subprocess
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+Kind = TypeVar("Kind", bound=Hashable)
+Case = TypeVar("Case")
+
+ERRORS = ("EIO", "ENOSPC", "EDQUOT")
+
+
+class Broken(Exception):
+    """Something that must hold does not."""
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """The process when it has ended, with all that it has written."""
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def in_turn(cases: Sequence[tuple[Kind, Case]], choose: random.Random) -> list[Case]:
+    """The cases in a random order that takes one of each kind in turn, so that a small sample has all kinds."""
+    by_kind: dict[Kind, list[Case]] = collections.defaultdict(list)
+    for kind, case in choose.sample(cases, len(cases)):
+        by_kind[kind].append(case)
+    queues = choose.sample(list(by_kind.values()), len(by_kind))
+    return [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
