@@ -5,9 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed
 from running import SMALL, environment, train
 from stranger import Stranger
 
+from lt_shared.console import CannotCreate
+from lt_train.metrics import trackers
+from lt_train.preflight import bandwidth
+from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.watchdog import Watchdog
+
+ONE_RANK = RankEnvironment(0, 0, 1, 1, "127.0.0.1", 29500, "a test")
 ARGUMENTS = (*SMALL, "--mock-data", "--train-iters", "1", "--ranks", "1")
 
 
@@ -51,3 +59,37 @@ def test_modules_in_the_current_directory_are_not_imported(stranger: Stranger, t
     words = [Path(sys.executable).with_name("lt-train"), *ARGUMENTS, "--save", str(tmp_path / "run")]
     done = subprocess.run(words, cwd=stranger.shared, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("planted", ["stacks/rank-00000.txt", "stacks"])
+def test_stacks_are_not_written_through_a_link(planted: str, stranger: Stranger, capfd: pytest.CaptureFixture[str]) -> None:
+    victim = stranger.shared / "victim"
+    victim.mkdir()
+    (victim / "rank-00000.txt").write_text("precious")
+    target = "../victim" if planted == "stacks" else "../../victim/rank-00000.txt"
+    stranger.run(f"mkdir -p run{'' if planted == 'stacks' else '/stacks'}; ln -s {target} run/{planted}")
+    Watchdog(1.0, ONE_RANK, str(stranger.shared / "run"))._write_stacks()
+    assert (victim / "rank-00000.txt").read_text() == "precious"
+    stacks = stranger.shared / "run" / "stacks" / "rank-00000.txt"
+    assert "most recent call first" in (capfd.readouterr().err if planted == "stacks" else stacks.read_text())
+
+
+def test_the_id_of_a_tracked_run_is_not_written_through_a_link(stranger: Stranger) -> None:
+    (stranger.shared / "victim").touch()
+    stranger.run(f"mkdir run; ln -s ../victim run/{trackers.WANDB_ID}")
+    with pytest.raises(CannotCreate, match="is a symbolic link"):
+        trackers._run_id(str(stranger.shared / "run"))
+    assert not (stranger.shared / "victim").read_text()
+
+
+def test_the_probe_of_a_shared_directory_is_not_written_through_a_link(stranger: Stranger) -> None:
+    victim = stranger.shared / "victim"
+    victim.write_text("precious")
+    stranger.run(f"mkdir run; ln -s ../victim run/.lt-train-preflight-{ONE_RANK.master_port}")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert bandwidth._seen_by(ONE_RANK, ["this"], None, str(stranger.shared / "run")) is None
+    finally:
+        torch.distributed.destroy_process_group()
+    assert victim.read_text() == "precious"
+    assert (stranger.shared / "run" / f".lt-train-preflight-{ONE_RANK.master_port}").is_symlink()

@@ -81,7 +81,10 @@ class Profiler:
         assert self.settings is not None
         directory = Path(self.settings.directory)
         directory.mkdir(parents=True, exist_ok=True)
-        return directory / f"{what}-step{self.settings.end}-rank{self.rank}.{ending}"
+        target = directory / f"{what}-step{self.settings.end}-rank{self.rank}.{ending}"
+        # torch would write through a link.
+        self._hidden(target).unlink(missing_ok=True)
+        return target
 
     def _hidden(self, target: Path) -> Path:
         return target.with_name(f".{target.name}")

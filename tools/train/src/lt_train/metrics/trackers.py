@@ -20,6 +20,7 @@ from lt_shared.console import Unavailable, warn
 from lt_shared.run_log import Evaluation, Step
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.reporting import Wandb
+from lt_train.runtime import run_files
 
 WANDB_ID = "wandb-run-id"
 
@@ -137,7 +138,9 @@ def _run_id(run: str | None) -> str | None:
     """The id that the environment names, or the one of the attempts before, or a new one."""
     if "WANDB_RUN_ID" in os.environ or run is None:
         return os.environ.get("WANDB_RUN_ID")
-    file = Path(run) / WANDB_ID
-    if not file.exists():
-        file.write_text(secrets.token_hex(4) + "\n")
-    return file.read_text().strip()
+    with os.fdopen(run_files.descriptor(Path(run) / WANDB_ID, os.O_RDWR), "r+") as file:
+        run_id = file.read().strip()
+        if not run_id:
+            run_id = secrets.token_hex(4)
+            file.write(run_id + "\n")
+    return run_id

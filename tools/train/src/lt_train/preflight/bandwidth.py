@@ -205,7 +205,7 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
     written: str | None = None
     if rank_env.rank == 0:
         try:
-            probe.write_text("")
+            probe.touch(exist_ok=False)
             written = str(probe)
         except OSError:
             pass
@@ -213,7 +213,7 @@ def _seen_by(rank_env: RankEnvironment, names: list[str], player: int | None, sa
         written = agreement.from_first_rank(written)
         seen = agreement.of_all_ranks(written is not None and os.path.exists(written))
     finally:
-        if rank_env.rank == 0:
+        if rank_env.rank == 0 and written is not None:
             probe.unlink(missing_ok=True)
     if written is None:
         return None

@@ -1,7 +1,7 @@
-"""The files of a run's directory that its attempts go on with: logs, metrics, the lock.
+"""The files of a run's directory under names that everybody knows: logs, metrics, the lock.
 
-Another user may have made the directory, or may write to it, and put a link there under a name that everybody knows: such a file
-is not followed, nor is one with a second name, which could be anywhere.
+Another user may have made the directory, or may write to it, and put a link there under such a name: it is not followed, nor is
+one with a second name, which could be anywhere.
 """
 
 import os
@@ -36,6 +36,12 @@ def _opened(path: Path, flags: int) -> int:
 def appended(path: Path) -> IO[str]:
     """A text file to whose end lines are written, one at a time. Raises CannotCreate."""
     return os.fdopen(descriptor(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
+
+
+def renewed(path: Path) -> IO[str]:
+    """A new text file, instead of one that an attempt before has left. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return path.open("x")
 
 
 def content(path: Path) -> bytes:

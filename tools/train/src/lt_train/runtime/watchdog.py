@@ -26,7 +26,7 @@ from typing import Any
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lt_train.runtime import process_lifetime
+from lt_train.runtime import process_lifetime, run_files
 from lt_train.runtime.rank_environment import RankEnvironment, shown
 
 # At most.
@@ -45,7 +45,8 @@ class Watchdog:
         self.timeout_seconds = timeout_seconds
         self.answers_seconds = min(ANSWERS_SECONDS, timeout_seconds)
         self.rank_env = rank_env
-        self.directory = Path(directory) / "stacks" if directory else None
+        stacks = Path(directory) / "stacks" if directory else None
+        self.directory = None if stacks is None or stacks.is_symlink() else stacks
         self.step = 0
         self._last = time.monotonic()
         self._limit_seconds = timeout_seconds
@@ -104,7 +105,7 @@ class Watchdog:
                 faulthandler.dump_traceback()
                 return
             self.directory.mkdir(parents=True, exist_ok=True)
-            with open(self.directory / f"rank-{self.rank_env.rank:05d}.txt", "w") as file:
+            with run_files.renewed(self.directory / f"rank-{self.rank_env.rank:05d}.txt") as file:
                 file.write(f"rank {self.rank_env.rank} on {socket.gethostname()}, after step {self.step}\n")
                 file.flush()
                 faulthandler.dump_traceback(file)
