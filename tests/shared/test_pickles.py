@@ -8,7 +8,6 @@ import io
 import os
 import pathlib
 import pickle
-import pickletools
 import shutil
 import signal
 import subprocess
@@ -223,7 +222,7 @@ def test_what_a_record_keeps() -> None:
 
 def test_a_state_does_not_hide_the_arguments() -> None:
     with pytest.raises(BadData, match="it has a state in place of its arguments"):
-        pickles.loads(pickle.dumps(WithArguments(("a",), {"arguments": ("b",)})), "file")
+        pickles.loads(pickle.dumps(WithArguments(("a",), {"arguments": ["b"]})), "file")
 
 
 # What checkpoints of Megatron hold beside tensors: options, paths, signals, random states.
@@ -267,58 +266,6 @@ def test_a_storage_is_what_torch_calls_it(tmp_path: Path) -> None:
     torch.save({"t": torch.ones(2)}, tmp_path / "file")
     storage = pickles.load_torch_file(tmp_path / "file")["t"].arguments[0]
     assert (storage[0], storage[1].name, storage[2:]) == ("storage", "torch.FloatStorage", ("0", "cpu", 2))
-
-
-# An argument of each kind in which most bytes are a STOP, so that a walk that loses its way ends early.
-ARGUMENTS = {
-    "uint1": b".", "uint2": b"..", "int4": b"....", "uint4": b"\1\0\0\0", "uint8": b"." * 8, "float8": b"." * 8,
-    "stringnl": b"'.'\n", "stringnl_noescape": b".\n", "stringnl_noescape_pair": b".\n.\n", "unicodestringnl": b".\n",
-    "decimalnl_short": b"1\n", "decimalnl_long": b"1L\n", "floatnl": b".5\n",
-    **dict.fromkeys(("string1", "bytes1", "unicodestring1", "long1"), b"\1."),
-    **dict.fromkeys(("string4", "bytes4", "unicodestring4", "long4"), b"\1\0\0\0."),
-    **dict.fromkeys(("bytes8", "bytearray8", "unicodestring8"), b"\1" + bytes(7) + b"."),
-}  # fmt: skip
-CUT_OFF = b"X\xff\xff\xff\x7f"
-
-
-@pytest.mark.parametrize("code", [code for code in pickletools.opcodes if code.name != "STOP"], ids=lambda code: code.name)
-def test_sizes_are_found_behind_every_opcode(code: Any) -> None:
-    """Python's own `pickletools` says where the argument ends; a text of 2 GB that is not there follows, or the end."""
-    begin = code.code.encode("latin-1") + (ARGUMENTS[code.arg.name] if code.arg else b"")
-    assert [(found.name, position) for found, _, position in pickletools.genops(begin + b".")] == [
-        (code.name, 0),
-        ("STOP", len(begin)),
-    ]
-    with pytest.raises(pickle.UnpicklingError, match="it is cut off"):
-        pickles._check_sizes(begin + CUT_OFF + b"\n")
-    pickles._check_sizes(begin + b"." + CUT_OFF)
-    pickles._check_sizes(begin)
-
-
-def test_the_size_of_each_argument() -> None:
-    """Below 0 it is told by what follows: the end of the line, or a count."""
-    found = pickles._argument_sizes.__wrapped__()
-    for code in pickletools.opcodes:
-        sample = ARGUMENTS[code.arg.name] if code.arg else b""
-        is_fixed = not code.arg or code.arg.name in ("uint1", "uint2", "int4", "uint4", "uint8", "float8")
-        assert found[ord(code.code)] == len(sample) if is_fixed else found[ord(code.code)] < 0
-
-
-@pytest.mark.parametrize("content", [b"", b".", b"N", b"\xff" + CUT_OFF, b"C\x01a", b"I1"])
-def test_sizes_without_an_end(content: bytes) -> None:
-    """Whatever else is wrong is for the unpickler to say."""
-    pickles._check_sizes(content)
-
-
-@pytest.mark.parametrize("number", [b"r\x06\0\0\0.", b"r\x09\0\0\0\1...", b"p3\n", b"p10\n......"])
-def test_as_many_objects_as_bytes_may_be_numbered(number: bytes) -> None:
-    pickles._check_sizes(number)
-
-
-@pytest.mark.parametrize("number", [b"r\x07\0\0\0.", b"r\0\1\0\0.", b"p5\n.", b"p300\n....."])
-def test_more_objects_than_bytes_cannot_be_numbered(number: bytes) -> None:
-    with pytest.raises(pickle.UnpicklingError, match="it numbers more objects than it holds"):
-        pickles._check_sizes(number)
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -116,9 +116,12 @@ def iteration_of(directory: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def is_shard_name(name: str) -> bool:
-    """Whether this is the name of a file directly in a checkpoint's directory, where all shards are."""
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+def check_shard_name(name: object, origin: str) -> None:
+    """Raises BadData for what is not the name of a file directly in a checkpoint's directory, where all shards are."""
+    if not isinstance(name, str):
+        raise BadData(f"{origin}: names a shard that is no text")
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise BadData(f"{origin}: names a file outside the checkpoint: {name!r:.80}", "do not load it")
 
 
 def damage(directory: Path) -> str | None:

@@ -108,9 +108,11 @@ def read(directory: str, files: Files) -> Contents:
         for index, stored in metadata.storage_data.items():
             # Objects have no offset: torch leaves the attribute out, or sets it to None.
             offset = None if getattr(index, "offset", None) is None else tuple(index.offset)
+            if not isinstance(index.fqn, str):
+                raise ValueError("a tensor's name is no text")
             if getattr(stored, "transform_descriptors", None):
                 raise BadData(f"{path}: {index.fqn} is compressed or encrypted, which is not supported")
-            locations[str(index.fqn), offset] = _location(directory, path, stored)
+            locations[index.fqn, offset] = _location(directory, path, stored)
         entries = {str(key): entry for key, entry in metadata.state_dict_metadata.items()}
         stored_tensors = {key: entry for key, entry in entries.items() if entry.name == f"{_PACKAGE}.TensorStorageMetadata"}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -120,11 +122,9 @@ def read(directory: str, files: Files) -> Contents:
 
 
 def _location(directory: str, path: str, stored: Any) -> ShardLocation:
-    name = str(stored.relative_path)
-    if not checkpoint_layout.is_shard_name(name):
-        raise BadData(f"{path}: names a file outside the checkpoint: {name!r}")
+    checkpoint_layout.check_shard_name(stored.relative_path, path)
     _check_naturals((stored.offset, stored.length))
-    return ShardLocation(f"{directory}/{name}", stored.offset, stored.length)
+    return ShardLocation(f"{directory}/{stored.relative_path}", stored.offset, stored.length)
 
 
 def _check_naturals(*numbers: Iterable[Any]) -> None:

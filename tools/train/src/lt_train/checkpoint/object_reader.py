@@ -27,11 +27,11 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 
-from lt_shared import checksums, pickles
+from lt_shared import checkpoint_layout, checksums, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
 from lt_train.checkpoint.numpy_state import STAND_INS
-from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES, check_shard_name
+from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES
 
 INDEX = ".metadata"
 _LOCAL_HEADER_BYTES = 30
@@ -144,7 +144,7 @@ def read_index(file: IO[bytes]) -> Any:
     origin = str(getattr(file, "name", INDEX))
     index = pickles.load_known(file.read(), INDEX_NAMES, origin)
     for stored in getattr(index, "storage_data", {}).values():
-        check_shard_name(str(stored.relative_path), origin)
+        checkpoint_layout.check_shard_name(stored.relative_path, origin)
     return index
 
 

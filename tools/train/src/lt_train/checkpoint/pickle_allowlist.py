@@ -6,9 +6,12 @@ no check: torch reads it with its own restricted unpickler.
 """
 
 import io
+import os
 from pathlib import Path
+from typing import Any
 
 from lt_shared import checkpoint_layout, pickles, storage
+from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadData
 from lt_train.checkpoint.numpy_state import STAND_INS
 
@@ -55,21 +58,44 @@ def check(directory: Path) -> None:
     index = directory / ".metadata"
     names, metadata = pickles.names_and_object(storage.read_bytes(index), str(index))
     _require(names, INDEX_NAMES, str(index))
+    try:
+        objects = _objects(metadata, str(index))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadData(f"{index}: not the metadata of a distributed checkpoint: {error}") from None
+    for key, info in objects:
+        _check_object(directory / info.relative_path, info.offset, info.length, key)
+
+
+def _objects(metadata: Any, origin: str) -> list[tuple[str, Any]]:
+    """The storage of what is no tensor. Raises what reading an attribute raises, or BadData, for another structure."""
+    objects = []
     for entry, info in metadata.storage_data.items():
-        check_shard_name(str(info.relative_path), str(index))
+        checkpoint_layout.check_shard_name(info.relative_path, origin)
+        _check_naturals(info.offset, info.length)
+        stored = metadata.state_dict_metadata[entry.fqn]
         # The name of the class: a pickle may give the object itself another.
-        if type(metadata.state_dict_metadata[entry.fqn]).name.endswith(".BytesStorageMetadata"):
-            _check_object(directory / info.relative_path, info.offset, info.length, entry.fqn)
+        if type(stored).name.endswith(".BytesStorageMetadata"):
+            objects.append((entry.fqn, info))
+    for stored in metadata.state_dict_metadata.values():
+        if not type(stored).name.endswith(".BytesStorageMetadata"):
+            _check_naturals(*stored.size)
+            for chunk in stored.chunks:
+                _check_naturals(*chunk.offsets, *chunk.sizes)
+            if not stored.properties.state[0].name.startswith("torch."):
+                raise ValueError("a tensor has no type")
+    return objects
 
 
-def check_shard_name(name: str, origin: str) -> None:
-    """Raises BadData for a name that may lead out of the checkpoint's directory."""
-    if not checkpoint_layout.is_shard_name(name):
-        raise BadData(f"{origin}: names a file outside the checkpoint: {name!r:.80}", "do not load it")
+def _check_naturals(*numbers: Any) -> None:
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a size or an offset is not a natural number")
 
 
 def _check_object(path: Path, offset: int, length: int, key: str) -> None:
     with storage.open_read(path) as file:
+        file.seek(0, os.SEEK_END)
+        if offset + length > file.tell():
+            raise BadData(f"{path}: ends at {file.tell()} bytes, {key} ends at {offset + length}", DAMAGED)
         file.seek(offset)
         content = file.read(length)
     origin = f"{path}: {key}"
