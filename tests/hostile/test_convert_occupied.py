@@ -28,7 +28,9 @@ FOREIGN = {
     "deep": "tokenizer/a/b/c",
     "data": "data.bin",
 }
-HUB = ("README.md", ".gitattributes", "LICENSE", "USE_POLICY.md", "chat_template.jinja", "generation_config.json")
+HUB = ("README.md", ".gitattributes", "LICENSE", "LICENSE-MODEL", "NOTICE.txt", "USE_POLICY.md", "chat_template.jinja",
+       "generation_config.json", ".cache/huggingface/.gitignore",
+       ".cache/huggingface/download/model.safetensors.metadata")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,11 @@ OCCUPIED: dict[str, dict[str, str]] = {
     "a journal with two readings": {
         JOURNAL: '{"identity": "0", "done": {}, "names": [], "names": ["model.safetensors"]}', "model.safetensors": "x"
     },
+    "an empty journal beside a thesis": {JOURNAL: "", "thesis.tex": "x"},
+    "a journal beside a description": {JOURNAL: "", "README.md": "x", "config.json": "{}"},
+    "a receipt of nothing": {"lt-convert.json": '{"v":1}', "README.md": "x"},
+    "notes beside a model": {"model.safetensors": "x", "LICENSE-thesis.tex": "x"},
+    "notes in the Hub's folder": {"model.safetensors": "x", ".cache/huggingface/thesis.tex": "x"},
     "a finished conversion": {
         JOURNAL: journal("0", "model.safetensors", "lt-convert.json"), "model.safetensors": "x", "lt-convert.json": '{"v":1}'
     },
@@ -183,7 +190,7 @@ def test_an_occupied_prefix_is_refused(case: str, bucket: str, made: dict[str, P
         assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "lt-convert.json"}
     else:
         assert (forced.returncode, forced.stdout) == (73, ""), forced.stderr
-        assert "thesis.tex" in forced.stderr
+        assert "nothing was deleted" in forced.stderr
         assert {name: store.cat_file(f"{bucket}/out/{name}").decode() for name in OCCUPIED[case]} == OCCUPIED[case]
 
 

@@ -76,6 +76,9 @@ NESTED = {
     "deep, through storages": b")" + b"\x85Q" * MANY,
     "deep, beside other things": b")" + b"](Ne0(N1}(NNu0\x85" * MANY,
     "deep, over a mark that is gone": b")" + b"(0\x85" * MANY,
+    "deep, over a list made at a mark": b")" + b"(Nl0\x85" * MANY,
+    "deep, beside a mark that is gone": b")q\0" + b"(h\0(0tq\0" * MANY,
+    "twice, beside another": b"(N)" + b"2\x86" * 60 + b"t",
     "twice": b")" + b"2\x86" * 60,
     "twice, by a byte": b")q\0" + b"h\0h\0\x86q\0" * 60,
     "twice, by four bytes": b")r\1\0\0\0" + b"j\1\0\0\0j\1\0\0\0\x86r\1\0\0\0" * 60,
@@ -102,12 +105,39 @@ def test_numbers_are_of_one_kind() -> None:
             pickles.loads(mixed, "file")
 
 
-def test_what_is_as_deep_as_can_be() -> None:
+@pytest.mark.parametrize("build", [lambda count: b")" + b"\x85" * count, lambda count: b"(" * count + b"t" * count])
+def test_what_is_as_deep_as_can_be(build: Any) -> None:
     deepest: Any = ()
-    for _ in range(pickle_bounds.MAX_TUPLES - 1):
+    for _ in range(20_000):
         deepest = (deepest,)
-    pickled = b"}" + b")" + b"\x85" * (pickle_bounds.MAX_TUPLES - 1) + b"Ns."
-    assert hash(next(iter(pickles.loads(pickled, "file")))) == hash(deepest)
+    found = pickles.loads(b"}" + build(20_000) + b"Ns.", "file")
+    assert hash(next(iter(found))) in (hash(deepest), hash(deepest[0]))
+    with pytest.raises(BadData, match="it nests tuples"):
+        pickles.loads(b"}" + build(20_001) + b"Ns.", "file")
+
+
+@pytest.mark.parametrize(
+    "pickled", [b"(" + b"N" * 30_000 + b"t.", b"](" + b"(t" * 30_000 + b"e.", b"(" * 30_000 + b"l" * 30_000 + b"\x85."]
+)
+def test_what_is_not_deep(pickled: bytes) -> None:
+    """Many objects in one tuple, many tuples in a list, and lists in one another, which nothing hashes."""
+    pickle_bounds.check(pickled)
+
+
+@pytest.mark.parametrize("code", pickletools.opcodes, ids=lambda code: code.name)
+def test_every_operation_takes_and_leaves_what_python_says(code: Any) -> None:
+    mark = pickletools.markobject
+    taken = code.stack_before[: code.stack_before.index(mark)] if mark in code.stack_before else code.stack_before
+    action, count, *_ = pickle_bounds._operations()[ord(code.code)] or pytest.fail(f"{code.name} is not known")
+    growth = len(code.stack_after) - len(taken) - (mark in code.stack_after)
+    expected = {
+        pickle_bounds._PUSH: 1, pickle_bounds._GET: 1, pickle_bounds._DUP: 1, pickle_bounds._NOTHING: 0, pickle_bounds._PUT: 0,
+        pickle_bounds._MEMOIZE: 0, pickle_bounds._MARK: 0, pickle_bounds._JOIN: 1 - count, pickle_bounds._POP: -count,
+        pickle_bounds._JOIN_TO_MARK: 1, pickle_bounds._REPLACE_TO_MARK: 1, pickle_bounds._POP_TO_MARK: 0,
+        pickle_bounds._STOP: -1,
+    }  # fmt: skip
+    assert growth == expected[action]
+    assert (mark in code.stack_before) == (action in range(pickle_bounds._JOIN_TO_MARK, pickle_bounds._DUP))
 
 
 PLAIN = st.recursive(

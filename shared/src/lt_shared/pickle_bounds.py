@@ -20,31 +20,32 @@ _COUNT_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGU
 _LINES = {"INST": 2, "GLOBAL": 2}
 _PUSH, _NOTHING, _GET, _PUT, _MEMOIZE, _JOIN, _POP, _MARK, _JOIN_TO_MARK, _POP_TO_MARK, _REPLACE_TO_MARK, _DUP, _STOP = range(13)
 _ACTIONS = {
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), (_GET, 0)),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), (_PUT, 0)),
-    **dict.fromkeys(("PROTO", "FRAME", "BINPERSID", "READONLY_BUFFER"), (_NOTHING, 0)),
-    **dict.fromkeys(("TUPLE2", "REDUCE", "NEWOBJ", "STACK_GLOBAL"), (_JOIN, 2)),
-    **dict.fromkeys(("TUPLE3", "NEWOBJ_EX"), (_JOIN, 3)),
-    **dict.fromkeys(("APPEND", "BUILD", "POP"), (_POP, 1)),
-    **dict.fromkeys(("TUPLE", "INST", "OBJ"), (_JOIN_TO_MARK, 0)),
-    **dict.fromkeys(("APPENDS", "SETITEMS", "ADDITEMS", "POP_MARK"), (_POP_TO_MARK, 0)),
-    **dict.fromkeys(("LIST", "DICT", "FROZENSET"), (_REPLACE_TO_MARK, 0)),
-    "MEMOIZE": (_MEMOIZE, 0),
-    "TUPLE1": (_JOIN, 1),
-    "SETITEM": (_POP, 2),
-    "MARK": (_MARK, 0),
-    "DUP": (_DUP, 0),
-    "STOP": (_STOP, 0),
+    _GET: ("GET", "BINGET", "LONG_BINGET"),
+    _PUT: ("PUT", "BINPUT", "LONG_BINPUT"),
+    _NOTHING: ("PROTO", "FRAME", "BINPERSID", "READONLY_BUFFER"),
+    _JOIN: ("TUPLE1", "TUPLE2", "TUPLE3", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL"),
+    _POP: ("APPEND", "BUILD", "POP", "SETITEM"),
+    _JOIN_TO_MARK: ("TUPLE", "INST", "OBJ"),
+    _POP_TO_MARK: ("APPENDS", "SETITEMS", "ADDITEMS", "POP_MARK"),
+    _REPLACE_TO_MARK: ("LIST", "DICT", "FROZENSET"),
+    _MEMOIZE: ("MEMOIZE",),
+    _MARK: ("MARK",),
+    _DUP: ("DUP",),
+    _STOP: ("STOP",),
 }
+# How many objects those without a mark take from the stack.
+_TAKEN = {"TUPLE2": 2, "REDUCE": 2, "NEWOBJ": 2, "STACK_GLOBAL": 2, "TUPLE3": 3, "NEWOBJ_EX": 3, "SETITEM": 2}
 
 
 @functools.cache
 def _operations() -> list[tuple[int, int, int, int] | None]:
     """By code: action, objects taken, the size in bytes of its argument (below 0 as `pickletools` has it), lines of it."""
+    actions = {name: action for action, names in _ACTIONS.items() for name in names}
     table: list[Any] = [None] * 256
     for code in pickletools.opcodes:
         argument_bytes = code.arg.n if code.arg else 0
-        table[ord(code.code)] = (*_ACTIONS.get(code.name, (_PUSH, 0)), argument_bytes, _LINES.get(code.name, 1))
+        action = actions.get(code.name, _PUSH)
+        table[ord(code.code)] = (action, _TAKEN.get(code.name, 1), argument_bytes, _LINES.get(code.name, 1))
     return table
 
 
@@ -122,4 +123,4 @@ def check(data: bytes) -> None:
 
 
 def _number(argument: bytes, size: int) -> int:
-    return int.from_bytes(argument, "little") if size > 0 else int(argument)
+    return int(argument) if size == pickletools.UP_TO_NEWLINE else int.from_bytes(argument, "little")

@@ -215,11 +215,11 @@ def check_destination(destination: str, source: str) -> None:
 
 
 def _check_unoccupied(destination: str, force: bool) -> None:
-    """Raises CannotCreate for an occupied destination, before the source is read."""
-    if force:
-        occupancy.check_replaceable(destination)
+    """Raises CannotCreate for an occupied local destination, before the source is read; others need the journal."""
     if storage.is_remote(destination):
         return
+    if force:
+        occupancy.check_replaceable(destination)
     path = Path(destination)
     if path.exists() and not path.is_dir():
         raise CannotCreate(f"{destination}: exists and is not a directory")

@@ -34,14 +34,15 @@ _TORCH = r"pytorch_model(?:-\d+-of-\d+)?\.bin(?:\.index\.json)?|consolidated\.\d
 # Any one of these makes a directory a checkpoint.
 _CORE = re.compile(
     rf"{_SAFETENSORS}|{_TORCH}|(?:{_ITERATION}|step-\d+/)?(?:{_MEGATRON})|(?:{_ITERATION})?{_RANK}"
-    rf"|{re.escape(checkpoint_layout.TRACKER)}|{re.escape(Checksums.RECORD)}|{re.escape(JOURNAL)}"
+    rf"|{re.escape(checkpoint_layout.TRACKER)}"
 )
 # What the Hub, its tools and Megatron put beside them.
 _BESIDE = re.compile(
     rf"(?:tokenizer/|original/)?(?:{_TOKENIZER})|config\.json|params\.json|preprocessor_config\.json"
     r"|(?:modeling|configuration)_\w+\.py|original/(?:params\.json|consolidated\.\d+\.pth)"
-    r"|README\.md|\.gitattributes|\.gitignore|LICENSE[\w.-]*|NOTICE[\w.-]*|USE_POLICY\.md|\.cache/huggingface/.+"
-    r"|\.huggingface/.+|latest_wandb_artifact_path\.txt"
+    r"|README\.md|\.gitattributes|\.gitignore|(?:LICENSE|NOTICE)(?:-MODEL|-CODE)?(?:\.txt|\.md)?|USE_POLICY\.md"
+    r"|(?:\.cache/huggingface|\.huggingface)/(?:\.gitignore|CACHEDIR\.TAG|download/.+\.(?:metadata|lock|incomplete))"
+    rf"|latest_wandb_artifact_path\.txt|{re.escape(Checksums.RECORD)}|{re.escape(JOURNAL)}"
 )
 _FOLDER = re.compile(rf"(?:{_ITERATION}(?:mp_rank_[\d_]+/)?|mp_rank_[\d_]+/|step-\d+/|tokenizer/|original/|\.cache/|"
                      r"\.cache/huggingface/(?:.+/)?|\.huggingface/(?:.+/)?)")  # fmt: skip
@@ -56,8 +57,11 @@ def occupied(destination: str) -> CannotCreate:
     return CannotCreate(f"{destination}: exists and is not empty", "choose another output or pass --force")
 
 
-def check_replaceable(destination: str) -> None:
-    """Raises CannotCreate, naming some, for files and folders at the destination that are no part of a checkpoint."""
+def check_replaceable(destination: str, journaled: Collection[str] = ()) -> None:
+    """Raises CannotCreate, naming some, for files and folders at the destination that are no part of a checkpoint.
+
+    A conversion that was interrupted has `journaled` the names of all that it was to write, of which little may be there.
+    """
     names = list(_names(destination))
     if not names:
         return
@@ -66,7 +70,7 @@ def check_replaceable(destination: str) -> None:
     except BadData:
         record = None
     listed = {*record.files.sizes} if record else set()
-    if not any(_CORE.fullmatch(name) or name in listed for name in names):
+    if names != [JOURNAL] and not any(_CORE.fullmatch(name) or name in listed for name in (*names, *journaled)):
         raise _foreign(destination, names, "holds no checkpoint, only")
     folders = {name[: name.rindex("/") + 1] for name in listed if "/" in name}
     own = {*listed, *folders, *(name for name in names if looks_like_checkpoint(name) or _FOLDER.fullmatch(name))}

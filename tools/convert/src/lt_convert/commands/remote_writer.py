@@ -103,7 +103,7 @@ class RemoteJournal:
             own = {JOURNAL, *planned, *(name for name in found.names if occupancy.looks_like_checkpoint(name))}
             occupancy.check_only(destination, existing, own)
         elif existing:
-            occupancy.check_replaceable(destination)
+            occupancy.check_replaceable(destination, found.names if found else ())
         resumed = found.done if found is not None and is_unfinished and found.identity == identity else {}
         done = {name: pieces for name, pieces in resumed.items() if existing.get(name) == planned.get(name) is not None}
         obsolete = sorted((set(existing) - set(done) - {JOURNAL}), key=lambda name: name != Checksums.RECORD)
