@@ -386,6 +386,19 @@ def test_an_unknown_remote_store_is_unavailable() -> None:
         storage.exists("nosuch://x")
 
 
+def test_a_store_that_needs_more_than_an_address_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="github://owner/name: this kind of store needs more than an address"):
+        storage.exists("github://owner/name")
+
+
+def test_a_store_that_cannot_be_written_is_unavailable() -> None:
+    with (
+        pytest.raises(Unavailable, match="http://localhost/out: this kind of store is read-only"),
+        storage.publish("http://localhost/out"),
+    ):
+        pass
+
+
 def test_remote_access_without_credentials_is_unavailable(tmp_path: Path) -> None:
     """The AWS client has its own exceptions, which are no OSError."""
     code = """

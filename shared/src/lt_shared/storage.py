@@ -34,14 +34,18 @@ def _filesystem(path: str) -> tuple[Any, str]:
         filesystem, key = fsspec.url_to_fs(path)
     except (ImportError, ValueError) as error:
         raise Unavailable(f"{path}: {error}", "install the filesystem package, e.g. pip install s3fs for s3://") from None
+    except TypeError:
+        raise Unavailable(
+            f"{path}: this kind of store needs more than an address", "copy the files to disk or to s3://"
+        ) from None
     return filesystem, key
 
 
 def retry(operation: Callable[[], Result], what: str) -> Result:
     """Call `operation`, again after 1, 2 and 4 seconds when a remote store fails in a way that may pass.
 
-    Raises: FileNotFoundError and the like at once, because a retry would not help; Unavailable when the store needs credentials
-    or cannot be reached; IoFailure after the last attempt.
+    Raises: FileNotFoundError and the like at once, because a retry would not help; Unavailable when the store needs credentials,
+    cannot be reached, or cannot do this at all; IoFailure after the last attempt.
     """
     for attempt in range(REMOTE_ATTEMPTS):
         try:
@@ -50,6 +54,8 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
             raise
         except _client_errors() as error:
             raise Unavailable(f"{what}: {error}", "set the credentials and the endpoint in the environment") from None
+        except NotImplementedError:
+            raise Unavailable(f"{what}: this kind of store is read-only", "write to a local path or to s3://") from None
         except OSError as error:
             if attempt == REMOTE_ATTEMPTS - 1:
                 raise IoFailure(f"{what}: {error}") from error

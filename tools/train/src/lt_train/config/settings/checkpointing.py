@@ -132,5 +132,7 @@ def check(settings: Checkpointing) -> Iterator[ToolError]:
             yield BadConfig(f"{name} {path}: the URL of a local directory", "name the directory itself")
         if path and path.startswith("memory:"):
             yield BadConfig(f"{name} {path}: is the memory of one process", "name a directory or an s3:// URL")
+        if name == "--save" and path and path.startswith(("http:", "https:")):
+            yield BadConfig(f"{name} {path}: nothing can be written to a web server", "name a directory or an s3:// URL")
         if path and not storage.is_remote(path) and Path(path).exists() and not Path(path).is_dir():
             yield BadConfig(f"{name} {path}: exists and is not a directory", "name a directory")
