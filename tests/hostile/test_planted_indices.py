@@ -1,5 +1,6 @@
 """Several users share a directory of sample indices; one of them has planted some."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def test_a_planted_lock_does_no_harm(planted: str, stranger: Stranger) -> None:
     stranger.run(planted)
     assert (make_once(stranger.shared, "index", fill) / "order").read_text() == "right"
     assert not (stranger.shared / "victim").exists()
+
+
+def test_a_lock_that_another_user_holds_is_not_waited_for(stranger: Stranger) -> None:
+    """Nor is his, nor one that he can write to, so that he can hold it."""
+    stranger.run("touch .index.lock; chmod 666 .index.lock")
+    with (stranger.shared / ".index.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert (make_once(stranger.shared, "index", fill) / "order").read_text() == "right"
 
 
 def test_a_group_may_read_an_index_and_not_change_it(stranger: Stranger) -> None:

@@ -1,5 +1,6 @@
 """Outputs appear whole or not at all: under SIGKILL, a full disk, two writers, and on remote stores."""
 
+import io
 import os
 import resource
 import shutil
@@ -8,12 +9,15 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import fsspec
 import pytest
+from botocore.exceptions import ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -447,6 +451,48 @@ def test_retry_does_not_repeat_what_cannot_heal(error: type[OSError]) -> None:
     with pytest.raises(error):
         storage.retry(operation, "x")
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "hint"),
+    [
+        (
+            lambda: ReadTimeoutError(endpoint_url="http://store"),
+            Unavailable,
+            "see the network and the endpoint in the environment",
+        ),
+        (lambda: NoCredentialsError(), Unavailable, "set the credentials and the endpoint in the environment"),
+        (lambda: aiohttp.ClientPayloadError("cut off"), IoFailure, None),
+    ],
+)
+def test_what_the_clients_of_stores_raise(
+    error: Callable[[], Exception], raised: type[ToolError], hint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+
+    def operation() -> None:
+        raise error()
+
+    with pytest.raises(raised) as caught:
+        storage.retry(operation, "s3://bucket/name")
+    assert caught.value.hint == hint
+    assert str(caught.value).startswith("s3://bucket/name: ")
+
+
+def test_an_upload_whose_connection_ends_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Upload(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise ConnectionClosedError(endpoint_url="http://store")
+
+        def discard(self) -> None:
+            discarded.append(True)
+
+    discarded: list[bool] = []
+    store = SimpleNamespace(open=lambda *arguments, **options: Upload())
+    monkeypatch.setattr(storage, "_filesystem", lambda path: (store, path))
+    with pytest.raises(IoFailure, match="s3://bucket/name: Connection was closed"), storage.publish("s3://bucket/name") as file:
+        file.write(b"x")
+    assert discarded == [True]
 
 
 def test_require_local() -> None:

@@ -53,10 +53,10 @@ def retry(operation: Callable[[], Result], what: str) -> Result:
         except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError):
             raise
         except _client_errors() as error:
-            raise Unavailable(f"{what}: {error}", "set the credentials and the endpoint in the environment") from None
+            raise Unavailable(f"{what}: {error}", _remedy(error)) from None
         except NotImplementedError:
             raise Unavailable(f"{what}: this kind of store is read-only", "write to a local path or to s3://") from None
-        except OSError as error:
+        except _transfer_errors() as error:
             if attempt == REMOTE_ATTEMPTS - 1:
                 raise IoFailure(f"{what}: {error}") from error
             time.sleep(2**attempt)
@@ -67,6 +67,17 @@ def _client_errors() -> tuple[type[Exception], ...]:
     """What botocore raises before a server answers (s3fs has retried by then); it is no OSError and may not be installed."""
     botocore = sys.modules.get("botocore.exceptions")
     return (botocore.BotoCoreError,) if botocore else ()
+
+
+def _remedy(error: Exception) -> str:
+    answered = not isinstance(error, sys.modules["botocore.exceptions"].HTTPClientError)
+    return f"{'set the credentials and' if answered else 'see the network and'} the endpoint in the environment"
+
+
+def _transfer_errors() -> tuple[type[Exception], ...]:
+    """What a connection that fails or an answer that is cut off raises; aiohttp has some that are no OSError."""
+    aiohttp = sys.modules.get("aiohttp")
+    return (OSError, aiohttp.ClientError) if aiohttp else (OSError,)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -303,6 +314,9 @@ def _publish_remote(name: str) -> Iterator[IO[bytes]]:
             file.commit()
             # A directory listing that was cached before the upload does not know the object.
             filesystem.invalidate_cache(filesystem._parent(key))
+    except _client_errors() as error:
+        _discard(file)
+        raise IoFailure(f"{name}: {error}") from None
     except BaseException:
         _discard(file)
         raise

@@ -21,11 +21,12 @@ _METADATA = (
 )  # fmt: skip
 _PLANNER = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
 _DTYPES = ("bfloat16", "bool", "float16", "float32", "float64", "float8_e4m3fn", "int16", "int32", "int64", "int8", "uint8")
+_TYPES = {f"torch.{name}" for name in _DTYPES}
 _STORAGES = ("BFloat16Storage", "ByteStorage", "FloatStorage", "HalfStorage", "LongStorage")
 INDEX_NAMES = {
     *(f"torch.distributed.checkpoint.metadata.{name}" for name in _METADATA),
     *(f"torch.distributed.checkpoint.planner.{name}" for name in _PLANNER),
-    *(f"torch.{name}" for name in _DTYPES),
+    *_TYPES,
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.serialization._get_layout",
     "torch.Size",
@@ -35,7 +36,8 @@ INDEX_NAMES = {
 }
 # megatron-core 0.19 keeps the run's arguments and the scheduler's state among the objects; 0.16 keeps them in common.pt.
 OBJECT_NAMES = {
-    *(f"torch.{name}" for name in (*_STORAGES, *_DTYPES)),
+    *_TYPES,
+    *(f"torch.{name}" for name in _STORAGES),
     "megatron.core.enums.ModelType",
     *(f"megatron.core.transformer.enums.{name}" for name in ("AttnBackend", "CudaGraphScope")),
     *(f"megatron.core.rerun_state_machine.{name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
@@ -81,7 +83,7 @@ def _objects(metadata: Any, origin: str) -> list[tuple[str, Any]]:
             _check_naturals(*stored.size)
             for chunk in stored.chunks:
                 _check_naturals(*chunk.offsets, *chunk.sizes)
-            if not stored.properties.state[0].name.startswith("torch."):
+            if stored.properties.state[0].name not in _TYPES:
                 raise ValueError("a tensor has no type")
     return objects
 

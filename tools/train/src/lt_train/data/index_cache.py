@@ -99,7 +99,7 @@ def _publish(own: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Wait for the lock at `path`; yields whether there is one. Another user's is not waited for."""
+    """Wait for the lock at `path`; yields whether there is one. One that another user can hold is not waited for."""
     with creating(str(path)):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -111,7 +111,8 @@ def _lock(path: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _locked(descriptor, path)
+        is_own = ownership.reason_for_distrust(os.fstat(descriptor), path.parent) is None
+        yield is_own and _locked(descriptor, path)
     finally:
         os.close(descriptor)
 
