@@ -44,6 +44,7 @@ def install(session: nox.Session, *more: str, alone: tuple[str, ...] = ()) -> No
     hundreds that follow, even where the environment says otherwise. torch comes first, as its CPU build where that is enough.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.env["LT_SHARED_BY_VERSION"] = "1"
     stamp = Path(session.virtualenv.location) / "installed.sha256"
     digest = requirements_digest(*more, *alone)
     if stamp.is_file() and stamp.read_text() == digest:
@@ -62,6 +63,7 @@ def requirements_digest(*words: str) -> str:
     files = [
         CONSTRAINTS,
         *(Path(path) / "pyproject.toml" for path in DISTRIBUTIONS),
+        *sorted(Path("tools").glob("*/hatch_build.py")),
         *sorted(Path("tests").rglob("requirements*.txt")),
     ]
     return hashlib.sha256(b"\0".join([*(path.read_bytes() for path in files), *map(str.encode, words)])).hexdigest()

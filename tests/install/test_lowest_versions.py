@@ -14,8 +14,11 @@ TOOLS = ("preprocess", "train", "convert", "monitor")
 
 
 def lowest(distribution: str, package: str) -> str:
-    project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
-    return next(found[1] for line in project["dependencies"] if (found := re.fullmatch(rf"{package}>=([\d.]+)", line)))
+    written = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())
+    dependencies = (
+        written["project"].get("dependencies") or written["tool"]["hatch"]["metadata"]["hooks"]["custom"]["dependencies"]
+    )
+    return next(found[1] for line in dependencies if (found := re.fullmatch(rf"{package}>=([\d.]+)", line)))
 
 
 @pytest.fixture(scope="module")
