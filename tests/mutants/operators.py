@@ -63,12 +63,16 @@ class Mutant:
         return source[: self.begin] + self.replacement + source[self.end :]
 
 
+def candidates(source: bytes) -> Iterator[Mutant]:
+    """All changes that the operators make, also those that come to nothing."""
+    return _Walk(source).module(ast.parse(source))
+
+
 def mutants(source: bytes) -> list[Mutant]:
     """All mutants of a module in the order of the source, without those that mean the same as the module or do not compile."""
-    tree = ast.parse(source)
-    original = ast.dump(tree)
+    original = ast.dump(ast.parse(source))
     found: dict[tuple[int, int, bytes], Mutant] = {}
-    for mutant in _Walk(source).module(tree):
+    for mutant in candidates(source):
         try:
             changed = ast.parse(mutant.apply(source))
             compile(changed, "mutant", "exec")

@@ -138,9 +138,10 @@ def test_equivalent_mutants_do_not_count() -> None:
 
 
 def test_every_listed_mutant_exists() -> None:
-    """The runner finds out whether it is equivalent; here only that its lines are still there."""
+    """The runner finds out whether it is equivalent; here only that its lines are still there, which takes no compiler."""
     for module, listed in tomllib.loads(scores.LIST.read_text()).items():
         source = (ROOT / module).read_bytes()
-        changes = {scores.Report(module, source, [], {}).change(one) for one in operators.mutants(source)}
+        report = scores.Report(module, source, [], {})
+        changes = {report.change(one) for one in operators.candidates(source) if one.apply(source) != source}
         assert [one for one in listed if (one["before"], one["after"]) not in changes] == []
         assert all(one["reason"] for one in listed)

@@ -123,7 +123,8 @@ def run() -> Run:
 
     def run_program(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "lt_preprocess", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=900, check=False, **options)
+        text = {"text": True, "encoding": "utf-8", "errors": "surrogateescape"}
+        return subprocess.run(command, capture_output=True, timeout=900, check=False, **text, **options)
 
     return run_program
 

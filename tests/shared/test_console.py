@@ -77,6 +77,12 @@ def run_code(program: list[str], code: str) -> subprocess.CompletedProcess[str]:
         ("raise OSError('odd')", ExitCode.IO, "odd"),
         ("1 / 0", ExitCode.INTERNAL, "internal error: ZeroDivisionError: division by zero"),
         ("raise MemoryError", ExitCode.INTERNAL, "internal error: MemoryError:"),
+        (
+            'from botocore.exceptions import ConnectionClosedError; raise ConnectionClosedError(endpoint_url="http://store")',
+            ExitCode.IO,
+            'Connection was closed before we received a valid response from endpoint URL: "http://store".',
+        ),
+        ('import aiohttp; raise aiohttp.ClientPayloadError("cut off")', ExitCode.IO, "cut off"),
         ("raise KeyboardInterrupt", ExitCode.INTERRUPTED, "interrupted"),
         ("raise click.Abort", ExitCode.INTERRUPTED, "interrupted"),
         ("raise click.ClickException('from click')", 1, "from click"),

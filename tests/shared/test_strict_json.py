@@ -1,6 +1,7 @@
 """JSON with one reading only."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -42,3 +43,11 @@ def test_it_reads_what_json_writes(value: object) -> None:
 def test_it_refuses_what_has_two_readings(content: str | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         strict_json.loads(content)
+
+
+def test_bytes_in_paths() -> None:
+    """As `os.fsdecode` gives them; other halves of surrogate pairs stand for nothing."""
+    assert os.fsencode(strict_json.loads(b'["caf\\udce9"]', has_paths=True)[0]) == b"caf\xe9"
+    for text, has_paths in ((b'["caf\\udce9"]', False), (b'["\\ud800"]', True), (b'["\\udd00"]', True)):
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            strict_json.loads(text, has_paths=has_paths)

@@ -301,8 +301,9 @@ def _exit_code_of(work: Callable[[], int]) -> int:
     except click.exceptions.Exit as finished:
         return finished.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else _tool_name
-        return _report(error.format_message(), f"see {path} --help", ExitCode.USAGE)
+        return _report(
+            error.format_message(), f"see {error.ctx.command_path if error.ctx else _tool_name} --help", ExitCode.USAGE
+        )
     except click.ClickException as error:
         return _report(error.format_message(), None, error.exit_code)
     except ToolError as error:
@@ -320,16 +321,17 @@ def _exit_code_of(work: Callable[[], int]) -> int:
         code = ExitCode.NO_INPUT if isinstance(error, FileNotFoundError) else ExitCode.IO
         return _report(f"{place}{(error.strerror or str(error)).lower()}", None, code)
     except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("aiohttp", "botocore"):
+            return _report(str(error), "see the network and the endpoint in the environment", ExitCode.IO)
         return _report(f"internal error: {type(error).__name__}: {error}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
 
 
 def _report(message: str, hint: str | None, code: int) -> int:
     if os.environ.get("LT_DEBUG") == "1":
         traceback.print_exc()
-    one_line = " ".join(message.split())
     # Where nobody can be told, the exit code still says it.
     with contextlib.suppress(OSError):
-        click.echo(f"{_tool_name}: error: {_printable(one_line)}", err=True)
+        click.echo(f"{_tool_name}: error: {_printable(' '.join(message.split()))}", err=True)
         if hint:
             click.echo(f"hint: {_printable(hint)}", err=True)
     return int(code)

@@ -11,13 +11,16 @@ import math
 from typing import Any
 
 
-def loads(content: bytes | str) -> Any:
-    """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply."""
+def loads(content: bytes | str, has_paths: bool = False) -> Any:
+    """What `content` says. Raises ValueError (as `json.loads` does) for what is malformed, ambiguous or nested too deeply.
+
+    Half a surrogate pair is malformed, but where it `has_paths` stands for a byte that is not UTF-8, as in Python's own paths.
+    """
     text = content.decode() if isinstance(content, bytes) else content
     try:
         value = json.loads(text, object_pairs_hook=object_of, parse_constant=_refused, parse_float=_finite)
         if "\\ud" in text or "\\uD" in text:
-            json.dumps(value, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape" if has_paths else "strict")
         return value
     except RecursionError:
         raise ValueError("nested too deeply") from None

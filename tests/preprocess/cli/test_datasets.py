@@ -141,3 +141,19 @@ def test_a_reader_that_leaves_early(workplace: Path) -> None:
     result = subprocess.run(script, cwd=workplace, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.count("\n")) == (141, 1)
     assert "Traceback" not in result.stderr
+
+
+def test_a_directory_whose_name_is_not_utf8(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Its datasets are described, found up to date, verified and made into others."""
+    place = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"caf\xe9")))
+    place.mkdir()
+    (place / "a.jsonl").write_text('{"text": "a document"}\n{"text": "another"}\n')
+    tokenize = ("a.jsonl", "--tokenizer", str(demo_tokenizer), "-o", "out")
+    assert run(*tokenize, cwd=place).returncode == 0
+    assert "up to date" in run(*tokenize, cwd=place).stderr
+    data = "out_text_document"
+    for command in (f"verify {data}", f"shuffle {data} -o shuffled", f"merge {data} shuffled -o merged", "verify merged"):
+        result = run(*command.split(), cwd=place)
+        assert result.returncode == 0, (command, result.stderr)
+    described = json.loads((place / "merged.json").read_bytes())["dataset"]
+    assert os.fsencode(described["prefix"]) == os.fsencode(place / "merged")

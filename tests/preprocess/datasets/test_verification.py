@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import subprocess
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from lt_preprocess.datasets import decoding, merge, shuffle, source_datasets, split, statistics, verification
 from lt_preprocess.datasets.block_reader import BlockReader
-from lt_shared import indexed_dataset, manifest
+from lt_shared import indexed_dataset, manifest, storage
 from lt_shared.console import BadData, NoInput
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -115,6 +116,17 @@ DAMAGES: dict[str, tuple[list[tuple[str, int, str, Any]], list[str]]] = {
         [(IDX, ENTRIES_AT + 24, "q", 7)],
         ["a.idx: the document index descends", "a.idx: an entry of the document index is out of range: 7 for document 3 of 4"],
     ),
+    "negative first entry": (
+        [(IDX, ENTRIES_AT, "q", -1)],
+        [
+            "a.idx: the document index begins with -1, not with 0",
+            "a.idx: an entry of the document index is out of range: -1 for document 0 of 4 sequences",
+        ],
+    ),
+    "no entries": (
+        [(IDX, 26, "Q", 0)],
+        ["a.idx: 40 bytes are left over", "a.idx: the document index is empty; it begins with 0 even without documents"],
+    ),
     "last entry": ([(IDX, ENTRIES_AT + 32, "q", 3)], ["a.idx: the document index ends at sequence 3, there are 4"]),
     "two at once": (
         [(IDX, 9, "Q", 2), (IDX, ENTRIES_AT, "q", 1)],
@@ -184,6 +196,177 @@ def test_tokens_against_the_sidecar(prefix: Path, monkeypatch: pytest.MonkeyPatc
     assert findings(prefix) == []
 
 
+def write(prefix: Path, dtype: Any, documents: list[list[int]]) -> None:
+    with indexed_dataset.Writer(str(prefix), dtype) as writer:
+        for tokens in documents:
+            writer.append_document(np.array(tokens, dtype))
+        writer.publish()
+
+
+def record_checksums(prefix: Path, **changes: list[int]) -> None:
+    """What a writer would have recorded of the files as they are now, with changes."""
+    contents = {ending: Path(f"{prefix}.{ending}").read_bytes() for ending in ("bin", "idx")}
+    crc32 = {ending: [len(content), zlib.crc32(content)] for ending, content in contents.items()}
+    Path(f"{prefix}.json").write_text(json.dumps({"dataset": {"prefix": "a"}, "crc32": crc32 | changes}))
+
+
+def test_an_empty_dataset(tmp_path: Path) -> None:
+    write(tmp_path / "a", np.uint16, [])
+    record_checksums(tmp_path / "a")
+    assert findings(tmp_path / "a") == []
+
+
+def test_signed_tokens(tmp_path: Path) -> None:
+    """Those of a vocabulary of more than 65,500 entries, which a token can be below."""
+    write(tmp_path / "a", np.int32, [[0, 70_000], [69_999, 0]])
+    describe(tmp_path / "a", {}, vocab_size=70_001)
+    assert findings(tmp_path / "a") == []
+    describe(tmp_path / "a", {}, vocab_size=70_000)
+    assert findings(tmp_path / "a") == ["a.bin: token beyond the vocabulary: 70000 at token 1, there are 70000"]
+    patch(tmp_path / "a.bin", 12, "i", -1)
+    describe(tmp_path / "a", {}, vocab_size=70_001)
+    assert findings(tmp_path / "a") == ["a.bin: token beyond the vocabulary: -1 at token 3, there are 70001"]
+
+
+def test_tokens_that_are_no_whole_numbers_are_not_looked_at(tmp_path: Path) -> None:
+    write(tmp_path / "a", np.uint16, [[1, 2, 3, 4]])
+    patch(tmp_path / "a.idx", 17, "B", 6)
+    patch(tmp_path / "a.idx", LENGTHS_AT, "i", 1)
+    (tmp_path / "a.bin").write_bytes(struct.pack("<d", 1e9))
+    describe(tmp_path / "a", {"append_eod": True}, vocab_size=5, eod=4)
+    assert findings(tmp_path / "a") == [
+        "a.idx: tokens are float64, expected whole numbers",
+        "a.json: a vocabulary of 5 entries takes uint16, the tokens are float64",
+    ]
+
+
+def test_tokens_are_not_read_for_nothing(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert findings(prefix) == []
+    assert "verifying" not in capsys.readouterr().err
+    describe(prefix, vocab_size=10)
+    findings(prefix)
+    assert capsys.readouterr().err.startswith("lt: verifying: 0.0/0.0 MB (100%), ")
+
+
+def test_the_end_of_document_is_asked_for_alone(prefix: Path) -> None:
+    describe(prefix, eod=9)
+    assert findings(prefix) == []
+    describe(prefix, eod=7)
+    assert findings(prefix) == ["a.bin: no end of document: document 0 ends with 9, not with 7, the first of 3"]
+    describe(prefix, vocab_size=9, eod=9)
+    assert findings(prefix)[0] == "a.json: end of document 9 is beyond the vocabulary of 9 entries"
+
+
+def test_a_document_without_text_has_no_end(tmp_path: Path) -> None:
+    write(tmp_path / "a", np.uint16, [[], [1, 9], [], [2, 8]])
+    describe(tmp_path / "a", eod=9)
+    assert findings(tmp_path / "a") == ["a.bin: no end of document: document 3 ends with 8, not with 9"]
+
+
+def test_of_a_damaged_index_only_ids_are_looked_at(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(f"{prefix}.idx", ENTRIES_AT, "q", 1)
+    describe(prefix, vocab_size=9, eod=7)
+    expected = [
+        "a.idx: the document index begins with 1, not with 0",
+        "a.bin: token beyond the vocabulary: 9 at token 3, there are 9, the first of 3",
+    ]
+    assert findings(prefix) == expected
+    for size in (1, 3, 4, 10, 11):
+        monkeypatch.setattr(verification, "TOKENS_AT_ONCE", size)
+        assert findings(prefix) == expected
+    patch(f"{prefix}.bin", 0, "H", 65535)
+    for size in (1, 3, 11):
+        monkeypatch.setattr(verification, "TOKENS_AT_ONCE", size)
+        assert findings(prefix)[1:] == ["a.bin: token beyond the vocabulary: 65535 at token 0, there are 9, the first of 4"]
+    describe(prefix, eod=7)
+    assert findings(prefix) == expected[:1]
+
+
+def test_recorded_checksums(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, index = (Path(f"{prefix}.{ending}").read_bytes() for ending in ("bin", "idx"))
+    record_checksums(prefix)
+    for size in (2, 3, 100):
+        monkeypatch.setattr(verification, "TOKENS_AT_ONCE", size)
+        assert findings(prefix) == []
+    record_checksums(prefix, bin=[20, 5], idx=[len(index), 6])
+    assert findings(prefix) == [
+        f"a.idx: CRC-32 {zlib.crc32(index):08x}, 00000006 was written: the file was damaged or changed since",
+        f"a.bin: CRC-32 {zlib.crc32(tokens):08x}, 00000005 was written: the file was damaged or changed since",
+    ]
+    record_checksums(prefix, bin=[21, 5], idx=[len(index) - 1, 6])
+    assert findings(prefix) == [
+        f"a.idx: {len(index)} bytes, {len(index) - 1} were written",
+        "a.bin: 20 bytes, 21 were written",
+    ]
+
+
+def test_the_text_is_compared_where_nothing_else_is_wrong(
+    tmp_path: Path, demo_tokenizer: Path, build: Callable[..., manifest.Dataset], write_lines: Callable[..., Path]
+) -> None:
+    """The documents that differ come before the checksum, which only tells that some do."""
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "one text"}, {"text": "another one"}])
+    made = build([file], demo_tokenizer, tmp_path / "out")
+    assert verification.verify(made, None, 2).findings == []
+    with Path(f"{made.prefix}.bin").open("r+b") as tokens:
+        tokens.write(b"\0\0")
+    assert [finding.path for finding in verification.verify(made).findings] == [f"{made.prefix}.bin"]
+    first, second = verification.verify(made, demo_tokenizer, 2).findings
+    assert first.path == made.prefix
+    assert first.message.startswith(f"document 0 ({file}")
+    assert (second.path, second.message[:7]) == (f"{made.prefix}.bin", "CRC-32 ")
+    Path(f"{tmp_path}/.out_text_document.bin.partial").touch()
+    assert len(verification.verify(made, demo_tokenizer, 2).findings) == 2
+
+
+def test_what_cannot_be_counted_is_not_compared(prefix: Path) -> None:
+    Path(f"{prefix}.json").write_text(json.dumps({"dataset": {"prefix": "a", "tokens": 10}, "counts": {"tokens": 10}}))
+    patch(f"{prefix}.idx", LENGTHS_AT + 12, "i", -2)
+    assert findings(prefix) == ["a.idx: negative length: -2 of sequence 3"]
+
+
+def test_each_block_of_an_index_of_another_type_is_looked_at(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "ENTRIES_AT_ONCE", 1)
+    patch(f"{prefix}.idx", 17, "B", 99)
+    patch(f"{prefix}.idx", LENGTHS_AT + 4, "i", -2)
+    patch(f"{prefix}.idx", LENGTHS_AT + 12, "i", -3)
+    assert findings(prefix) == [
+        "a.idx: dtype code 99 is not known",
+        "a.idx: negative length: -2 of sequence 1, the first of 2",
+    ]
+
+
+def test_a_malformed_sidecar_is_one_finding_among_others(prefix: Path) -> None:
+    Path(f"{prefix}.bin").unlink()
+    Path(f"{prefix}.json").write_text(json.dumps({"dataset": {}}))
+    assert [finding.partition(":")[0] for finding in findings(prefix)] == ["a.bin", "a.json"]
+    Path(f"{prefix}.json").write_text("[")
+    assert [finding.partition(":")[0] for finding in findings(prefix)] == ["a.bin", "a.json"]
+
+
+def test_no_files_are_left_over_on_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local files of such a name have nothing to do with it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "memory:/leftovers").mkdir(parents=True)
+    (tmp_path / "memory:/leftovers/.a.bin.partial").touch()
+    write(tmp_path / "a", np.uint16, [[1]])
+    for ending in ("bin", "idx"):
+        storage.write_bytes(f"memory://leftovers/a.{ending}", (tmp_path / f"a.{ending}").read_bytes())
+    assert verification.verify(manifest.Dataset("memory://leftovers/a")).findings == []
+
+
+def test_what_is_said_of_the_result(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prefix.parent)
+    sound = verification.verify(manifest.Dataset("a"))
+    assert sound.summary() == "4 documents, 10 tokens, nothing wrong"
+    assert sound.to_record() == {
+        "v": 1, "kind": "verification", "prefix": str(prefix), "documents": 4, "tokens": 10, "findings": [],
+    }  # fmt: skip
+    assert verification.Verification("a", findings=[verification.Finding("b", "c")]).summary() == "1 finding"
+    two = verification.Verification("a", findings=[verification.Finding("b", "c"), verification.Finding("d", "e")])
+    assert two.summary() == "2 findings"
+    assert two.to_record()["findings"] == [{"path": "b", "message": "c"}, {"path": "d", "message": "e"}]
+
+
 def test_ids_are_looked_at_also_when_the_index_is_damaged(prefix: Path) -> None:
     describe(prefix, {}, vocab_size=9)
     patch(f"{prefix}.idx", ENTRIES_AT, "q", 1)
@@ -211,6 +394,8 @@ def test_counts_of_the_sidecar(prefix: Path) -> None:
         ({"counts": {"documents": 4, "sequences": 4, "tokens": 9}}, ["a.json: counts: tokens 9, the dataset has 10"]),
         ({"options": {"append_eod": True}}, ["a.json: made with --append-eod, but no end-of-document token is named"]),
         ({"options": {"append_eod": False}}, []),
+        ({"options": None, "counts": None}, []),
+        ({"v": 1}, ["a.json: version 1, known is 2"]),
         ({"v": 2}, []),
         ({"v": 3}, ["a.json: version 3, known is 2"]),
     ],

@@ -248,6 +248,54 @@ def test_the_sidecar_names_all_that_took_part(build: Build, tmp_path: Path, demo
         assert record["crc32"][end] == [len(written), zlib.crc32(written)]
 
 
+def test_the_sidecar_is_text_that_people_read(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Indented, with letters as they are; of a file name a byte that is not UTF-8 is an escape, as Python reads it back."""
+    name = os.path.join(os.fsencode(tmp_path), b"\xc3\xa4\xff.jsonl")
+    Path(os.fsdecode(name)).write_bytes(b'{"text": "a"}\n')
+    made = build([os.fsdecode(name)], demo_tokenizer, tmp_path / "out")
+    written = Path(f"{made.prefix}.json").read_bytes()
+    record = json.loads(written.decode())
+    assert written.startswith(b'{\n  "v": 2,\n  "dataset": {\n    "v": 1,\n    "kind": "dataset",\n    "prefix": "')
+    assert written.endswith(b'"\n  }\n}\n')
+    shown = os.path.join(os.fsencode(tmp_path), b"\xc3\xa4\\udcff.jsonl")
+    assert b'\n      "path": "' + shown + b'",\n' in written
+    assert os.fsencode(record["sources"][0]["path"]) == name
+    assert list(record["dataset"]) == [
+        "v",
+        "kind",
+        "prefix",
+        "documents",
+        "tokens",
+        "dtype",
+        "vocab_size",
+        "eod",
+        "tokenizer",
+        "weight",
+    ]
+
+
+def test_each_part_counts_its_own_bad_lines(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    good = b'{"text": "a text of several words"}\n'
+    for name, bad in (("a", 1), ("b", 3), ("c", 2)):
+        (tmp_path / name).write_bytes(b"bad\n" * bad + good)
+    files = [tmp_path / name for name in "abc"]
+    made = runs.build(planned(files, demo_tokenizer, tmp_path / "out", max_shard_bytes=1, on_error="skip"), 1)
+    counts = [json.loads(Path(f"{one.prefix}.json").read_bytes())["counts"] for one in made]
+    assert [count["bad_lines"] for count in counts] == [1, 3, 2]
+
+
+def test_whether_one_dataset_is_whole(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a", "title": "b"}\n')
+    plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", json_keys=("text", "title"))
+    runs.build(plan, 1)
+    text, title = str(tmp_path / "out_text_document"), str(tmp_path / "out_title_document")
+    assert sidecar.is_whole(text, plan, 0) is True
+    assert sidecar.is_whole(title, plan, 0) is True
+    Path(f"{title}.bin").unlink()
+    assert sidecar.is_whole(text, plan, 0) is True
+    assert sidecar.is_whole(title, plan, 0) is False
+
+
 def test_a_package_that_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package == "numba":
@@ -281,7 +329,9 @@ def test_standard_input_is_not_named_and_never_up_to_date(planned: Planned, tmp_
     assert sidecar.up_to_date(plan) is None
 
 
-@pytest.mark.parametrize(("first", "last", "count"), [(None, None, 0), (0, 0, 1), (0, 2, 3), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("first", "last", "count"), [(None, None, 0), (None, 0, 0), (0, None, 0), (0, 0, 1), (0, 2, 3), (1, 2, 2)]
+)
 def test_the_inputs_of_a_part(
     first: int | None, last: int | None, count: int, planned: Planned, tmp_path: Path, demo_tokenizer: Path
 ) -> None:
@@ -333,6 +383,12 @@ def test_what_is_said_of_a_dataset_of_another_tokenizer(planned: Planned, tmp_pa
     sidecar.check_tokenizer(plan)
     other({"name": "moved", "sha256": plan.identity.sha256})
     sidecar.check_tokenizer(plan)
+    in_parts = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "parts", max_shard_bytes=1)
+    first = tmp_path / "parts-part00000_text_document"
+    Path(f"{first}.json").write_text(json.dumps({"dataset": {"prefix": "a", "tokenizer": {"name": "other", "sha256": "0"}}}))
+    Path(f"{first}.idx").touch()
+    with pytest.raises(CannotCreate, match="parts-part00000_text_document: was made with another tokenizer"):
+        sidecar.check_tokenizer(in_parts)
     Path(f"{tmp_path}/out_title_document.json").write_text("[")
     other({"name": "other", "sha256": "0123456789abcdef"})
     with pytest.raises(CannotCreate):

@@ -65,7 +65,7 @@ def _is_text(value: object) -> bool:
 
 
 def _are_options(record: Any) -> bool:
-    if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str, shard=dict):
+    if not _has(record, json_keys=list, json_key=str, append_eod=bool, special_tokens=str):
         return False
     keys, shard = record.get("json_keys"), record.get("shard")
     is_key_known = keys is None or (keys != [] and record.get("json_key", keys[0]) in keys and all(map(_is_text, keys)))
@@ -94,7 +94,7 @@ def shared_options(sources: Sequence[Dataset]) -> dict[str, Any]:
     endings = {options["append_eod"] for options in found if "append_eod" in options}
     if len(endings) > 1:
         warn("some of the datasets were made with --append-eod and some without")
-    return {key: value for key, value in found[0].items() if all(key in one and one[key] == value for one in found[1:])}
+    return {key: value for key, value in found[0].items() if all(key in one and one[key] == value for one in found)}
 
 
 def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
@@ -104,18 +104,18 @@ def shared_sources(sources: Sequence[Dataset]) -> list[dict[str, Any]] | None:
     """
     files: list[dict[str, Any]] = []
     of_run: dict[str, dict[str, Any]] = {}
-    expected = _FIRST
+    expected = _BEGIN
     for source in sources:
         record = read_sidecar(source.prefix) or {}
         position = _position_in_run(record)
-        if position is None or (position.shard, position.part) != (expected.shard, expected.part):
+        if position is None or (position.shard, position.part) != expected:
             return None
         of_run |= {file["path"]: file for file in record["sources"]}
         expected = position.next()
-        if expected == _FIRST:
+        if expected == _BEGIN:
             files += of_run.values()
             of_run = {}
-    return files if expected == _FIRST else None
+    return files if expected == _BEGIN else None
 
 
 class _RunPosition(NamedTuple):
@@ -126,14 +126,14 @@ class _RunPosition(NamedTuple):
     is_last_part: bool
     shards: int
 
-    def next(self) -> "_RunPosition":
-        """The position of the next dataset; after the last one, the first of another run."""
+    def next(self) -> tuple[int, int]:
+        """Shard and part of the next dataset; after the last one, those of the first of another run."""
         if not self.is_last_part:
-            return _FIRST._replace(shard=self.shard, part=self.part + 1)
-        return _FIRST if self.shard + 1 == self.shards else _FIRST._replace(shard=self.shard + 1)
+            return self.shard, self.part + 1
+        return _BEGIN if self.shard + 1 == self.shards else (self.shard + 1, 0)
 
 
-_FIRST = _RunPosition(0, 0, True, 1)
+_BEGIN = (0, 0)
 
 
 def _position_in_run(record: dict[str, Any]) -> _RunPosition | None:
@@ -163,7 +163,9 @@ def sidecar(
         "derivation": dataclasses.asdict(derivation),
         "made_by": {"lt-preprocess": __version__},
     }
-    return manifest.sidecar_path(dataset.prefix), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
+    return manifest.sidecar_path(dataset.prefix), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(
+        errors="backslashreplace"
+    )
 
 
 def finished(prefix: str, derivation: Derivation) -> Dataset | None:
@@ -206,6 +208,6 @@ def check_not_planted(prefix: str) -> None:
         return
     for path in (bin_path(prefix), idx_path(prefix), manifest.sidecar_path(prefix)):
         status = os.stat(path)
-        other = None if status.st_uid == 0 else ownership.belongs_to_other(status, os.path.dirname(path) or ".")
+        other = None if status.st_uid == 0 else ownership.belongs_to_other(status, os.path.dirname(path))
         if other is not None:
             raise CannotCreate(f"{path}: {other}", "name that dataset if you trust it, choose another output, or pass --force")

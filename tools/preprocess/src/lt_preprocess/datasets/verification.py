@@ -182,9 +182,10 @@ def _blocks(file: IO[bytes], column: Column) -> Iterator[tuple[int, npt.NDArray[
 class _Count:
     """Counts defects of one kind and remembers the first."""
 
+    first: str
+
     def __init__(self) -> None:
         self.count = 0
-        self.first = ""
 
     def add(self, wrong: npt.NDArray[np.bool_], describe: Any) -> None:
         """`describe` says what is wrong at an index of `wrong`."""
@@ -228,11 +229,11 @@ def _check_documents(path: str, file: IO[bytes], header: Header, result: Verific
         result.find(path, "the document index is empty; it begins with 0 even without documents")
         return
     descending, outside = _Count(), _Count()
-    before = 0
+    before: int | None = None
     for first, entries in _blocks(file, header.entries):
         if first == 0 and entries[0] != 0:
             result.find(path, f"the document index begins with {entries[0]}, not with 0")
-        previous = np.concatenate([np.array([before if first else entries[0]], np.int64), entries[:-1]])
+        previous = np.concatenate([np.array([entries[0] if before is None else before], np.int64), entries[:-1]])
         descending.add(
             entries < previous,
             lambda i, first=first, entries=entries, previous=previous: (

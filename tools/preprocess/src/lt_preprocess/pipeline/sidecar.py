@@ -7,6 +7,7 @@ inputs that were read, each with size, modification time and the hash of its fir
 that those of different runs are not joined.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -32,12 +33,7 @@ PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece",
 
 def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[str, FileChecksum], state: State) -> bytes:
     """The sidecar of one dataset of a part that is closed."""
-    [json_key] = [
-        key
-        for key, prefix in zip(plan.options.json_keys, plan.dataset_prefixes(state.part), strict=True)
-        if prefix == dataset.prefix
-    ]
-    options = {"json_key": json_key} | dataclasses.asdict(plan.options)
+    options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | dataclasses.asdict(plan.options)
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
@@ -50,7 +46,11 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[s
         "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
         "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
     }
-    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+
+
+def _json_key(plan: Plan, prefix: str, part: int) -> str:
+    return plan.options.json_keys[plan.dataset_prefixes(part).index(prefix)]
 
 
 def _fingerprint_of_all_shards(plan: Plan) -> str | None:
@@ -64,7 +64,7 @@ def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
     if state.first_input is None or state.last_input is None:
         return []
     read = plan.sources[state.first_input : state.last_input + 1]
-    with ThreadPoolExecutor(min(REQUESTS_AT_ONCE, len(read))) as pool:
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         return list(pool.map(_with_hash, read))
 
 
@@ -78,10 +78,8 @@ def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -121,9 +119,8 @@ class _Made(NamedTuple):
 
 
 def _made(prefix: str, plan: Plan, part: int) -> _Made | None:
-    record = read(prefix)
-    key = plan.options.json_keys[plan.dataset_prefixes(part).index(prefix)]
-    if record is None or not _is_of(record, plan, part, key):
+    record = read(prefix) or {}
+    if not _is_of(record, plan, part, _json_key(plan, prefix, part)):
         return None
     found = _whole(prefix, plan.dtype, record)
     return None if found is None else _Made(found, record["part"]["is_last"])
@@ -163,8 +160,7 @@ def _is_of(record: dict[str, Any], plan: Plan, part: int, json_key: str) -> bool
     try:
         same_losses = record["counts"]["bad_lines"] == 0 or record["options"]["on_error"] == plan.options.on_error
         is_here = (record["part"]["index"], record["options"]["json_key"]) == (part, json_key)
-        has_part = is_here and isinstance(record["part"]["is_last"], bool)
-        return bool(record["v"] == manifest.SIDECAR_VERSION and record["plan"] == plan.fingerprint and same_losses and has_part)
+        return bool(record["v"] == manifest.SIDECAR_VERSION and record["plan"] == plan.fingerprint and same_losses and is_here)
     except (KeyError, TypeError):
         return False
 
