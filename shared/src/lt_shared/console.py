@@ -237,7 +237,8 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
         if handle_signals is not None:
             handle_signals()
         _end_by_signals()
-        return _invoke(command, tool, environment_prefix)
+        with command.make_context(tool, sys.argv[1:], auto_envvar_prefix=environment_prefix) as context:
+            return int(command.invoke(context) or ExitCode.OK)
 
     code = _exit_code_of(work)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -289,11 +290,6 @@ def _raise_terminated(signal_number: int, frame: FrameType | None) -> None:
     raise Terminated(signal_number)
 
 
-def _invoke(command: click.Command, tool: str, environment_prefix: str) -> int:
-    with command.make_context(tool, sys.argv[1:], auto_envvar_prefix=environment_prefix) as context:
-        return int(command.invoke(context) or ExitCode.OK)
-
-
 def _exit_code_of(work: Callable[[], int]) -> int:
     """Run `work`; report whatever it raises on stderr and return the exit code for it."""
     try:
@@ -301,9 +297,8 @@ def _exit_code_of(work: Callable[[], int]) -> int:
     except click.exceptions.Exit as finished:
         return finished.exit_code
     except click.UsageError as error:
-        return _report(
-            error.format_message(), f"see {error.ctx.command_path if error.ctx else _tool_name} --help", ExitCode.USAGE
-        )
+        path = error.ctx.command_path if error.ctx else _tool_name
+        return _report(error.format_message(), f"see {path} --help", ExitCode.USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), None, error.exit_code)
     except ToolError as error:

@@ -14,7 +14,7 @@ import pytest
 from running import RUNS, faulty, losses, run, train
 
 from lt_shared import checkpoint_layout, storage
-from lt_shared.console import IoFailure
+from lt_shared.console import BadData, IoFailure
 from lt_shared.manifest import Checkpoint, Dataset
 from lt_train.checkpoint import remote_run, saver, shard_writer
 from lt_train.checkpoint.shard_writer import Writer
@@ -150,7 +150,18 @@ def test_remote_checkpoints(finished: Path, tmp_path: Path, monkeypatch: pytest.
     remote_run.delete_expired(url, 8, keep_last=1, keep_every=None)
     assert remote_run.newest(url) == f"{url}/iter_0000004"
     storage.remove(f"{url}/iter_0000004/run.json")
-    with pytest.raises(Exception, match="none of its checkpoints is complete"):
+    with pytest.raises(BadData, match="none of its checkpoints is complete"):
+        remote_run.newest(url)
+
+
+def test_an_interrupted_upload_is_no_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    """`run.json` comes last and then the tracker: where there is neither, the same command begins from the beginning."""
+    url = "memory://interrupted/run"
+    storage.write_bytes(f"{url}/iter_0000002/__0_0.distcp", b"cut off")
+    assert remote_run.newest(url) is None
+    assert "passing over an incomplete checkpoint" in capsys.readouterr().err
+    storage.write_bytes(f"{url}/latest_checkpointed_iteration.txt", b"2")
+    with pytest.raises(BadData, match="none of its checkpoints is complete"):
         remote_run.newest(url)
 
 

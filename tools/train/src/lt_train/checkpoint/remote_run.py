@@ -28,9 +28,9 @@ def read_record(url: str) -> RunRecord:
 
 
 def newest(run: str) -> str | None:
-    """The URL of the newest complete checkpoint; None when the run has none at all.
+    """The URL of the newest complete checkpoint; None when the run has none, or what an interrupted upload has left.
 
-    Warns of incomplete ones that are passed over. Raises BadData when all are incomplete.
+    Warns of incomplete ones that are passed over. Raises BadData when none is complete that once was.
     """
     sizes = storage.sizes_below(run)
     names = _iterations(sizes)
@@ -39,7 +39,7 @@ def newest(run: str) -> str | None:
         if problem is None:
             return f"{run.rstrip('/')}/{names[iteration]}"
         warn(f"passing over an incomplete checkpoint: {problem}")
-    if names:
+    if TRACKER in sizes or any(f"{name}/{RECORD}" in sizes for name in names.values()):
         raise BadData(f"{run}: none of its checkpoints is complete", "move them away to start again from the beginning")
     return None
 

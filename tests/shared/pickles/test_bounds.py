@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from lt_shared import pickle_bounds, pickles
+from lt_shared import pickles
 from lt_shared.console import BadData
+from lt_shared.pickles import bounds
 
 # An argument of each kind in which most bytes are a STOP, so that a walk that loses its way ends early.
 ARGUMENTS = {
@@ -38,26 +39,26 @@ def test_sizes_are_found_behind_every_operation(code: Any) -> None:
     last = list(pickletools.genops(begin + b"."))[-2:]
     assert [(found.name, position) for found, _, position in last] == [(code.name, len(objects)), ("STOP", len(begin))]
     with pytest.raises(pickle.UnpicklingError, match="it is cut off"):
-        pickle_bounds.check(begin + CUT_OFF + b"\n")
-    pickle_bounds.check(begin + b"." + CUT_OFF)
-    pickle_bounds.check(begin)
+        bounds.check(begin + CUT_OFF + b"\n")
+    bounds.check(begin + b"." + CUT_OFF)
+    bounds.check(begin)
 
 
 @pytest.mark.parametrize("content", [b"", b".", b"N", b"\xff" + CUT_OFF, b"C\x01a", b"I1"])
 def test_sizes_without_an_end(content: bytes) -> None:
     """Whatever else is wrong is for the unpickler to say."""
-    pickle_bounds.check(content)
+    bounds.check(content)
 
 
 @pytest.mark.parametrize("number", [b"Nr\x07\0\0\0.", b"Nr\x0a\0\0\0\1...", b"Np4\n", b"Np11\n......"])
 def test_as_many_objects_as_bytes_may_be_numbered(number: bytes) -> None:
-    pickle_bounds.check(number)
+    bounds.check(number)
 
 
 @pytest.mark.parametrize("number", [b"Nr\x08\0\0\0.", b"Nr\0\1\0\0.", b"Np6\n.", b"Np300\n....."])
 def test_more_objects_than_bytes_cannot_be_numbered(number: bytes) -> None:
     with pytest.raises(pickle.UnpicklingError, match="it numbers more objects than it holds"):
-        pickle_bounds.check(number)
+        bounds.check(number)
 
 
 # Each ends with a tuple of many tuples: deep ones, and such that hold each one before twice.
@@ -127,23 +128,23 @@ def test_what_is_as_deep_as_can_be(build: Any) -> None:
 )
 def test_what_is_not_deep(pickled: bytes) -> None:
     """Many objects in one tuple, many tuples in a list, and lists in one another, which nothing hashes."""
-    pickle_bounds.check(pickled)
+    bounds.check(pickled)
 
 
 @pytest.mark.parametrize("code", pickletools.opcodes, ids=lambda code: code.name)
 def test_every_operation_takes_and_leaves_what_python_says(code: Any) -> None:
     mark = pickletools.markobject
     taken = code.stack_before[: code.stack_before.index(mark)] if mark in code.stack_before else code.stack_before
-    action, count, *_ = pickle_bounds._operations.__wrapped__()[ord(code.code)] or pytest.fail(f"{code.name} is not known")
+    action, count, *_ = bounds._operations.__wrapped__()[ord(code.code)] or pytest.fail(f"{code.name} is not known")
     growth = len(code.stack_after) - len(taken) - (mark in code.stack_after)
     expected = {
-        pickle_bounds._PUSH: 1, pickle_bounds._GET: 1, pickle_bounds._DUP: 1, pickle_bounds._NOTHING: 0, pickle_bounds._PUT: 0,
-        pickle_bounds._MEMOIZE: 0, pickle_bounds._MARK: 0, pickle_bounds._JOIN: 1 - count, pickle_bounds._POP: -count,
-        pickle_bounds._JOIN_TO_MARK: 1, pickle_bounds._REPLACE_TO_MARK: 1, pickle_bounds._POP_TO_MARK: 0,
-        pickle_bounds._STOP: -1,
+        bounds._PUSH: 1, bounds._GET: 1, bounds._DUP: 1, bounds._NOTHING: 0, bounds._PUT: 0,
+        bounds._MEMOIZE: 0, bounds._MARK: 0, bounds._JOIN: 1 - count, bounds._POP: -count,
+        bounds._JOIN_TO_MARK: 1, bounds._REPLACE_TO_MARK: 1, bounds._POP_TO_MARK: 0,
+        bounds._STOP: -1,
     }  # fmt: skip
     assert growth == expected[action]
-    assert (mark in code.stack_before) == (action in range(pickle_bounds._JOIN_TO_MARK, pickle_bounds._DUP))
+    assert (mark in code.stack_before) == (action in range(bounds._JOIN_TO_MARK, bounds._DUP))
 
 
 PLAIN = st.recursive(

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lt_shared import pickle_bounds, storage
+from lt_shared import storage
 from lt_shared.console import BadData
+from lt_shared.pickles import bounds
 
 INERT_PACKAGES = {
     "_codecs", "_io", "argparse", "datetime", "enum", "io", "megatron", "numpy", "pathlib", "signal", "torch",
@@ -152,7 +153,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def loads(data: bytes, origin: str) -> Any:
     """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything else."""
     try:
-        pickle_bounds.check(data)
+        bounds.check(data)
         with _without_garbage_collection():
             return _Unpickler(io.BytesIO(data)).load()
     except _MALFORMED as error:
@@ -177,7 +178,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
             return super().look_up(module, name)
 
     try:
-        pickle_bounds.check(data)
+        bounds.check(data)
         with _without_garbage_collection():
             loaded = Listing(io.BytesIO(data)).load()
     except _MALFORMED as error:
@@ -256,7 +257,7 @@ def load_known(
             return persistent_load(identifier)
 
     try:
-        pickle_bounds.check(data)
+        bounds.check(data)
         try:
             with _without_garbage_collection():
                 return Known(io.BytesIO(data), fix_imports=False).load()
