@@ -84,7 +84,14 @@ def test_force_replaces_every_format(name: str, recorded: bool, made: dict[str, 
     assert content(out) == content(expected)
 
 
-@pytest.mark.parametrize("names", [["README.md"], ["README.md", "config.json"], ["notes/"], ["tokenizer/vocab.json", "LICENSE"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["README.md"], ["README.md", "config.json"], ["notes/"], ["tokenizer/vocab.json", "LICENSE"],
+        ["metadata.json", "README.md"], ["run.json", "modeling_thesis.py"], ["checksums.json", "common.pt"],
+        ["latest_checkpointed_iteration.txt", "iter_0000001/", "README.md"],
+    ],
+)  # fmt: skip
 def test_a_directory_without_a_checkpoint_is_not_replaced(names: list[str], made: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name in names:

@@ -23,6 +23,17 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
     return f"belongs to another user (uid {status.st_uid})"
 
 
+def stranger_of_link(path: str | os.PathLike[str]) -> str | None:
+    """In words, that `path` is a link which another user has made to a file that is not his own; None when it is not.
+
+    He may not be able to read that file, and would have it read, and copied into an output, by whoever can. Raises OSError.
+    """
+    link = os.lstat(path)
+    if not stat.S_ISLNK(link.st_mode) or link.st_uid in (0, os.geteuid()) or os.stat(path).st_uid == link.st_uid:
+        return None
+    return f"is a link that another user (uid {link.st_uid}) has made to a file that is not his"
+
+
 def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:
     """Why a file or directory found in `directory` may hold what others have written, in words; None when it cannot."""
     if stat.S_ISLNK(status.st_mode):

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
-from lt_shared.console import BadConfig, IoFailure, NoInput, Unavailable, warn
+from lt_shared import ownership
+from lt_shared.console import BadConfig, BadData, IoFailure, NoInput, Unavailable, warn
 from lt_shared.local_files import creating, filling, publish_file, writing
 from lt_shared.local_files import publish_directory as publish_directory
 from lt_shared.local_files import publish_prepared_directory as publish_prepared_directory
@@ -120,10 +121,12 @@ def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str
 
 
 def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open for reading. Raises NoInput, naming the path, when there is no such readable file."""
+    """Open for reading. Raises NoInput, naming the path, when there is no such readable file, BadData for a stranger's link."""
     name = os.fspath(path)
     try:
         if not is_remote(name):
+            if stranger := ownership.stranger_of_link(name):
+                raise BadData(f"{name}: {stranger}", "copy the file itself if you trust it")
             return open(name, "rb")
         filesystem, key = _filesystem(name)
         return retry(lambda: filesystem.open(key, "rb"), name)

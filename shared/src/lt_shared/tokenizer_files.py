@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from lt_shared import storage, strict_json
+from lt_shared import ownership, storage, strict_json
 from lt_shared.console import BadData, NoInput
 
 Kind = Literal["gpt2", "tiktoken", "sentencepiece", "tokenizer.json", "tekken"]
@@ -103,17 +103,25 @@ def find(path: str | Path) -> TokenizerFiles:
         )
     companions = tuple(found for name in COMPANIONS if (found := place.parent / name).is_file())
     if place.name == "tokenizer.json":
-        return TokenizerFiles("tokenizer.json", (place,), companions)
+        return _own(TokenizerFiles("tokenizer.json", (place,), companions))
     if place.suffix == ".json":
         kind = _json_kind(place)
         if kind is not None:
-            return TokenizerFiles(kind, (place,), companions)
+            return _own(TokenizerFiles(kind, (place,), companions))
     if place.suffix in (".json", ".txt", ".bpe"):
-        return TokenizerFiles("gpt2", _gpt2_pair(place), companions)
+        return _own(TokenizerFiles("gpt2", _gpt2_pair(place), companions))
     kind = _model_kind(place)
     # The code beside a tiktoken file says how the text is cut, which the file itself does not.
     code = sorted(place.parent.glob("tokenization_*.py")) if kind == "tiktoken" else []
-    return TokenizerFiles(kind, (place, *code), companions)
+    return _own(TokenizerFiles(kind, (place, *code), companions))
+
+
+def _own(found: TokenizerFiles) -> TokenizerFiles:
+    """Raises BadData for a link of a stranger: all files are copied into checkpoints, which others may read."""
+    for path in (*found.files, *found.companions):
+        if stranger := ownership.stranger_of_link(path):
+            raise BadData(f"{path}: {stranger}", "copy the file itself if you trust it")
+    return found
 
 
 def search_path() -> list[Path]:

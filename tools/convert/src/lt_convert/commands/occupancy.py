@@ -26,19 +26,17 @@ _TOKENIZER = "|".join(
         r"tokenizer\.model\.v\d\w*|chat_template\.(?:json|jinja)",
     ]
 )
-_DCP = rf"\.metadata|__\d+_\d+\.distcp|{re.escape(checkpoint_layout.RECORD)}"
-_MEGATRON = rf"{_DCP}|common\.pt|metadata\.json|{re.escape(FileChecksums.NAME)}"
+_DCP = r"\.metadata|__\d+_\d+\.distcp"
+_RECORDS = rf"common\.pt|metadata\.json|{re.escape(checkpoint_layout.RECORD)}|{re.escape(FileChecksums.NAME)}"
 _RANK = r"mp_rank_\d{2,}(?:_\d{3,}){0,2}/(?:model_optim_rng|model_rng|distrib_optim)\.pt"
 _SAFETENSORS = r"(?:model|padding|consolidated)(?:-\d+-of-\d+)?\.safetensors(?:\.index\.json)?"
 _TORCH = r"pytorch_model(?:-\d+-of-\d+)?\.bin(?:\.index\.json)?|consolidated\.\d+\.pth"
 # Any one of these makes a directory a checkpoint.
-_CORE = re.compile(
-    rf"{_SAFETENSORS}|{_TORCH}|(?:{_ITERATION}|step-\d+/)?(?:{_MEGATRON})|(?:{_ITERATION})?{_RANK}"
-    rf"|{re.escape(checkpoint_layout.TRACKER)}"
-)
+_CORE = re.compile(rf"{_SAFETENSORS}|{_TORCH}|(?:{_ITERATION}|step-\d+/)?(?:{_DCP})|(?:{_ITERATION})?{_RANK}")
 # What the Hub, its tools and Megatron put beside them.
 _BESIDE = re.compile(
-    rf"(?:tokenizer/|original/)?(?:{_TOKENIZER})|config\.json|params\.json|preprocessor_config\.json"
+    rf"(?:{_ITERATION}|step-\d+/)?(?:{_RECORDS})|{re.escape(checkpoint_layout.TRACKER)}"
+    rf"|(?:tokenizer/|original/)?(?:{_TOKENIZER})|config\.json|params\.json|preprocessor_config\.json"
     r"|(?:modeling|configuration)_\w+\.py|original/(?:params\.json|consolidated\.\d+\.pth)"
     r"|README\.md|\.gitattributes|\.gitignore|(?:LICENSE|NOTICE)(?:-MODEL|-CODE)?(?:\.txt|\.md)?|USE_POLICY\.md"
     r"|(?:\.cache/huggingface|\.huggingface)/(?:\.gitignore|CACHEDIR\.TAG|download/.+\.(?:metadata|lock|incomplete))"

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from lt_shared import storage
+from lt_shared import ownership, storage
 from lt_shared.console import BadData
 
 INCOMPLETE = "the checkpoint is incomplete: copy it again"
@@ -154,6 +154,8 @@ def _open(path: str) -> int:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadData(f"{path}: not a regular file")
+        if stranger := ownership.stranger_of_link(path):
+            raise BadData(f"{path}: {stranger}", "copy the file itself if you trust it")
         return os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         raise BadData(f"{path}: missing", INCOMPLETE) from None

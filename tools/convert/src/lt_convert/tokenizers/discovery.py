@@ -34,12 +34,13 @@ def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
 
 
 def of_run(run: str, saved: Tokenizer | None, files: Files) -> TokenizerFiles | None:
-    """The tokenizer of a training run: in its directory, or where the checkpoint says.
+    """The tokenizer of a training run: in its directory, or where the checkpoint says, if that is on this machine.
 
-    Raises BadData when it is not the one that the checkpoint was trained with.
+    A stranger's checkpoint does not choose which server is asked. Raises BadData when it is not the one that the checkpoint was
+    trained with.
     """
     found = _checked(_find(_local(f"{run}/tokenizer")), f"{run}/tokenizer", files)
-    if saved and found is None and saved.path:
+    if saved and found is None and saved.path and not storage.is_remote(saved.path):
         found = _find(_local(saved.path))
     if saved and found and found.sha256() != saved.sha256:
         raise BadData(

@@ -38,10 +38,13 @@ EARLY = 0.07
 
 def render(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, references: References) -> bytes:
     """The picture as a file of the format `form` (png, svg); the same input gives the same bytes."""
-    from matplotlib import rc_context
+    from matplotlib import rc_context, rcdefaults, rcParams
 
     picture = io.BytesIO()
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "lt-monitor"}):
+    with warnings.catch_warnings(), rc_context():
+        # Not those of a matplotlibrc in the current directory, which may have every text set by LaTeX.
+        rcdefaults()
+        rcParams["svg.hashsalt"] = "lt-monitor"
         # A name in a script that the font lacks is drawn as boxes; nothing can be done about it here.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         metadata = {"Date": None} if form == "svg" else None

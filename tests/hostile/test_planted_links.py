@@ -1,0 +1,68 @@
+"""Links that a stranger has made to files that he cannot read: whoever can does not read them for him."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from convert_models import write_model
+from stranger import STRANGER_UID, Stranger
+
+SECRET = "root only 4711"
+TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+def given_to(stranger: Stranger, source: Path, name: str) -> Path:
+    place = shutil.copytree(source, stranger.shared / name)
+    for path in (place, *place.rglob("*")):
+        os.chown(path, STRANGER_UID, STRANGER_UID)
+    return place
+
+
+def run(tool: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", f"lt_{tool}", *map(str, words)], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json", "model.safetensors"])
+def test_a_model_with_a_link(name: str, secret: Path, stranger: Stranger, tmp_path: Path) -> None:
+    model = given_to(stranger, write_model(tmp_path / "model", tokenizer=True), "model")
+    stranger.run(f"rm -f model/{name}; ln -s {secret} model/{name}")
+    done = run("convert", model, "--to", "megatron-dist", "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert f"model/{name}: is a link that another user (uid {STRANGER_UID}) has made to a file that is not his" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "merges.txt"])
+def test_a_tokenizer_with_a_link(name: str, secret: Path, stranger: Stranger, tmp_path: Path) -> None:
+    tokenizer = given_to(stranger, TOKENIZER, "tokenizer")
+    stranger.run(f"rm -f tokenizer/{name}; ln -s {secret} tokenizer/{name}")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    done = run("preprocess", tmp_path / "a.jsonl", "--tokenizer", tokenizer, "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert "is a link that another user" in done.stderr
+
+
+def test_an_input_that_is_a_link(secret: Path, stranger: Stranger, tmp_path: Path) -> None:
+    stranger.run(f"ln -s {secret} a.jsonl")
+    done = run("preprocess", f"{stranger.shared}/*.jsonl", "--tokenizer", TOKENIZER, "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert "a.jsonl: is a link that another user" in done.stderr
+
+
+def test_links_among_his_own_files_are_followed(stranger: Stranger, tmp_path: Path) -> None:
+    """As in the Hub's cache, which others may read."""
+    given_to(stranger, write_model(tmp_path / "model", tokenizer=True), "blobs")
+    stranger.run('mkdir model; for path in blobs/*; do ln -s "../$path" model/; done')
+    done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
