@@ -66,3 +66,13 @@ def test_links_among_his_own_files_are_followed(stranger: Stranger, tmp_path: Pa
     stranger.run('mkdir model; for path in blobs/*; do ln -s "../$path" model/; done')
     done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tokenizer_beside_anothers_checkpoint(stranger: Stranger, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    assert run("convert", write_model(tmp_path / "model"), "--to", "megatron-dist", "-o", made).returncode == 0
+    shutil.copytree(made / "release", stranger.shared / "release")
+    given_to(stranger, TOKENIZER, "tokenizer")
+    done = run("convert", stranger.shared / "release", "--to", "hf", "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert f"tokenizer: belongs to another user (uid {STRANGER_UID}), who has not made" in done.stderr

@@ -264,3 +264,18 @@ def test_covering_twice_changes_nothing_more(before: str, kind: str, after: str)
     shown = credentials.covered(f"{before} {TOKENS[kind]} {after}")
     assert credentials.covered(shown) == shown
     assert TOKENS[kind] not in shown
+
+
+@pytest.mark.parametrize("name", ["token", "access_token", "api_key", "password", "X-My-Secret", "auth-token", "Key_secret"])
+def test_a_parameter_of_a_url(name: str) -> None:
+    for before in ("https://host/a.jsonl?", "https://host/a.jsonl?page=2&"):
+        text = f"{before}{name}=abcDEF123&next=3: no such file"
+        assert credentials.without_tokens(text) == f"{before}{name}=(not shown)&next=3: no such file"
+        assert credentials.without_tokens(credentials.without_tokens(text)) == credentials.without_tokens(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://host/a?page=2&eos_token=5", "https://host/a?tokens=8", "is it? token=5", "a?key=b&c=d"]
+)
+def test_other_parameters_of_a_url(text: str) -> None:
+    assert credentials.without_tokens(text) == text

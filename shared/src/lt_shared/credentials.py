@@ -77,6 +77,8 @@ TOKEN = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_FORMS)})")
 PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z0-9 ]{0,30}KEY(?: BLOCK)?-----|.*)", re.DOTALL
 )
+# A parameter of a URL that has the name of a secret.
+QUERY = re.compile(rf"([?&](?:[\w.-]*[._-])?(?:{WORD}){_WHICH}=)(?!\$|\(not shown\))[^&\s\"'#]+", re.IGNORECASE)
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
 # A variable in place of a value shows nothing.
 _NO_REFERENCE = r"(?![\"']?\$[{(]?\w|[\"']?\(not shown\)|[\"']?\s|[\"']{2}|[\"']?\*{3})"
@@ -127,12 +129,12 @@ def covered(value: Any) -> Any:
 
 
 def without_tokens(text: str) -> str:
-    """`text` without what is a secret by its form, whatever stands before it."""
+    """`text` without what is a secret by its form, whatever stands before it, or a parameter of a URL."""
     for pattern in (PASSWORD, WEB_USER):
         text = pattern.sub(f"{NOT_SHOWN}@", text)
     for pattern in (PRIVATE_KEY, TOKEN):
         text = pattern.sub(NOT_SHOWN, text)
-    return text
+    return QUERY.sub(rf"\1{NOT_SHOWN}", text)
 
 
 def _covered_text(text: str) -> str:

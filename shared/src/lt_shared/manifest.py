@@ -277,7 +277,7 @@ def read_sidecar(prefix: str) -> dict[str, Any] | None:
     if not storage.exists(path):
         return None
     try:
-        record = strict_json.loads(storage.read_bytes(path), has_paths=True)
+        record = strict_json.loads(storage.read_record(path), has_paths=True)
     except ValueError as error:
         raise BadData(f"{path}: not a dataset description: {error}", _WITHOUT_SIDECAR) from None
     if not isinstance(record, dict):

@@ -145,6 +145,14 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def read_record(path: str | os.PathLike[str]) -> bytes:
+    """As `read_bytes` for what lies beside data by its name. Raises BadData for a pipe there, which would be waited for."""
+    name = os.fspath(path)
+    if not is_remote(name) and _is_special(name):
+        raise BadData(f"{name}: not a regular file")
+    return read_bytes(name)
+
+
 def read_range(path: str | os.PathLike[str], begin: int, end: int) -> bytes:
     """The bytes of a remote object from `begin` to before `end`, fewer where it ends earlier. Safe to call from many threads."""
     name = os.fspath(path)

@@ -101,6 +101,8 @@ def find(path: str | Path) -> TokenizerFiles:
             if ranks
             else "expected tokenizer.model, tekken.json, one *.tiktoken, tokenizer.json, or vocab.json with merges.txt",
         )
+    if not place.is_file():
+        raise BadData(f"{place}: not a regular file")
     companions = tuple(found for name in COMPANIONS if (found := place.parent / name).is_file())
     if place.name == "tokenizer.json":
         return _own(TokenizerFiles("tokenizer.json", (place,), companions))

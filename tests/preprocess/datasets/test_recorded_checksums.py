@@ -165,3 +165,19 @@ def test_what_was_damaged_is_merged_again(
     assert "up to date" not in again.stderr
     assert Path(tmp_path / "merged.idx").read_bytes() == sound
     check_recorded(str(tmp_path / "merged"))
+
+
+@pytest.mark.parametrize("command", ["shuffle", "split"])
+@pytest.mark.parametrize("ending", ["bin", "idx"])
+def test_damage_is_not_copied(command: str, ending: str, made: manifest.Dataset, run: Run, tmp_path: Path) -> None:
+    """The result would have right checksums of wrong tokens."""
+    if ending == "bin":
+        flip(f"{made.prefix}.bin", 10)
+    else:
+        move_a_document_border(made.prefix)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    more = ("--ratios", "1,1") if command == "split" else ()
+    done = run(command, made.prefix, "-o", tmp_path / "result", *more)
+    assert (done.returncode, done.stdout) == (65, "")
+    assert f"{made.prefix}.{ending}: CRC-32 " in done.stderr and "was damaged or changed since" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

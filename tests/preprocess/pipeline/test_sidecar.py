@@ -427,3 +427,9 @@ def test_a_dataset_that_is_not_as_described(done: Callable[..., Any], tmp_path: 
     record["dataset"][field] = value
     path.write_text(json.dumps(record))
     assert done() is None
+
+
+def test_passwords_of_remote_sources_are_not_written() -> None:
+    source = {"path": "https://user:hunter2@host/a.jsonl?access_token=abc123&page=2", "version": "1"}
+    shown = {"path": "https://(not shown)@host/a.jsonl?access_token=(not shown)&page=2", "version": "1"}
+    assert sidecar._with_hash(source) == shown

@@ -43,7 +43,7 @@ class ConversionRecord:
         """The record in `directory`, None when there is none. Raises BadData when it is malformed."""
         path = f"{directory}/{Checksums.RECORD}"
         try:
-            content = storage.read_bytes(path)
+            content = storage.read_record(path)
         except NoInput:
             return None
         try:

@@ -1,6 +1,7 @@
 """Find the tokenizer of a checkpoint; from a remote store its few files are copied to a temporary directory first."""
 
 import atexit
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
-from lt_shared import checkpoint_layout, storage, strict_json, tokenizer_files
+from lt_shared import checkpoint_layout, ownership, storage, strict_json, tokenizer_files
 from lt_shared.console import BadData, NoInput
 from lt_shared.manifest import Tokenizer, absolute
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -39,6 +40,7 @@ def of_run(run: str, saved: Tokenizer | None, files: Files) -> TokenizerFiles | 
     A stranger's checkpoint does not choose which server is asked. Raises BadData when it is not the one that the checkpoint was
     trained with.
     """
+    _check_owner(run, f"{run}/tokenizer")
     found = _checked(_find(_local(f"{run}/tokenizer")), f"{run}/tokenizer", files)
     if saved and found is None and saved.path and not storage.is_remote(saved.path):
         found = _find(_local(saved.path))
@@ -70,6 +72,16 @@ def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> Toke
         if files.reader.is_recorded(f"{directory}/{path.name}"):
             files.read(f"{directory}/{path.name}", 0, files.size_bytes(f"{directory}/{path.name}"))
     return found
+
+
+def _check_owner(run: str, directory: str) -> None:
+    """Raises BadData for a tokenizer that somebody has put beside another's checkpoint, in a directory where anyone may."""
+    if storage.is_remote(run) or not os.path.lexists(directory):
+        return
+    status = os.lstat(directory)
+    other = status.st_uid not in (0, os.stat(run).st_uid) and ownership.belongs_to_other(status, run)
+    if other:
+        raise BadData(f"{directory}: {other}, who has not made {run}", "copy the checkpoint and its own tokenizer elsewhere")
 
 
 def _find(path: Path) -> TokenizerFiles | None:

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from lt_shared import indexed_dataset, storage
+from lt_shared import checksums, indexed_dataset, manifest, storage
 from lt_shared.console import BadData, NoInput
 from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 
@@ -262,6 +262,27 @@ class BlockReader:
         if len(data) != block.tokens * self.dtype.itemsize:
             raise BadData(f"{bin_path(self.prefix)}: was cut off while it was read")
         return np.frombuffer(data, self.dtype)
+
+    def whole(self, tokens_at_once: int) -> Iterator[Documents]:
+        """All documents in order, in blocks as `blocks` makes them.
+
+        Raises BadData after the last one when the dataset's files are not those that its sidecar records: what is made of them
+        would have checksums of its own, which hide the damage.
+        """
+        crc32 = {"bin": 0, "idx": 0}
+        for block in self.blocks(tokens_at_once):
+            documents = self.read_documents(block)
+            crc32["bin"] = checksums.crc32(documents.tokens.data, crc32["bin"])
+            yield documents
+        self._idx.seek(0)
+        crc32["idx"] = checksums.crc32_of_file(self._idx)
+        for ending, recorded in (manifest.recorded_checksums(self.prefix) or {}).items():
+            if recorded.crc32 != crc32[ending]:
+                difference = f"CRC-32 {crc32[ending]:08x}, {recorded.crc32:08x} was written"
+                raise BadData(
+                    f"{self.prefix}.{ending}: {difference}: the file was damaged or changed since",
+                    "make the dataset again, or copy it again from where it is whole",
+                )
 
     def read_documents(self, block: Block) -> Documents:
         return Documents(block.sequences_per_document, block.sequence_lengths, self.read(block))

@@ -72,7 +72,10 @@ def plan(source: str, output_prefix: str, seed: int) -> Plan:
 
 
 def build(wanted: Plan) -> Dataset:
-    """Shuffle and publish. Raises CannotCreate and IoFailure when the output cannot be written; nothing is visible then."""
+    """Shuffle and publish.
+
+    Raises CannotCreate and IoFailure when the output cannot be written, BadData for a damaged source; nothing is visible then.
+    """
     with indexed_dataset.Writer(wanted.result.prefix, wanted.shape.dtype) as writer:
         with (
             buckets_directory(wanted.result.prefix) as directory,
@@ -120,9 +123,9 @@ class Keyed(NamedTuple):
 
 def _with_keys(reader: BlockReader, seed: int) -> Iterator[Keyed]:
     generator = np.random.PCG64(seed)
-    for block in reader.blocks(TOKENS_AT_ONCE):
-        keys = np.asarray(generator.random_raw(block.documents), np.uint64)
-        yield Keyed(keys, reader.read_documents(block))
+    for documents in reader.whole(TOKENS_AT_ONCE):
+        keys = generator.random_raw(len(documents.sequences_per_document))
+        yield Keyed(np.asarray(keys, np.uint64), documents)
 
 
 def sorted_by_key(

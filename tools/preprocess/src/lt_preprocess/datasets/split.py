@@ -111,16 +111,15 @@ def thresholds_of(ratios: Sequence[Fraction]) -> list[int]:
 def build(wanted: Plan) -> list[Dataset]:
     """Write and publish all parts.
 
-    Raises: BadData when a part would be without tokens, CannotCreate and IoFailure when the output cannot be written. No part is
-    visible then.
+    Raises: BadData for a damaged source and when a part would be without tokens, CannotCreate and IoFailure when the output can
+    not be written. No part is visible then.
     """
     thresholds = thresholds_of(wanted.ratios)
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(BlockReader(wanted.source.prefix))
         writers = [stack.enter_context(indexed_dataset.Writer(part.prefix, wanted.shape.dtype)) for part in wanted.results]
         with Progress("splitting", wanted.shape.size_bytes, "B") as progress:
-            for block in reader.blocks(TOKENS_AT_ONCE):
-                documents = reader.read_documents(block)
+            for documents in reader.whole(TOKENS_AT_ONCE):
                 bounds = documents.bounds.tolist()
                 each = (documents.tokens[start:end] for start, end in itertools.pairwise(bounds))
                 numbers = np.array([part_of(tokens, thresholds, wanted.seed) for tokens in each])

@@ -74,7 +74,7 @@ class RemoteJournal(Journal):
     def __init__(self, path: str, plan: Plan):
         super().__init__(plan)
         self._path = path
-        records = _records(storage.read_bytes(path), plan) if storage.exists(path) else []
+        records = _records(storage.read_record(path), plan) if storage.exists(path) else []
         self.state = self._state_in(records, plan.options.on_error)
         if self.state is not None and not _finished_parts_are_whole(self.state, plan):
             self.state = None

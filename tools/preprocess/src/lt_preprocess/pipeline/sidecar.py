@@ -22,7 +22,7 @@ from lt_preprocess import __version__
 from lt_preprocess.datasets import provenance
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
-from lt_shared import indexed_dataset, manifest, storage
+from lt_shared import credentials, indexed_dataset, manifest, storage
 from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate, NoInput
 from lt_shared.indexed_dataset import Extent
@@ -70,7 +70,7 @@ def _sources(plan: Plan, state: State) -> list[dict[str, Any]] | None:
 
 def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
     if storage.is_remote(source["path"]):
-        return source
+        return source | {"path": credentials.without_tokens(source["path"])}
     with storage.open_read(source["path"]) as file:
         return source | {"head_sha256": hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()}
 

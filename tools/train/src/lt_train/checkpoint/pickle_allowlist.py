@@ -58,7 +58,7 @@ OBJECT_NAMES = {
 def check(directory: Path) -> None:
     """Raises BadData when the checkpoint in `directory` names a class or function that none needs, or is malformed."""
     index = directory / ".metadata"
-    names, metadata = pickles.names_and_object(storage.read_bytes(index), str(index))
+    names, metadata = pickles.names_and_object(storage.read_record(index), str(index))
     _require(names, INDEX_NAMES, str(index))
     try:
         objects = _objects(metadata, str(index))
