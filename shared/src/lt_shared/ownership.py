@@ -13,6 +13,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from lt_shared.console import BadData
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -23,15 +25,17 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
     return f"belongs to another user (uid {status.st_uid})"
 
 
-def stranger_of_link(path: str | os.PathLike[str]) -> str | None:
-    """In words, that `path` is a link which another user has made to a file that is not his own; None when it is not.
+def check_link(path: str | os.PathLike[str]) -> None:
+    """Raises BadData for a link that another user has made to a file that is not his own, and OSError where there is nothing.
 
-    He may not be able to read that file, and would have it read, and copied into an output, by whoever can. Raises OSError.
+    He may not be able to read that file, and would have it read, and copied into an output, by whoever can.
     """
     link = os.lstat(path)
-    if not stat.S_ISLNK(link.st_mode) or link.st_uid in (0, os.geteuid()) or os.stat(path).st_uid == link.st_uid:
-        return None
-    return f"is a link that another user (uid {link.st_uid}) has made to a file that is not his"
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()) and os.stat(path).st_uid != link.st_uid:
+        raise BadData(
+            f"{os.fspath(path)}: is a link that another user (uid {link.st_uid}) has made to a file that is not his",
+            "copy the file itself if you trust it",
+        )
 
 
 def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:

@@ -125,8 +125,7 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
     name = os.fspath(path)
     try:
         if not is_remote(name):
-            if stranger := ownership.stranger_of_link(name):
-                raise BadData(f"{name}: {stranger}", "copy the file itself if you trust it")
+            ownership.check_link(name)
             return open(name, "rb")
         filesystem, key = _filesystem(name)
         return retry(lambda: filesystem.open(key, "rb"), name)

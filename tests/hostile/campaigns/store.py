@@ -90,11 +90,7 @@ class Campaign:
         write_model(local / "model", tokenizer=True)
         words = ["-m", "lt_preprocess", str(local / "a.jsonl"), "--tokenizer", str(TOKENIZER), "-o", str(local / "data")]
         subprocess.run([sys.executable, *words], check=True, capture_output=True)
-        self.inputs = s3_server.upload(local, s3_server.new_bucket("inputs"))
-        self.inputs = f"{self.inputs}/inputs" if f"{self.inputs}/inputs" in self._folders(self.inputs) else self.inputs
-
-    def _folders(self, url: str) -> set[str]:
-        return {f"{url}/{name.partition('/')[0]}" for name in s3_server.names(url)}
+        self.inputs = s3_server.upload(local, f"{s3_server.new_bucket('inputs')}/inputs")
 
     def new_place(self) -> tuple[Path, str]:
         self.places += 1

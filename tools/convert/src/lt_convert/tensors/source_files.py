@@ -154,8 +154,7 @@ def _open(path: str) -> int:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadData(f"{path}: not a regular file")
-        if stranger := ownership.stranger_of_link(path):
-            raise BadData(f"{path}: {stranger}", "copy the file itself if you trust it")
+        ownership.check_link(path)
         return os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         raise BadData(f"{path}: missing", INCOMPLETE) from None
