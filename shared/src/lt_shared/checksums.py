@@ -37,6 +37,12 @@ class FileChecksum(NamedTuple):
     size_bytes: int
     crc32: int
 
+    def difference(self, crc32: int) -> str | None:
+        """What another checksum of the file means, in words; None for the same."""
+        if crc32 == self.crc32:
+            return None
+        return f"CRC-32 {crc32:08x}, {self.crc32:08x} was written: the file was damaged or changed since"
+
 
 def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     """The CRC-32 of `data`, or of what has the checksum `before` followed by `data`."""

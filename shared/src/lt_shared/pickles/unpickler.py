@@ -5,20 +5,18 @@ torch, Megatron and a few standard modules becomes an inert `Record` that only k
 neither torch nor Megatron is needed, and an enumeration from a newer Megatron is no error.
 """
 
-import contextlib
 import enum
 import functools
-import gc
 import io
 import pickle
 import struct
 import types
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lt_shared import storage
+from lt_shared import garbage_collection, storage
 from lt_shared.console import BadData
 from lt_shared.pickles import bounds
 
@@ -138,23 +136,11 @@ class _Unpickler(pickle.Unpickler):
         return identifier
 
 
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """The collector looks at all objects again and again while they become more: 9.9 s of 11.2 s for an index of 63 MB."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def loads(data: bytes, origin: str) -> Any:
     """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything else."""
     try:
         bounds.check(data)
-        with _without_garbage_collection():
+        with garbage_collection.paused():
             return _Unpickler(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
@@ -179,7 +165,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
 
     try:
         bounds.check(data)
-        with _without_garbage_collection():
+        with garbage_collection.paused():
             loaded = Listing(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
@@ -259,7 +245,7 @@ def load_known(
     try:
         bounds.check(data)
         try:
-            with _without_garbage_collection():
+            with garbage_collection.paused():
                 return Known(io.BytesIO(data), fix_imports=False).load()
         finally:
             originals.restore()

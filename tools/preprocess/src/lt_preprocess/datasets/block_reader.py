@@ -277,11 +277,9 @@ class BlockReader:
         self._idx.seek(0)
         crc32["idx"] = checksums.crc32_of_file(self._idx)
         for ending, recorded in (manifest.recorded_checksums(self.prefix) or {}).items():
-            if recorded.crc32 != crc32[ending]:
-                difference = f"CRC-32 {crc32[ending]:08x}, {recorded.crc32:08x} was written"
+            if difference := recorded.difference(crc32[ending]):
                 raise BadData(
-                    f"{self.prefix}.{ending}: {difference}: the file was damaged or changed since",
-                    "make the dataset again, or copy it again from where it is whole",
+                    f"{self.prefix}.{ending}: {difference}", "make the dataset again, or copy it again from where it is whole"
                 )
 
     def read_documents(self, block: Block) -> Documents:

@@ -296,9 +296,8 @@ def _check_index_checksum(prefix: str, recorded: FileChecksum | None, result: Ve
 
 
 def _compare(path: str, crc32: int, recorded: FileChecksum, result: Verification) -> None:
-    if crc32 != recorded.crc32:
-        message = f"CRC-32 {crc32:08x}, {recorded.crc32:08x} was written: the file was damaged or changed since"
-        result.changed.append(Finding(path, message))
+    if difference := recorded.difference(crc32):
+        result.changed.append(Finding(path, difference))
 
 
 def _check_tokens(

@@ -4,9 +4,7 @@ What the files say beyond the encoder's tables is done in layers, each there onl
 taken out of the text, the rest is normalized, added tokens are taken out of the normalized text, and what remains is encoded.
 """
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from lt_preprocess.tokenizers import self_check, split_patterns, vocabulary_cach
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks, tokenizer_json
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Unrecognised, Vocabulary
+from lt_shared import garbage_collection
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -74,7 +73,7 @@ def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
     """Raises BadData for files that are malformed or not supported. With `parse`, special tokens in text become tokens."""
     if files.kind == "tokenizer.json":
         return _load_tokenizer_json(files, parse)
-    with _without_collection():
+    with garbage_collection.paused():
         vocabulary = vocabulary_cache.read(files, _READERS[files.kind])
     obstacle = _obstacle(vocabulary)
     if obstacle:
@@ -88,7 +87,7 @@ def _load_tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
     from lt_preprocess.tokenizers import reference_libraries
 
     try:
-        with _without_collection():
+        with garbage_collection.paused():
             vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
         obstacle = _obstacle(vocabulary) or _obstacle_in_added_tokens(vocabulary.added_tokens, parse)
     except Unrecognised as reason:
@@ -97,18 +96,6 @@ def _load_tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
         return reference_libraries.HuggingFace(files, parse, obstacle)
     layers = _layers(ByteLevel(vocabulary), vocabulary, parse)
     return self_check.Checked(layers, lambda: reference_libraries.HuggingFace(files, parse), files, f"parse={parse}")
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Hundreds of thousands of small objects and no cycles: the garbage collector would take a quarter of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _obstacle(vocabulary: Vocabulary) -> str | None:

@@ -8,7 +8,6 @@ not say at once that it runs is killed, and forked again.
 """
 
 import contextlib
-import gc
 import logging
 import multiprocessing
 import os
@@ -16,12 +15,12 @@ import pickle
 import queue
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from lt_shared import storage
+from lt_shared import garbage_collection, storage
 from lt_shared.console import IoFailure, ToolError
 from lt_train.runtime.process_lifetime import end_with_parent
 
@@ -73,7 +72,8 @@ class Writer:
         for seconds in START_SECONDS:
             self._said, said = fork.Pipe(duplex=False)
             self._process = fork.Process(target=_write, args=(*work, said))
-            with _without_garbage_collection():
+            # A forked process must not free tensors of the GPU: it has no context there.
+            with garbage_collection.paused():
                 self._process.start()
             said.close()
             # Also when it has ended at once, which `wait` explains.
@@ -109,18 +109,6 @@ def _death(code: int) -> Report:
         hint = "often the kernel, out of memory: see dmesg" if code == -signal.SIGKILL else None
         return f"its writer was ended by {signal.Signals(-code).name}", hint, 128 - code
     return f"its writer ended with {code}", None, IoFailure.exit_code
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A forked process must not free tensors of the GPU: it has no context there."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _write(
