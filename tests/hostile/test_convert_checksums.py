@@ -75,12 +75,15 @@ def flips(directory: Path, chance: random.Random) -> Iterator[str]:
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("name", "recorded"), [*((name, "by lt-convert") for name in FORMATS), ("megatron-dist", "by lt-train")])
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [*((name, "lt-convert.json") for name in FORMATS), *((name, FileChecksums.NAME) for name in FORMATS if name != "hf")],
+)
 def test_any_flipped_bit_is_refused_or_harmless(
     name: str, recorded: str, copy: Callable[[str], Path], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     source = copy(name)
-    if recorded == "by lt-train":
+    if recorded == FileChecksums.NAME:
         (source / "lt-convert.json").unlink()
         # Nothing but run.json in the iteration's directory says which tokenizer was used.
         shutil.rmtree(source / "tokenizer")
@@ -96,7 +99,7 @@ def test_any_flipped_bit_is_refused_or_harmless(
             assert found == expected, where
             harmless += 1
     assert refused > FLIPS // 3
-    record_property("summary", f"{refused + harmless} flipped bits in {name}, recorded {recorded}: {harmless} harmless")
+    record_property("summary", f"{refused + harmless} flipped bits in {name}, recorded in {recorded}: {harmless} harmless")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -126,6 +129,7 @@ def test_what_torch_stores_is_checked_where_nothing_else_is(records: bool, copy:
     """A legacy checkpoint saved by torch, which may be told not to compute checksums: then it stores 0."""
     source = copy("megatron-legacy")
     (source / "lt-convert.json").unlink()
+    (source / "release" / FileChecksums.NAME).unlink()
     paths = sorted(source.glob("release/mp_rank_*/model_optim_rng.pt"))
     before = torch.serialization.get_crc32_options()
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,18 @@ compile_caches.use_private_directories()
 paths = {name: os.environ[name] for name in (*compile_caches.OF_THE_MACHINE, *compile_caches.OF_THE_USER)}
 print(json.dumps({name: [path, os.path.isdir(os.path.dirname(path))] for name, path in paths.items()}))
 """
+NOT_LISTED = """
+import pwd
+def getpwuid(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = getpwuid
+"""
 VARIABLES = [*OF_THE_MACHINE, *OF_THE_USER]
 
 
-def directories(cwd: Path, **variables: str) -> tuple[dict[str, str], str]:
+def directories(cwd: Path, program: str = SCRIPT, **variables: str) -> tuple[dict[str, str], str]:
     environment = {"PATH": os.environ["PATH"], **variables}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, cwd=cwd, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=cwd, check=True)
     return {name: path for name, (path, _) in json.loads(done.stdout).items()}, done.stderr
 
 
@@ -66,7 +73,11 @@ def test_a_directory_that_the_user_chose_is_used_if_nobody_else_can_write_there(
 
 
 def test_a_user_without_a_home(tmp_path: Path) -> None:
-    """HOME names nothing, and a container's user has no entry in the list of users."""
-    found, err = directories(tmp_path, HOME="", TMPDIR=str(tmp_path))
-    assert "relative to the current directory" in err or found["QUACK_CACHE_DIR"].startswith("/")
+    """HOME is not set, and a container's user has no entry in the list of users: ~ stays as it is, a name like any other."""
+    found, err = directories(tmp_path, program=NOT_LISTED + SCRIPT, TMPDIR=str(tmp_path))
+    for variable, name in OF_THE_USER.items():
+        assert re.fullmatch(f"{tmp_path}/lt-train-code-[^/]+/{name}", found[variable])
+        assert f"~/.cache/lt-train/{name}: not used as a cache" in err
+    assert err.count("it is relative to the current directory") == len(OF_THE_USER)
+    assert found["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/lt-train-{os.geteuid()}/inductor"
     assert not (tmp_path / "~").exists()

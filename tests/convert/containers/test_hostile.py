@@ -38,7 +38,9 @@ def checkpoints(write_model: Callable[..., Path], tmp_path_factory: pytest.TempP
         made[name] = Path(conversion.convert(Request(str(made["hf"]), name, str(root / name), legacy_target=target)).path)
     (made["megatron-dist"] / "run.json").unlink()
     (made["megatron-dist"] / "checksums.json").unlink()
-    (made["torchtitan"] / "lt-convert.json").unlink()
+    (made["megatron-legacy"] / "checksums.json").unlink()
+    for name in ("lt-convert.json", "checksums.json"):
+        (made["torchtitan"] / name).unlink()
     return made
 
 

@@ -217,6 +217,7 @@ def cut(stock: Path, tmp_path: Path) -> Path:
     """Four ranks to damage, without the checksums that would tell at once."""
     run = convert(stock / "llama-whole", "megatron-legacy", tmp_path / "cut", legacy_target=LegacyTarget(2, 2))
     (run / "lt-convert.json").unlink()
+    (run / "release" / "checksums.json").unlink()
     return run
 
 

@@ -93,3 +93,18 @@ def test_where_no_directory_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotCreate, match="file"):
         make_once(tmp_path / "file", "index", fill)
+
+
+def test_the_names_in_a_directory_are_durable_before_it_gets_its_own(
+    tmp_path: Path, durable_calls: list[tuple[str, str, int]]
+) -> None:
+    """Otherwise a power failure could leave an empty directory under the name that stands for its content."""
+
+    def write(directory: Path) -> None:
+        (directory / "0").write_text("whole")
+
+    made = make_once(tmp_path, "index", write)
+    (first, partial, _), *rest = durable_calls
+    assert first == "fsync"
+    assert Path(partial).parent == tmp_path and Path(partial).name.startswith(".index.partial-")
+    assert [(call, path) for call, path, _ in rest] == [("rename", str(made)), ("fsync", str(tmp_path))]

@@ -1,5 +1,6 @@
 """A dataset on a remote store is copied once, whole, and anew when it changes."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,19 @@ def test_a_damaged_dataset_is_refused(store: Any, tmp_path: Path) -> None:
     store.pipe("/bucket/web.bin", store.cat("/bucket/web.bin")[:-2])
     with pytest.raises(BadData, match=r"web\.bin"):
         remote_datasets.fetch(plan(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100, 1000])
+def test_a_copy_is_on_the_disk_when_it_is_made(
+    size_bytes: int, store: Any, tmp_path: Path, durable_calls: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint's files and a dataset's: synced once, after the last byte was written."""
+    monkeypatch.setattr(remote_datasets, "RANGE_BYTES", 300)
+    content = bytes(number % 251 for number in range(size_bytes))
+    store.pipe("/bucket/object", content)
+    synced = os.fsync
+    seen: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append((tmp_path / "copy").read_bytes()) or synced(file))
+    remote_datasets.copy_file("memory://bucket/object", tmp_path / "copy")
+    assert durable_calls == [("fsync", str(tmp_path / "copy"), size_bytes)]
+    assert seen == [content]

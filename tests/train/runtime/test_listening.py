@@ -86,6 +86,20 @@ def test_the_first_of_several_nodes_listens_on_the_address_that_the_others_use()
     assert store.get("key") == b"value"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_with_all_ranks_on_one_machine_nobody_else_is_listened_to(ranks: int) -> None:
+    """Also where a scheduler says in MASTER_ADDR how other machines would reach this one."""
+    address = own_address()
+    own = RankEnvironment(0, 0, ranks, ranks, address or "192.0.2.1", free_port(), "srun")
+    store = rendezvous.open_store(own, datetime.timedelta(seconds=1))
+    socket.create_connection(("127.0.0.1", own.master_port), timeout=5).close()
+    if address is not None:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, own.master_port), timeout=5)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
 def test_an_address_that_is_not_this_machines_is_served_on_all_interfaces_with_a_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,9 @@ def open_checksums(directory: str, source_format: str, names: list[str]) -> Sour
         path = f"{directory}/{FileChecksums.NAME}"
         with Files() as files:
             found = FileChecksums.parse(files.read(path, 0, files.size_bytes(path)), path)
-        for name, sizes in found.ranges.items():
-            ranges[f"{directory}/{name}"] = _in_order([(size, crc) for size, crc in sizes])
+        of_files = {f"{directory}/{name}": _in_order(sizes) for name, sizes in found.ranges.items()}
+        # A conversion's own record names the tensors. Those before 2026-11-23 have no CRC-32.
+        ranges |= of_files | {name: own for name, own in ranges.items() if all(one.crc32 is not None for one in own)}
         ranges.setdefault(path, [])
         complete.append(directory)
     return SourceChecksums(

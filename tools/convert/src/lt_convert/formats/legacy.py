@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers import torch_archive
-from lt_convert.formats import megatron_args
+from lt_convert.formats import megatron_args, range_checksums
 from lt_convert.formats.checkpoint import LegacyTarget, Source, Target
 from lt_convert.formats.location import listing
 from lt_convert.tensors.output_files import OutputFile, Payload
@@ -243,9 +243,15 @@ def outputs(target: Target) -> list[OutputFile]:
         keys = ["model"] if stages == 1 else [f"model{stage}" for stage in range(stages)]
         chunks = {key: by_rank[tensor, stage * parallel.pipeline_parallel_size + pipeline] for stage, key in enumerate(keys)}
         name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if parallel.pipeline_parallel_size > 1 else "")
-        made.append(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks)))
+        made.append(_by_tensor(OutputFile(f"{checkpoint_layout.RELEASE}/{name}/{FILE}", torch_archive.archive(common | chunks))))
+    made.append(range_checksums.summary(f"{checkpoint_layout.RELEASE}/", made))
     made += discovery.outputs(source.tokenizer)
     return [*made, OutputFile(checkpoint_layout.TRACKER, (checkpoint_layout.RELEASE.encode(),))]
+
+
+def _by_tensor(output: OutputFile) -> OutputFile:
+    """The file with a checksum for each of its tensors."""
+    return dataclasses.replace(output, objects=tuple(offset for offset, _ in output.segments_at()))
 
 
 def _check_pipeline(parallel: LegacyTarget, layers: int) -> None:

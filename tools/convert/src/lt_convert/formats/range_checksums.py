@@ -1,33 +1,33 @@
 """The `checksums.json` of a checkpoint that is written: lt-train compares what it loads with it, object by object.
 
-It is made from the checksums of what was written, so nothing is read again. Checksums have up to ten digits; spaces at the end
-make up for shorter ones, so that the plan knows the size of every file.
+It is made from the checksums of what was written, so nothing is read again. The archives have none of their tensors: a zip member's
+precedes its values. Checksums have up to ten digits; spaces at the end make up for shorter ones, so that the plan knows the size
+of every file.
 """
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.output_files import OutputFile, Summary
-from lt_shared.checksums import FileChecksums, joined_all
+from lt_shared.checksums import FileChecksums, crc32, joined_all
 
 _LARGEST = 0xFFFFFFFF
 
 
 def summary(directory: str, outputs: Sequence[OutputFile]) -> OutputFile:
     """The file for the `outputs` in a directory, which ends with a slash."""
+    outputs = tuple(outputs)
     bounds = {output.name.removeprefix(directory): _bounds(output) for output in outputs}
     sizes = {name: [end - begin for begin, end in itertools.pairwise(found)] for name, found in bounds.items()}
     largest = FileChecksums({name: tuple((size, _LARGEST) for size in found) for name, found in sizes.items()}).to_bytes()
 
     def content(pieces: Iterable[Piece]) -> bytes:
         parts: dict[str, list[list[tuple[int, int]]]] = {name: [[] for _ in found] for name, found in sizes.items()}
-        for piece in sorted(pieces, key=lambda piece: piece.offset):
-            name = piece.file.removeprefix(directory)
-            if piece.file == f"{directory}{name}" and piece.length and name in bounds:
-                assert piece.crc32 is not None
-                parts[name][bisect.bisect_right(bounds[name], piece.offset) - 1].append((piece.crc32, piece.length))
+        for name, offset, crc, length in _written(outputs, pieces):
+            name = name.removeprefix(directory)
+            parts[name][bisect.bisect_right(bounds[name], offset) - 1].append((crc, length))
         ranges = {
             name: tuple((size, joined_all(part)) for size, part in zip(sizes[name], found, strict=True))
             for name, found in parts.items()
@@ -36,6 +36,19 @@ def summary(directory: str, outputs: Sequence[OutputFile]) -> OutputFile:
         return made.rstrip().ljust(len(largest) - 1) + b"\n"
 
     return OutputFile(f"{directory}{FileChecksums.NAME}", (Summary(len(largest), content),))
+
+
+def _written(outputs: Sequence[OutputFile], pieces: Iterable[Piece]) -> Iterator[tuple[str, int, int, int]]:
+    """(file, offset, CRC-32, size in bytes) of what the outputs hold, in order; files without tensors may not be written yet."""
+    with_tensors = {output.name for output in outputs if output.has_tensors}
+    for piece in sorted(pieces, key=lambda piece: piece.offset):
+        if piece.file in with_tensors and piece.length:
+            assert piece.crc32 is not None
+            yield piece.file, piece.offset, piece.crc32, piece.length
+    for output in outputs:
+        for offset, segment in output.segments_at() if not output.has_tensors else ():
+            if isinstance(segment, bytes) and segment:
+                yield output.name, offset, crc32(segment), len(segment)
 
 
 def _bounds(output: OutputFile) -> list[int]:

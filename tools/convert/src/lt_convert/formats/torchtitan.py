@@ -12,7 +12,7 @@ from typing import Any
 
 from lt_convert.containers import dcp
 from lt_convert.containers.dcp import METADATA, Contents, Entry
-from lt_convert.formats import adamw_state
+from lt_convert.formats import adamw_state, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import TORCHTITAN_STEP, listing
 from lt_convert.tensors.output_files import OutputFile
@@ -169,7 +169,8 @@ def outputs(target: Target) -> list[OutputFile]:
         files={output.name: output.size_bytes for output in made},
         loss=source.loss,
     )
-    beside = [OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),)), *discovery.outputs(source.tokenizer)]
+    run_record = OutputFile(checkpoint_layout.RECORD, (record.to_bytes(),))
+    beside = [run_record, range_checksums.summary("", [*made, run_record]), *discovery.outputs(source.tokenizer)]
     return [*made[:-1], *beside, made[-1]]
 
 
