@@ -9,7 +9,7 @@ from typing import Any
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 from lt_train.config import credentials
-from lt_train.importers import hyperpod, megatron_lm, nemo, torchtitan
+from lt_train.importers import hyperpod, megatron_lm, nemo, strict_yaml, torchtitan
 from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
@@ -50,17 +50,10 @@ def translate_command(words: Sequence[str]) -> Translation:
 
 
 def _yaml(text: str) -> dict[str, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        # Not the lines of the file, which the whole message has: there may be a password in them.
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise BadData(
-            f"not YAML: {getattr(error, 'problem', None) or 'a character that it does not have'}{where}", SYNTAX
-        ) from None
+        content = strict_yaml.loads(text)
+    except ValueError as error:
+        raise BadData(f"not YAML: {error}", SYNTAX) from None
     if not isinstance(content, dict):
         raise BadData("not a configuration: it has no keys")
     flat = flatten({str(key): value for key, value in content.items()})

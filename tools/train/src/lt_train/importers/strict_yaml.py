@@ -1,0 +1,54 @@
+"""YAML of strangers, read in one way and in bounded time.
+
+A key that is given twice has two readings: PyYAML takes the last, ruamel.yaml and Hydra's loader refuse it. An alias is one word
+for a whole subtree, so nine lines of nine aliases mean a billion values; their number is known before any of them is made.
+"""
+
+from typing import Any
+
+# NeMo's and HyperPod's largest configurations have a few hundred.
+MOST_VALUES = 100_000
+
+
+def loads(text: str) -> Any:
+    """The one document in `text`, of plain types. Raises ValueError, with what is wrong and where, and RecursionError."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check(node, {})
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        # Not the lines of the file, which the whole message has: there may be a password in them.
+        reason = getattr(error, "problem", None) or "a character that it does not have"
+        raise ValueError(f"{reason}{_place(getattr(error, 'problem_mark', None))}") from None
+
+
+def _check(node: Any, counts: dict[int, int]) -> int:
+    """The number of values in `node` with every alias written out. Raises ValueError for too many, or a key given twice."""
+    if id(node) in counts:
+        return counts[id(node)]
+    # Inside itself an alias counts for all that is allowed.
+    counts[id(node)] = MOST_VALUES + 1
+    count = 1
+    if node.id == "mapping":
+        seen = set()
+        for key, value in node.value:
+            if key.id == "scalar":
+                if key.value in seen:
+                    raise ValueError(f"{key.value!r:.60} twice in one mapping{_place(key.start_mark)}")
+                seen.add(key.value)
+            count += _check(key, counts) + _check(value, counts)
+    elif node.id == "sequence":
+        count += sum(_check(value, counts) for value in node.value)
+    if count > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES:,} values, with aliases written out{_place(node.start_mark)}")
+    counts[id(node)] = count
+    return count
+
+
+def _place(mark: Any) -> str:
+    return f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
