@@ -4,10 +4,14 @@ import fcntl
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import synthetic
 from stranger import Stranger
 
-from lt_shared.console import CannotCreate
+from lt_shared.console import BadData, CannotCreate
+from lt_train.config.run_config import RunConfig
+from lt_train.data import blended_dataset
 from lt_train.data.index_cache import make_once
 
 PLANTED = {
@@ -62,3 +66,50 @@ def test_a_group_may_read_an_index_and_not_change_it(stranger: Stranger) -> None
     assert (made.stat().st_mode & 0o777, (made / "order").stat().st_mode & 0o777) == (0o755, 0o644)
     stranger.run("cat index/order; ! sh -c 'echo wrong > index/order' 2>/dev/null; ! touch index/more 2>/dev/null")
     assert make_once(stranger.shared, "index", lambda directory: pytest.fail("made again")) == made
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> RunConfig:
+    datasets = tuple(synthetic.write(tmp_path / name, [20, 7, 33] * 30) for name in ("one", "two"))
+    sizes = ("--seq-length", "16", "--global-batch-size", "4", "--eval-iters", "0", "--train-iters", "20")
+    return synthetic.plan(*sizes, "--split", "1,0,0", datasets=datasets)
+
+
+def samples(plan: RunConfig, cache: Path) -> list[list[int]]:
+    training = blended_dataset.build(plan, str(cache))[0]
+    assert training is not None
+    return [training[number].tolist() for number in range(len(training))]
+
+
+def test_training_reads_what_it_has_made(plan: RunConfig, stranger: Stranger, tmp_path: Path) -> None:
+    """Another user has put a copy of every index there, each with its first entry everywhere."""
+    expected = samples(plan, tmp_path / "cache")
+    for made in (tmp_path / "cache").iterdir():
+        if made.is_dir():
+            planted = stranger.shared / made.name
+            stranger.run(f"mkdir -m 777 {made.name}")
+            for file in made.glob("*.npy"):
+                index = np.load(file)
+                index[:] = index[0]
+                np.save(planted / file.name, index)
+    assert samples(plan, stranger.shared) == expected
+
+
+def test_a_damaged_index_is_not_trained_on(plan: RunConfig, tmp_path: Path) -> None:
+    expected = samples(plan, tmp_path)
+    files = sorted(tmp_path.glob("*/*.npy"))
+    assert len(files) == 5
+    for file in files:
+        sound = file.read_bytes()
+        for position in (len(sound) - 1, len(sound) // 2 + 40, 9):
+            file.write_bytes(sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :])
+            with pytest.raises(BadData, match=file.name) as caught:
+                blended_dataset.build(plan, str(tmp_path))
+            assert "will be made again" in (caught.value.hint or "")
+        file.write_bytes(sound[:-1])
+        with pytest.raises(BadData, match=file.name):
+            blended_dataset.build(plan, str(tmp_path))
+        file.write_bytes(sound)
+    for record in tmp_path.glob("*/checksums.json"):
+        record.unlink()
+    assert samples(plan, tmp_path) == expected

@@ -23,8 +23,7 @@ import torch
 from lt_shared.console import BadData
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import split_ranges
-from lt_train.data import sample_index
-from lt_train.data.index_cache import make_once
+from lt_train.data import index_cache, sample_index
 from lt_train.data.sample_index import Reading
 from lt_train.data.samples import (
     BlendedSamples,
@@ -57,9 +56,9 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
         for is_turn in (_rank() == 0, _is_first_on_node()):
             if is_turn:
                 for index, name in zip(indices, names, strict=True):
-                    make_once(directory, name, index.make)
+                    sample_index.check(index_cache.make_once(directory, name, index.make))
             _wait_for_all()
-        found = dict(zip(indices, (directory / name for name in names), strict=True))
+        found = dict(zip(indices, (index_cache.location(directory, name) for name in names), strict=True))
         samples = [None if part is None else part.load(found) for part in parts]
         _wait_for_all()
     finally:

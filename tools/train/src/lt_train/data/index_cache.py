@@ -32,14 +32,9 @@ def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
     `make` gets an empty directory and syncs what it writes. Raises CannotCreate and IoFailure, and whatever `make` raises; then
     nothing is left.
     """
-    target = directory / name
-    reason = _reason_for_distrust(target)
-    if reason is not None:
-        target = directory / f"{name}.{os.geteuid()}"
-        warn(f"{directory / name} {reason}: not used, {target.name} is made instead")
-        reason = _reason_for_distrust(target)
-        if reason is not None:
-            raise CannotCreate(f"{target} {reason}", "choose a directory where nobody else can write: --data-cache-path")
+    target = location(directory, name)
+    if target.name != name:
+        warn(f"{directory / name} {_reason_for_distrust(directory / name)}: not used, {target.name} is made instead")
     if target.is_dir():
         return target
     with creating(str(target)):
@@ -47,6 +42,17 @@ def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
     with _lock(directory / f".{target.name}.lock") as alone:
         if not target.is_dir():
             _make(target, make, alone)
+    return target
+
+
+def location(directory: Path, name: str) -> Path:
+    """Where `make_once` makes, or has made, `name`. Raises CannotCreate when others could have filled both places."""
+    target = directory / name
+    if _reason_for_distrust(target) is not None:
+        target = directory / f"{name}.{os.geteuid()}"
+        reason = _reason_for_distrust(target)
+        if reason is not None:
+            raise CannotCreate(f"{target} {reason}", "choose a directory where nobody else can write: --data-cache-path")
     return target
 
 

