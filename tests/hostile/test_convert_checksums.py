@@ -8,17 +8,19 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from convert_models import TINY, content, run, write_model
+from s3_server import names
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared.checksums import FileChecksums, crc32
-from lt_shared.console import NoInput, ToolError
+from lt_shared.console import BadData, NoInput, ToolError
 
 FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 FLIPS = 150
@@ -281,6 +283,36 @@ def test_a_resumed_conversion_checks_what_the_first_has_read(
     assert "resumes after" in refused.stderr
     assert refused.returncode == 65, refused.stderr
     assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "megatron-dist", "megatron-legacy"])
+def test_a_damaged_source_leaves_nothing(
+    to: str, bucket: str, copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a store, where it is noticed when all tensors are there: neither they nor the journal, from which it would go on."""
+    from lt_convert.tensors.source_checksums import SourceChecksums
+
+    uploaded: list[set[str]] = []
+    finish = SourceChecksums.finish
+
+    def compare(*arguments: Any) -> None:
+        uploaded.append(names(f"{bucket}/out"))
+        finish(*arguments)
+
+    source = copy("hf")
+    path = source / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(SourceChecksums, "was_read", lambda *arguments: None)
+        patch.setattr(SourceChecksums, "finish", compare)
+        with pytest.raises(BadData, match=r"model\.safetensors"):
+            conversion.convert(Request(str(source), to, f"{bucket}/out"))
+    assert len(uploaded[0]) > 1 and ".lt-convert.journal" in uploaded[0]
+    assert names(f"{bucket}/out") == set()
+    path.write_bytes(whole)
+    conversion.convert(Request(str(source), to, f"{bucket}/out"))
+    assert ".lt-convert.journal" not in names(f"{bucket}/out")
 
 
 def test_crc32_is_zlibs() -> None:

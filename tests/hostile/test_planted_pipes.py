@@ -24,9 +24,9 @@ def dataset(tmp_path: Path) -> str:
     return prefix
 
 
-def run(tool: str, *words: object) -> subprocess.CompletedProcess[str]:
+def run(tool: str, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"lt_{tool}", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=cwd)
 
 
 @pytest.mark.parametrize("command", [("preprocess", "verify"), ("preprocess", "info"), ("train", *SMALL, "--train-iters", "1")])
@@ -52,3 +52,13 @@ def test_a_pipe_as_tokenizer(tmp_path: Path) -> None:
     done = run("preprocess", tmp_path / "a.jsonl", "--tokenizer", tmp_path / "tokenizer.model", "-o", tmp_path / "out")
     assert done.returncode == 65, done.stderr
     assert "tokenizer.model: not a regular file" in done.stderr
+
+
+def test_a_pipe_where_a_store_seems_to_have_a_journal(tmp_path: Path) -> None:
+    """The journal of an output directly below a store lies in no directory of it, but perhaps in one here that is named alike."""
+    (tmp_path / "memory:").mkdir()
+    os.mkfifo(tmp_path / "memory:/.web_text_document.journal")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    words = [tmp_path / "a.jsonl", "--tokenizer", TOKENIZER, "--max-shard-size", "1K", "-o", "memory://web"]
+    done = run("preprocess", *words, cwd=tmp_path)
+    assert done.returncode in (0, 65), done.stderr

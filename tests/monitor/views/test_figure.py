@@ -1,5 +1,7 @@
 """The picture: what is on it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,33 @@ def test_the_same_input_gives_the_same_bytes() -> None:
     run = of_steps({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
     svgs = {figure.render("svg", [run], ["a"], Known(), []) for _ in range(2)}
     assert len(svgs) == 1
+
+
+RENDER = """
+import sys
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.speed import Known
+from lt_monitor.views import figure
+steps = Steps.from_records([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}])
+sys.stdout.buffer.write(figure.render(sys.argv[1], [Run("a", [Attempt(1, steps=steps)], [])], ["a"], Known(), []))
+"""
+SETTINGS = ("text.usetex: True", "savefig.bbox: tight", "svg.fonttype: none")
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_settings_in_the_current_directory_are_of_no_effect(form: str, tmp_path: Path) -> None:
+    """Anyone may have put a matplotlibrc there; one of its settings starts LaTeX, with all that a text may have it do."""
+
+    def rendered() -> bytes:
+        done = subprocess.run([sys.executable, "-P", "-c", RENDER, form], cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    plain = rendered()
+    for setting in SETTINGS:
+        (tmp_path / "matplotlibrc").write_text(f"{setting}\n")
+        assert rendered() == plain, setting
 
 
 def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:

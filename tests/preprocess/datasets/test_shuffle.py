@@ -123,6 +123,16 @@ def test_refusals(tmp_path: Path) -> None:
         shuffle.plan(f"@{tmp_path}/list", str(tmp_path / "out"), 0)
 
 
+def test_nobody_else_can_enter_the_directory_of_the_buckets(tmp_path: Path) -> None:
+    """Whatever the umask allows: the order of the documents, and what they are, is not for others to change."""
+    before = os.umask(0)
+    try:
+        with shuffle.buckets_directory(str(tmp_path / "out")) as directory:
+            assert directory.stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
 def test_killed_and_started_again(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(0, 200, 100_000)

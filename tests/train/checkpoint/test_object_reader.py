@@ -87,6 +87,23 @@ def test_a_pickle_that_names_code_is_refused(tmp_path: Path, archive: bool) -> N
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("forced", ["", "1"])
+@pytest.mark.parametrize("options", [{}, {"map_location": "cpu"}, {"weights_only": None}, {"weights_only": True}])
+def test_what_is_left_to_torch_runs_nothing(
+    options: dict[str, Any], forced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As common.pt, which megatron-core reads without saying how; the variable makes torch run what a pickle names then."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", forced)
+    path = tmp_path / "common.pt"
+    path.write_bytes(saved(Malicious(tmp_path / "ran")))
+    with known_objects_only(), pytest.raises(pickle.UnpicklingError, match="system"):
+        torch.load(path, **options)
+    assert not (tmp_path / "ran").exists()
+    path.write_bytes(saved({"iteration": 4}))
+    with known_objects_only():
+        assert torch.load(path, **options) == {"iteration": 4}
+
+
 def test_a_torchscript_archive_is_refused(tmp_path: Path) -> None:
     """torch.load would hand it to torch.jit."""
     path = tmp_path / "script.pt"
