@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import struct
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from convert_models import TINY, content, run, write_model
 from s3_server import names
 
-from lt_convert.commands import conversion
+from lt_convert.commands import conversion, remote_writer
 from lt_convert.commands.conversion import Request
 from lt_convert.formats.checkpoint import LegacyTarget
+from lt_convert.tensors.output_files import OutputFile
 from lt_shared.checksums import FileChecksums, crc32
 from lt_shared.console import BadData, NoInput, ToolError
 
@@ -313,6 +315,26 @@ def test_a_damaged_source_leaves_nothing(
     path.write_bytes(whole)
     conversion.convert(Request(str(source), to, f"{bucket}/out"))
     assert ".lt-convert.journal" not in names(f"{bucket}/out")
+
+
+def test_what_is_still_uploaded_beside_the_damage_is_deleted(
+    bucket: str, copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the second rank's file turns out to be made from damaged values, that of the first is on its way."""
+    failed = threading.Event()
+    upload = remote_writer._upload
+
+    def in_turn(output: OutputFile, *arguments: Any) -> Any:
+        if "mp_rank_01" in output.name:
+            failed.set()
+            raise BadData("damaged")
+        assert failed.wait(60)
+        return upload(output, *arguments)
+
+    monkeypatch.setattr(remote_writer, "_upload", in_turn)
+    with pytest.raises(BadData, match="damaged"):
+        conversion.convert(Request(str(copy("hf")), "megatron-legacy", f"{bucket}/out", legacy_target=LegacyTarget(2, 1)))
+    assert names(f"{bucket}/out") == set()
 
 
 def test_crc32_is_zlibs() -> None:

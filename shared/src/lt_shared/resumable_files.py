@@ -36,13 +36,17 @@ def resumable(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
     Raises as `storage.publish`.
     """
     with _opened(name, kept_bytes, "wb") as file:
-        yield file
+        with filling(name):
+            yield file
         publish_filled(file, name)
 
 
 @contextlib.contextmanager
 def spool(name: str, kept_bytes: int = 0) -> Iterator[IO[bytes]]:
-    """As `resumable`, for what is needed only until the block ends: it can be read, and is deleted instead of published."""
+    """As `resumable`, for what is needed only until the block ends: it can be read, and is deleted instead of published.
+
+    A full disk is left to the block of the output that it serves.
+    """
     with _opened(name, kept_bytes, "r+b") as file:
         yield file
         os.unlink(partial_path(name))
@@ -130,8 +134,7 @@ def _opened(name: str, kept_bytes: int, mode: str) -> Iterator[IO[bytes]]:
         descriptor = _reopen(name, kept_bytes) if kept_bytes else create_partial(name)
     with open(descriptor, mode, buffering=1 << 20) as file:
         try:
-            with filling(name):
-                yield file
+            yield file
         except BaseException:
             # A buffered write that failed would be tried again on close and hide the first error.
             with contextlib.suppress(OSError):

@@ -137,7 +137,7 @@ class RemoteJournal:
         storage.write_bytes(f"{self.destination}/{JOURNAL}", json.dumps(record).encode())
 
     def withdraw(self) -> None:
-        """Delete what was uploaded, then the journal."""
-        for name in self.done:
+        """Delete what was uploaded, also by a thread that had begun before the error, then the journal."""
+        for name in set(self.names) & set(storage.sizes_below(self.destination)):
             storage.remove(f"{self.destination}/{name}")
         storage.remove(f"{self.destination}/{JOURNAL}")

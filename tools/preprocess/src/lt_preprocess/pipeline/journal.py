@@ -24,9 +24,9 @@ from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
 from lt_shared import checksums, indexed_dataset, resumable_files, storage
-from lt_shared.console import CannotCreate, ToolError, TryAgain, note
+from lt_shared.console import CannotCreate, IoFailure, ToolError, TryAgain, note
 from lt_shared.indexed_dataset import Extent
-from lt_shared.local_files import open_own
+from lt_shared.local_files import open_own, writing
 
 VERSION = 2
 
@@ -113,12 +113,22 @@ class LocalJournal(Journal):
                 _discard(records[1])
             file.seek(0)
             file.truncate()
-            file.write(_line(self._header()))
+            try:
+                self._append(self._header())
+            except IoFailure:
+                os.unlink(path)
+                raise
 
     def write(self, state: State) -> None:
-        self._file.write(_line(self._record(state)))
-        os.fsync(self._file.fileno())
+        self._append(self._record(state))
         self.state = state
+
+    def _append(self, record: dict[str, Any]) -> None:
+        left = memoryview(_line(record))
+        with writing(self._path):
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
 
     def delete(self) -> None:
         if self.state is not None:

@@ -144,7 +144,9 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
 
 def _checked_prefix(prefix: str) -> str:
     """The prefix as an absolute path. Raises UsageError when it names no file, CannotCreate when nothing can be created there."""
-    if os.path.basename(prefix) in ("", ".", ".."):
+    # What follows a store's scheme is the bucket.
+    name = prefix.partition("://")[2].partition("/")[2] if storage.is_remote(prefix) else prefix
+    if os.path.basename(name) in ("", ".", ".."):
         raise UsageError(
             f"-o {prefix or repr(prefix)}: the outputs have no name", f"for example -o {os.path.join(prefix, 'web')}"
         )
