@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,10 +55,11 @@ def compiled(directory: Path, environment: dict[str, str], *prefix: str) -> subp
 
 
 def plant(filled: Path, base: Path, mark: Path) -> Path:
-    """Copy the cache, with code instead of numba's index; returns the directory of this version."""
+    """Copy the cache, with code instead of numba's index, and its checksum; returns the directory of this version."""
     subprocess.run(["cp", "-r", f"{filled}/.", base], check=True)
     for index in base.rglob("*.nbi"):
-        index.write_bytes(pickle.dumps(Code(mark)))
+        code = pickle.dumps(Code(mark))
+        index.write_bytes(code + zlib.crc32(code).to_bytes(4, "little"))
     [directory] = (base / "lt-preprocess").iterdir()
     return directory
 

@@ -1,8 +1,8 @@
 """The `checksums.json` of a checkpoint that is written: lt-train compares what it loads with it, object by object.
 
-It is made from the checksums of what was written, so nothing is read again. The archives have none of their tensors: a zip member's
-precedes its values. Checksums have up to ten digits; spaces at the end make up for shorter ones, so that the plan knows the size
-of every file.
+It is made from the checksums of what was written, so nothing is read again. The archives have none of their tensors: a zip
+member's precedes its values. Checksums have up to ten digits; spaces at the end make up for shorter ones, so that the plan knows
+the size of every file.
 """
 
 import bisect

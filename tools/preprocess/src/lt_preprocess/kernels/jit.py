@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core import event
 
+from lt_preprocess.kernels import checked_cache
 from lt_preprocess.kernels.cache_directory import cache_directory as cache_directory
 from lt_preprocess.kernels.cache_directory import source_digest as source_digest
 from lt_shared.console import note, warn
@@ -47,6 +48,7 @@ def _cached(function: Function, **options: Any) -> Function:
     finally:
         config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = previous
     if directory is not None:
+        checked_cache.check(dispatcher)
         _survive_a_full_disk(dispatcher, directory)
     return cast(Function, dispatcher)
 
