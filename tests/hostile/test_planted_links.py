@@ -76,3 +76,26 @@ def test_a_tokenizer_beside_anothers_checkpoint(stranger: Stranger, tmp_path: Pa
     done = run("convert", stranger.shared / "release", "--to", "hf", "-o", tmp_path / "out")
     assert (done.returncode, done.stdout) == (65, ""), done.stderr
     assert f"tokenizer: belongs to another user (uid {STRANGER_UID}), who has not made" in done.stderr
+
+
+def test_a_description_beside_anothers_tokenizer(stranger: Stranger, tmp_path: Path) -> None:
+    """In a directory of tokenizer files that everyone may write to; their hash does not cover it."""
+    made = stranger.shared / "made"
+    assert run("convert", write_model(tmp_path / "model", tokenizer=True), "--to", "megatron-dist", "-o", made).returncode == 0
+    (made / "tokenizer").chmod(0o1777)
+    stranger.run("""echo '{"bos_token": "<planted>", "auto_map": {}}' > made/tokenizer/special_tokens_map.json""")
+    done = run("convert", made, "--to", "hf", "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert f"special_tokens_map.json: belongs to another user (uid {STRANGER_UID}), who has not made" in done.stderr
+
+
+def test_a_record_above_anothers_checkpoint(stranger: Stranger, tmp_path: Path) -> None:
+    """It can neither vouch for the checkpoint nor keep it from being converted; one beside its files still must fit."""
+    shutil.copytree(write_model(tmp_path / "model", tokenizer=True), stranger.shared / "model")
+    stranger.run("echo garbage > lt-convert.json")
+    done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    os.chown(stranger.shared / "lt-convert.json", 0, 0)
+    done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "again")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert "lt-convert.json: malformed" in done.stderr

@@ -1,11 +1,13 @@
 """The checksums that were recorded beside a source when it was written: by lt-train, by lt-convert, or in its archives."""
 
+import os
 from collections.abc import Iterable
 
 from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.source_checksums import Range, SourceChecksums
 from lt_convert.tensors.source_files import Files
+from lt_shared import storage
 from lt_shared.checksums import FileChecksums
 
 # These have a `.metadata` or a tracker of lt-train's; a repository of the Hub may have a file of that name with other content.
@@ -20,7 +22,7 @@ def open_checksums(directory: str, source_format: str, names: list[str]) -> Sour
     ranges: dict[str, list[Range]] = {}
     complete = []
     for place in (directory, directory.rpartition("/")[0]):
-        record = ConversionRecord.read(place) if place else None
+        record = ConversionRecord.read(place) if place and not _is_planted(place, directory) else None
         if record:
             ranges |= _of_conversion(place, record.files)
     if source_format in WITH_CHECKSUMS and FileChecksums.NAME in names:
@@ -35,6 +37,14 @@ def open_checksums(directory: str, source_format: str, names: list[str]) -> Sour
     return SourceChecksums(
         {path: found for path, found in ranges.items() if not path.endswith(f"/{FileChecksums.NAME}")}, complete
     )
+
+
+def _is_planted(place: str, directory: str) -> bool:
+    """Whether somebody has put a record above a source that is not his: it must not decide whether that is converted."""
+    path = f"{place}/{Checksums.RECORD}"
+    if place == directory or storage.is_remote(directory) or not os.path.lexists(path):
+        return False
+    return os.lstat(path).st_uid not in (0, os.geteuid(), os.stat(directory).st_uid)
 
 
 def _of_conversion(place: str, checksums: Checksums) -> dict[str, list[Range]]:

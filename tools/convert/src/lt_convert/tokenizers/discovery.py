@@ -40,8 +40,10 @@ def of_run(run: str, saved: Tokenizer | None, files: Files) -> TokenizerFiles | 
     A stranger's checkpoint does not choose which server is asked. Raises BadData when it is not the one that the checkpoint was
     trained with.
     """
-    _check_owner(run, f"{run}/tokenizer")
+    _check_owner(run, f"{run}/tokenizer", run)
     found = _checked(_find(_local(f"{run}/tokenizer")), f"{run}/tokenizer", files)
+    for path in (*found.files, *found.companions) if found else ():
+        _check_owner(f"{run}/tokenizer", f"{run}/tokenizer/{path.name}", run)
     if saved and found is None and saved.path and not storage.is_remote(saved.path):
         found = _find(_local(saved.path))
     if saved and found and found.sha256() != saved.sha256:
@@ -74,14 +76,14 @@ def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> Toke
     return found
 
 
-def _check_owner(run: str, directory: str) -> None:
-    """Raises BadData for a tokenizer that somebody has put beside another's checkpoint, in a directory where anyone may."""
-    if storage.is_remote(run) or not os.path.lexists(directory):
+def _check_owner(directory: str, path: str, run: str) -> None:
+    """Raises BadData for what somebody has put beside another's checkpoint, in a directory where anyone may."""
+    if storage.is_remote(run) or not os.path.lexists(path):
         return
-    status = os.lstat(directory)
-    other = status.st_uid not in (0, os.stat(run).st_uid) and ownership.belongs_to_other(status, run)
+    status = os.lstat(path)
+    other = status.st_uid not in (0, os.stat(run).st_uid) and ownership.belongs_to_other(status, directory)
     if other:
-        raise BadData(f"{directory}: {other}, who has not made {run}", "copy the checkpoint and its own tokenizer elsewhere")
+        raise BadData(f"{path}: {other}, who has not made {run}", "copy the checkpoint and its own tokenizer elsewhere")
 
 
 def _find(path: Path) -> TokenizerFiles | None:
