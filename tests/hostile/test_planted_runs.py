@@ -31,6 +31,15 @@ def test_a_link_is_not_followed(name: str, stranger: Stranger) -> None:
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.parametrize("plant", ["touch", "ln -s victim", "mkfifo", "mkdir"])
+def test_a_planted_tracker_is_found_before_the_first_step(plant: str, stranger: Stranger) -> None:
+    stranger.run(f"mkdir -m 1777 run; {plant} run/.latest_checkpointed_iteration.txt.partial")
+    result = train(*ARGUMENTS, "--save", str(stranger.shared / "run"))
+    assert result.code == 73, result.err
+    assert "latest_checkpointed_iteration.txt" in result.err
+    assert not (stranger.shared / "run" / "metrics.jsonl").exists()
+
+
 def test_a_pipe_is_not_waited_for(stranger: Stranger) -> None:
     stranger.run("mkdir run; mkfifo -m 666 run/.lock")
     result = train(*ARGUMENTS, "--save", str(stranger.shared / "run"))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, manifest, storage, tokenizer_files
+from lt_shared import checkpoint_layout, local_files, manifest, storage, tokenizer_files
 from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_train.checkpoint import pickle_allowlist, remote_run, resume
@@ -187,6 +187,7 @@ def _run_directory(config: RunConfig) -> Iterator[None]:
         except OSError:
             warn(f"{run}: the filesystem has no locks; make sure that no other lt-train writes there")
         os.ftruncate(lock, 0)
+        _check_tracker(run / checkpoint_layout.TRACKER)
         _keep_tokenizer(config, run)
         if settings.is_remote:
             remote_run.send_tokenizer(run, settings.save)
@@ -207,6 +208,15 @@ def _refused(run: Path, lock: int) -> ToolError:
     if refusals < crash_loop.LIMIT:
         return TryAgain(message, remedy)
     return BadConfig(f"{message}, as at the {refusals - 1} starts before", remedy)
+
+
+def _check_tracker(tracker: Path) -> None:
+    """Raises CannotCreate when it could not be written: the first checkpoint, hours later, is too late to find that out."""
+    descriptor = local_files.create_partial(str(tracker))
+    try:
+        os.unlink(local_files.partial_path(str(tracker)))
+    finally:
+        os.close(descriptor)
 
 
 def _keep_tokenizer(config: RunConfig, run: Path) -> None:
