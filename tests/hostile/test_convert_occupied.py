@@ -194,7 +194,7 @@ def test_an_occupied_prefix_is_refused(case: str, bucket: str, made: dict[str, P
     store.invalidate_cache()
     if case in WITH_FORCE:
         assert forced.returncode == 0, forced.stderr
-        assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "lt-convert.json"}
+        assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}
     else:
         assert (forced.returncode, forced.stdout) == (73, ""), forced.stderr
         assert "nothing was deleted" in forced.stderr
@@ -211,7 +211,7 @@ def test_an_unfinished_conversion_of_another_plan_is_replaced(bucket: str, made:
         store.pipe_file(f"{bucket}/out/{name}", text.encode())
     done = run(made["other"], "--to", "torchtitan", "-o", f"{bucket}/out")
     assert done.returncode == 0, done.stderr
-    assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "lt-convert.json"}
+    assert names(f"{bucket}/out") == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}
 
 
 def test_the_journal_comes_first_and_names_all(
@@ -253,4 +253,4 @@ def test_the_journal_comes_first_and_names_all(
         store.invalidate_cache()
         found = json.loads(store.cat_file(f"{url}/{JOURNAL}"))
         assert names(url) - {JOURNAL} <= {*found["names"]}
-    assert names(url) == {".metadata", "__0_0.distcp", "run.json", "lt-convert.json"}
+    assert names(url) == {".metadata", "__0_0.distcp", "run.json", "checksums.json", "lt-convert.json"}

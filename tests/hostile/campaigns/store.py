@@ -180,7 +180,9 @@ def same_each_time(name: str, content: bytes) -> object:
         records = [json.loads(line) for line in content.splitlines()]
         return {record["step"]: record["loss"] for record in records if record["kind"] == "step"}
     if name.endswith("lt-convert.json"):
-        return sorted((each, of) for each, of in json.loads(content)["files"].items() if each != "run.json")
+        return sorted(
+            (each, of) for each, of in json.loads(content)["files"].items() if each not in ("run.json", "checksums.json")
+        )
     return content.decode() if name.endswith(TRACKER) else content
 
 
