@@ -16,7 +16,7 @@ from running import run, train
 from lt_shared.console import BadConfig
 from lt_train.cli import command
 from lt_train.commands.plan_layout import command as plan
-from lt_train.config import kernels
+from lt_train.config import kernels, optional_packages
 from lt_train.config.kernels import Kernels
 
 GPU = ("--device", "cuda", "--ranks", "1")
@@ -41,7 +41,7 @@ OFFLOADING = ("--transformer-impl", "te", "--cpu-offloading-num-layers", "1")
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A node with GPUs, on which every package is installed."""
     monkeypatch.setattr("lt_train.runtime.device.gpu_count", lambda: 8)
-    monkeypatch.setattr(kernels, "is_installed", lambda module: True)
+    monkeypatch.setattr(optional_packages, "is_installed", lambda module: True)
     yield
 
 
@@ -150,7 +150,7 @@ def test_auto_on_another_gpu(capability: tuple[int, int] | None, attention: str,
     ],
 )
 def test_auto_takes_what_is_installed(missing: str, part: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "is_installed", lambda module: module != missing)
+    monkeypatch.setattr(optional_packages, "is_installed", lambda module: module != missing)
     assert getattr(chosen(), part) == expected
 
 
@@ -325,7 +325,7 @@ def test_what_is_chosen_has_to_be_installed(
     options: tuple[str, ...], module: str, problem: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = assembled([*LLAMA, *options])
-    monkeypatch.setattr(kernels, "is_installed", lambda name: name != module)
+    monkeypatch.setattr(optional_packages, "is_installed", lambda name: name != module)
     (found,) = kernels.missing_packages(asked.layers, asked.memory, asked.precision)
     assert str(found) == problem
     assert str(found.hint).endswith(hint)
@@ -334,9 +334,9 @@ def test_what_is_chosen_has_to_be_installed(
 def test_installed_modules_are_found_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(name))
-    kernels.is_installed.cache_clear()
-    assert kernels.is_installed("torch")
-    assert not kernels.is_installed("no_such_package.inner")
+    optional_packages.is_installed.cache_clear()
+    assert optional_packages.is_installed("torch")
+    assert not optional_packages.is_installed("no_such_package.inner")
 
 
 EARLIER = {
@@ -409,4 +409,4 @@ def test_the_manual_lists_the_implementations_and_the_packages() -> None:
     expected = {option: ", ".join(f"`{name}`" for name in names) for option, names in kernels.IMPLEMENTATIONS.items()}
     assert listed == expected
     text = " ".join(manual.split())
-    assert f"the versions of {', '.join(kernels.DISTRIBUTIONS[:-1])} and {kernels.DISTRIBUTIONS[-1]}:" in text
+    assert f"the versions of {', '.join(optional_packages.DISTRIBUTIONS[:-1])} and {optional_packages.DISTRIBUTIONS[-1]}:" in text

@@ -1,6 +1,10 @@
 """What is asked of quack, which needs a Hopper GPU: here is another in its place."""
 
+import importlib.util
+import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -44,6 +48,7 @@ def test_the_exponential(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = SimpleNamespace(CACHE_DIR=None)
     monkeypatch.setenv("QUACK_CACHE_DIR", "/private/quack")
     module("quack", cache=cache)
+    module("quack.gemm_runtime", identity=SimpleNamespace(_is_extern_function=lambda function: False))
     module("quack.activation", swiglu=None, dswiglu=None)
     module("quack.epilogue", gemm_epilogue=keep, unpack=None)
     module("quack.epilogue.math", pexp2=lambda value: 2**value)
@@ -53,3 +58,39 @@ def test_the_exponential(monkeypatch: pytest.MonkeyPatch) -> None:
     result = function(3.0, 5.0)
     assert result["D"] == result["total"] == pytest.approx(torch.tensor(3.0).exp().item() / 32)
     assert cache.CACHE_DIR == "/private/quack"
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """quack's own module, of the version that the extra pins; it imports nothing of the rest."""
+    written = tomllib.loads((Path(__file__).parents[3] / "tools/train/pyproject.toml").read_text())
+    (pinned,) = (line for line in written["project"]["optional-dependencies"]["flash"] if line.startswith("quack-kernels"))
+    target = tmp_path_factory.mktemp("shared")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, pinned.partition(";")[0]]
+    subprocess.run(command, check=True, capture_output=True)
+    spec = importlib.util.spec_from_file_location("identity", target / "quack/gemm_runtime/identity.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_cutlass_may_lie_anywhere(identity: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """quack refuses functions with variables that it cannot hash, unless they lie in site-packages; cutlass has one."""
+    source = "import contextvars\nstate = contextvars.ContextVar('state')\ndef multiply(x):\n    return state.get() * x\n"
+    for name in ("cutlass", "another"):
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import another  # type: ignore[import-not-found]
+    import cutlass  # type: ignore[import-not-found]
+
+    for function in (cutlass.multiply, another.multiply):
+        with pytest.raises(TypeError, match="epilogue fn depends on <ContextVar"):
+            identity.function_semantic_key(function)
+    monkeypatch.setitem(sys.modules, "quack", ModuleType("quack"))
+    monkeypatch.setitem(sys.modules, "quack.gemm_runtime", SimpleNamespace(identity=identity))
+    for _ in range(2):
+        gemm_epilogues._let_cutlass_lie_anywhere()
+        assert identity.function_semantic_key(cutlass.multiply) == ("extern_function", "cutlass", "multiply")
+        with pytest.raises(TypeError, match="epilogue fn depends on <ContextVar"):
+            identity.function_semantic_key(another.multiply)

@@ -23,7 +23,7 @@ from lt_shared.console import BadConfig, BadData, UsageError
 from lt_shared.manifest import Dataset
 from lt_shared.presets import PRESETS, preset
 from lt_train.cli import command as train
-from lt_train.config import kernels
+from lt_train.config import optional_packages
 from lt_train.config.settings import layers
 from lt_train.config.settings.model import describe
 from lt_train.models import rope
@@ -268,7 +268,7 @@ def test_what_cannot_be_computed_is_refused(
 def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
     asked: str, installed: bool, where: str, others: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "is_installed", lambda module: installed)
+    monkeypatch.setattr(optional_packages, "is_installed", lambda module: installed)
     words = train.make_context("lt-train", ["--transformer-impl", asked]).params
     found = layers.resolve_layers(words | others, where)
     assert (found.implementation, found.triton) == (expected, where == "cuda")

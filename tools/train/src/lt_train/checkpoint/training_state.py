@@ -23,7 +23,7 @@ from lt_train import __version__
 from lt_train.checkpoint import optimizer_state, rng_state
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
-from lt_train.config import kernels, megatron_arguments
+from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import changes_of_order
 from lt_train.models.build_gpt import checkpointed
@@ -128,7 +128,7 @@ def record(
         consumed_samples=state.consumed_samples,
         tokenizer=config.data.tokenizer,
         dtype=config.precision.dtype,
-        versions={"lt-train": __version__, **kernels.versions()},
+        versions={"lt-train": __version__, **optional_packages.versions()},
         kernels=chosen.record(),
         datasets=datasets,
         files={},

@@ -11,14 +11,12 @@ ask again.
 """
 
 import dataclasses
-import functools
-import importlib.util
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Protocol
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError
+from lt_train.config.optional_packages import ENGINE, FLASH_ATTENTION, QUACK, Package
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.layers import (
@@ -43,6 +41,9 @@ Capability = tuple[int, int] | None
 # Names of the obstacles, and whether each stands in the way. The GPU is first: it is the reason that changes least.
 # What depends on the parallel layout is last: a search for a layout finds the same reason in all layouts where there is one.
 Obstacles = Mapping[str, bool]
+# Why an installed package does not work on this GPU, in words.
+Failures = Mapping[Package, str]
+NONE_FAILED: Failures = {}
 
 FLASH_ATTENTION_4 = "flash-attn-4"
 SDPA = "sdpa"
@@ -57,10 +58,6 @@ VOCABULARY_TILE = 128
 FLASH_HEAD_SIZES = (64, 96, 128)
 # What flash-attn-4 compiles for.
 FLASH_CAPABILITY = (8, 0)
-
-# The modules that each optional package imports. cutlass-dsl's is found by a .pth file, which PYTHONPATH does not read.
-FLASH_MODULES, QUACK_MODULES, ENGINE_MODULES = ("flash_attn.cute", "cutlass"), ("quack", "cutlass"), ("transformer_engine",)
-DISTRIBUTIONS = ("torch", "megatron-core", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl", "transformer-engine")
 
 
 class Run(Protocol):
@@ -115,19 +112,22 @@ class Kernels:
         return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.record().items())
 
 
-def choose(run: Run, capability: Capability) -> Kernels:
-    """Raises BadConfig for an explicit choice that has an obstacle."""
-    for problem in problems(run, capability):
+def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> Kernels:
+    """The fastest without an obstacle, and without a package that has `failed`.
+
+    Raises BadConfig for an explicit choice that has an obstacle or needs such a package.
+    """
+    for problem in (*problems(run, capability), *_failed_choices(run, failed)):
         raise problem
-    attention = _attention(run, capability)
+    attention = _attention(run, capability, failed)
     modules = run.memory.recomputed_modules
     return Kernels(
         layers=run.layers.implementation,
         attention=attention,
         norm=_norm(run),
         rope=_rope(run, attention),
-        swiglu=_chosen("--swiglu-impl", run, capability),
-        cross_entropy=_chosen("--cross-entropy-impl", run, capability),
+        swiglu=_chosen("--swiglu-impl", run, capability, failed),
+        cross_entropy=_chosen("--cross-entropy-impl", run, capability, failed),
         adamw=TRITON if fuses_adamw(run) else TORCH,
         fp8_cast=_fp8_cast(run),
         # In an MLP that is recomputed as a whole, SwiGLU is, too.
@@ -156,47 +156,33 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
         )
 
 
+def _failed_choices(run: Run, failed: Failures) -> Iterator[ToolError]:
+    """Yields BadConfig for every explicit choice that needs a package that does not work here."""
+    needing = {f"{option} {wish}": IMPLEMENTATIONS[option].get(wish, (None,))[0] for option, wish in _wishes(run).items()}
+    if SWIGLU in run.memory.recomputed_modules and run.precision.fp8_format is None:
+        needing["--recompute-modules swiglu"] = QUACK
+    for choice, package in needing.items():
+        if package is not None and package in failed:
+            yield BadConfig(f"{choice}: {package} does not work here: {failed[package]}", "drop it, or mend the package")
+
+
 def missing_packages(layers: Layers, memory: Memory, precision: Precision) -> Iterator[ToolError]:
     """Yields BadConfig for what was chosen and is not installed here."""
-    if layers.transformer_engine and (missing := _missing(ENGINE_MODULES)):
-        yield _not_installed("TransformerEngine", missing, "pip install transformer-engine[pytorch], or use torch layers")
-    if layers.attention_backend == FLASH and (missing := _missing(FLASH_MODULES)):
-        yield _not_installed("flash-attn-4", missing, "pip install lt-train[flash], or use --attention-backend fused")
+    if layers.transformer_engine and (missing := ENGINE.missing()):
+        yield _not_installed(ENGINE, missing, "pip install transformer-engine[pytorch], or use torch layers")
+    if layers.attention_backend == FLASH and (missing := FLASH_ATTENTION.missing()):
+        yield _not_installed(FLASH_ATTENTION, missing, "pip install lt-train[flash], or use --attention-backend fused")
     wishes = {"--swiglu-impl": layers.swiglu_impl, "--cross-entropy-impl": layers.cross_entropy_impl}
     needing = [option for option, wish in wishes.items() if wish in (GEMM_EPILOGUE, FUSED_LINEAR)]
     if SWIGLU in memory.recomputed_modules and precision.fp8_format is None and layers.swiglu_impl == AUTO:
         needing.append("--recompute-modules swiglu")
-    if needing and (missing := _missing(QUACK_MODULES)):
-        yield _not_installed("quack", missing, f"pip install lt-train[flash], or drop {' and '.join(needing)}")
+    if needing and (missing := QUACK.missing()):
+        yield _not_installed(QUACK, missing, f"pip install lt-train[flash], or drop {' and '.join(needing)}")
 
 
-def _not_installed(package: str, module: str, remedy: str) -> BadConfig:
-    reason = f": there is no module {module}, which it imports" if module == "cutlass" else ""
-    return BadConfig(f"{package} is not installed" + reason, remedy)
-
-
-def _missing(modules: tuple[str, ...]) -> str | None:
-    """The first of `modules` that is not installed."""
-    return next((module for module in modules if not is_installed(module)), None)
-
-
-@functools.cache
-def is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def versions() -> dict[str, str]:
-    """Of the installed ones of the packages that kernels come from."""
-    found = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def _not_installed(package: Package, missing: str, remedy: str) -> BadConfig:
+    reason = f": there is no module {missing}, which it imports" if missing == "cutlass" else ""
+    return BadConfig(f"{package.name} is not installed" + reason, remedy)
 
 
 def fuses_adamw(run: Run) -> bool:
@@ -218,16 +204,17 @@ def _wishes(run: Run) -> dict[str, str]:
     }
 
 
-def _chosen(option: str, run: Run, capability: Capability) -> str:
+def _chosen(option: str, run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> str:
     wish = _wishes(run)[option]
-    return _first(option, run, capability, wish) if wish in (AUTO, OUTSIDE_GEMMS) else wish
+    return _first(option, run, capability, wish, failed) if wish in (AUTO, OUTSIDE_GEMMS) else wish
 
 
-def _first(option: str, run: Run, capability: Capability, wish: str = AUTO) -> str:
+def _first(option: str, run: Run, capability: Capability, wish: str = AUTO, failed: Failures = NONE_FAILED) -> str:
     """The fastest installed implementation without an obstacle."""
-    for name, (modules, obstacles) in IMPLEMENTATIONS[option].items():
+    for name, (package, obstacles) in IMPLEMENTATIONS[option].items():
         is_skipped = wish == OUTSIDE_GEMMS and name in (GEMM_EPILOGUE, FUSED_LINEAR)
-        if not is_skipped and not _missing(modules) and _reason(obstacles(run, capability)) is None:
+        is_there = package is None or (package not in failed and not package.missing())
+        if not is_skipped and is_there and _reason(obstacles(run, capability)) is None:
             return name
     raise AssertionError(f"{option} has no implementation")
 
@@ -325,26 +312,26 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
     }
 
 
-# By option and name, the fastest first: the modules that have to be installed, and the obstacles.
+# By option and name, the fastest first: the package that has to be installed, and the obstacles.
 IMPLEMENTATIONS = {
-    "--attention-backend": {FLASH: (FLASH_MODULES, _flash_obstacles), FUSED: ((), _no_obstacles)},
+    "--attention-backend": {FLASH: (FLASH_ATTENTION, _flash_obstacles), FUSED: (None, _no_obstacles)},
     "--swiglu-impl": {
-        GEMM_EPILOGUE: (QUACK_MODULES, _gemm_epilogue_obstacles),
-        TRITON: ((), _triton_swiglu_obstacles),
-        TORCH: ((), _no_obstacles),
+        GEMM_EPILOGUE: (QUACK, _gemm_epilogue_obstacles),
+        TRITON: (None, _triton_swiglu_obstacles),
+        TORCH: (None, _no_obstacles),
     },
     "--cross-entropy-impl": {
-        FUSED_LINEAR: (QUACK_MODULES, _fused_linear_obstacles),
-        TRITON: ((), _triton_loss_obstacles),
-        TORCH: ((), _no_obstacles),
+        FUSED_LINEAR: (QUACK, _fused_linear_obstacles),
+        TRITON: (None, _triton_loss_obstacles),
+        TORCH: (None, _no_obstacles),
     },
 }
 
 
-def _attention(run: Run, capability: Capability) -> str:
+def _attention(run: Run, capability: Capability, failed: Failures) -> str:
     """TransformerEngine's attention has no document boundaries; PyTorch's SDPA on a GPU neither those, nor windows, nor context
     parallelism."""
-    if _chosen("--attention-backend", run, capability) == FLASH:
+    if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
     documents = run.data.reset_attention_mask
     if run.layers.transformer_engine and not documents:

@@ -60,9 +60,14 @@ def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Ten
 
     `rows`, `weight` and the result are bfloat16, k is a multiple of 8 and n of `COLUMNS`; `offsets` and sums are float32 [m].
     """
-    columns = WIDE if weight.shape[0] % WIDE == 0 else COLUMNS
-    result = _epilogues().exponential(rows, weight.t(), offset=offsets.view(1, -1), config=_configuration(columns), tuned=False)
+    configuration = _configuration(columns_of_tile(weight.shape[0]))
+    result = _epilogues().exponential(rows, weight.t(), offset=offsets.view(1, -1), config=configuration, tuned=False)
     return result["D"], result["total"]
+
+
+def columns_of_tile(columns: int) -> int:
+    """The width of the tiles by which `exponential_gemm` makes a matrix of so many columns."""
+    return WIDE if columns % WIDE == 0 else COLUMNS
 
 
 class _Epilogues:
@@ -75,6 +80,7 @@ class _Epilogues:
         from quack.epilogue.math import pexp2
         from quack.epilogue.ops import ColVecLoad, ColVecReduce
 
+        _let_cutlass_lie_anywhere()
         if cache.CACHE_DIR is None:
             # Not quack's default, see `lt_train.kernels.compile_caches`.
             cache.CACHE_DIR = os.environ.get("QUACK_CACHE_DIR")
@@ -102,6 +108,25 @@ class _Epilogues:
         self.exponential = gemm_epilogue(ops={"offset": ColVecLoad("offset")}, reduces={"total": ColVecReduce("total")})(
             exponential
         )
+
+
+def _let_cutlass_lie_anywhere() -> None:
+    """quack hashes what an epilogue calls, to know which compiled kernels to take from its cache.
+
+    It takes functions of installed packages by name, and those of all others with their global variables; cutlass has one that it
+    cannot hash. By the path it finds only what lies in a directory called site-packages or dist-packages, but packages also lie
+    where `pip install --target` has put them. cutlass-dsl's version is part of quack's keys in any case.
+    """
+    from quack.gemm_runtime import identity
+
+    is_extern = identity._is_extern_function
+    if not hasattr(is_extern, "by_path"):
+
+        def by_module(function: Any) -> bool:
+            return is_extern(function) or (getattr(function, "__module__", None) or "").partition(".")[0] == "cutlass"
+
+        by_module.by_path = is_extern  # type: ignore[attr-defined]
+        identity._is_extern_function = by_module
 
 
 @functools.cache

@@ -21,13 +21,18 @@ from lt_train.models.attention import CausalAttention
 
 class FlashAttention(CausalAttention):
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-        parts = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        mixed: Tensor = _Attention.apply(*parts, self.softmax_scale, window)  # type: ignore[no-untyped-call]
-        return mixed.transpose(1, 2)
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        return attend(query, key, value, self.softmax_scale, window).transpose(1, 2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+    """[b, s, heads, d] of a query of that shape, and keys and values [b, s, groups, d]."""
+    mixed: Tensor = _Attention.apply(query, key, value, scale, window)  # type: ignore[no-untyped-call]
+    return mixed
 
 
 class _Attention(torch.autograd.Function):
-    """query [b, s, heads, d], key and value [b, s, groups, d]; returns [b, s, heads, d], in memory [s, b, heads, d]."""
+    """As `attend`; the result is in memory [s, b, heads, d]."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:

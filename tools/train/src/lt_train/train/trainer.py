@@ -19,7 +19,7 @@ from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState, Unlogged
-from lt_train.config import kernels, megatron_arguments
+from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
@@ -36,7 +36,7 @@ from lt_train.runtime import agreement, device, rendezvous
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.watchdog import Watchdog
-from lt_train.train import timers
+from lt_train.train import kernel_trials, timers
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
@@ -60,8 +60,8 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
         )
     model_parallel_cuda_manual_seed(config.seed)
     is_first = rank_environment.rank == 0
-    chosen = kernels.choose(config, device.capability_of(where))
-    versions = kernels.versions()
+    chosen = _kernels(config, where, is_first)
+    versions = optional_packages.versions()
     with (
         Measurement(config, is_first, device.name(where), chosen, versions) if config.benchmark else Log(config, is_first) as log
     ):
@@ -88,6 +88,18 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
+
+
+def _kernels(config: RunConfig, where: torch.device, is_first: bool) -> Kernels:
+    """The choice that all ranks make, of what works on all of them."""
+    capability = device.capability_of(where)
+    chosen = kernels.choose(config, capability)
+    failed = kernel_trials.failures(config, chosen, where)
+    if failed:
+        chosen = kernels.choose(config, capability, failed)
+    if is_first:
+        kernel_trials.report(failed, chosen, where)
+    return chosen
 
 
 def _now() -> datetime.datetime:

@@ -1,0 +1,109 @@
+"""Optional packages are tried once, at the start, on every rank: one that fails is left out on all, and training goes on.
+
+What pip can install need not work. flash-attn-4, quack and cutlass-dsl are compiled where they run: against another CUDA, from a
+directory that nobody has tried, or with a compiler that is not there. Each then failed at the first step, as an internal error.
+Here each computes one layer's part of a micro batch, forward and backward. What is compiled for that is what the first step would
+have waited for.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from lt_shared.console import warn
+from lt_train.config.kernels import FLASH_ATTENTION_4, Failures, Kernels
+from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, Package
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE
+from lt_train.kernels import gemm_epilogues
+from lt_train.runtime import agreement, device
+
+# What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
+COSTS = {FLASH_ATTENTION: "1.4 to 1.9% slower for Llama 3 8B on an H100", QUACK: "2.2 to 2.7% slower for Llama 3 8B on an H100"}
+
+
+def failures(config: RunConfig, chosen: Kernels, where: torch.device) -> Failures:
+    """The packages of `chosen` that do not work on some rank, with the reason that the first such rank has. All ranks call it."""
+    own = {}
+    for package, trial in _trials(config, chosen, where).items():
+        if reason := _failure(trial, where):
+            own[package.distribution] = reason
+    answers = agreement.of_all_ranks(own)
+    found = {}
+    for package in (FLASH_ATTENTION, QUACK):
+        reasons = [(rank, answer[package.distribution]) for rank, answer in enumerate(answers) if package.distribution in answer]
+        if reasons:
+            rank, reason = reasons[0]
+            found[package] = reason if len(reasons) == len(answers) else f"on rank {rank}: {reason}"
+    return found
+
+
+def report(failed: Failures, left: Kernels, where: torch.device) -> None:
+    """Warn of what is left out and what computes it instead; also of what is installed without something that it imports."""
+    instead = {
+        FLASH_ATTENTION: f"attention by {left.attention}",
+        QUACK: f"SwiGLU by {left.swiglu}, cross entropy by {left.cross_entropy}",
+    }
+    incomplete = {
+        package: f"ModuleNotFoundError: {missing}"
+        for package in instead
+        if where.type == device.CUDA and (missing := package.missing()) not in (None, package.modules[0])
+    }
+    for package, reason in {**incomplete, **failed}.items():
+        warn(f"{package} does not work here: {reason}: {instead[package]} instead, {COSTS[package]}")
+
+
+def _trials(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Package, Callable[[], None]]:
+    trials: dict[Package, Callable[[], None]] = {}
+    if chosen.attention == FLASH_ATTENTION_4:
+        trials[FLASH_ATTENTION] = lambda: _try_attention(config, where)
+    if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR:
+        trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
+    return trials
+
+
+def _failure(trial: Callable[[], None], where: torch.device) -> str | None:
+    """Why it fails, in one line; None when it does not."""
+    try:
+        trial()
+        if where.type == device.CUDA:
+            torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        first, *_ = str(error).strip().split("\n")
+        return f"{type(error).__name__}: {first:.200}"
+    finally:
+        if where.type == device.CUDA:
+            torch.cuda.empty_cache()
+    return None
+
+
+def _try_attention(config: RunConfig, where: torch.device) -> None:
+    from lt_train.models import flash_attention
+
+    model, tensor, batches = config.architecture, config.parallelism.tensor, config.batches
+    dtype = torch.bfloat16 if config.precision.bf16 else torch.float16
+    heads, groups = model.num_attention_heads // tensor, max(1, model.num_query_groups // tensor)
+    query, key, value = (
+        torch.randn(
+            batches.micro_batch_size, batches.seq_length, count, model.kv_channels, dtype=dtype, device=where, requires_grad=True
+        )
+        for count in (heads, groups, groups)
+    )
+    attended = flash_attention.attend(query, key, value, None, model.sliding_window)
+    torch.autograd.grad(attended, (query, key, value), attended)
+
+
+def _try_gemm_epilogues(config: RunConfig, chosen: Kernels, where: torch.device) -> None:
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=where)
+
+    hidden, inner = config.architecture.hidden_size, config.architecture.ffn_hidden_size
+    rows = random(config.batches.micro_batch_size * config.batches.seq_length // config.parallelism.context, hidden)
+    if chosen.swiglu == GEMM_EPILOGUE:
+        gate_up, _ = gemm_epilogues.gated_gemm(rows, random(2 * inner, hidden))
+        gemm_epilogues.gated_gemm_gradient(rows, random(hidden, inner), gate_up, chosen.recomputes_swiglu)
+    if chosen.cross_entropy == FUSED_LINEAR:
+        offsets = torch.zeros(len(rows), device=where)
+        gemm_epilogues.exponential_gemm(rows, random(config.padded_vocab_size, hidden), offsets)
