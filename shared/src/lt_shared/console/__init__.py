@@ -1,0 +1,27 @@
+"""What every lt command does alike: exit codes, errors, help, progress and signals.
+
+stdout carries data, stderr is for people. A tool ends through `run`, which turns every exception into one line on stderr and
+an exit code that an sbatch script can act on (requeue on 75, stop on 78).
+"""
+
+from lt_shared.console.commands import Command as Command
+from lt_shared.console.commands import FiniteRange as FiniteRange
+from lt_shared.console.commands import Group as Group
+from lt_shared.console.commands import section as section
+from lt_shared.console.errors import BadConfig as BadConfig
+from lt_shared.console.errors import BadData as BadData
+from lt_shared.console.errors import CannotCreate as CannotCreate
+from lt_shared.console.errors import ExitCode as ExitCode
+from lt_shared.console.errors import IoFailure as IoFailure
+from lt_shared.console.errors import NoInput as NoInput
+from lt_shared.console.errors import Terminated as Terminated
+from lt_shared.console.errors import ToolError as ToolError
+from lt_shared.console.errors import TryAgain as TryAgain
+from lt_shared.console.errors import Unavailable as Unavailable
+from lt_shared.console.errors import UsageError as UsageError
+from lt_shared.console.output import note as note
+from lt_shared.console.output import print_json as print_json
+from lt_shared.console.output import warn as warn
+from lt_shared.console.program import exit_code_of as exit_code_of
+from lt_shared.console.program import run as run
+from lt_shared.console.progress import Progress as Progress

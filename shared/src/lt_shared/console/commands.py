@@ -1,0 +1,89 @@
+"""click's commands and groups, with help that begins with examples and shows environment variables."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+class Command(click.Command):
+    """A click command whose help begins with examples and shows the environment variable of every option."""
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
+        super().__init__(*args, **_with_context_settings(kwargs))
+        self.examples = examples
+        _show_environment_variables(self)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+        super().format_help(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without infinity and NaN, which click's own lets through."""
+
+    name = "float range"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        number = super().convert(value, parameter, context)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", parameter, context)
+        return number
+
+
+def section(title: str, *options: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[Any], Any]:
+    """A decorator that adds click `options`, in their order, which `Command` shows under `title` in its help."""
+
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+            function.__click_params__[-1].section = title
+        return function
+
+    return add
+
+
+class Group(click.Group):
+    """A click group with the same help as `Command`; its subcommands are `Command`s."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
+        # Without a subcommand click would pass its whole help off as the error message.
+        super().__init__(*args, **_with_context_settings(kwargs) | {"no_args_is_help": False})
+        self.examples = examples
+        _show_environment_variables(self)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+        super().format_help(ctx, formatter)
+
+
+def _with_context_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    defaults = {"help_option_names": ["-h", "--help"], "show_default": True}
+    return arguments | {"context_settings": defaults | (arguments.get("context_settings") or {})}
+
+
+def _show_environment_variables(command: click.Command) -> None:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and (parameter.expose_value or not parameter.is_flag):
+            parameter.show_envvar = True
+
+
+def _write_examples(formatter: click.HelpFormatter, examples: str) -> None:
+    if examples:
+        formatter.write("Examples:\n\n")
+        for line in examples.strip().splitlines():
+            formatter.write(f"  {line}\n")
+        formatter.write("\n")

@@ -1,0 +1,128 @@
+"""Run a command as a console program: signals, streams, and an exit code and one line for every exception."""
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from lt_shared.console import output
+from lt_shared.console.errors import ExitCode, Terminated, ToolError
+
+
+def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | None = None) -> NoReturn:
+    """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code.
+
+    `handle_signals` installs handlers of the tool's own before those of SIGTERM and SIGHUP, which leave them as they are.
+    """
+    output.begin(tool)
+    environment_prefix = tool.upper().replace("-", "_")
+    if f"_{environment_prefix}_COMPLETE" in os.environ:
+        command.main(prog_name=tool)
+    _prepare_streams()
+
+    def work() -> int:
+        # Inside `exit_code_of`: a signal between a handler's installation and its `try` would end with a traceback.
+        if handle_signals is not None:
+            handle_signals()
+        _end_by_signals()
+        with command.make_context(tool, sys.argv[1:], auto_envvar_prefix=environment_prefix) as context:
+            return int(command.invoke(context) or ExitCode.OK)
+
+    code = exit_code_of(work)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        # From here on a second signal ends the process at once, and without a traceback.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if code == ExitCode.OK:
+        code = exit_code_of(_flush_output)
+    else:
+        with contextlib.suppress(OSError):
+            _flush_output()
+    sys.exit(code)
+
+
+def _end_by_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup has it ignored, and that must stay so.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _raise_terminated)
+
+
+def _prepare_streams() -> None:
+    """UTF-8 on both ends of a pipe whatever the locale, file names that are no UTF-8 unchanged, closed streams as empty ones.
+
+    What is written to a closed stdout must not vanish: it is a descriptor that refuses it, and nothing else can get its number.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def _flush_output() -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # The interpreter flushes once more when it ends; what could not be written is given up here.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+    return ExitCode.OK
+
+
+def _raise_terminated(signal_number: int, frame: FrameType | None) -> None:
+    raise Terminated(signal_number)
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Run `work`; report whatever it raises on stderr and return the exit code for it."""
+    try:
+        return work()
+    except click.exceptions.Exit as finished:
+        return finished.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else output.tool_name()
+        return _report(error.format_message(), f"see {path} --help", ExitCode.USAGE)
+    except click.ClickException as error:
+        return _report(error.format_message(), None, error.exit_code)
+    except ToolError as error:
+        return _report(str(error), error.hint, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", None, ExitCode.INTERRUPTED)
+    except Terminated as end:
+        return _report(f"ended by {signal.Signals(end.signal_number).name}", None, end.exit_code)
+    except BrokenPipeError:
+        return ExitCode.BROKEN_PIPE
+    except OSError as error:
+        if error.errno == errno.EBADF and not error.filename:
+            return _report("standard output is closed", "redirect it to a file or to /dev/null", ExitCode.IO)
+        place = f"{error.filename}: " if error.filename else ""
+        code = ExitCode.NO_INPUT if isinstance(error, FileNotFoundError) else ExitCode.IO
+        return _report(f"{place}{(error.strerror or str(error)).lower()}", None, code)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("aiohttp", "botocore"):
+            return _report(str(error), "see the network and the endpoint in the environment", ExitCode.IO)
+        return _report(f"internal error: {type(error).__name__}: {error}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
+
+
+def _report(message: str, hint: str | None, code: int) -> int:
+    if os.environ.get("LT_DEBUG") == "1":
+        traceback.print_exc()
+    # Where nobody can be told, the exit code still says it.
+    with contextlib.suppress(OSError):
+        click.echo(f"{output.tool_name()}: error: {output.printable(' '.join(message.split()))}", err=True)
+        if hint:
+            click.echo(f"hint: {output.printable(hint)}", err=True)
+    return int(code)
