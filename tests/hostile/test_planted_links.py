@@ -4,11 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from convert_models import write_model
 from stranger import STRANGER_UID, Stranger
+
+from lt_shared import storage
+from lt_shared.console import BadData, NoInput
 
 SECRET = "root only 4711"
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer"
@@ -39,7 +45,7 @@ def test_a_model_with_a_link(name: str, secret: Path, stranger: Stranger, tmp_pa
     stranger.run(f"rm -f model/{name}; ln -s {secret} model/{name}")
     done = run("convert", model, "--to", "megatron-dist", "-o", tmp_path / "out")
     assert (done.returncode, done.stdout) == (65, ""), done.stderr
-    assert f"model/{name}: is a link that another user (uid {STRANGER_UID}) has made to a file that is not his" in done.stderr
+    assert f"model/{name}: is a link that another user (uid {STRANGER_UID}) has made to what is not his" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -99,3 +105,81 @@ def test_a_record_above_anothers_checkpoint(stranger: Stranger, tmp_path: Path) 
     done = run("convert", stranger.shared / "model", "--to", "torchtitan", "-o", tmp_path / "again")
     assert (done.returncode, done.stdout) == (65, ""), done.stderr
     assert "lt-convert.json: malformed" in done.stderr
+
+
+@pytest.fixture
+def private(stranger: Stranger) -> Iterator[Path]:
+    """What only this user can read."""
+    place = Path(tempfile.mkdtemp(dir=stranger.shared.parent))
+    place.chmod(0o700)
+    write_model(place / "model", tokenizer=True)
+    assert run("convert", place / "model", "--to", "megatron-dist", "-o", place / "run").returncode == 0
+    (place / "texts").mkdir()
+    (place / "texts" / "c.jsonl").write_text('{"text": "' + SECRET + '"}\n')
+    shutil.copytree(TOKENIZER, place / "tokenizer")
+    yield place
+    shutil.rmtree(place)
+
+
+OF_DIRECTORIES = {
+    "a model": ("model", "convert {link} --to torchtitan -o {out}"),
+    "a run": ("run", "convert {link} --to hf -o {out}"),
+    "a release": ("run/release", "convert {link} --to hf -o {out}"),
+    "a run to train": (
+        "run",
+        "train --model tiny --mock-data --load {link} --finetune --train-iters 1 --seq-length 16 --device cpu --ranks 1",
+    ),
+    "texts": ("texts", "preprocess {link}/c.jsonl --tokenizer {tokenizer} -o {out}"),
+    "a pattern of texts": ("texts", "preprocess {link}/*.jsonl --tokenizer {tokenizer} -o {out}"),
+    "a tokenizer": ("tokenizer", "preprocess {texts} --tokenizer {link} -o {out}"),
+    "logs": ("texts", "monitor scrape {link}/c.jsonl"),
+}
+
+
+@pytest.mark.parametrize("of", OF_DIRECTORIES)
+def test_a_link_to_a_directory(of: str, private: Path, stranger: Stranger, tmp_path: Path) -> None:
+    name, words = OF_DIRECTORIES[of]
+    stranger.run(f"mkdir his; ln -s {private}/{name} his/link")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    names = {"link": stranger.shared / "his/link", "out": tmp_path / "out", "tokenizer": TOKENIZER, "texts": tmp_path / "a.jsonl"}
+    tool, *rest = words.format(**names).split()
+    done = run(tool, *rest)
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert f"his/link: is a link that another user (uid {STRANGER_UID}) has made" in done.stderr
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_link_to_a_part_of_a_run(private: Path, stranger: Stranger, tmp_path: Path) -> None:
+    """His own tracker names it."""
+    stranger.run(f"mkdir run; echo release > run/latest_checkpointed_iteration.txt; ln -s {private}/run/release run/release")
+    done = run("convert", stranger.shared / "run", "--to", "hf", "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert "run/release: is a link that another user" in done.stderr
+
+
+EXCHANGING = """
+ln -s {secret} link; echo own > own; chmod 644 own; cp own place
+while true; do mv -T link place 2>/dev/null; ln -s {secret} link; cp own new; mv -T new place; done
+"""
+
+
+def test_a_file_that_is_exchanged_while_it_is_opened(secret: Path, stranger: Stranger) -> None:
+    stranger.run("mkdir -m 755 his")
+    script = ["sh", "-c", EXCHANGING.format(secret=secret)]
+    identity = ["setpriv", f"--reuid={STRANGER_UID}", f"--regid={STRANGER_UID}", "--clear-groups"]
+    process = subprocess.Popen([*identity, *script], cwd=stranger.shared / "his", stderr=subprocess.DEVNULL)
+    read, refused = set(), 0
+    try:
+        end = time.monotonic() + 20
+        while time.monotonic() < end and (refused < 200 or b"own\n" not in read):
+            try:
+                read.add(storage.read_bytes(stranger.shared / "his/place"))
+            except BadData:
+                refused += 1
+            except (NoInput, OSError):
+                pass
+    finally:
+        process.kill()
+        process.wait()
+    assert read <= {b"own\n", b""}
+    assert refused

@@ -29,6 +29,7 @@ RECORD = "run.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 # All state that is not a tensor: megatron-core 0.16 writes it to this file, 0.19 into the .distcp files; 0.19 reads both.
 COMMON = "common.pt"
+CONFIGURATION, SHARDED_BACKEND = "metadata.json", "torch_dist"
 RECORD_VERSION = 1
 
 _ITERATION = re.compile(r"iter_(\d{7,})")
@@ -122,6 +123,16 @@ def check_shard_name(name: object, origin: str) -> None:
         raise BadData(f"{origin}: names a shard that is no text")
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise BadData(f"{origin}: names a file outside the checkpoint: {name!r:.80}", "do not load it")
+
+
+def check_configuration(content: bytes, path: str) -> None:
+    """Raises BadData for a `metadata.json` that megatron-core would not write beside a torch_dist checkpoint."""
+    try:
+        backend = strict_json.loads(content)["sharded_backend"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadData(f"{path}: not as megatron-core writes it: {error}") from None
+    if backend != SHARDED_BACKEND:
+        raise BadData(f"{path}: stored with {backend!r}, read here is {SHARDED_BACKEND!r}")
 
 
 def damage(directory: Path) -> str | None:

@@ -8,6 +8,7 @@ only where the first comparison fails.
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -16,6 +17,8 @@ from pathlib import Path
 from lt_shared.console import BadData
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# As Linux's.
+_MOST_LINKS = 40
 
 
 def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:
@@ -25,17 +28,54 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
     return f"belongs to another user (uid {status.st_uid})"
 
 
-def check_link(path: str | os.PathLike[str]) -> None:
-    """Raises BadData for a link that another user has made to a file that is not his own, and OSError where there is nothing.
+def check_link(path: str | os.PathLike[str], descriptor: int | None = None) -> None:
+    """Raises BadData for a link on the way to `path` that another user has made to what is not his own. OSError: nothing is there.
 
-    He may not be able to read that file, and would have it read, and copied into an output, by whoever can.
+    He may not be able to read that file, and would have it read, and copied into an output, by whoever can. He may also exchange
+    the two while the path is opened: `descriptor` is what was opened, and must be what the path, so followed, names.
     """
-    link = os.lstat(path)
-    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()) and os.stat(path).st_uid != link.st_uid:
-        raise BadData(
-            f"{os.fspath(path)}: is a link that another user (uid {link.st_uid}) has made to a file that is not his",
-            "copy the file itself if you trust it",
-        )
+    followed, is_exposed = _followed(os.fspath(path))
+    if descriptor is None or not is_exposed:
+        return
+    try:
+        opened = os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return
+    if opened.startswith("/") and opened.removesuffix(" (deleted)") != followed:
+        raise BadData(f"{os.fspath(path)}: was exchanged while it was opened", "run the command again; look who writes there")
+
+
+def _followed(path: str) -> tuple[str, bool]:
+    """The path without links, and whether another user could exchange a part of it. Raises as `check_link`."""
+    left = path.split("/")[::-1]
+    followed = "" if path.startswith("/") else os.getcwd().rstrip("/")
+    is_exposed, links = False, 0
+    while left:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            followed = followed.rpartition("/")[0]
+            continue
+        here = f"{followed}/{part}"
+        status = os.lstat(here)
+        is_other = status.st_uid not in (0, os.geteuid())
+        is_exposed |= is_other or bool(stat.S_ISDIR(status.st_mode) and status.st_mode & _OTHERS_WRITE)
+        if not stat.S_ISLNK(status.st_mode):
+            followed = here
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(here)
+        if is_other and os.lstat(os.path.realpath(here)).st_uid != status.st_uid:
+            raise BadData(
+                f"{here}: is a link that another user (uid {status.st_uid}) has made to what is not his",
+                "copy the file itself if you trust it",
+            )
+        left += target.split("/")[::-1]
+        followed = "" if target.startswith("/") else followed
+    return followed or "/", is_exposed
 
 
 def reason_for_distrust(status: os.stat_result, directory: str | os.PathLike[str]) -> str | None:

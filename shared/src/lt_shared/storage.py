@@ -125,8 +125,7 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
     name = os.fspath(path)
     try:
         if not is_remote(name):
-            ownership.check_link(name)
-            return open(name, "rb")
+            return _open_local(name)
         filesystem, key = _filesystem(name)
         return retry(lambda: filesystem.open(key, "rb"), name)
     except FileNotFoundError:
@@ -137,6 +136,18 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
         raise NoInput(f"{name}: is a directory") from None
     except NotADirectoryError:
         raise NoInput(f"{name}: a part of the path is not a directory") from None
+
+
+def _open_local(name: str) -> IO[bytes]:
+    # Twice: a stranger's link is not even opened, unless he puts it there in between.
+    ownership.check_link(name)
+    file = open(name, "rb")
+    try:
+        ownership.check_link(name, file.fileno())
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from running import SMALL, train
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from lt_shared import checkpoint_layout
 from lt_shared.checksums import FileChecksums
@@ -96,7 +97,7 @@ def test_what_is_left_to_torch_runs_nothing(
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", forced)
     path = tmp_path / "common.pt"
     path.write_bytes(saved(Malicious(tmp_path / "ran")))
-    with known_objects_only(), pytest.raises(pickle.UnpicklingError, match="system"):
+    with known_objects_only(), pytest.raises(BadData, match="GLOBAL .*system"):
         torch.load(path, **options)
     assert not (tmp_path / "ran").exists()
     path.write_bytes(saved({"iteration": 4}))
@@ -160,6 +161,29 @@ def test_a_flipped_bit_is_refused_or_harmless(data: st.DataObject) -> None:
     except BadData:
         return
     assert found["step"] == 7 and torch.equal(found["tensor"], value["tensor"])
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("begin", [b"PK\x01\x02", b"PK\x03\x05", bytes(4)])
+def test_a_member_without_its_header_is_refused(begin: bytes, verify: bool) -> None:
+    """The directory leads to it, but what is there is something else."""
+    content = bytearray(saved(torch.arange(8.0)))
+    offset = zipfile.ZipFile(io.BytesIO(content)).getinfo("archive/data/0").header_offset
+    content[offset : offset + 4] = begin
+    with pytest.raises(BadData, match="archive/data/0 has no local header"):
+        read_object(io.BytesIO(bytes(content)), verify)
+
+
+def index(name: Any) -> bytes:
+    entry = MetadataIndex("a")
+    return pickle.dumps(Metadata({"a": BytesStorageMetadata()}, storage_data={entry: _StorageInfo(name, 0, 1)}))
+
+
+@pytest.mark.parametrize("name", ["../__0_0.distcp", "/etc/passwd", "a/b", "..", "", "a\0b", 7])
+def test_an_index_that_names_other_files_is_refused(name: Any) -> None:
+    assert read_index(io.BytesIO(index("__0_0.distcp"))).storage_data[MetadataIndex("a")].relative_path == "__0_0.distcp"
+    with pytest.raises(BadData, match=r"names a (file outside the checkpoint|shard that is no text)"):
+        read_index(io.BytesIO(index(name)))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 from lt_convert import formats
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.source_files import INCOMPLETE, Files
-from lt_shared import checkpoint_layout, manifest, storage
+from lt_shared import checkpoint_layout, manifest, ownership, storage
 from lt_shared.console import BadData, NoInput, UsageError
 from lt_shared.manifest import Checkpoint, Dataset
 
@@ -25,8 +25,11 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
 
     Raises: NoInput when there is no checkpoint, BadData for one that is incomplete or a tracker that names none.
     """
-    path = normalized(_last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument)
+    given = _last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument
+    path = normalized(given)
     names = listing(path)
+    if not storage.is_remote(path):
+        ownership.check_link(given.removeprefix("file://"))
     if checkpoint_layout.TRACKER in names:
         path = f"{path}/{_tracked(path, files)}"
         names = listing(path)

@@ -22,13 +22,13 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON, Model, abbreviated
-from lt_shared import checkpoint_layout, pickles, strict_json
+from lt_shared import checkpoint_layout, pickles
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
 
-CONFIGURATION_FILE = "metadata.json"
+CONFIGURATION_FILE = checkpoint_layout.CONFIGURATION
 CONFIGURATION = {
-    "sharded_backend": "torch_dist",
+    "sharded_backend": checkpoint_layout.SHARDED_BACKEND,
     "sharded_backend_version": 1,
     "common_backend": "torch",
     "common_backend_version": 1,
@@ -46,7 +46,8 @@ def open_source(directory: str, files: Files) -> Source:
     """Raises BadData for anything malformed, and for models of a family that is not known here."""
     names = listing(directory)
     if CONFIGURATION_FILE in names:
-        _check_configuration(f"{directory}/{CONFIGURATION_FILE}", files)
+        path = f"{directory}/{CONFIGURATION_FILE}"
+        checkpoint_layout.check_configuration(files.read(path, 0, files.size_bytes(path)), path)
     saved = _record(directory, names, files)
     contents = dcp.read(directory, files)
     tensors = model_tensors(contents)
@@ -80,15 +81,6 @@ def open_source(directory: str, files: Files) -> Source:
         left_out=left_out,
         details=_details(contents, common, saved),
     )
-
-
-def _check_configuration(path: str, files: Files) -> None:
-    try:
-        backend = strict_json.loads(files.read(path, 0, files.size_bytes(path)))["sharded_backend"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{path}: not as megatron-core writes it: {error}") from None
-    if backend != CONFIGURATION["sharded_backend"]:
-        raise BadData(f"{path}: stored with {backend!r}, read here is {CONFIGURATION['sharded_backend']!r}")
 
 
 def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | None:

@@ -155,7 +155,13 @@ def _open(path: str) -> int:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadData(f"{path}: not a regular file")
         ownership.check_link(path)
-        return os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            ownership.check_link(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
     except (FileNotFoundError, NotADirectoryError):
         raise BadData(f"{path}: missing", INCOMPLETE) from None
     except PermissionError:

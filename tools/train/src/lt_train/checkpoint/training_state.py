@@ -18,6 +18,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from lt_shared import checkpoint_layout
 from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadConfig, BadData, warn
 from lt_train import __version__
 from lt_train.checkpoint import optimizer_state, rng_state
@@ -220,12 +221,18 @@ def _random_state(config: RunConfig) -> dict[str, Any]:
 def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig, state: TrainingState) -> None:
     state.iteration = iteration
     there = vars(loaded.get("args", argparse.Namespace()))
-    consumed = there.get("consumed_train_samples", config.batches.samples_after(iteration))
-    state.consumed_samples = int(loaded.get("consumed_samples", consumed))
-    state.unlogged = Unlogged(**loaded.get("unlogged", {}))
+    try:
+        consumed = there.get("consumed_train_samples", config.batches.samples_after(iteration))
+        state.consumed_samples = int(loaded.get("consumed_samples", consumed))
+        state.unlogged = Unlogged(**loaded.get("unlogged", {}))
+        steps = int(loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
+        if min(state.consumed_samples, steps) < 0:
+            raise ValueError("a negative number of samples")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadData(f"{config.checkpointing.start}: how far it is trained is malformed: {error}", DAMAGED) from None
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
-    state.scheduler.step(increment=loaded.get("opt_param_scheduler", {}).get("num_steps", state.consumed_samples))
+    state.scheduler.step(increment=steps)
     for change in changes_of_order(there, megatron_arguments.of(config)) if torch.distributed.get_rank() == 0 else ():
         warn(f"{change}: the samples that are left come in another order than before")
     if rng_state.KEY in loaded:

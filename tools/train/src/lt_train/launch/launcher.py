@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import checkpoint_layout, local_files, manifest, storage, tokenizer_files
+from lt_shared import checkpoint_layout, local_files, manifest, ownership, storage, tokenizer_files
 from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadConfig, CannotCreate, ExitCode, ToolError, TryAgain, note, warn
 from lt_train.checkpoint import pickle_allowlist, remote_run, resume
@@ -35,6 +35,8 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     crash_loop.check(config)
     start = config.checkpointing.start
     if start is not None:
+        if not storage.is_remote(start):
+            ownership.check_link(start)
         resume.check_compatible(config, start)
         if is_first and not storage.is_remote(start):
             _check_files(config, Path(start))
@@ -114,6 +116,9 @@ def _check_files(config: RunConfig, directory: Path) -> None:
         # Of the shards, each rank checks what it reads.
         if recorded and not name.endswith(".distcp"):
             recorded.check_file(directory, name)
+    configuration = directory / checkpoint_layout.CONFIGURATION
+    if configuration.is_file():
+        checkpoint_layout.check_configuration(storage.read_bytes(configuration), str(configuration))
     pickle_allowlist.check(directory)
 
 

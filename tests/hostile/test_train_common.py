@@ -1,0 +1,109 @@
+"""Megatron's own files beside the tensors, crafted or damaged; without run.json and checksums.json, as Megatron leaves them."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import megatron.core  # noqa: F401  (it tells torch which of its classes are safe)
+import pytest
+import torch
+from running import SMALL, train
+
+from lt_shared.console import BadData
+from lt_train.checkpoint.object_reader import known_objects_only
+
+WORDS = (*SMALL, "--mock-data", "--ranks", "1", "--train-iters", "3", "--eval-iters", "0")
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch executed",)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stock") / "run"
+    made = train(*WORDS, "--train-iters", "2", "--save", str(place))
+    assert made.code == 0, made.err
+    for name in ("run.json", "checksums.json"):
+        (place / "iter_0000002" / name).unlink()
+    return place
+
+
+def changed(**values: Any) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / "common.pt"
+        torch.save(torch.load(path, weights_only=False) | values, path)
+
+    return change
+
+
+def replaced(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda directory: void((directory / name).write_bytes(content))
+
+
+def void(_: object) -> None:
+    return None
+
+
+CRAFTED: dict[str, Callable[[Path], None]] = {
+    "code": changed(x=Code()),
+    "no number of samples": changed(consumed_samples="x"),
+    "a negative number of samples": changed(consumed_samples=-5),
+    "other losses": changed(unlogged={"evil": 1}),
+    "losses that are a list": changed(unlogged=[1]),
+    "arguments that are a dict": changed(args={"a": 1}),
+    "a schedule that is a list": changed(opt_param_scheduler=[]),
+    "a schedule without numbers": changed(opt_param_scheduler={"num_steps": "x"}),
+    "a list": lambda directory: torch.save([1, 2], directory / "common.pt"),
+    "cut off": lambda directory: os.truncate(directory / "common.pt", 100),
+    "empty": replaced("common.pt", b""),
+    "an old pickle": lambda directory: torch.save({}, directory / "common.pt", _use_new_zipfile_serialization=False),
+    "no configuration": replaced("metadata.json", b"[]"),
+    "another backend": replaced("metadata.json", b'{"sharded_backend": "zarr", "sharded_backend_version": 1}'),
+    "two backends": replaced("metadata.json", b'{"sharded_backend": "zarr", "sharded_backend": "torch_dist"}'),
+}
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_what_is_crafted_is_refused(kind: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    CRAFTED[kind](tmp_path / "run/iter_0000002")
+    done = train(*WORDS, "--load", str(tmp_path / "run"), "--no-load-optim")
+    assert done.code == 65, done.err
+    assert "Traceback" not in done.err and "internal error" not in done.err
+    assert not Path("executed").exists()
+
+
+def test_the_same_without_a_change_is_trained_on(run: Path) -> None:
+    done = train(*WORDS, "--load", str(run), "--no-load-optim")
+    assert done.code == 0, done.err
+
+
+def test_every_flipped_bit_is_found(run: Path) -> None:
+    """By the checksums that torch stores, or by what contradicts itself; --no-verify reads what is still readable."""
+    path = run / "iter_0000002/common.pt"
+    sound, chance, found = path.read_bytes(), random.Random(0), 0
+    with known_objects_only(path.parent):
+        expected = torch.load(path)
+    try:
+        for _ in range(150):
+            flipped = bytearray(sound)
+            flipped[chance.randrange(len(sound))] ^= 1 << chance.randrange(8)
+            path.write_bytes(flipped)
+            with known_objects_only(path.parent):
+                try:
+                    read = torch.load(path)
+                except BadData:
+                    found += 1
+                    continue
+            assert {name: read[name] for name in read if name != "args"} == {
+                name: expected[name] for name in expected if name != "args"
+            }
+            assert vars(read["args"]) == vars(expected["args"])
+    finally:
+        path.write_bytes(sound)
+    assert found > 100
