@@ -338,17 +338,18 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
+@pytest.mark.parametrize("to", ["megatron-dist", "torchtitan", "hf"])
 @pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer_config.json"]
+    "name",
+    ["config.json", "generation_config.json", "model.safetensors.index.json", "special_tokens_map.json", "tokenizer_config.json"],
 )
 @pytest.mark.parametrize("kind", ["twice", "utf-16", "bom", "nan", "surrogate"])
-def test_json_with_two_readings_is_refused(kind: str, name: str, model: Path, tmp_path: Path) -> None:
-    source, to = model, "megatron-dist"
-    if "tokenizer" in name or "generation" in name:
-        # They are read where a Hugging Face directory is made.
+def test_json_with_two_readings_is_refused(kind: str, name: str, to: str, model: Path, tmp_path: Path) -> None:
+    """Also where a file is only copied."""
+    source = model
+    if "token" in name or "generation" in name:
         shutil.copytree(Path(__file__).parents[1] / "demo" / "tokenizer", source, dirs_exist_ok=True)
         (source / name).write_text("{}")
-        to = "hf"
     elif "index" in name:
         (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
         weight_map = dict.fromkeys(theirs(source / "model-00001-of-00001.safetensors"), "model-00001-of-00001.safetensors")

@@ -1,5 +1,6 @@
 """Several users share a directory of sample indices; one of them has planted some."""
 
+import dataclasses
 import fcntl
 import os
 from pathlib import Path
@@ -113,3 +114,28 @@ def test_a_damaged_index_is_not_trained_on(plan: RunConfig, tmp_path: Path) -> N
     for record in tmp_path.glob("*/checksums.json"):
         record.unlink()
     assert samples(plan, tmp_path) == expected
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_exchanged_indices_are_not_used(mode: int, plan: RunConfig, stranger: Stranger) -> None:
+    """Both are this user's, in a directory where anyone may rename what is there, now or from the beginning."""
+    cache = stranger.shared
+    cache.chmod(mode)
+    other = dataclasses.replace(plan, seed=plan.seed + 1)
+    expected = samples(plan, cache)
+    before = {path.name for path in cache.glob("samples-*")}
+    samples(other, cache)
+    [first], [second] = before, {path.name for path in cache.glob("samples-*")} - before
+    cache.chmod(0o777)
+    stranger.run(f"mv {first} away; mv {second} {first}; mv away {second}")
+    assert samples(plan, cache) == expected
+    assert (cache / f"{first}.{os.geteuid()}").is_dir()
+
+
+@pytest.mark.parametrize("target", ["a directory", "nothing"])
+def test_a_link_in_the_place_of_the_cache(target: str, stranger: Stranger, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir() if target == "a directory" else None
+    stranger.run(f"ln -s {tmp_path}/victim data-cache")
+    with pytest.raises(CannotCreate):
+        make_once(stranger.shared / "data-cache", "index", fill)
+    assert list(tmp_path.glob("victim/*")) == []

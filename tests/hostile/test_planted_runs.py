@@ -54,6 +54,15 @@ def test_a_checkpoint_is_not_gone_on_from(stranger: Stranger) -> None:
     assert "iter_0000001: belongs to another user (uid 1001), and a run goes on from its own checkpoints only" in result.err
 
 
+def test_a_link_to_ones_own_checkpoint_is_not_gone_on_from(stranger: Stranger) -> None:
+    """He would choose which state of whose run is taken up."""
+    (stranger.shared / "mine/iter_0000001").mkdir(parents=True)
+    stranger.run("mkdir run; ln -s ../mine/iter_0000001 run/iter_0000001")
+    result = train(*ARGUMENTS, "--save", str(stranger.shared / "run"))
+    assert result.code == 65, result.err
+    assert "iter_0000001: belongs to another user (uid 1001), and a run goes on from its own checkpoints only" in result.err
+
+
 @pytest.mark.parametrize("name", ["attempts.jsonl", ".step"])
 def test_a_pipe_is_not_read(name: str, stranger: Stranger) -> None:
     stranger.run(f"mkdir run; mkfifo -m 666 run/{name}; [ {name} = attempts.jsonl ] || echo '{{}}' > run/attempts.jsonl")

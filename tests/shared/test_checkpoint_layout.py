@@ -132,6 +132,10 @@ def malformed(change: dict[str, Any]) -> str:
         malformed({"padded_vocab_size": 100}),
         malformed({"architecture": dataclasses.asdict(preset("tiny")) | {"num_layers": 4.0}}),
         malformed({"unknown": 1}),
+        malformed({"loss": []}),
+        malformed({"loss": "2.5"}),
+        malformed({"tokenizer": {"name": "x", "sha256": 1.5}}),
+        malformed({"tokenizer": {"name": "x", "sha256": {}, "path": None}}),
     ],
 )
 def test_a_malformed_record_is_bad_data_and_damage(run: Path, content: str) -> None:
@@ -213,3 +217,18 @@ def test_record_lists_files_of_other_nodes(tmp_path: Path) -> None:
     (tmp_path / "__0_0.distcp").write_bytes(b"12345")
     RECORD.write(tmp_path, elsewhere={"__1_0.distcp": 7})
     assert RunRecord.read(tmp_path).files == {"__0_0.distcp": 5, "__1_0.distcp": 7}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "a/b", "../a", "/a", "a/", "a\0", "\0", "__0_0.distcp\0"])
+def test_shards_lie_in_the_checkpoint(name: str) -> None:
+    """A NUL would end the name for the operating system, or raise an error of its own."""
+    layout.check_shard_name("__0_0.distcp", "index")
+    with pytest.raises(BadData, match="index: names a file outside the checkpoint") as caught:
+        layout.check_shard_name(name, "index")
+    assert caught.value.hint == "do not load it"
+
+
+@pytest.mark.parametrize("name", [None, 7, b"__0_0.distcp", ["__0_0.distcp"]])
+def test_the_name_of_a_shard_is_text(name: object) -> None:
+    with pytest.raises(BadData, match="index: names a shard that is no text"):
+        layout.check_shard_name(name, "index")

@@ -98,7 +98,12 @@ class RunRecord:
             for field, least in (("padded_vocab_size", architecture.vocab_size), ("iteration", 0), ("consumed_samples", 0)):
                 if type(record[field]) is not int or record[field] < least:
                     raise ValueError(f"{field} is {record[field]!r:.40}, must be a whole number from {least} on")
-            return cls(architecture=architecture, tokenizer=Tokenizer(**tokenizer) if tokenizer else None, **record)
+            if not isinstance(record.get("loss"), int | float | None) or isinstance(record.get("loss"), bool):
+                raise TypeError(f"loss is {record['loss']!r:.40}, must be a number")
+            read = Tokenizer(**tokenizer) if tokenizer else None
+            if read and not all(isinstance(text, str) for text in (read.name, read.sha256, read.path or "")):
+                raise TypeError("its tokenizer is not described in words")
+            return cls(architecture=architecture, tokenizer=read, **record)
         except KeyError as error:
             raise BadData(f"{path}: not a run record: it has no {error}") from None
         except (ValueError, TypeError) as error:

@@ -11,18 +11,22 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from lt_shared import storage, strict_json
-from lt_shared.checksums import FileChecksum
+from lt_shared.checksums import FileChecksum, crc32
 from lt_shared.console import BadData, NoInput, UsageError, note, print_json
 
 VERSION = 1
 # Of the sidecar beside a dataset. Older ones are read: what is read of them here has not changed.
 SIDECAR_VERSION = 2
+# Its last field: the CRC-32 of everything in it, with zeros in this place.
+SEAL, UNSEALED = "own_crc32", "0" * 8
+_SEALED = re.compile(rb'"own_crc32": "([0-9a-f]{8})"\n}\n\Z')
 _WITHOUT_SIDECAR = "delete it to use the prefix without one"
 
 
@@ -269,6 +273,23 @@ def check_sidecar_version(record: dict[str, Any], path: str) -> None:
     version = record.get("v", SIDECAR_VERSION)
     if not isinstance(version, int) or version > SIDECAR_VERSION:
         raise BadData(f"{path}: version {version}, known is {SIDECAR_VERSION}", "it was written by a newer lt-preprocess: update")
+
+
+def sidecar_content(record: dict[str, Any]) -> bytes:
+    """The content of a sidecar, with the CRC-32 of all of it but that number itself at its end."""
+    text = json.dumps(record | {SEAL: UNSEALED}, indent=2, ensure_ascii=False) + "\n"
+    content = text.encode(errors="backslashreplace")
+    return _unsealed(content, f"{crc32(content):08x}")
+
+
+def is_sealed(content: bytes) -> bool | None:
+    """Whether a sidecar is as it was written, by its own checksum; None when it has none, as those before 2026-11-24."""
+    found = _SEALED.search(content)
+    return None if found is None else f"{crc32(_unsealed(content, UNSEALED)):08x}".encode() == found[1]
+
+
+def _unsealed(content: bytes, seal: str) -> bytes:
+    return _SEALED.sub(f'"{SEAL}": "{seal}"\n}}\n'.encode(), content)
 
 
 def read_sidecar(prefix: str) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
 
 
 def check_link(path: str | os.PathLike[str], descriptor: int | None = None) -> None:
-    """Raises BadData for a link on the way to `path` that another user has made to what is not his own. OSError: nothing is there.
+    """Raises BadData for a link on the way to `path` that another user has made to what is not his own, OSError for no such path.
 
     He may not be able to read that file, and would have it read, and copied into an output, by whoever can. He may also exchange
     the two while the path is opened: `descriptor` is what was opened, and must be what the path, so followed, names.

@@ -65,6 +65,18 @@ def test_any_wrong_field_is_an_error_or_a_difference(tmp_path_factory: pytest.Te
     assert record is None or isinstance(record.files, Checksums)
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [["x", 3, "0", ""], [0, "3", "0", ""], [0, 3, 0, ""], [0, 3, "0", None], [0, 3, "0", "", "7"], [-1, 3, "0", ""], [0, 3], 7],
+)
+def test_malformed_pieces(tmp_path: Path, piece: Any) -> None:
+    record = json.loads(RECORD.to_bytes())
+    record["files"]["a"]["pieces"] = [piece]
+    (tmp_path / "lt-convert.json").write_text(json.dumps(record))
+    with pytest.raises(BadData, match="malformed"):
+        ConversionRecord.read(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b"])
 def test_files_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
     record = json.loads(RECORD.to_bytes())

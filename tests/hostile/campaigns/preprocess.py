@@ -182,12 +182,10 @@ def paths(call: str, place: Path) -> list[str]:
 
 
 def contents(place: Path) -> dict[str, bytes]:
-    """The visible files, without the place in what the sidecars say."""
-    return {
-        path.name: path.read_bytes().replace(str(place).encode(), b"")
-        for path in sorted(place.iterdir())
-        if not path.name.startswith(".")
-    }
+    """The visible files, without the place in what the sidecars say, and without their checksum, which is of the place, too."""
+    visible = [path for path in sorted(place.iterdir()) if not path.name.startswith(".")]
+    found = {path.name: path.read_bytes().replace(str(place).encode(), b"") for path in visible}
+    return {name: re.sub(rb'(?<="own_crc32": ")[0-9a-f]{8}', b"", content) for name, content in found.items()}
 
 
 def kill_at_random(campaign: Campaign, command: Command, with_old: bool) -> None:

@@ -257,10 +257,11 @@ def test_the_content_of_a_sidecar() -> None:
   }},
   "made_by": {{
     "lt-preprocess": "{metadata.version("lt-preprocess")}"
-  }}
+  }},
+  "own_crc32": "00000000"
 }}
 """
-    assert content.decode() == expected
+    assert content.decode() == expected.replace("00000000", f"{zlib.crc32(expected.encode()):08x}")
     assert json.loads(provenance.sidecar(Dataset("a"), checksums, derivation, {})[1])["sources"] is None
 
 

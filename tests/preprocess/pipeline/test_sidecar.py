@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import zlib
@@ -227,7 +228,7 @@ def test_the_sidecar_names_all_that_took_part(build: Build, tmp_path: Path, demo
     made = build([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out")
     record = json.loads(Path(f"{made.prefix}.json").read_bytes())
     assert list(record) == [
-        "v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "made_by",
+        "v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "made_by", "own_crc32",
     ]  # fmt: skip
     packages = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
     assert record["made_by"] == {
@@ -256,7 +257,9 @@ def test_the_sidecar_is_text_that_people_read(build: Build, tmp_path: Path, demo
     written = Path(f"{made.prefix}.json").read_bytes()
     record = json.loads(written.decode())
     assert written.startswith(b'{\n  "v": 2,\n  "dataset": {\n    "v": 1,\n    "kind": "dataset",\n    "prefix": "')
-    assert written.endswith(b'"\n  }\n}\n')
+    unsealed = re.sub(rb'(?<="own_crc32": ")[0-9a-f]{8}(?="\n}\n$)', b"00000000", written)
+    assert record["own_crc32"] == f"{zlib.crc32(unsealed):08x}"
+    assert unsealed != written
     shown = os.path.join(os.fsencode(tmp_path), b"\xc3\xa4\\udcff.jsonl")
     assert b'\n      "path": "' + shown + b'",\n' in written
     assert os.fsencode(record["sources"][0]["path"]) == name

@@ -138,7 +138,7 @@ def test_every_operation_takes_and_leaves_what_python_says(code: Any) -> None:
     action, count, *_ = bounds._operations.__wrapped__()[ord(code.code)] or pytest.fail(f"{code.name} is not known")
     growth = len(code.stack_after) - len(taken) - (mark in code.stack_after)
     expected = {
-        bounds._PUSH: 1, bounds._GET: 1, bounds._DUP: 1, bounds._NOTHING: 0, bounds._PUT: 0,
+        bounds._PUSH: 1, bounds._LONG: 1, bounds._GET: 1, bounds._DUP: 1, bounds._NOTHING: 0, bounds._PUT: 0,
         bounds._MEMOIZE: 0, bounds._MARK: 0, bounds._JOIN: 1 - count, bounds._POP: -count,
         bounds._JOIN_TO_MARK: 1, bounds._REPLACE_TO_MARK: 1, bounds._POP_TO_MARK: 0,
         bounds._STOP: -1,
@@ -148,7 +148,7 @@ def test_every_operation_takes_and_leaves_what_python_says(code: Any) -> None:
 
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    st.none() | st.booleans() | st.integers(-(2**240), 2**240) | st.text() | st.floats(allow_nan=False),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner) | st.lists(inner).map(tuple),
 )
 
@@ -156,6 +156,32 @@ PLAIN = st.recursive(
 @given(PLAIN, st.integers(0, 5))
 def test_what_python_writes_is_within_the_bounds(value: Any, protocol: int) -> None:
     assert pickles.loads(pickle.dumps([value, value], protocol), "file") == [value, value]
+
+
+LARGEST = 2**61 - 1
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("numbers", "is_read"),
+    [
+        ([number * LARGEST for number in range(1, 900)], True),
+        ([number * LARGEST for number in range(1, 1100)], False),
+        ([2**48 + number for number in range(1100)], False),
+        ([2**40 + number for number in range(20_000)], True),
+        ([2**64 - 1, -(2**63), 2**128 - 1], True),
+        ([2**300], False),
+    ],
+    ids=["some that collide", "many that collide", "many large ones", "offsets", "seeds", "a larger one"],
+)
+def test_large_numbers_are_bounded(numbers: list[int], is_read: bool, protocol: int) -> None:
+    """As keys they all have one hash, or take as long to hash as they are large."""
+    pickled = pickle.dumps(dict.fromkeys(numbers), protocol)
+    if is_read:
+        assert list(pickles.loads(pickled, "file")) == numbers
+    else:
+        with pytest.raises(BadData, match="it holds numbers as large"):
+            pickles.loads(pickled, "file")
 
 
 INDEX = MetadataIndex("weight", torch.Size([4, 0]), 1)

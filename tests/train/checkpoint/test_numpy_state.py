@@ -49,6 +49,41 @@ def test_numbers_are_as_numpy_reads_them(protocol: int) -> None:
         assert (one.dtype, one.shape) == (other.dtype.newbyteorder("="), other.shape)
 
 
+PLAIN = (None, None, None, -1, -1, 0)
+STATES = {
+    "a part of it": ((b"i8", (2,)), *PLAIN[1:]),
+    "names of fields": (None, ("a",), *PLAIN[2:]),
+    "fields": (None, None, {}, *PLAIN[3:]),
+    "a size": (*PLAIN[:3], 8, *PLAIN[4:]),
+    "an alignment": (*PLAIN[:4], 8, 0),
+    "flags": (*PLAIN[:5], 63),
+    "a unit of time": (*PLAIN, {}),
+    "less": PLAIN[:-1],
+    "nothing": (),
+}
+
+
+def of_dtype(state: tuple[Any, ...]) -> bytes:
+    return b"\x80\x03" + INT64 + pickle.dumps((3, "<", *state), 3)[2:-1] + b"b."
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_dtype_has_a_byte_order_only(state: str) -> None:
+    """The rest of a state is what numpy's dtype believes: that it has parts, or counts references."""
+    assert loaded(of_dtype(PLAIN)).real() == np.dtype("<i8")
+    with pytest.raises(BadData, match="it holds an array of something other than numbers"):
+        loaded(of_dtype(STATES[state]))
+
+
+@pytest.mark.parametrize(
+    "content", [b"]K\x01a", b"\x96\x08\0\0\0\0\0\0\0AAAAAAAA", b"X\x08\0\0\0AAAAAAAA", b"N", RECONSTRUCT + EMPTY[:-1] + b"R"]
+)
+def test_an_array_takes_bytes_only(content: bytes) -> None:
+    """Not what shows its memory as bytes, such as a bytearray or another array."""
+    with pytest.raises(BadData, match="it holds an array that is not made of numbers"):
+        loaded(b"\x80\x05" + RECONSTRUCT + EMPTY + b"(K\x01K\x01\x85" + INT64 + b"\x89" + content + b"tb.")
+
+
 @pytest.mark.parametrize("crafted", CRAFTED)
 def test_crafted_arrays_are_refused(crafted: str) -> None:
     with pytest.raises(BadData, match="not a readable pickle"):

@@ -46,6 +46,15 @@ def test_an_attempt_that_ended_in_order_counts_for_nothing(plan: RunConfig) -> N
     crash_loop.check(plan)
 
 
+@pytest.mark.parametrize("line", ["[]", "1", "null", '"x"', "{}", '{"start": 4}', "[" * 100_000, "not JSON"])
+def test_lines_that_are_no_attempts_count_for_nothing(plan: RunConfig, line: str) -> None:
+    for _ in range(crash_loop.LIMIT):
+        fail(plan, 4, 7)
+    with (Path(str(plan.checkpointing.save)) / crash_loop.FILE).open("a") as file:
+        file.write(f"{line}\n")
+    crash_loop.check(plan)
+
+
 def test_ranks_are_started_again_until_the_failure_has_repeated(dataset: Dataset, tmp_path: Path) -> None:
     """Rank 0 dies in the first save each time."""
     options = ("--train-iters", "6", "--save-interval", "3", "--seq-length", "32", "--global-batch-size", "4", "--ranks", "2")

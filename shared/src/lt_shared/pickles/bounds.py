@@ -2,8 +2,10 @@
 
 A few bytes are enough to kill an unpickler or to stop it for ever: it allocates memory for a size before it reads that many
 bytes, a memo table up to an index that the pickle chooses, and the hash of a tuple, when it becomes a key, visits every tuple
-inside it, without a limit to their depth and once for every reference. So the pickle's operations are run here on numbers of
-tuples alone. For the index of 400,000 pieces (63 MB) that takes 4.4 s beside the 1.3 s of the unpickler (2 cores, 2026-11-23).
+inside it, without a limit to their depth and once for every reference. The hash of a number is its remainder by 2^61 - 1: whoever
+chooses large numbers lets all keys collide, and each is compared with all before it. So the pickle's operations are run here on
+numbers of tuples alone, and large numbers are counted. For the index of 400,000 pieces (63 MB) that takes 4.4 s beside the 1.3 s
+of the unpickler (2 cores, 2026-11-23).
 """
 
 import functools
@@ -13,12 +15,17 @@ from typing import Any
 
 # A stack of 8 MiB ends at a depth between 60,000 and 100,000. In checkpoints a tuple holds a dozen.
 MAX_TUPLES = 20_000
+# A generator of random numbers has a state of 128 bits. Of numbers from 7 bytes on there are no more than MAX_LARGE.
+_NUMBER_BYTES, _LARGE_BYTES, MAX_LARGE = 32, 7, 1000
+_TOO_LARGE = "it holds numbers as large, or as many large ones, as no checkpoint does"
 _TOO_MANY = "it nests tuples, or refers to the same ones, as no checkpoint does"
 # How many bytes hold the count of the bytes that follow.
 _COUNT_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4, pickletools.TAKEN_FROM_ARGUMENT4U: 4,
                 pickletools.TAKEN_FROM_ARGUMENT8U: 8}  # fmt: skip
 _LINES = {"INST": 2, "GLOBAL": 2}
-_PUSH, _NOTHING, _GET, _PUT, _MEMOIZE, _JOIN, _POP, _MARK, _JOIN_TO_MARK, _POP_TO_MARK, _REPLACE_TO_MARK, _DUP, _STOP = range(13)
+_PUSH, _NOTHING, _GET, _PUT, _MEMOIZE, _JOIN, _POP, _MARK, _JOIN_TO_MARK, _POP_TO_MARK, _REPLACE_TO_MARK, _DUP, _STOP, _LONG = (
+    range(14)
+)
 _ACTIONS = {
     _GET: ("GET", "BINGET", "LONG_BINGET"),
     _PUT: ("PUT", "BINPUT", "LONG_BINPUT"),
@@ -31,6 +38,7 @@ _ACTIONS = {
     _MEMOIZE: ("MEMOIZE",),
     _MARK: ("MARK",),
     _DUP: ("DUP",),
+    _LONG: ("INT", "LONG", "LONG1", "LONG4"),
     _STOP: ("STOP",),
 }
 # How many objects those without a mark take from the stack.
@@ -60,6 +68,7 @@ def check(data: bytes) -> None:
     numbered: list[int] = []
     put: dict[int, int] = {}
     marks: list[int] = []
+    large = 0
     while position < end:
         operation = operations[data[position]]
         position += 1
@@ -114,6 +123,12 @@ def check(data: bytes) -> None:
             if number > end:
                 raise pickle.UnpicklingError("it numbers more objects than it holds")
             put[number] = stack[-1]
+        elif action == _LONG:
+            stack.append(0)
+            number_bytes = _number_bytes(data[start:position], size)
+            large += number_bytes >= _LARGE_BYTES
+            if number_bytes > _NUMBER_BYTES or large > MAX_LARGE:
+                raise pickle.UnpicklingError(_TOO_LARGE)
         elif action == _DUP:
             stack.append(stack[-1])
         elif action == _STOP:
@@ -124,3 +139,8 @@ def check(data: bytes) -> None:
 
 def _number(argument: bytes, size: int) -> int:
     return int(argument) if size == pickletools.UP_TO_NEWLINE else int.from_bytes(argument, "little")
+
+
+def _number_bytes(argument: bytes, size: int) -> int:
+    """The bytes that a number takes; five of them are at least twelve digits of a text."""
+    return len(argument) * 5 // 12 if size == pickletools.UP_TO_NEWLINE else len(argument) - _COUNT_BYTES[size]

@@ -215,8 +215,8 @@ def load_known(
 ) -> Any:
     """Unpickle `data` into real objects. Only classes and functions in `known`, as "module.name", are ever looked up.
 
-    For the names in `stand_ins` these are taken instead. `getattr` takes a member of an enumeration and nothing else. Raises
-    BadData, naming `origin`, for any other name, for a pickle that changes a class, and for a malformed one.
+    For the names in `stand_ins` these functions and classes are taken instead. `getattr` takes a member of an enumeration and
+    nothing else. Raises BadData, naming `origin`, for any other name, for a pickle that changes a class, and for a malformed one.
     """
     originals = _Originals()
 
@@ -227,9 +227,7 @@ def load_known(
             full_name = f"{module}.{name}"
             if full_name not in known:
                 raise pickle.UnpicklingError(f"it refers to {full_name}, which no checkpoint needs")
-            if full_name in stand_ins:
-                return stand_ins[full_name]
-            found = pickle.Unpickler.find_class(self, module, name)
+            found = stand_ins[full_name] if full_name in stand_ins else pickle.Unpickler.find_class(self, module, name)
             if isinstance(found, types.FunctionType):
                 # A pickle could set attributes of the function itself.
                 return functools.partial(found).__call__

@@ -54,6 +54,14 @@ class Checksums:
             raise ValueError(f"names a file outside the directory: {outside[0]!r}")
         sizes = {name: int(entry["bytes"]) for name, entry in record.items()}
         pieces = [Piece(name, *piece) for name, entry in record.items() for piece in entry["pieces"]]
+        for piece in pieces:
+            numbers = (piece.offset, piece.length, piece.crc32 or 0)
+            if (
+                not all(type(number) is int and number >= 0 for number in numbers)
+                or not isinstance(piece.sha256, str)
+                or not isinstance(piece.tensor, str)
+            ):
+                raise ValueError(f"a piece of {piece.file} is malformed")
         return cls.of(sizes.items(), pieces)
 
     @property

@@ -69,8 +69,16 @@ def recorded(tokenizer: TokenizerFiles | None, destination: str) -> Tokenizer | 
 
 
 def _checked(found: TokenizerFiles | None, directory: str, files: Files) -> TokenizerFiles | None:
-    """Raises BadData for a file that is not as the conversion that wrote it has recorded."""
+    """Raises BadData for a file that is not as the conversion that wrote it has recorded, and for JSON with two readings.
+
+    The files are copied as they are: whoever reads the copy must find in it what was read here.
+    """
     for path in (*found.files, *found.companions) if found else ():
+        if path.suffix == ".json":
+            try:
+                strict_json.loads(path.read_bytes())
+            except ValueError as error:
+                raise BadData(f"{directory}/{path.name}: not as one reads it for all: {error}", "mend the file") from None
         if files.reader.is_recorded(f"{directory}/{path.name}"):
             files.read(f"{directory}/{path.name}", 0, files.size_bytes(f"{directory}/{path.name}"))
     return found

@@ -67,7 +67,10 @@ def _describe(directory: Path, maximum_length: int, vocab_size: int) -> dict[str
     """Write the configuration files that are missing, from the special tokens of the tokenizer; returns their ids."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise BadData(f"{TOKENIZER}: not a tokenizer: {error}") from None
     path = directory / CONFIGURATION
     configuration: dict[str, Any] = _read_json(path) if path.is_file() else {}
     special = {}

@@ -6,7 +6,6 @@ run of the same command on the same sources has nothing to do.
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -163,9 +162,7 @@ def sidecar(
         "derivation": dataclasses.asdict(derivation),
         "made_by": {"lt-preprocess": __version__},
     }
-    return manifest.sidecar_path(dataset.prefix), (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(
-        errors="backslashreplace"
-    )
+    return manifest.sidecar_path(dataset.prefix), manifest.sidecar_content(record)
 
 
 def finished(prefix: str, derivation: Derivation) -> Dataset | None:

@@ -24,6 +24,10 @@ from lt_shared.console import BadData, NoInput, Progress
 from lt_shared.indexed_dataset import DTYPE_CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from lt_shared.manifest import Dataset
 
+# Of a sidecar.
+FIELDS = frozenset(
+    {"v", "dataset", "crc32", "plan", "run", "part", "sources", "options", "counts", "derivation", "made_by", manifest.SEAL}
+)
 ENTRIES_AT_ONCE = 1 << 20
 TOKENS_AT_ONCE = 8 << 20
 
@@ -115,6 +119,10 @@ def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
         return {}
     if "v" in record and record["v"] != manifest.SIDECAR_VERSION:
         result.find(sidecar_path, f"version {record['v']}, known is {manifest.SIDECAR_VERSION}")
+    elif unknown := sorted(record.keys() - FIELDS):
+        result.find(sidecar_path, f"has {unknown[0]!r:.60}, which no sidecar has")
+    if record and manifest.is_sealed(storage.read_record(sidecar_path)) is False:
+        result.find(sidecar_path, "changed since it was written, by its own checksum")
     return record
 
 

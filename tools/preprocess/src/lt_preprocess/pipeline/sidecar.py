@@ -10,7 +10,6 @@ that those of different runs are not joined.
 import contextlib
 import dataclasses
 import hashlib
-import json
 import platform
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -46,7 +45,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[s
         "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
         "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
     }
-    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    return manifest.sidecar_content(record)
 
 
 def _json_key(plan: Plan, prefix: str, part: int) -> str:

@@ -1,8 +1,12 @@
-"""numpy's arrays out of a pickle from outside, made by functions of our own.
+"""numpy's arrays and torch's tensors out of a pickle from outside, made by functions of our own.
 
 numpy's `dtype.__setstate__` believes its state: a dtype that claims to hold Python objects makes an array whose bytes are taken
 for pointers, which crashes the process at least. Here a dtype is the name of a plain number and a byte order, and an array takes
 bytes.
+
+Sizes in a pickle are only believed with the values in the file: numpy's and torch's classes, called with a size, take memory
+with what lay there before, and torch enlarges an empty storage to the size of a tensor. Here the classes cannot be called, and
+a tensor lies within its storage.
 """
 
 import pickle
@@ -13,6 +17,8 @@ import numpy as np
 
 _PLAIN = re.compile(r"[<>|=]?[?biufc]\d*")
 _ORDERS = ("<", ">", "|", "=")
+_STORAGES = ("BFloat16Storage", "ByteStorage", "FloatStorage", "HalfStorage", "LongStorage")
+_NOT_HELD = "it holds a tensor that its storage does not hold"
 
 
 class _Dtype:
@@ -40,16 +46,60 @@ class _Array(np.ndarray[Any, Any]):
         super().__setstate__((1, plain.shape, plain.dtype, bool(is_fortran), content))  # type: ignore[arg-type]
 
 
+class _ClassName:
+    """A class that pickles name and do not call; `name` is that of a storage in torch."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it changes a class")
+
+    @property
+    def _dtype(self) -> Any:
+        """The type of the elements, where torch's class has it, too."""
+        import torch
+
+        return getattr(torch, self.name)._dtype
+
+
+_NDARRAY = _ClassName("ndarray")
+
+
 def _reconstruct(kind: Any, shape: Any, dtype: Any) -> _Array:
     """What numpy's function of this name makes: an empty array, whose state follows."""
-    if kind is not _Array:
+    if kind is not _NDARRAY:
         raise pickle.UnpicklingError("it holds an array of another class")
     return _Array((0,), np.int8)
 
 
+def _rebuild_tensor_v2(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Any:
+    """What torch's function of this name makes, of the values in the storage."""
+    import torch
+
+    if not isinstance(storage, torch.TypedStorage) or len(size) != len(stride):
+        raise pickle.UnpicklingError(_NOT_HELD)
+    if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
+        raise pickle.UnpicklingError(_NOT_HELD)
+    end = offset + 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    if 0 not in size and end * storage.dtype.itemsize > storage._untyped_storage.nbytes():
+        raise pickle.UnpicklingError(_NOT_HELD)
+    return torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)  # type: ignore[no-untyped-call]
+
+
+def _encode(text: Any, codec: Any) -> bytes:
+    """Protocol 2 has no bytes: it writes them as text. Another codec could double them each time."""
+    if not isinstance(text, str) or codec != "latin1":
+        raise pickle.UnpicklingError("it encodes something other than bytes")
+    return text.encode("latin1")
+
+
 STAND_INS = {
+    "_codecs.encode": _encode,
     "numpy.dtype": _Dtype,
-    "numpy.ndarray": _Array,
+    "numpy.ndarray": _NDARRAY,
     "numpy.core.multiarray._reconstruct": _reconstruct,
     "numpy._core.multiarray._reconstruct": _reconstruct,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
+    **{f"torch.{name}": _ClassName(name) for name in _STORAGES},
 }

@@ -22,7 +22,6 @@ _METADATA = (
 _PLANNER = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
 _DTYPES = ("bfloat16", "bool", "float16", "float32", "float64", "float8_e4m3fn", "int16", "int32", "int64", "int8", "uint8")
 _TYPES = {f"torch.{name}" for name in _DTYPES}
-_STORAGES = ("BFloat16Storage", "ByteStorage", "FloatStorage", "HalfStorage", "LongStorage")
 INDEX_NAMES = {
     *(f"torch.distributed.checkpoint.metadata.{name}" for name in _METADATA),
     *(f"torch.distributed.checkpoint.planner.{name}" for name in _PLANNER),
@@ -37,14 +36,11 @@ INDEX_NAMES = {
 # megatron-core 0.19 keeps the run's arguments and the scheduler's state among the objects; 0.16 keeps them in common.pt.
 OBJECT_NAMES = {
     *_TYPES,
-    *(f"torch.{name}" for name in _STORAGES),
     "megatron.core.enums.ModelType",
     *(f"megatron.core.transformer.enums.{name}" for name in ("AttnBackend", "CudaGraphScope")),
     *(f"megatron.core.rerun_state_machine.{name}" for name in ("RerunDiagnostic", "RerunMode", "RerunState")),
-    # The state of numpy's random generator.
+    # Tensors, bytes and the state of numpy's random generator.
     *STAND_INS,
-    "_codecs.encode",
-    "torch._utils._rebuild_tensor_v2",
     "argparse.Namespace",
     "collections.OrderedDict",
     "pathlib.PosixPath",

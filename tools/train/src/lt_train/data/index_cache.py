@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lt_shared import ownership, storage
-from lt_shared.console import CannotCreate, note, warn
+from lt_shared.console import BadData, CannotCreate, note, warn
 from lt_shared.local_files import creating, filling, set_mode, writing
 
+# In directories that others may rename; it tells whether somebody has exchanged two of them.
+NAME = ".name"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -34,36 +36,63 @@ def make_once(directory: Path, name: str, make: Callable[[Path], None]) -> Path:
     """
     target = location(directory, name)
     if target.name != name:
-        warn(f"{directory / name} {_reason_for_distrust(directory / name)}: not used, {target.name} is made instead")
+        warn(f"{directory / name} {_reason_for_distrust(directory / name, name)}: not used, {target.name} is made instead")
     if target.is_dir():
         return target
     with creating(str(target)):
         directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory / f".{target.name}.lock") as alone:
         if not target.is_dir():
-            _make(target, make, alone)
+            _make(target, name, make, alone)
     return target
 
 
 def location(directory: Path, name: str) -> Path:
-    """Where `make_once` makes, or has made, `name`. Raises CannotCreate when others could have filled both places."""
+    """Where `make_once` makes, or has made, `name`.
+
+    Raises CannotCreate when others could have filled both places, or have put a link where `directory` should be.
+    """
+    try:
+        ownership.check_link(directory)
+    except BadData as error:
+        raise CannotCreate(str(error), "choose another directory: --data-cache-path") from None
+    except OSError:
+        # It is not there yet.
+        return directory / name
     target = directory / name
-    if _reason_for_distrust(target) is not None:
+    if _reason_for_distrust(target, name) is not None:
         target = directory / f"{name}.{os.geteuid()}"
-        reason = _reason_for_distrust(target)
+        reason = _reason_for_distrust(target, name)
         if reason is not None:
             raise CannotCreate(f"{target} {reason}", "choose a directory where nobody else can write: --data-cache-path")
     return target
 
 
-def _reason_for_distrust(target: Path) -> str | None:
+def _reason_for_distrust(target: Path, name: str) -> str | None:
     try:
-        return ownership.reason_for_distrust(os.lstat(target), target.parent)
+        reason = ownership.reason_for_distrust(os.lstat(target), target.parent)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    if reason is None and _can_be_renamed(target):
+        return None if _name_in(target) == name else "may have had another name"
+    return reason
+
+
+def _can_be_renamed(target: Path) -> bool:
+    """Whether others can exchange what is in the directory, all of which may be this user's."""
+    status = target.parent.stat()
+    is_sticky = status.st_mode & stat.S_ISVTX
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky)
+
+
+def _name_in(directory: Path) -> str | None:
+    try:
+        return (directory / NAME).read_text()
+    except (OSError, ValueError):
         return None
 
 
-def _make(target: Path, make: Callable[[Path], None], alone: bool) -> None:
+def _make(target: Path, name: str, make: Callable[[Path], None], alone: bool) -> None:
     prefix = f".{target.name}.partial-"
     if alone:
         for abandoned in target.parent.glob(f"{prefix}*"):
@@ -73,6 +102,8 @@ def _make(target: Path, make: Callable[[Path], None], alone: bool) -> None:
     try:
         with creating(str(target)):
             own.mkdir(mode=0o700)
+        if _can_be_renamed(target):
+            storage.write_bytes(own / NAME, name.encode())
         with filling(str(target)):
             make(own)
         with writing(str(target)):

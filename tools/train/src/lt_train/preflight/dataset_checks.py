@@ -35,12 +35,15 @@ def files(situation: Situation) -> Iterator[Finding]:
 
 
 def checksums(situation: Situation) -> Iterator[Finding]:
-    """Each .idx has the checksum that its sidecar records; with --verify-data each .bin as well, at the speed of the disk."""
+    """The sidecar is as it was written, and each .idx has the checksum in it; with --verify-data each .bin as well, at the speed of the disk."""
     given = situation.need("data")
     if given.mock:
         raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
     endings = ("idx", "bin") if situation.verifies_data else ("idx",)
     for dataset in given.all_datasets:
+        sidecar = Path(manifest.sidecar_path(dataset.prefix))
+        if not storage.is_remote(dataset.prefix) and sidecar.is_file() and manifest.is_sealed(sidecar.read_bytes()) is False:
+            yield error("changed since it was written, by its own checksum", str(sidecar), "copy the dataset again")
         recorded = None if storage.is_remote(dataset.prefix) else manifest.recorded_checksums(dataset.prefix)
         for ending in endings if recorded else ():
             path = Path(f"{dataset.prefix}.{ending}")

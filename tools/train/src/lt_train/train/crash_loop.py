@@ -69,12 +69,13 @@ def _failed(run: Path, config: str) -> list[tuple[int, int]]:
     """(start, last step) of the attempts since the last that ended in order or had another configuration, none of which did."""
     try:
         lines = [json.loads(line) for line in run_files.content(run / FILE).splitlines()]
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return []
     found: list[tuple[int, int]] = []
     reached = _read_step(run)
     for line in reversed(lines):
-        if "end" in line or line.get("plan") != config:
+        # What is no line of an attempt says nothing of one.
+        if not isinstance(line, dict) or "end" in line or line.get("plan") != config or not {"start", "before"} <= line.keys():
             break
         found.insert(0, (line["start"], reached))
         reached = line["before"]
