@@ -3,8 +3,8 @@
 torch's checkpoint reader unpickles `.metadata`, and each object with `torch.load`, which calls whatever a pickle names.
 A check beforehand is no remedy: a zip archive can be made so that Python's reader finds one `data.pkl` and torch's another, and
 a file can change between check and use. Within `known_objects_only` all go through this module instead: one reader of the
-archive, and `lt_shared.pickles.load_known`, which looks up the names of `pickle_allowlist` only. What `common.pt` holds goes on to
-torch's own restricted unpickler (`weights_only=True`), if its archive has one reading.
+archive, and `lt_shared.pickles.load_known`, which looks up the names of `pickle_allowlist` only. `common.pt` goes to torch's own
+restricted unpickler (`weights_only=True`), if its archive has one reading.
 
 What is read is compared with `checksums.json`; where a checkpoint has none, with the CRC-32 that torch stores for each member of
 an archive (0 is none). A tensor stays in the buffer into which it was read, which

@@ -35,7 +35,10 @@ def files(situation: Situation) -> Iterator[Finding]:
 
 
 def checksums(situation: Situation) -> Iterator[Finding]:
-    """The sidecar is as it was written, and each .idx has the checksum in it; with --verify-data each .bin as well, at the speed of the disk."""
+    """Each sidecar is as it was written, and each .idx has the checksum in it.
+
+    With --verify-data each .bin as well, at the speed of the disk.
+    """
     given = situation.need("data")
     if given.mock:
         raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
