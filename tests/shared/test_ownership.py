@@ -191,3 +191,37 @@ def test_modes_are_compared_with_those_of_a_private_file(tmp_path: Path) -> None
         assert ownership.writable_by_others(os.lstat(tmp_path / "file"), tmp_path) is not None
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdin", "/dev/fd/{}", "/proc/self/fd/{}"])
+def test_what_is_open_is_no_link(name: str) -> None:
+    """Python's own look at a path finds nothing where the kernel's links to pipes lead."""
+    reading, writing = os.pipe()
+    try:
+        ownership.check_link(name.format(reading))
+        ownership.check_link(name.format(reading), reading)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_links_that_go_round(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels"):
+        ownership.check_link(tmp_path / "a")
+
+
+@pytest.mark.parametrize("way", ["x/file", "x/../x/file", "./x//file", "y/file", "z", "x/y/file"])
+def test_ones_own_links_are_followed_as_the_kernel_does(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").mkdir()
+    tmp_path.chmod(0o777)
+    (tmp_path / "x/file").touch()
+    (tmp_path / "y").symlink_to("x")
+    (tmp_path / "x/y").symlink_to(tmp_path / "x")
+    (tmp_path / "z").symlink_to("y/../y/file")
+    monkeypatch.chdir(tmp_path)
+    for path in (way, str(tmp_path / way)):
+        with open(path) as file:
+            ownership.check_link(path, file.fileno())
+            assert ownership._followed(path)[0] == os.path.realpath(path)

@@ -57,6 +57,9 @@ def _followed(path: str) -> tuple[str, bool]:
         if part == "..":
             followed = followed.rpartition("/")[0]
             continue
+        if followed == "/proc":
+            # What is open here, as with <(...) or /dev/stdin: its links are the kernel's, and lead to no path.
+            return path, False
         here = f"{followed}/{part}"
         status = os.lstat(here)
         is_other = status.st_uid not in (0, os.geteuid())
