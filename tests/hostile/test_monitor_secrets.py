@@ -15,6 +15,12 @@ PLACES = [
     f"ValueError: invalid token {'h' + 'f_'}{SECRET}",
     f"RuntimeError: WANDB_API_KEY={SECRET} is not valid",
     f"ClientError: {'AS' + 'IA'}ABCDEFGHIJKLMNOP:{SECRET}abcd expired",
+    f'RuntimeError: {{"name": "WANDB_API_KEY", "value": "{SECRET}"}}',
+    f"RuntimeError: - name: X_TOKEN value: {SECRET}",
+    f'RuntimeError: "{{\\"api_key\\": \\"{SECRET}\\"}}"',
+    f'RuntimeError: x --password "ab\\"{SECRET}"',
+    f"RuntimeError: curl -u 'bob:pass {SECRET}'",
+    f"RuntimeError: api_key: {SECRET}",
 ]
 COMMANDS = [
     ["scrape"], ["alert"], ["alert", "--json", "--state", "state"], ["summarize"], ["summarize", "--json"], ["runs", "--json"],

@@ -9,6 +9,7 @@ import pytest
 URLS = {
     "a password": "https://someone:hunter2pass@127.0.0.1:1/{}",
     "a signature": "https://127.0.0.1:1/{}?X-Amz-Signature=hunter2pass0123456789",
+    "a token": "https://127.0.0.1:1/{}?token=hunter2pass",
     "keys of Amazon": "s3://AKIAIOSFODNN7EXAMPLE:hunter2pass@bucket/{}",
 }
 COMMANDS = {

@@ -2,6 +2,7 @@
 
 import random
 import string
+import time
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,25 @@ TOKENS = {
     "Tailscale": f"ts{'key'}-auth-{made(ANY, 20)}",
     "Stripe webhook": f"wh{'sec'}_{made(ANY, 32)}",
     "age": f"AGE-SECRET-{'KEY'}-1{made(string.ascii_uppercase + string.digits, 58)}",
+    "Twilio": f"S{'K'}{made(HEX, 32)}",
+    "Mailgun": f"ke{'y'}-{made(HEX, 32)}",
+    "Mailchimp": f"{made(HEX, 32)}-u{'s'}12",
+    "Brevo": f"xkey{'sib'}-{made(HEX, 64)}-{made(ANY, 16)}",
+    "Brevo SMTP": f"xsmtp{'sib'}-{made(HEX, 64)}-{made(ANY, 16)}",
+    "Linear": f"lin_{'api'}_{made(ANY, 40)}",
+    "Figma": f"fig{'d'}_{made(ANY + '-_', 40)}",
+    "Notion": f"nt{'n'}_{made(ANY, 46)}",
+    "Notion old": f"secre{'t'}_{made(ANY, 42)}7",
+    **{f"Shopify {kind}": f"shp{kind}_{made(HEX, 32)}" for kind in ("at", "ss", "ca", "pa")},
+    "Heroku": f"HR{'KU'}-AA{made(ANY + '-_', 58)}",
+    "Doppler": f"d{'p'}.pt.{made(ANY, 43)}",
+    "Doppler service": f"d{'p'}.st.dev_x.{made(ANY, 43)}",
+    "PlanetScale": f"pscale_{'tkn'}_{made(ANY + '-_.', 43)}",
+    "PlanetScale password": f"pscale_{'pw'}_{made(ANY + '-_.', 43)}",
+    "New Relic": f"NR{'AK'}-{made(UPPER, 27)}",
+    "Pulumi": f"pu{'l'}-{made(HEX, 40)}",
+    "Terraform Cloud": f"{made(ANY, 14)}.atlas{'v1'}.{made(ANY + '-_=', 67)}",
+    "Postman": f"PM{'AK'}-{made(HEX, 24)}-{made(HEX, 34)}",
     "JWT": jwt(),
     "RSA key": pem("RSA "),
     "key": pem(""),
@@ -159,6 +179,30 @@ PLACES = [
     "https://b.s3.amazonaws.com/k?X-Amz-Signature={}",
     f"AS{'IA'}{made(UPPER, 16)}:{{}}",
     f"AK{'IA'}{made(UPPER, 16)} {{}}",
+    '{{"name": "WANDB_API_KEY", "value": "{}"}}',
+    "{{'name': 'X_TOKEN', 'value': '{}'}}",
+    '{{\\"name\\": \\"X_TOKEN\\", \\"value\\": \\"{}\\"}}',
+    "- name: X_TOKEN value: {}",
+    "- name: X_TOKEN\n  value: {}",
+    "- {{name: X_TOKEN, value: {}}}",
+    '{{\\"api_key\\": \\"{}\\"}}',
+    '{{\\\\\\"api_key\\\\\\": \\\\\\"a {}\\\\\\"}}',
+    '{{\\"api_key\\": \\"a\\\\\\" {}\\"}}',
+    '{{\\"Authorization\\": \\"Basic {}\\"}}',
+    '{{\\"x-api-key\\": \\"{}\\"}}',
+    'env TOKEN=\\"a {}\\" x',
+    '--password "a\\"{}"',
+    '--password "a {}',
+    "TOKEN='a\\'{}'",
+    "curl -u 'bob:a {}' https://host",
+    'curl --user="bob:a {}" https://host',
+    'curl -u bob:"a {}" https://host',
+    "['curl', '-u', 'bob:a {}', 'https://host']",
+    "['x', '--token', '{}', '-v']",
+    "api_key: a7{}",
+    "  wandb_api_key: a7{}\n",
+    "password: a7{}",
+    "password: 'a {}'",
 ]
 
 
@@ -213,6 +257,31 @@ HARMLESS = [
     "-----BEGIN CERTIFICATE-----",
     "eyJhbGciOiJIUzI1NiJ9",
     "AKIA is the prefix of keys",
+    f"SK{made(HEX, 40)}",
+    f"pip-key-{made(HEX, 32)}",
+    f"{made(HEX, 32)}-us1-east",
+    f"secret_{'of' * 22}",
+    "api_key: str",
+    "def f(api_key: str = None, password: str = '', token: 'str' = None): ...",
+    "api_key: Optional[str] = None",
+    "api_key: os.environ['KEY12345']",
+    "private_key: /etc/keys/a1b2c3d4.pem",
+    "password: incorrect, 3 attempts of 10",
+    "access_key: required",
+    "token: 128000",
+    "unknown token: llama3word",
+    "docker run -u '1000:1000' x",
+    "['-u', '1000:1000']",
+    "curl -u 'bob:$PASSWORD' x",
+    "['--eos-token', '7', '--token', '--x']",
+    "name: a value: b",
+    '{"name": "X_TOKENS", "value": "y"}',
+    '{"name": "X_TOKEN", "value": null}',
+    '{"name": "X_TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}',
+    "def f(api_key: 'str | None' = None)",
+    '{\\"api_key\\": \\"\\"}',
+    '{\\"api_key\\": \\"$KEY\\"}',
+    'token="',
 ]
 
 
@@ -272,10 +341,29 @@ def test_a_parameter_of_a_url(name: str) -> None:
         text = f"{before}{name}=abcDEF123&next=3: no such file"
         assert credentials.without_tokens(text) == f"{before}{name}=(not shown)&next=3: no such file"
         assert credentials.without_tokens(credentials.without_tokens(text)) == credentials.without_tokens(text)
+        assert credentials.QUERY.search(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["https://host/a?page=2&eos_token=5", "https://host/a?tokens=8", "is it? token=5", "a?key=b&c=d"]
+    "text",
+    ["https://host/a?page=2&eos_token=5", "https://host/a?tokens=8", "is it? token=5", "a?key=b&c=d", "s3://b/x?token=$TOKEN"],
 )
 def test_other_parameters_of_a_url(text: str) -> None:
     assert credentials.without_tokens(text) == text
+    assert not any(pattern.search(text) for pattern in credentials.REFUSED)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "-", "_", "a-", "key-", "secret_", "name_token", "token_", " ", "\\", '"', "name: ", "name: token ", 'token="',
+        'token=\\"', "token=\"x\n",
+        '"token": "', "api_key: ", 'api_key: "a', "-u ", "-u 'a:", "'--token', ", '-u "a:\\', "authorization: ",
+    ],
+)  # fmt: skip
+def test_a_long_line_takes_a_time_that_grows_with_its_length(piece: str) -> None:
+    """Not with the square of it: that would be minutes. A megabyte of the worst takes ten seconds."""
+    text = (piece * (1 << 20))[:200_000]
+    begin = time.process_time()
+    credentials.covered(text)
+    assert time.process_time() - begin < 10

@@ -31,11 +31,13 @@ _OF_TEXT = (
     "start",
 )
 _NO_TEXT = "".join(rf"(?<!{word}[ _-])" for word in _OF_TEXT)
-WORD = (
-    rf"{_NO_TEXT}token|passwords?|passwd|passphrase|pwd|secrets?|credentials?|signature|authorization|webhook[_-]?url|"
+# Words that stand for nothing but secrets, unlike a token, whatever comes after them.
+_PLAIN_WORD = (
+    "passwords?|passwd|passphrase|"
     "(?:api|app|access|account|secret|secret[_-]?access|private|wandb|auth|ssh|encryption|signing|master|client|storage)[_-]?key|"
-    "(?:access|refresh|auth|session|security|bearer|id)[_-]?token|(?:client|app|api|webhook)[_-]?secret|access[_-]?key[_-]?id"
+    "(?:access|refresh|auth|session|security|bearer|id)[_-]?token|(?:client|app|api|webhook)[_-]?secret"
 )
+WORD = rf"{_NO_TEXT}token|pwd|secrets?|credentials?|signature|authorization|webhook[_-]?url|access[_-]?key[_-]?id|{_PLAIN_WORD}"
 # What may come after the word: a number or which one it is, nothing that makes it the place or the size of a secret.
 _WHICH = r"(?:[_-]?\d{1,3}|[_-](?:value|base64|b64|ci|dev|prod|test|staging|default|main|old|new|backup))?"
 NAME = re.compile(rf"(.*[._-])?({WORD}){_WHICH}", re.IGNORECASE)
@@ -51,6 +53,8 @@ _FORMS = (
     # Places of code and packages.
     r"gh[oprsu]_[A-Za-z0-9]{10,}|github_pat_\w{10,}",
     r"gl(?:pat|dt|rt|rtr|cbt|ptt|ft|imt|agent|soat|ffct)-[\w.-]{10,}|GR1348941[\w-]{20}",
+    r"lin_(?:api|oauth)_[A-Za-z0-9]{30,}|figd_[\w-]{20,}|PMAK-[\w-]{30,}|ntn_[A-Za-z0-9]{30,}",
+    r"secret_(?=[A-Za-z]*\d)[A-Za-z0-9]{43}(?![A-Za-z0-9])",
     r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])|pypi-AgEI[\w-]{20,}|dckr_(?:pat|oat)_[\w-]{20,}|ATATT3[\w=-]{50,}",
     # Models and training.
     r"hf_(?=[A-Za-z]*[0-9A-Z])[A-Za-z0-9]{10,}(?![A-Za-z0-9_])|api_org_[A-Za-z0-9]{30,}",
@@ -63,10 +67,14 @@ _FORMS = (
     r"(?:Account|SharedAccess|Shared)Key=[A-Za-z0-9+/]{40,}={0,2}|[A-Za-z0-9+/]{86}==(?![A-Za-z0-9+/=])",
     r"(?<=[?&])sig=[^&\s\"']{20,}|\w{3}8Q~[\w.~-]{31,34}",
     r"do[opr]_v1_[0-9a-f]{64}|hv[sbr]\.[\w-]{20,}|glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|glc_[A-Za-z0-9+/=]{32,}|tskey-\w+-[\w-]{10,}",
+    r"HRKU-[\w-]{20,}|dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{20,}|pscale_(?:tkn|pw|oauth)_[\w.=-]{20,}|NRAK-[A-Za-z0-9]{20,}",
+    r"pul-[0-9a-f]{40}(?![0-9a-f])|[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{40,}",
     # Messages and payments.
+    r"SK[0-9a-f]{32}(?![A-Za-z0-9])|(?<![\w-])key-[0-9a-f]{32}(?![\w-])|[0-9a-f]{32}-us\d{1,2}(?![\w-])",
+    r"x(?:key|smtp)sib-[\w-]{20,}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}(?![A-Za-z0-9])",
     r"xox[abceoprs]-[\w-]{10,}|xoxe\.xox[bp]-[\w-]{10,}|xapp-\d-[\w-]{10,}|SG\.[\w-]{16,}\.[\w-]{16,}",
     r"hooks\.slack\.com/(?:services|workflows|triggers)/[\w/+-]{15,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
-    r"[\w-]+\.webhook\.office\.com/webhookb2/[^\s\"']{20,}|\d{8,10}:AA[\w-]{33}(?![\w-])",
+    r"(?<![\w-])[\w-]+\.webhook\.office\.com/webhookb2/[^\s\"']{20,}|\d{8,10}:AA[\w-]{33}(?![\w-])",
     r"[rs]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/=]{20,}",
     # Of any service.
     r"eyJ[\w-]{8,}\.(?:eyJ[\w-]{4,}\.[\w-]*|[\w-]*\.[\w-]+\.[\w-]+\.[\w-]+)",
@@ -79,24 +87,50 @@ PRIVATE_KEY = re.compile(
 )
 # A parameter of a URL that has the name of a secret.
 QUERY = re.compile(rf"([?&](?:[\w.-]*[._-])?(?:{WORD}){_WHICH}=)(?!\$|\(not shown\))[^&\s\"'#]+", re.IGNORECASE)
-_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+# In JSON within JSON, quotes have backslashes before them. The quote at the end has as many as the one at the begin, a quote
+# within the value has more. A value that is cut off goes to the end of the line.
+_OPENING = r"(?P<escape>\\{0,7})(?P<quote>[\"'])"
+_CLOSING = r"(?<!\\)(?P=escape)(?P=quote)"
+_QUOTED = rf"{_OPENING}(?:(?s:.)*?{_CLOSING}|[^\n]*)"
+_VALUE = rf"(?:{_QUOTED}|[^\s,;&\"'}}]+)"
+_QUOTE = r"\\{0,7}[\"']"
 # A variable in place of a value shows nothing.
-_NO_REFERENCE = r"(?![\"']?\$[{(]?\w|[\"']?\(not shown\)|[\"']?\s|[\"']{2}|[\"']?\*{3})"
-ASSIGNMENT = re.compile(rf"(?<![A-Za-z0-9])((?:{WORD}){_WHICH}[\"']? ?= ?){_NO_REFERENCE}{_VALUE}", re.IGNORECASE)
+_NO_REFERENCE = rf"(?!(?:{_QUOTE})?(?:\$[{{(]?\w|\(not shown\)|\s|\*{{3}})|{_QUOTE}(?:{_QUOTE}|\Z))"
+ASSIGNMENT = re.compile(rf"(?<![A-Za-z0-9])((?:{WORD}){_WHICH}(?:{_QUOTE})? ?= ?){_NO_REFERENCE}{_VALUE}", re.IGNORECASE)
 # With a colon only what is quoted, as in JSON, or written in capitals, as variables are: prose has colons, too.
-ENTRY = re.compile(rf"""(["'](?:[\w.-]*[._-])?(?:{WORD}){_WHICH}["']\s*:\s*){_NO_REFERENCE}{_VALUE}""", re.IGNORECASE)
+_NAME = rf"(?:[\w.-]*[._-])?(?:{WORD}){_WHICH}"
+ENTRY = re.compile(rf"([\"']{_NAME}{_QUOTE}\s*:\s*){_NO_REFERENCE}{_VALUE}", re.IGNORECASE)
 CAPITALS = re.compile(
     rf"(?<![A-Za-z0-9_])((?:[A-Z0-9]+_)*(?:TOKEN|SECRET|PASSWORD|PASSWD|(?:API|ACCESS|SECRET|PRIVATE)_?KEY|CREDENTIALS)\s*:\s*)"
     rf"{_NO_REFERENCE}{_VALUE}"
 )
-OPTION = re.compile(rf"(?<!\S)(--?(?:[\w.-]*[._-])?(?:{WORD}){_WHICH}\s+){_NO_REFERENCE}(?!-){_VALUE}", re.IGNORECASE)
-LOGIN = re.compile(r"(?<!\S)((?:-u|--user|--proxy-user)[ =]?[\"']?[\w.@-]+:)(?![\"']?\$|\(not shown\)|\d+(?:[:\s]|$))[^\s\"']+")
+# In YAML the name has no quotes, and the value none if it looks made up: a word of letters and digits, not a path.
+YAML = re.compile(
+    rf"(?<![A-Za-z0-9])((?:{_PLAIN_WORD}){_WHICH}:[ \t]{{1,9}}){_NO_REFERENCE}"
+    rf"(?:(?={_QUOTE}[^\"'\n]{{4}})(?!{_QUOTE}(?:str|Optional)\b){_QUOTED}"
+    r"|(?![/~.])(?=[^\s\d]*\d)(?=[^\sA-Za-z]*[A-Za-z])[^\s,;&\"'(){}<>\[\]\\]{8,}(?=[\s,;&\"'}\\]|$))",
+    re.IGNORECASE,
+)
+# Kubernetes writes a variable as a table of its name and its value.
+_PAIR = rf"[\s,]{{1,40}}(?:{_QUOTE})?"
+VARIABLE = re.compile(
+    rf"((?<!\w)name(?:{_QUOTE})?\s{{0,9}}:\s{{0,9}}(?:{_QUOTE})?{_NAME}(?:{_QUOTE})?{_PAIR}value(?:{_QUOTE})?\s{{0,9}}:\s{{0,9}})"
+    rf"(?!None|null){_NO_REFERENCE}{_VALUE}",
+    re.IGNORECASE,
+)
+# Alone or one of a list of arguments.
+_BEFORE = r"(?<![^\s\"'(\[,])"
+OPTION = re.compile(rf"{_BEFORE}(--?{_NAME}(?:\s+|{_QUOTE},\s*)){_NO_REFERENCE}(?!(?:{_QUOTE})?-){_VALUE}", re.IGNORECASE)
+_USER = rf"{_BEFORE}((?:-u|--user|--proxy-user)(?:[ =]?|{_QUOTE},\s?)"
+_NO_PASSWORD = r"(?![\"']?\$|\(not shown\)|\d+(?:[:\s\\\"']|$))"
+LOGIN = re.compile(rf"{_USER}[\w.@-]+:){_NO_PASSWORD}(?:{_QUOTED}|[^\s\"']+)")
+QUOTED_LOGIN = re.compile(rf"{_USER}{_OPENING}[\w.@-]+:){_NO_PASSWORD}(?:(?!{_CLOSING})[^\n])+")
 _SCHEME = r"(?:bearer|basic|token|digest|apikey|aws4-hmac-sha256)"
 HEADER = re.compile(
-    rf"((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?!(?:\w+\s+)?\(not shown\))(?:{_SCHEME}\s+)?"
-    r"|(?<![A-Za-z0-9])x-(?:api|auth|goog-api|amz-security)-(?:key|token)[\"']?\s*:\s*[\"']?"
+    rf"((?:proxy-)?authorization(?:{_QUOTE})?\s*[:=]\s*(?:{_QUOTE})?(?!(?:\w+\s+)?\(not shown\))(?:{_SCHEME}\s+)?"
+    rf"|(?<![A-Za-z0-9])x-(?:api|auth|goog-api|amz-security)-(?:key|token)(?:{_QUOTE})?\s*:\s*(?:{_QUOTE})?"
     r"|(?<![A-Za-z0-9])bearer\s+(?=[\w.~+/-]*\d)(?=[\w.~+/=-]{16}))"
-    r"(?!\$|\(not shown\))[^\s\"',]+",
+    rf"(?!(?:{_QUOTE})?(?:\$|\(not shown\)))(?:[^\s\"',\\]|\\(?![\"']))+",
     re.IGNORECASE,
 )
 REFUSED = (PASSWORD, TOKEN, PRIVATE_KEY)
@@ -139,6 +173,6 @@ def without_tokens(text: str) -> str:
 
 def _covered_text(text: str) -> str:
     text = without_tokens(text)
-    for pattern in (HEADER, ENTRY, CAPITALS, ASSIGNMENT, OPTION, LOGIN):
+    for pattern in (HEADER, VARIABLE, ENTRY, CAPITALS, YAML, ASSIGNMENT, OPTION, LOGIN, QUOTED_LOGIN):
         text = pattern.sub(rf"\1{NOT_SHOWN}", text)
     return text

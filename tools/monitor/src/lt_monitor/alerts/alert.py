@@ -160,7 +160,7 @@ def _blind(state: CommandState, limits: Thresholds, now: float) -> Iterable[Find
     """A finding when the logs have no training events although the trainer has had time to start."""
     if any(run.step_lines or run.arguments for run in state.runs.values()) or not limits.is_enabled("blind"):
         return
-    logs = [path for path in log_files.expand(state.patterns) if os.path.isfile(path)]
+    logs = [path for path in log_files.expand(state.patterns, quiet=True) if os.path.isfile(path)]
     silent = now - max((os.path.getmtime(path) for path in logs), default=now)
     if silent > limits.of("hang", "startup_seconds"):
         said = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"

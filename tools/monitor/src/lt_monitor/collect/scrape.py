@@ -20,7 +20,7 @@ from lt_monitor.logs import log_files
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser, ParsedBlock
 from lt_shared import storage
-from lt_shared.console import NoInput, UsageError, note
+from lt_shared.console import BadData, NoInput, UsageError, note
 
 FOLLOW_SECONDS = 1.0
 
@@ -57,8 +57,8 @@ def scrape(patterns: Sequence[str], state: str | None, stream: IO[bytes], follow
         offsets = _pass(paths, offsets, output, publish)
         while follow:
             time.sleep(FOLLOW_SECONDS)
-            with contextlib.suppress(NoInput):
-                paths = log_files.expand(patterns)
+            with contextlib.suppress(NoInput, BadData):
+                paths = log_files.expand(patterns, quiet=True)
             offsets = _pass(paths, offsets, output, publish)
 
 
@@ -90,7 +90,7 @@ def _require_offsets(path: str, option: str) -> None:
 def _pass(paths: Sequence[str], offsets: LogOffsets, output: Output, publish: Callable[[LogOffsets], None]) -> LogOffsets:
     """Read what is new in all logs; the offsets after it."""
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, BadData):
             scrape_log(path, offsets, output)
     if not offsets.new:
         return offsets
@@ -125,7 +125,7 @@ def scrape_log(path: str, offsets: LogOffsets, output: Sink) -> None:
 def _finish_rotated(path: str, earlier: SavedLogOffset, offsets: LogOffsets, output: Sink) -> None:
     """Read the rest of the log that was at `path` before rotation."""
     for sibling in rotated_siblings(earlier.path):
-        with contextlib.suppress(PermissionError, FileNotFoundError), log_files.open_file(sibling) as log:
+        with contextlib.suppress(PermissionError, FileNotFoundError, BadData), log_files.open_file(sibling) as log:
             log_offset = earlier.resume(log.fileno(), sibling)
             if log_offset is not None:
                 if sibling not in offsets.new:

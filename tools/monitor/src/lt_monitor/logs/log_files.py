@@ -4,6 +4,7 @@ A carriage return ends a line as well as a newline does: progress bars rewrite o
 line end yet is still being written and is left for the next time; the end of standard input is final.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -16,8 +17,8 @@ from typing import IO
 from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser, ParsedBlock
-from lt_shared import storage
-from lt_shared.console import NoInput, warn
+from lt_shared import ownership, storage
+from lt_shared.console import BadData, NoInput, ToolError, warn
 
 BLOCK_BYTES = 1 << 21
 LINE_LIMIT_BYTES = 1 << 22
@@ -38,64 +39,140 @@ _RANK = re.compile(r"[._-](?:rank|task|node|proc)[._-]?\d+$|/attempt_\d+/\d+(?=/
 _NAMES_FOR_ANY_RUN = ("train", "metrics", "log", "output", "stdout", "stderr", "progress")
 
 
-def expand(patterns: Sequence[str]) -> list[str]:
+def expand(patterns: Sequence[str], quiet: bool = False) -> list[str]:
     """The logs that the arguments mean, each once; a directory means those in it.
 
-    Raises NoInput when one of them is missing or unreadable, or a directory without logs.
+    Left out with a warning, unless `quiet`, is what another user may have put there to be waited for or to be read for him.
+    Raises BadData when nothing else is there, NoInput when a log is missing or unreadable, or a directory without logs.
     """
-    found = (_logs_in(path) if os.path.isdir(path) else [path] for pattern in patterns for path in _matches(pattern))
-    paths = list(dict.fromkeys(path for each in found for path in each))
+    left_out: dict[str, ToolError] = {}
+    found: list[str] = []
+    for pattern in patterns:
+        for path in _matches(pattern, left_out):
+            if path == STANDARD_INPUT or storage.is_remote(path):
+                found.append(path)
+            elif _is_trusted(path, left_out):
+                found += _logs_in(path, left_out) if os.path.isdir(path) else [path]
+    paths = list(dict.fromkeys(found))
     for path in paths:
-        if path == STANDARD_INPUT or storage.is_remote(path):
-            continue
-        try:
-            os.stat(path)
-        except FileNotFoundError:
-            raise NoInput(f"{path}: no such file") from None
-        except PermissionError:
-            raise NoInput(f"{path}: permission denied") from None
-        except NotADirectoryError:
-            raise NoInput(f"{path}: a part of the path is not a directory") from None
-        if not os.access(path, os.R_OK):
-            raise NoInput(f"{path}: permission denied")
+        _check_readable(path)
+    if left_out and not paths:
+        raise next(iter(left_out.values()))
+    for problem in {} if quiet else left_out.values():
+        warn(f"{printable(str(problem))}: left out")
     return paths
 
 
-def _matches(pattern: str) -> list[str]:
+def _check_readable(path: str) -> None:
+    if path == STANDARD_INPUT or storage.is_remote(path):
+        return
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        raise NoInput(f"{path}: no such file") from None
+    except PermissionError:
+        raise NoInput(f"{path}: permission denied") from None
+    except NotADirectoryError:
+        raise NoInput(f"{path}: a part of the path is not a directory") from None
+    if not os.access(path, os.R_OK):
+        raise NoInput(f"{path}: permission denied")
+
+
+def _matches(pattern: str, left_out: dict[str, ToolError]) -> list[str]:
     """What a pattern matches, without pipes and devices: opening one that somebody left among the logs might take for ever."""
     paths = storage.expand([pattern])
     if paths == [pattern] or storage.is_remote(pattern):
         return paths
-    readable = [path for path in paths if os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)]
-    for path in sorted(set(paths) - set(readable)):
-        warn(f"{printable(path)}: is neither a file nor a directory: left out")
-    return readable
+    for path in paths:
+        if _is_special(path):
+            left_out[path] = BadData(f"{path}: is neither a file nor a directory")
+    return [path for path in paths if path not in left_out]
+
+
+def _is_trusted(path: str, left_out: dict[str, ToolError]) -> bool:
+    """Whether nothing is wrong with whose it is; else says in `left_out` what."""
+    problem = _planted(path)
+    if problem is not None:
+        left_out[path] = problem
+    return problem is None
+
+
+def _planted(path: str) -> ToolError | None:
+    """Why a path would be waited for, or read, as another user wants it; None too when there is nothing.
+
+    The shell's patterns match what he put among the logs. What this process was given open is meant, as bash's <(...).
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return _planted_link_to_nothing(path)
+    is_special = not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+    if is_special and _is_open(status):
+        return None
+    if is_special and status.st_uid not in (0, os.geteuid()):
+        return BadData(f"{path}: is neither a file nor a directory, and belongs to another user (uid {status.st_uid})")
+    try:
+        ownership.check_link(path)
+    except BadData as error:
+        return error
+    except OSError:
+        return None
+    return None
+
+
+def _planted_link_to_nothing(path: str) -> ToolError | None:
+    with contextlib.suppress(OSError):
+        link = os.lstat(path)
+        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+            return NoInput(f"{path}: is a link that another user (uid {link.st_uid}) has made to nothing that is there")
+    return None
+
+
+def _is_special(path: str) -> bool:
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def _is_open(status: os.stat_result) -> bool:
+    names = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ["0"]
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(status, os.fstat(int(name))):
+                return True
+    return False
 
 
 def open_file(path: str) -> IO[bytes]:
     """Open a log that is a regular file, links followed. Raises FileNotFoundError when it is none any more.
 
-    A pipe that has taken its place is not waited for.
+    A pipe that has taken its place is not waited for, and a link that another user has put there raises BadData.
     """
+    ownership.check_link(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file any more", path)
+        ownership.check_link(path, descriptor)
+    except BaseException:
         os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, "not a regular file any more", path)
+        raise
     return open(descriptor, "rb")
 
 
-def _logs_in(directory: str) -> list[str]:
+def _logs_in(directory: str, left_out: dict[str, ToolError]) -> list[str]:
     """What lt-train wrote there, one of two files that say the same, else all that is called like a log."""
-    names = sorted(name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name)))
-    own = [name for name in RUN_LOGS if name in names and os.path.getsize(os.path.join(directory, name))]
-    found = own[:1] or [name for name in names if name.endswith(LOG_ENDINGS) and not name.startswith(".")]
-    if not found:
+    paths = {name: os.path.join(directory, name) for name in sorted(os.listdir(directory))}
+    files = {name: path for name, path in paths.items() if os.path.isfile(path)}
+    own = [files[name] for name in RUN_LOGS if name in files and os.path.getsize(files[name])]
+    called_so = [path for name, path in files.items() if name.endswith(LOG_ENDINGS) and not name.startswith(".")]
+    if not own and not called_so:
         endings = ", ".join(f"*{ending}" for ending in LOG_ENDINGS)
         raise NoInput(
             f"{directory}: no log in this directory, neither {' nor '.join(RUN_LOGS)} nor {endings}",
             f"name the logs, e.g. '{os.path.join(directory, '*', RUN_LOGS[0])}'",
         )
-    return [os.path.join(directory, name) for name in found]
+    return [path for path in own if _is_trusted(path, left_out)][:1] or [
+        path for path in called_so if _is_trusted(path, left_out)
+    ]
 
 
 def run_name(path: str) -> str:
@@ -159,7 +236,19 @@ def event_blocks(path: str) -> Iterator[list[Record]]:
 
 
 def _open(path: str) -> IO[bytes]:
-    return open(sys.stdin.fileno(), "rb", closefd=False) if path == STANDARD_INPUT else storage.open_read(path)
+    if path == STANDARD_INPUT:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    if storage.is_remote(path):
+        return storage.open_read(path)
+    problem = _planted(path)
+    if problem is not None:
+        raise problem
+    try:
+        return open(path, "rb") if _is_special(path) else open_file(path)
+    except FileNotFoundError:
+        raise NoInput(f"{path}: no such file") from None
+    except PermissionError:
+        raise NoInput(f"{path}: permission denied") from None
 
 
 def warn_of_no_text(begin: bytes, path: str) -> None:

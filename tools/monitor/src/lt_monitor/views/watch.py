@@ -106,8 +106,9 @@ class _Logs:
 
     def look(self) -> None:
         begin = time.monotonic()
-        self._seen = self._state()
-        runs = run_loader.join_by_checkpoints(run_loader.read(self.patterns))
+        paths = expand(self.patterns, quiet=bool(self._seen))
+        self._seen = _state(paths)
+        runs = run_loader.join_by_checkpoints(run_loader.read(paths))
         names = plot.short_names([run.name for run in runs])
         self.views = [View.of(run, name, self.known) for run, name in zip(runs, names, strict=True)]
         self.look_seconds = time.monotonic() - begin
@@ -115,21 +116,22 @@ class _Logs:
     def look_again(self) -> None:
         """Keep what was seen when the logs cannot be read for a while, as when a job is requeued."""
         try:
-            if self._state() != self._seen:
+            if _state(expand(self.patterns, quiet=True)) != self._seen:
                 self.look()
             self.trouble = None
         except (ToolError, OSError) as error:
             self.trouble = printable(error)
 
-    def _state(self) -> list[tuple[object, ...]]:
-        found: list[tuple[object, ...]] = []
-        for path in expand(self.patterns):
-            if storage.is_remote(path):
-                found.append((path, time.monotonic()))
-            else:
-                status = os.stat(path)
-                found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
-        return found
+
+def _state(paths: Sequence[str]) -> list[tuple[object, ...]]:
+    found: list[tuple[object, ...]] = []
+    for path in paths:
+        if storage.is_remote(path):
+            found.append((path, time.monotonic()))
+        else:
+            status = os.stat(path)
+            found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
 
 
 def render(views: Sequence[View], now: float, width: int, height: int, trouble: str | None = None) -> "RenderableType":

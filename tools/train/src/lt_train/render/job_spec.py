@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
+from lt_shared.credentials import QUERY, covered
 from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema
@@ -96,7 +97,7 @@ def make(
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
     if image is not None:
-        credentials.check(image, "--image")
+        _check_secrets(image, "--image")
     if image is not None and not re.fullmatch(r"\S+", image):
         raise UsageError(f"--image {image!r}: no container image is called so", "--image REGISTRY/NAME:TAG, or FILE.sqsh")
     words = [*words, *_sizes(sizes)]
@@ -144,11 +145,21 @@ def _paths(data: Sequence[str]) -> Iterator[str]:
 
 def check_value(value: str, where: str) -> None:
     """Raises UsageError for a text that would not arrive as it was meant, however it is quoted."""
-    credentials.check(value, where)
+    _check_secrets(value, where)
     if CONTROL.search(value):
         raise UsageError(f"{where}: {value!r} has a line break or another control character", "write it in one line")
     if HOME.match(value):
         raise UsageError(f"{where}: {value!r}: nothing in a job file replaces ~", "write the directory out")
+
+
+def _check_secrets(value: str, where: str) -> None:
+    """A job file lives on, so that the parameters of a URL are refused here, too."""
+    credentials.check(value, where)
+    if QUERY.search(value):
+        raise UsageError(
+            f"{where}: {covered(value)} holds a secret, which others could read in job files, logs and process lists",
+            "leave it out: credentials come from the environment (AWS_PROFILE, HF_TOKEN, ...) or from the program's own login",
+        )
 
 
 def changes_preset(model: str) -> str:

@@ -1,0 +1,197 @@
+"""A stranger has put pipes and links among the logs: nothing waits for him or reads for him what he may not; the rest is read."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from stranger import STRANGER_UID, Stranger
+
+LT_MONITOR = Path(sys.executable).parent / "lt-monitor"
+STEP = '{{"v":1,"kind":"step","step":{0},"loss":2.5}}\n'
+LOG = "".join(STEP.format(step) for step in range(1, 5))
+SECRET = STEP.format(4711)
+COMMANDS = {
+    "scrape": ["scrape"],
+    "scrape with a state": ["scrape", "--state", "state"],
+    "alert": ["alert"],
+    "alert with a state": ["alert", "--state", "state"],
+    "prom": ["prom", "-o", "lt.prom"],
+    "goodput": ["goodput"],
+    "summarize": ["summarize"],
+    "runs": ["runs"],
+    "plot": ["plot", "-o", "report.html"],
+}
+PLANTS = {
+    "pipe": ("mkfifo -m 666 {}", "is neither a file nor a directory, and belongs to another user (uid 1001)"),
+    "link to a pipe": (
+        "mkfifo -m 666 his; ln -s his {}", "is neither a file nor a directory, and belongs to another user (uid 1001)",
+    ),
+    "socket": (
+        "python3 -c 'import socket as s; s.socket(s.AF_UNIX).bind(\"{}\")'",
+        "is neither a file nor a directory, and belongs to another user (uid 1001)",
+    ),
+    "device": ("ln -s /dev/zero {}", "is a link that another user (uid 1001) has made to"),
+    "link": ("ln -s SECRET {}", "is a link that another user (uid 1001) has made to"),
+    "link to a directory": ("ln -s FOLDER {}", "is a link that another user (uid 1001) has made to"),
+    "link to nothing": ("ln -s nowhere {}", "is a link that another user (uid 1001) has made to nothing"),
+    "link to itself": ("ln -s {0} {0}", "is a link that another user (uid 1001) has made to nothing"),
+}  # fmt: skip
+NO_FILES = ("pipe", "link to a pipe", "socket", "device", "link to a directory", "link to nothing", "link to itself")
+
+
+@pytest.fixture
+def folder(stranger: Stranger, tmp_path: Path) -> Path:
+    """Our logs are read from here; the stranger's directory is `logs`."""
+    (stranger.shared / "c.out").write_text(LOG)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/secret.out").write_text(SECRET)
+    (tmp_path / "logs").symlink_to(stranger.shared)
+    return tmp_path
+
+
+def plant(stranger: Stranger, folder: Path, what: str, name: str) -> str:
+    script, said = PLANTS[what]
+    private = folder / "private"
+    stranger.run(script.format(name).replace("SECRET", str(private / "secret.out")).replace("FOLDER", str(private)))
+    return said
+
+
+def run(folder: Path, *arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [LT_MONITOR, *map(str, arguments)]
+    options = {"stdin": subprocess.DEVNULL, **options}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_he_planted_is_left_out(command: str, what: str, folder: Path, stranger: Stranger) -> None:
+    """Named one by one, as the shell does it for *.out."""
+    said = plant(stranger, folder, what, "b.out")
+    done = run(folder, *COMMANDS[command], "logs/b.out", "logs/c.out")
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warnings) == 1, done.stderr
+    assert "b.out: " in warnings[0] and said in warnings[0] and warnings[0].endswith(": left out")
+    assert "4711" not in done.stdout + "".join(path.read_text() for path in folder.iterdir() if path.is_file())
+    if command.startswith("scrape"):
+        assert done.stdout.count('"kind":"step"') == 4
+    assert command != "prom" or 'run="logs/c"' in (folder / "lt.prom").read_text()
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("name", ["b.out", "train.log"])
+def test_a_directory_with_a_plant(name: str, what: str, folder: Path, stranger: Stranger) -> None:
+    said = plant(stranger, folder, what, name)
+    done = run(folder, "scrape", "logs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"kind":"step"') == 4 and "4711" not in done.stdout
+    if what not in NO_FILES:
+        assert said in done.stderr and done.stderr.count("left out") == 1
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("command", ["scrape", "scrape with a state", "alert", "alert with a state", "runs"])
+def test_nothing_else_is_named(command: str, what: str, folder: Path, stranger: Stranger) -> None:
+    said = plant(stranger, folder, what, "b.out")
+    done = run(folder, *COMMANDS[command], "logs/b.out")
+    assert (done.returncode, done.stdout) == (66 if "nothing" in said else 65, ""), done.stderr
+    assert "error: " in done.stderr and said in done.stderr and "left out" not in done.stderr
+
+
+def test_a_link_to_a_directory_that_ends_with_a_slash(folder: Path, stranger: Stranger) -> None:
+    said = plant(stranger, folder, "link to a directory", "b")
+    done = run(folder, "scrape", "logs/b/")
+    assert (done.returncode, done.stdout) == (65, ""), done.stderr
+    assert said in done.stderr
+
+
+def test_it_is_said_once_though_alert_looks_twice(folder: Path, stranger: Stranger) -> None:
+    """For the age of logs without training events."""
+    (stranger.shared / "c.out").write_text("nothing\n")
+    plant(stranger, folder, "pipe", "b.out")
+    done = run(folder, "alert", "logs/b.out", "logs/c.out")
+    assert (done.returncode, done.stderr.count("left out")) == (0, 1), done.stderr
+
+
+def test_a_pattern_that_matches_only_pipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.out")
+    done = run(tmp_path, "alert", "*.out")
+    assert (done.returncode, done.stdout) == (65, "")
+    assert "error: a.out: is neither a file nor a directory" in done.stderr
+
+
+def test_links_among_his_own_files_are_read(folder: Path, stranger: Stranger) -> None:
+    stranger.run(f"echo '{STEP.format(5).strip()}' > his.log; mkdir his; mv his.log his; ln -s his/his.log b.out; ln -s his d")
+    done = run(folder, "scrape", "logs/b.out", "logs/d")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count('"step":5') == 2
+
+
+def test_a_pipe_that_was_given_open_is_read_whoever_made_it(tmp_path: Path) -> None:
+    """As that of `... | su -c 'lt-monitor runs /dev/stdin'`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a pipe away")
+    for path in ("/dev/fd/{}", "/dev/stdin"):
+        reader, writer = os.pipe()
+        os.fchown(reader, STRANGER_UID, STRANGER_UID)
+        os.write(writer, LOG.encode())
+        os.close(writer)
+        done = run(tmp_path, "scrape", path.format(reader), pass_fds=[reader], stdin=reader)
+        os.close(reader)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.count('"kind":"step"') == 4
+
+
+@pytest.mark.parametrize("command", ["scrape", "alert", "runs", "goodput"])
+def test_pipes_of_ones_own_are_read(command: str, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(LOG)
+    os.mkfifo(tmp_path / "own")
+    for script in (f"{LT_MONITOR} {command} <(cat a.log)", f"(cat a.log > own &); {LT_MONITOR} {command} own"):
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "fd/63" in done.stdout or "own" in done.stdout or command == "alert"
+
+
+def test_a_link_that_appears_later_does_not_end_a_follow(folder: Path, stranger: Stranger) -> None:
+    command = [LT_MONITOR, "scrape", "--follow", "logs/*.out"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline()
+        plant(stranger, folder, "link", "b.out")
+        stranger.run("mkfifo a.out")
+        time.sleep(2.5)
+        with (stranger.shared / "c.out").open("a") as log:
+            log.write(STEP.format(5))
+        found = [process.stdout.readline() for _ in range(4)]
+        process.kill()
+        assert '"step":5' in found[-1] and "4711" not in "".join(found)
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("command", ["scrape with a state", "alert with a state"])
+def test_a_link_beside_a_log_that_was_rotated(command: str, folder: Path, stranger: Stranger) -> None:
+    assert run(folder, *COMMANDS[command], "logs/c.out").returncode == 0
+    (stranger.shared / "new").write_text(SECRET.replace("4711", "9"))
+    (stranger.shared / "new").rename(stranger.shared / "c.out")
+    plant(stranger, folder, "link", "c.out.1")
+    done = run(folder, *COMMANDS[command], "logs/c.out")
+    assert done.returncode == 0, done.stderr
+    assert "was replaced by another log" in done.stderr
+
+
+@pytest.mark.parametrize("log", ["logs/his.out", "logs/h*.out"])
+def test_a_link_that_takes_the_place_of_the_only_log_does_not_end_a_follow(log: str, folder: Path, stranger: Stranger) -> None:
+    stranger.run(f"echo '{STEP.format(1).strip()}' > his.out")
+    command = [LT_MONITOR, "scrape", "--follow", log]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline()
+        stranger.run(f"ln -s {folder}/private/secret.out link; mv link his.out")
+        time.sleep(2.5)
+        stranger.run(f"echo '{STEP.format(77).strip()}' > new; mv new his.out")
+        found = [process.stdout.readline() for _ in range(2)]
+        process.kill()
+        assert '"step":77' in found[-1] and "4711" not in "".join(found)
