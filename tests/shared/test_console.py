@@ -158,6 +158,13 @@ def test_help_shows_defaults_and_environment_variables(program: list[str]) -> No
     assert "How much. [env var: LT_X_LEVEL; default: 1]" in " ".join(run(program, "--help").stdout.split())
 
 
+def test_a_refused_value_of_the_environment_is_named(program: list[str]) -> None:
+    refused = run(program, "work", LT_X_WORK_SIZE="abc")
+    assert refused.stderr.startswith("lt-x: error: LT_X_WORK_SIZE in the environment: Invalid value for '--size': 'abc'")
+    refused = run(program, "--level", "abc", LT_X_LEVEL="7")
+    assert refused.stderr.startswith("lt-x: error: Invalid value for '--level': 'abc'")
+
+
 def test_the_environment_sets_options_and_flags_win(program: list[str]) -> None:
     assert run(program, "work", LT_X_WORK_SIZE="5").returncode == 3
     assert run(program, "work", "--size", "3", LT_X_WORK_SIZE="5").returncode == 1

@@ -107,3 +107,13 @@ def test_an_unknown_name_lists_the_presets() -> None:
     with pytest.raises(UsageError, match="no model preset 'llama9'") as caught:
         preset("llama9")
     assert caught.value.hint is not None and "llama3.2-1b" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("llama3-8", "llama3-8b"), ("Qwen3-8B", "qwen3-8b"), ("llama-3.1-70b", "llama3.1-70b")]
+)
+def test_a_name_like_one_of_them_is_answered_with_it(name: str, nearest: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        preset(name)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(f"did you mean {nearest}") and len(caught.value.hint) < 70

@@ -210,7 +210,8 @@ def _record(text: str, source: str, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadData(f"{source}, line {number}: not JSON: {error}") from None
     if "kind" not in record:
-        raise BadData(f"{source}, line {number}: not a manifest line: no kind")
+        hint = "a document? lt-preprocess makes a dataset of them, and prints its manifest" if number == 1 else None
+        raise BadData(f"{source}, line {number}: not a manifest line: no kind", hint)
     if record.get("v") != VERSION:
         raise BadData(f"{source}, line {number}: manifest version {record.get('v')}, this tool reads version {VERSION}")
     return record

@@ -133,7 +133,12 @@ PRESETS = {
 
 
 def preset(name: str) -> Architecture:
-    """The preset `name`. Raises UsageError listing the names when there is none."""
+    """The preset `name`. Raises UsageError naming the nearest ones, or all, when there is none."""
     if name not in PRESETS:
-        raise UsageError(f"no model preset {name!r}", f"presets: {', '.join(PRESETS)}")
+        # Most commands look up no name that is not there.
+        from difflib import get_close_matches
+
+        nearest = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.7)
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"presets: {', '.join(PRESETS)}"
+        raise UsageError(f"no model preset {name!r}", hint)
     return PRESETS[name]

@@ -184,6 +184,15 @@ def test_bad_line_in_standard_input(run: Run, tmp_path: Path, demo_tokenizer: Pa
     assert "cannot be read again" in result.stderr
 
 
+def test_another_key_than_the_one_asked_for(run: Run, tmp_path: Path, demo_tokenizer: Path) -> None:
+    """--on-error skip would leave out every line."""
+    options = ("--json-keys", "content", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out")
+    result = run("-", *options, input='{"id": 7, "text": "a"}\n')
+    assert result.returncode == 65
+    assert "standard input, line 1, byte 0: no key 'content', it has 'id', 'text'" in result.stderr
+    assert "hint: --json-keys names the key that has the text; " in result.stderr
+
+
 def test_dry_run_writes_nothing(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
     result = run(file, "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", "--dry-run", "--workers", "3")
     assert result.returncode == 0

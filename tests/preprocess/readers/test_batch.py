@@ -53,7 +53,11 @@ def test_blank_lines_are_ignored_and_counted() -> None:
         (b'"text"', "not a JSON object"),
         (b"[1]", "not a JSON object"),
         (b"{}", "no key 'text'"),
-        (b'{"Text": "a"}', "no key 'text'"),
+        (b'{"Text": "a", "id\\n": 7}', "no key 'text', it has 'Text', 'id\\n'"),
+        (
+            b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1, "g": 1, "h": 1, "i": 1}',
+            "no key 'text', it has 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'",
+        ),
         (b'{"text": null}', "'text' is null, expected a string or a list of strings"),
         (b'{"text": 1}', "'text' is a number, expected a string or a list of strings"),
         (b'{"text": true}', "'text' is a boolean, expected a string or a list of strings"),

@@ -8,6 +8,7 @@ from running import run
 REFUSED = {
     "two spellings": ('seq-length = 64\nseq_length = 128\n', "seq-length and seq_length are the same option"),
     "two names": ("num-layers = 2\nlayers = 3\n", "num-layers and layers are the same option"),
+    "a slip": ("lerning-rate = 1\ntrain-iterss = 2\n", "unknown options: lerning-rate, train-iterss"),
     "another file": ('config = "/etc/passwd"\n', "unknown options: config"),
     "a zero byte": ('save = "a\\u0000b"\n', "save has a zero byte in it"),
     "a table": ("[model]\nlayers = 3\n", "model"),
@@ -24,3 +25,10 @@ def test_what_is_ambiguous_is_refused(case: str, tmp_path: Path) -> None:
     assert result.code == 78, result.err
     assert message in result.err
     assert len(result.err.splitlines()) <= 2
+
+
+def test_a_slip_is_answered_with_the_nearest_option(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("train_iterss = 2\nseq-lenght = 3\nqzx = 1\n")
+    result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    assert result.err.splitlines()[-1] == "hint: seq-lenght: did you mean seq-length?; train_iterss: did you mean train-iters?"

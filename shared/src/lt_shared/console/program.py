@@ -94,7 +94,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
         return finished.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else output.tool_name()
-        return _report(error.format_message(), f"see {path} --help", ExitCode.USAGE)
+        return _report(_origin(error) + error.format_message(), f"see {path} --help", ExitCode.USAGE)
     except click.ClickException as error:
         return _report(error.format_message(), None, error.exit_code)
     except ToolError as error:
@@ -115,6 +115,19 @@ def exit_code_of(work: Callable[[], int]) -> int:
         if type(error).__module__.partition(".")[0] in ("aiohttp", "botocore"):
             return _report(str(error), "see the network and the endpoint in the environment", ExitCode.IO)
         return _report(f"internal error: {type(error).__name__}: {error}", "LT_DEBUG=1 shows where", ExitCode.INTERNAL)
+
+
+def _origin(error: click.UsageError) -> str:
+    """The environment variable whose value is refused, which the option's name would not lead to; nothing otherwise."""
+    option, context = getattr(error, "param", None), error.ctx
+    if option is None or context is None or option.name is None:
+        return ""
+    if context.get_parameter_source(option.name) is not click.core.ParameterSource.ENVIRONMENT:
+        return ""
+    names = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+    if context.auto_envvar_prefix:
+        names.append(f"{context.auto_envvar_prefix}_{option.name.upper()}")
+    return next((f"{name} in the environment: " for name in names if name in os.environ), "")
 
 
 def _report(message: str, hint: str | None, code: int) -> int:

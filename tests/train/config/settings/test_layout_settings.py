@@ -57,6 +57,16 @@ def test_refused_layouts(case: str) -> None:
         plan_of([*MODEL, "--num-query-groups", "4", *options])
 
 
+@pytest.mark.parametrize(
+    ("heads", "groups", "hint"), [("8", "4", "choose 1, 2 or 4"), ("8", "1", "choose 1"), ("16", "16", "choose 1, 2, 4, 8 or 16")]
+)
+def test_what_divides_the_model_is_named(heads: str, groups: str, hint: str) -> None:
+    sizes = ("--num-attention-heads", heads, "--num-query-groups", groups, "--hidden-size", "64", "--ffn-hidden-size", "192")
+    with pytest.raises(BadConfig) as caught:
+        plan_of([*MODEL, *sizes, "--tensor-model-parallel-size", "3", "--ranks", "3"])
+    assert caught.value.hint == hint
+
+
 def test_stages_by_their_number_or_by_their_layers() -> None:
     def stages(*options: str) -> int | None:
         return plan_of([*MODEL, *options]).parallelism.interleaving

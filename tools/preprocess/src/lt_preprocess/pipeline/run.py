@@ -116,7 +116,9 @@ class _Run:
     def _take(self, encoded: Encoded) -> None:
         """Write the documents of one chunk but those that were written already, into as many parts as they need."""
         if encoded.bad_lines and self._plan.options.on_error == "fail":
-            raise BadData(str(encoded.bad_lines[0]), "--on-error skip or quarantine leaves such lines out and reports them")
+            line = encoded.bad_lines[0]
+            keys = "--json-keys names the key that has the text; " if line.reason.startswith("no key") else ""
+            raise BadData(str(line), f"{keys}--on-error skip or quarantine leaves such lines out and reports them")
         taken = min(self._state.taken, encoded.documents)
         left_to_skip = self._state.taken - taken
         columns = [column.since(taken) for column in encoded.columns] if taken else encoded.columns

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+NAMED_KEYS = 8
+
 
 class Unusable(ValueError):
     """A line without a document; the message says why."""
@@ -25,7 +27,8 @@ def texts_of(line: bytes, json_keys: tuple[str, ...]) -> list[list[bytes]]:
 
 def _texts_of(record: dict[str, Any], key: str) -> list[bytes]:
     if key not in record:
-        raise Unusable(f"no key {key!r}")
+        there = ", ".join(repr(name)[:40] for name in list(record)[:NAMED_KEYS])
+        raise Unusable(f"no key {key!r}" + (f", it has {there}" if there else ""))
     value = record[key]
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):

@@ -23,7 +23,12 @@ def from_toml(path: str, names: Mapping[str, str], lists: Set[str]) -> dict[str,
         raise BadConfig(f"{path}: not TOML: {error}") from None
     unknown = sorted(key for key in content if key.replace("-", "_") not in names)
     if unknown:
-        raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", "see lt-train --help for their names")
+        from difflib import get_close_matches
+
+        spelled_alike = {key: get_close_matches(key.replace("-", "_"), names, n=1) for key in unknown}
+        nearest = [f"{key}: did you mean {found[0].replace('_', '-')}?" for key, found in spelled_alike.items() if found]
+        hint = "; ".join(nearest) or "see lt-train --help for their names"
+        raise BadConfig(f"{path}: unknown options: {', '.join(unknown)}", hint)
     options: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for key, value in content.items():

@@ -1,7 +1,8 @@
 """The parallel layout: tensor, pipeline, context, expert and data parallel sizes."""
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -14,6 +15,8 @@ from lt_train.runtime import device, rank_environment
 POSITIVE = click.IntRange(min=1)
 
 MANUAL, AUTO = "manual", "auto"
+# More ranks than the largest node or rack has do not share one layer.
+MOST_TENSOR_PARALLEL = 72
 
 OPTIONS = console.section(
     "Parallelism",
@@ -162,6 +165,16 @@ def _interleaving(options: dict[str, Any], layers: int, pipeline: int) -> int | 
     return stages if stages and stages > 1 else None
 
 
+def _common_divisors(sizes: Iterable[int]) -> list[int]:
+    largest = math.gcd(*sizes)
+    return [size for size in range(1, min(largest, MOST_TENSOR_PARALLEL) + 1) if largest % size == 0]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterator[ToolError]:
     """Yields BadConfig when the sizes do not divide the model or the ranks."""
     if parallel.world_size % parallel.model:
@@ -178,7 +191,8 @@ def check(parallel: Parallelism, model: Architecture, seq_length: int) -> Iterat
     for what, size in divisible:
         if size % parallel.tensor:
             yield BadConfig(
-                f"{what} {size} not divisible by tensor parallel size {parallel.tensor}", "choose another tensor parallel size"
+                f"{what} {size} not divisible by tensor parallel size {parallel.tensor}",
+                f"choose {_listed(_common_divisors(size for _, size in divisible))}",
             )
     if parallel.sequence and parallel.tensor == 1:
         yield BadConfig("sequence parallelism needs a tensor parallel size above 1", "drop --sequence-parallel")
