@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import platform
 import pty
 import re
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from lt_shared import console
 
 
 @click.group(cls=console.Group, examples="lt-x work --size 3\\nlt-x work -")
-@click.version_option("1.0")
+@console.version_option("lt-x", "1.0", "click", "no-such-package")
 @click.option("--level", default=1, help="How much.")
 def command(level):
     """Do things."""
@@ -173,7 +175,10 @@ def test_the_environment_sets_options_and_flags_win(program: list[str]) -> None:
 
 def test_version(program: list[str]) -> None:
     done = run(program, "--version")
-    assert (done.returncode, done.stdout) == (0, "lt-x, version 1.0\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"lt-x 1.0\nPython {platform.python_version()}, click {metadata.version('click')}\n",
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -52,7 +52,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
-        assert result.stdout.startswith(f"lt-monitor, version {__version__}" if "--version" in arguments else "Examples:")
+        assert result.stdout.startswith(f"lt-monitor {__version__}\n" if "--version" in arguments else "Examples:")
 
 
 def examples() -> list[str]:

@@ -1,7 +1,8 @@
 """click's commands and groups, with help that begins with examples and shows environment variables."""
 
 import math
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
@@ -52,6 +53,31 @@ def section(title: str, *options: Callable[[Callable[..., Any]], Callable[..., A
         return function
 
     return add
+
+
+def version_option(tool: str, version: str, *distributions: str) -> Callable[[Any], Any]:
+    """`--version`: a line for the tool, and one for Python and the installed ones of the `distributions` that matter to it."""
+
+    def show(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+        if is_given and not context.resilient_parsing:
+            found = [f"Python {platform.python_version()}", *_installed(distributions)]
+            click.echo(f"{tool} {version}\n{', '.join(found)}")
+            context.exit()
+
+    return click.option(
+        "--version", is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the version and exit."
+    )
+
+
+def _installed(distributions: Iterable[str]) -> Iterator[str]:
+    # Costs more than all of --help.
+    from importlib import metadata
+
+    for name in distributions:
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
 
 
 class Group(click.Group):

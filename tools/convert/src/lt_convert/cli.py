@@ -36,7 +36,7 @@ class _Command(console.Command):
 
 
 @click.command(cls=_Command, examples=EXAMPLES)
-@click.version_option(__version__)
+@console.version_option("lt-convert", __version__, "numpy", "tokenizers", "s3fs")
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
 @click.option(

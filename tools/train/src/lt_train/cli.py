@@ -12,6 +12,7 @@ import click
 
 from lt_shared import console
 from lt_train import __version__
+from lt_train.config import optional_packages
 from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
 from lt_train.config.settings import benchmark
 from lt_train.config.settings import data as data_settings
@@ -42,7 +43,7 @@ class Command(RunCommand):
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.version_option(__version__, "--version", prog_name="lt-train", message="%(prog)s %(version)s")
+@console.version_option("lt-train", __version__, *optional_packages.DISTRIBUTIONS)
 @run_options
 def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Pretrain a decoder language model on DATA with megatron-core.

@@ -20,7 +20,7 @@ lt-monitor plot run1/train.log -o report.html
 lt-monitor plot run1/train.log run2/train.log -o loss.png
 """,
 )
-@click.version_option(__version__, prog_name="lt-monitor")
+@console.version_option("lt-monitor", __version__, "matplotlib", "s3fs")
 def command() -> None:
     """Find out why a training run is slow, stuck or wrong from its logs. LOG is a file, directory or pattern, or - for stdin."""
 

@@ -95,7 +95,7 @@ class _Command(console.Command):
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
 @megatron_options.megatron_options
-@click.version_option(__version__, prog_name="lt-preprocess")
+@console.version_option("lt-preprocess", __version__, "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
 def command(
     files: tuple[str, ...],
     tokenizer: str | None,

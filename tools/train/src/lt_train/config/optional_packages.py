@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import importlib.util
 import sys
-from importlib import metadata
 from pathlib import Path
 
 
@@ -72,6 +71,9 @@ def versions() -> dict[str, str]:
 
 
 def _version(distribution: str) -> tuple[str, ...]:
+    # 20 ms, and --help asks for no version.
+    from importlib import metadata
+
     try:
         return (metadata.version(distribution),)
     except metadata.PackageNotFoundError:
