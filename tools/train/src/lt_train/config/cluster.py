@@ -44,13 +44,24 @@ GPUS = {
     )
 }
 
+
+class GpuName(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
+    """A name in `GPUS`, in any case; without its memory where there is one size of it."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        alike = [name for name in GPUS if value.lower() in (name, name.partition("-")[0])]
+        if len(alike) > 1:
+            self.fail(f"{value!r} is one of {' and '.join(alike)}", parameter, context)
+        return alike[0] if alike else str(super().convert(value, parameter, context))
+
+
 # More than any cluster or machine has: a larger number is a slip.
 NODES = click.IntRange(1, 100_000)
 GPUS_PER_NODE = click.IntRange(1, 1024)
 NAMES = ("gpu", "gpus_per_node", "nodes")
 OPTIONS = console.section(
     "Cluster",
-    click.option("--gpu", type=click.Choice(list(GPUS)), help="What the nodes have."),
+    click.option("--gpu", type=GpuName(list(GPUS)), help="What the nodes have."),
     click.option("--gpus-per-node", type=GPUS_PER_NODE, default=8, help="How many of them each has."),
     click.option("--nodes", type=NODES, default=1, help="Nodes of the job."),
 )
