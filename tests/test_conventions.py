@@ -159,3 +159,25 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose)
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "word", "command"),
+    [
+        ("lt-preprocess", "inf", "info"),
+        ("lt-convert", "verfy", "verify"),
+        ("lt-train", "prefligth", "preflight"),
+        ("lt-train", "pln", "plan"),
+    ],
+)
+def test_a_misspelt_command_is_answered_with_the_nearest(tool: str, word: str, command: str) -> None:
+    done = run(tool, word, "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{tool}: error: {word}: no such file, and no such command\nhint: did you mean {command}?\n"
+
+
+@pytest.mark.parametrize("tool", ["lt-preprocess", "lt-convert"])
+def test_a_file_may_be_called_nearly_like_a_command(tool: str, tmp_path: Path) -> None:
+    (tmp_path / "verfy").touch()
+    done = subprocess.run([BINARIES / tool, "verfy"], cwd=tmp_path, capture_output=True, text=True)
+    assert "Missing option" in done.stderr

@@ -1,11 +1,14 @@
 """click's commands and groups, with help that begins with examples and shows environment variables."""
 
 import math
+import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
+
+from lt_shared.console.errors import UsageError
 
 
 class Command(click.Command):
@@ -53,6 +56,19 @@ def section(title: str, *options: Callable[[Callable[..., Any]], Callable[..., A
         return function
 
     return add
+
+
+def check_command(words: Sequence[str], names: Iterable[str]) -> None:
+    """Raises UsageError when the first of a tool's words, which is no file here, is nearly the name of one of its commands."""
+    word = words[0] if words else ""
+    if not word.isalpha() or os.path.lexists(word):
+        return
+    # Most words are names of files.
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(word, list(names), n=1, cutoff=0.7)
+    if nearest:
+        raise UsageError(f"{word}: no such file, and no such command", f"did you mean {nearest[0]}?")
 
 
 def version_option(tool: str, version: str, *distributions: str) -> Callable[[Any], Any]:

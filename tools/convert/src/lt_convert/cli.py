@@ -30,6 +30,10 @@ FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 class _Command(console.Command):
     """The conversion command, which has no name of its own; its help also lists the named commands."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        console.check_command(args, commands.commands)
+        return super().parse_args(ctx, args)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)

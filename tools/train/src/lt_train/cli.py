@@ -5,6 +5,7 @@ given as `./bench`. The other commands are in `lt_train.commands`, a module each
 """
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -36,6 +37,12 @@ MODULES = {"import": "importing", "plan": "plan_layout", "preflight": "preflight
 
 class Command(RunCommand):
     """Its help is that of the tool and lists the named commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A dataset's prefix is the name of no file.
+        if not any(os.path.lexists(f"{word}.idx") for word in args[:1]):
+            console.check_command(args, commands.list_commands(ctx))
+        return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)

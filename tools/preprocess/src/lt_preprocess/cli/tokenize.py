@@ -37,6 +37,7 @@ class _Command(console.Command):
     """Its help is the help of the whole tool, and lists the named commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        console.check_command(args, datasets.commands.commands)
         return super().parse_args(ctx, megatron_options.with_lists_repeated(args))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
