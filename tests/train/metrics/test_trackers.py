@@ -110,7 +110,7 @@ def test_wandb_has_written_everything_when_it_is_closed(tmp_path: Path) -> None:
 
 def test_wandb_without_a_key_says_what_to_do(tmp_path: Path) -> None:
     code = "from lt_train.metrics.trackers import Wandb, WandbTracker; WandbTracker(Wandb('project', None, '.'), None, {})"
-    assert "lt_shared.console.Unavailable: wandb: No API key configured" in alone(code, tmp_path).stderr
+    assert "lt_shared.console.errors.Unavailable: wandb: No API key configured" in alone(code, tmp_path).stderr
 
 
 @pytest.mark.parametrize(("steps_after", "warning"), [(60, "training continues"), (0, "the last values may be missing")])

@@ -3,13 +3,17 @@
 The packages run on GPUs only: here their calls are replaced.
 """
 
-import multiprocessing
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from layouts import assembled
+from reserved_ports import free_port
 
 from lt_shared.console import BadConfig
 from lt_train.config import kernels, optional_packages
@@ -119,28 +123,27 @@ def test_what_was_asked_for_is_refused(words: tuple[str, ...], package: optional
         kernels.choose(config, HOPPER, {package: "the reason"})
 
 
-def rank(number: int, port: int, answers: Any) -> None:
-    """One of two; the second's quack is broken."""
+def rank(number: int, port: int) -> dict[str, str]:
+    """What one of two ranks leaves out; the second's quack is broken."""
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
     optional_packages.is_installed = lambda module: True  # type: ignore[assignment]
     device.gpu_count = lambda: 8
     replace(setattr, **({"quack": BROKEN} if number else {}))
     config = assembled(WORDS)
     failed = kernel_trials.failures(config, kernels.choose(config, HOPPER), HERE)
-    answers.put((number, {package.name: reason for package, reason in failed.items()}))
     torch.distributed.destroy_process_group()
+    return {package.name: reason for package, reason in failed.items()}
 
 
 def test_all_ranks_leave_out_what_one_cannot_use() -> None:
-    from reserved_ports import free_port
+    port, environment = str(free_port()), os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(number), port], env=environment, stdout=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]
+    found = [json.loads(each.communicate(timeout=480)[0]) for each in ranks]
+    assert found == [{"quack": "on rank 1: TypeError: epilogue fn depends on <ContextVar>"}] * 2
 
-    context = multiprocessing.get_context("spawn")
-    answers, port = context.Queue(), free_port()
-    ranks = [context.Process(target=rank, args=(number, port, answers)) for number in range(2)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join(timeout=240)
-    assert [each.exitcode for each in ranks] == [0, 0]
-    found = dict(answers.get() for _ in ranks)
-    assert found[0] == found[1] == {"quack": "on rank 1: TypeError: epilogue fn depends on <ContextVar>"}
+
+if __name__ == "__main__":
+    print(json.dumps(rank(*map(int, sys.argv[1:]))))
