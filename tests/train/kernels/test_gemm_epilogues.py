@@ -68,7 +68,11 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Any:
     target = tmp_path_factory.mktemp("shared")
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, pinned.partition(";")[0]]
     subprocess.run(command, check=True, capture_output=True)
-    spec = importlib.util.spec_from_file_location("identity", target / "quack/gemm_runtime/identity.py")
+    return _loaded("identity", target / "quack/gemm_runtime/identity.py")
+
+
+def _loaded(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -78,19 +82,18 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_cutlass_may_lie_anywhere(identity: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """quack refuses functions with variables that it cannot hash, unless they lie in site-packages; cutlass has one."""
     source = "import contextvars\nstate = contextvars.ContextVar('state')\ndef multiply(x):\n    return state.get() * x\n"
+    functions = []
     for name in ("cutlass", "another"):
         (tmp_path / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import another  # type: ignore[import-not-found]
-    import cutlass  # type: ignore[import-not-found]
-
-    for function in (cutlass.multiply, another.multiply):
+        functions.append(_loaded(name, tmp_path / f"{name}.py").multiply)
+    of_cutlass, of_another = functions
+    for function in functions:
         with pytest.raises(TypeError, match="epilogue fn depends on <ContextVar"):
             identity.function_semantic_key(function)
     monkeypatch.setitem(sys.modules, "quack", ModuleType("quack"))
     monkeypatch.setitem(sys.modules, "quack.gemm_runtime", SimpleNamespace(identity=identity))
     for _ in range(2):
         gemm_epilogues._let_cutlass_lie_anywhere()
-        assert identity.function_semantic_key(cutlass.multiply) == ("extern_function", "cutlass", "multiply")
+        assert identity.function_semantic_key(of_cutlass) == ("extern_function", "cutlass", "multiply")
         with pytest.raises(TypeError, match="epilogue fn depends on <ContextVar"):
-            identity.function_semantic_key(another.multiply)
+            identity.function_semantic_key(of_another)

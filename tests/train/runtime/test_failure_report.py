@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -114,6 +115,7 @@ def test_memory_that_is_used_up_is_the_configurations_fault(error: Exception, sh
     ],
 )
 @pytest.mark.parametrize("fails", ["when imported", "when called", "when a name is missing", "when a part is missing"])
+@mock.patch.dict(sys.modules)
 def test_a_broken_optional_package_is_named_with_the_way_around_it(
     package: str, distribution: str, option: str, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +126,7 @@ def test_a_broken_optional_package_is_named_with_the_way_around_it(
     (tmp_path / package / "gemm.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
     try:
         if fails == "when a part is missing":
             importlib.import_module(f"{package}.interface")
