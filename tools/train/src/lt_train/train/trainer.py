@@ -58,9 +58,10 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
             expert_model_parallel_size=config.parallelism.expert,
             num_distributed_optimizer_instances=config.memory.replicas,
         )
-    model_parallel_cuda_manual_seed(config.seed)
     is_first = rank_environment.rank == 0
+    # The trials draw random numbers: before the seeding.
     chosen = _kernels(config, where, is_first)
+    model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
     with (
         Measurement(config, is_first, device.name(where), chosen, versions) if config.benchmark else Log(config, is_first) as log
