@@ -11,9 +11,9 @@ import torch
 
 from lt_shared import pickles
 from lt_shared.console import BadData
-from lt_train.checkpoint.numpy_state import STAND_INS
 from lt_train.checkpoint.object_reader import read_object
 from lt_train.checkpoint.pickle_allowlist import OBJECT_NAMES
+from lt_train.checkpoint.stand_ins import STAND_INS
 
 VALUES = torch.arange(6.0)
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"

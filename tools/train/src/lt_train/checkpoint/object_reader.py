@@ -32,8 +32,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from lt_shared import checkpoint_layout, checksums, ownership, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
 from lt_shared.console import BadData, ToolError
-from lt_train.checkpoint.numpy_state import STAND_INS
 from lt_train.checkpoint.pickle_allowlist import INDEX_NAMES, OBJECT_NAMES
+from lt_train.checkpoint.stand_ins import STAND_INS
 
 INDEX = ".metadata"
 _LOCAL_HEADER_BYTES = 30

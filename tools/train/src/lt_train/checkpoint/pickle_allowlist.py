@@ -13,7 +13,7 @@ from typing import Any
 from lt_shared import checkpoint_layout, pickles, storage
 from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadData
-from lt_train.checkpoint.numpy_state import STAND_INS
+from lt_train.checkpoint.stand_ins import STAND_INS
 
 _METADATA = (
     "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",

@@ -8,8 +8,8 @@ import pytest
 
 from lt_shared import pickles
 from lt_shared.console import BadData
-from lt_train.checkpoint.numpy_state import STAND_INS
 from lt_train.checkpoint.pickle_allowlist import OBJECT_NAMES
+from lt_train.checkpoint.stand_ins import STAND_INS
 
 ARRAYS = [
     np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6, dtype=np.uint32).reshape(2, 3)), np.array(True),
