@@ -199,7 +199,7 @@ def test_what_is_open_is_no_link(name: str) -> None:
     reading, writing = os.pipe()
     try:
         ownership.check_link(name.format(reading))
-        ownership.check_link(name.format(reading), reading)
+        os.close(ownership.open_checked(name.format(reading)))
     finally:
         os.close(reading)
         os.close(writing)
@@ -222,6 +222,5 @@ def test_ones_own_links_are_followed_as_the_kernel_does(way: str, tmp_path: Path
     (tmp_path / "z").symlink_to("y/../y/file")
     monkeypatch.chdir(tmp_path)
     for path in (way, str(tmp_path / way)):
-        with open(path) as file:
-            ownership.check_link(path, file.fileno())
+        with open(path, opener=ownership.open_checked):
             assert ownership._followed(path)[0] == os.path.realpath(path)

@@ -28,21 +28,40 @@ def belongs_to_other(status: os.stat_result, directory: str | os.PathLike[str]) 
     return f"belongs to another user (uid {status.st_uid})"
 
 
-def check_link(path: str | os.PathLike[str], descriptor: int | None = None) -> None:
+def check_link(path: str | os.PathLike[str]) -> None:
     """Raises BadData for a link on the way to `path` that another user has made to what is not his own, OSError for no such path.
 
-    He may not be able to read that file, and would have it read, and copied into an output, by whoever can. He may also exchange
-    the two while the path is opened: `descriptor` is what was opened, and must be what the path, so followed, names.
+    He may not be able to read that file, and would have it read, and copied into an output, by whoever can.
     """
-    followed, is_exposed = _followed(os.fspath(path))
-    if descriptor is None or not is_exposed:
+    _followed(os.fspath(path))
+
+
+def open_checked(path: str, flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
+    """`os.open` for reading, with `check_link`; `open(path, "rb", opener=open_checked)` makes a file of it.
+
+    Another user may exchange links and files while the path is opened: it is followed before, so that what is not his is not even
+    opened, and after, when it must lead to what was opened. Raises BadData when it does not.
+    """
+    check_link(path)
+    descriptor = os.open(path, flags)
+    try:
+        _check_opened(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_opened(path: str, descriptor: int) -> None:
+    followed, is_exposed = _followed(path)
+    if not is_exposed:
         return
     try:
         opened = os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return
     if opened.startswith("/") and opened.removesuffix(" (deleted)") != followed:
-        raise BadData(f"{os.fspath(path)}: was exchanged while it was opened", "run the command again; look who writes there")
+        raise BadData(f"{path}: was exchanged while it was opened", "run the command again; look who writes there")
 
 
 def _followed(path: str) -> tuple[str, bool]:

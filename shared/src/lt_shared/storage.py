@@ -123,11 +123,18 @@ def fingerprint(path: str | os.PathLike[str], refresh: bool = False) -> dict[str
 def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open for reading. Raises NoInput, naming the path, when there is no such readable file, BadData for a stranger's link."""
     name = os.fspath(path)
-    try:
+    with reading(name):
         if not is_remote(name):
-            return _open_local(name)
+            return open(name, "rb", opener=ownership.open_checked)
         filesystem, key = _filesystem(name)
         return retry(lambda: filesystem.open(key, "rb"), name)
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Within it, the errors of opening a file that is missing, or cannot be read, are raised as NoInput that names it."""
+    try:
+        yield
     except FileNotFoundError:
         raise NoInput(f"{name}: no such file") from None
     except PermissionError:
@@ -138,18 +145,6 @@ def open_read(path: str | os.PathLike[str]) -> IO[bytes]:
         raise NoInput(f"{name}: a part of the path is not a directory") from None
 
 
-def _open_local(name: str) -> IO[bytes]:
-    # Twice: a stranger's link is not even opened, unless he puts it there in between.
-    ownership.check_link(name)
-    file = open(name, "rb")
-    try:
-        ownership.check_link(name, file.fileno())
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     with open_read(path) as file:
         return file.read()
@@ -158,7 +153,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def read_record(path: str | os.PathLike[str]) -> bytes:
     """As `read_bytes` for what lies beside data by its name. Raises BadData for a pipe there, which would be waited for."""
     name = os.fspath(path)
-    if not is_remote(name) and _is_special(name):
+    if not is_remote(name) and is_special(name):
         raise BadData(f"{name}: not a regular file")
     return read_bytes(name)
 
@@ -226,7 +221,7 @@ def files_below(directory: str | os.PathLike[str]) -> list[str]:
 
 def _is_left_out(path: str, root: str) -> bool:
     """A link to nothing is not: who opens it says that it is missing. `root` ends with a slash."""
-    if _is_special(path):
+    if is_special(path):
         return True
     if not os.path.islink(path):
         return False
@@ -235,7 +230,7 @@ def _is_left_out(path: str, root: str) -> bool:
     return leads_upwards or (not target.startswith(root) and os.lstat(path).st_uid not in (0, os.geteuid()))
 
 
-def _is_special(path: str) -> bool:
+def is_special(path: str) -> bool:
     """Whether it is a pipe, a device or a socket."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 

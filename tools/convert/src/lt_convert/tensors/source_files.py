@@ -154,14 +154,7 @@ def _open(path: str) -> int:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadData(f"{path}: not a regular file")
-        ownership.check_link(path)
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            ownership.check_link(path, descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+        return ownership.open_checked(path)
     except (FileNotFoundError, NotADirectoryError):
         raise BadData(f"{path}: missing", INCOMPLETE) from None
     except PermissionError:

@@ -66,14 +66,8 @@ def expand(patterns: Sequence[str], quiet: bool = False) -> list[str]:
 def _check_readable(path: str) -> None:
     if path == STANDARD_INPUT or storage.is_remote(path):
         return
-    try:
+    with storage.reading(path):
         os.stat(path)
-    except FileNotFoundError:
-        raise NoInput(f"{path}: no such file") from None
-    except PermissionError:
-        raise NoInput(f"{path}: permission denied") from None
-    except NotADirectoryError:
-        raise NoInput(f"{path}: a part of the path is not a directory") from None
     if not os.access(path, os.R_OK):
         raise NoInput(f"{path}: permission denied")
 
@@ -84,7 +78,7 @@ def _matches(pattern: str, left_out: dict[str, ToolError]) -> list[str]:
     if paths == [pattern] or storage.is_remote(pattern):
         return paths
     for path in paths:
-        if _is_special(path):
+        if storage.is_special(path):
             left_out[path] = BadData(f"{path}: is neither a file nor a directory")
     return [path for path in paths if path not in left_out]
 
@@ -128,10 +122,6 @@ def _planted_link_to_nothing(path: str) -> ToolError | None:
     return None
 
 
-def _is_special(path: str) -> bool:
-    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
-
-
 def _is_open(status: os.stat_result) -> bool:
     names = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ["0"]
     for name in names:
@@ -146,15 +136,10 @@ def open_file(path: str) -> IO[bytes]:
 
     A pipe that has taken its place is not waited for, and a link that another user has put there raises BadData.
     """
-    ownership.check_link(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file any more", path)
-        ownership.check_link(path, descriptor)
-    except BaseException:
+    descriptor = ownership.open_checked(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise
+        raise FileNotFoundError(errno.ENOENT, "not a regular file any more", path)
     return open(descriptor, "rb")
 
 
@@ -243,12 +228,8 @@ def _open(path: str) -> IO[bytes]:
     problem = _planted(path)
     if problem is not None:
         raise problem
-    try:
-        return open(path, "rb") if _is_special(path) else open_file(path)
-    except FileNotFoundError:
-        raise NoInput(f"{path}: no such file") from None
-    except PermissionError:
-        raise NoInput(f"{path}: permission denied") from None
+    with storage.reading(path):
+        return open(path, "rb") if storage.is_special(path) else open_file(path)
 
 
 def warn_of_no_text(begin: bytes, path: str) -> None:

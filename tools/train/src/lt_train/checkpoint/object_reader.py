@@ -173,8 +173,8 @@ def read_object(file: IO[bytes], verify: bool = True) -> Any:
 def _read_common(file: Any, torch_load: Callable[..., Any], verify: bool) -> dict[str, Any]:
     """The content of a `common.pt`, read by torch's own restricted unpickler after a look at the archive. Raises BadData."""
     origin = os.fspath(file)
-    ownership.check_link(file)
-    content = memoryview(Path(file).read_bytes())
+    with open(file, "rb", opener=ownership.open_checked) as opened:
+        content = memoryview(opened.read())
     if content[: len(pickles.ARCHIVE)] != pickles.ARCHIVE:
         raise BadData(f"{origin}: not a torch file", "do not load it: it may run code")
     try:
