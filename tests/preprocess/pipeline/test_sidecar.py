@@ -306,7 +306,7 @@ def test_a_package_that_is_not_installed_is_not_named(monkeypatch: pytest.Monkey
         return "1"
 
     monkeypatch.setattr(metadata, "version", version)
-    assert sidecar._versions() == dict.fromkeys(("lt-shared", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers"), "1")
+    assert installed_versions(sidecar.PACKAGES) == dict.fromkeys(("lt-shared", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers"), "1")
 
 
 def test_shards_of_one_run_have_its_name(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:

@@ -8,6 +8,7 @@ from lt_shared.console.commands import Command as Command
 from lt_shared.console.commands import FiniteRange as FiniteRange
 from lt_shared.console.commands import Group as Group
 from lt_shared.console.commands import check_command as check_command
+from lt_shared.console.commands import installed_versions as installed_versions
 from lt_shared.console.commands import section as section
 from lt_shared.console.commands import version_option as version_option
 from lt_shared.console.errors import BadConfig as BadConfig

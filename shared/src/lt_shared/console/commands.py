@@ -1,9 +1,10 @@
 """click's commands and groups, with help that begins with examples and shows environment variables."""
 
+import contextlib
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -76,8 +77,8 @@ def version_option(tool: str, version: str, *distributions: str) -> Callable[[An
 
     def show(context: click.Context, option: click.Parameter, is_given: bool) -> None:
         if is_given and not context.resilient_parsing:
-            found = [f"Python {platform.python_version()}", *_installed(distributions)]
-            click.echo(f"{tool} {version}\n{', '.join(found)}")
+            found = {"Python": platform.python_version()} | installed_versions(distributions)
+            click.echo(f"{tool} {version}\n{', '.join(f'{name} {number}' for name, number in found.items())}")
             context.exit()
 
     return click.option(
@@ -85,15 +86,16 @@ def version_option(tool: str, version: str, *distributions: str) -> Callable[[An
     )
 
 
-def _installed(distributions: Iterable[str]) -> Iterator[str]:
-    # Costs more than all of --help.
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """The versions of those `distributions` that are installed, in their order."""
+    # 20 ms, more than all of --help.
     from importlib import metadata
 
+    found = {}
     for name in distributions:
-        try:
-            yield f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 class Group(click.Group):

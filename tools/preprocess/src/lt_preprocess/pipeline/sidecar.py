@@ -7,12 +7,10 @@ inputs that were read, each with size, modification time and the hash of its fir
 that those of different runs are not joined.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import platform
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +21,7 @@ from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
 from lt_shared import credentials, indexed_dataset, manifest, storage
 from lt_shared.checksums import FileChecksum
-from lt_shared.console import BadData, CannotCreate, NoInput
+from lt_shared.console import BadData, CannotCreate, NoInput, installed_versions
 from lt_shared.indexed_dataset import Extent
 
 HEAD_BYTES = 1 << 16
@@ -43,7 +41,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[s
         "sources": _sources(plan, state),
         "options": options,
         "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
-        "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | _versions(),
+        "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | installed_versions(PACKAGES),
     }
     return manifest.sidecar_content(record)
 
@@ -72,14 +70,6 @@ def _with_hash(source: dict[str, Any]) -> dict[str, Any]:
         return source | {"path": credentials.without_tokens(source["path"])}
     with storage.open_read(source["path"]) as file:
         return source | {"head_sha256": hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
 
 
 def read(prefix: str) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from lt_shared.console import installed_versions
+
 
 @dataclasses.dataclass(frozen=True)
 class Package:
@@ -25,7 +27,7 @@ class Package:
 
     def __str__(self) -> str:
         """With its version, for messages."""
-        return " ".join((self.distribution, *_version(self.distribution)))
+        return " ".join((self.distribution, *installed_versions([self.distribution]).values()))
 
 
 FLASH_ATTENTION = Package("flash-attn-4", "flash-attn-4", ("flash_attn.cute", "cutlass"))
@@ -67,14 +69,4 @@ def _find_cutlass() -> None:
 
 def versions() -> dict[str, str]:
     """Of the installed ones of `DISTRIBUTIONS`."""
-    return {name: version for name in DISTRIBUTIONS for version in _version(name)}
-
-
-def _version(distribution: str) -> tuple[str, ...]:
-    # 20 ms, and --help asks for no version.
-    from importlib import metadata
-
-    try:
-        return (metadata.version(distribution),)
-    except metadata.PackageNotFoundError:
-        return ()
+    return installed_versions(DISTRIBUTIONS)
