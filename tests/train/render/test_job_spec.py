@@ -172,7 +172,7 @@ def test_words_that_lt_train_does_not_know(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("kind", ["slurm", "k8s"])
 @pytest.mark.parametrize("name", ["token", "X-Api-Key", "db_password"])
 def test_a_parameter_of_a_url_with_a_secret(kind: str, name: str) -> None:
-    with pytest.raises(UsageError, match="holds a secret") as caught:
+    with pytest.raises(UsageError, match="holds a password or a token") as caught:
         render(kind, *TRAIN, "--save", f"s3://bucket/run?{name}=abcdef123")
     assert "abcdef123" not in f"{caught.value} {caught.value.hint}"
     assert caught.value.hint and "from the environment" in caught.value.hint

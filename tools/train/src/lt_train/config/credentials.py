@@ -3,7 +3,8 @@
 Credentials come from the environment. What is one, `lt_shared.credentials` says.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lt_shared.console import UsageError
@@ -13,11 +14,11 @@ from lt_shared.credentials import holds as holds
 from lt_shared.credentials import is_secret as is_secret
 
 
-def check(value: str, where: str) -> None:
+def check(value: str, where: str, patterns: Iterable[re.Pattern[str]] = REFUSED) -> None:
     """Raises UsageError for a text with a password or a token, which it does not repeat."""
-    if any(pattern.search(value) for pattern in REFUSED):
+    if any(pattern.search(value) for pattern in patterns):
         raise UsageError(
-            f"{where}: {covered(value)} holds a password, which others could read in job files, logs and process lists",
+            f"{where}: {covered(value)} holds a password or a token: others read job files, logs and process lists",
             "leave it out: credentials come from the environment (AWS_PROFILE, HF_TOKEN, ...) or from the program's own login",
         )
 

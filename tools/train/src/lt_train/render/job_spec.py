@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from lt_shared import storage
 from lt_shared.console import UsageError, note, warn
-from lt_shared.credentials import QUERY, covered
+from lt_shared.credentials import QUERY, REFUSED
 from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema
@@ -154,12 +154,7 @@ def check_value(value: str, where: str) -> None:
 
 def _check_secrets(value: str, where: str) -> None:
     """A job file lives on, so that the parameters of a URL are refused here, too."""
-    credentials.check(value, where)
-    if QUERY.search(value):
-        raise UsageError(
-            f"{where}: {covered(value)} holds a secret, which others could read in job files, logs and process lists",
-            "leave it out: credentials come from the environment (AWS_PROFILE, HF_TOKEN, ...) or from the program's own login",
-        )
+    credentials.check(value, where, (*REFUSED, QUERY))
 
 
 def changes_preset(model: str) -> str:
