@@ -121,6 +121,8 @@ class LocalJournal(Journal):
 
     def write(self, state: State) -> None:
         self._append(self._record(state))
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         self.state = state
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -128,7 +130,6 @@ class LocalJournal(Journal):
         with writing(self._path):
             while left:
                 left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
 
     def delete(self) -> None:
         if self.state is not None:
