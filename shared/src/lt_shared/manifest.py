@@ -26,7 +26,7 @@ VERSION = 1
 SIDECAR_VERSION = 2
 # Its last field: the CRC-32 of everything in it, with zeros in this place.
 SEAL, UNSEALED = "own_crc32", "0" * 8
-_SEALED = re.compile(rb'"own_crc32": "([0-9a-f]{8})"\n}\n\Z')
+_SEALED = re.compile(rf'"{SEAL}": "([0-9a-f]{{8}})"\n}}\n\Z'.encode())
 _WITHOUT_SIDECAR = "delete it to use the prefix without one"
 
 
@@ -280,16 +280,16 @@ def sidecar_content(record: dict[str, Any]) -> bytes:
     """The content of a sidecar, with the CRC-32 of all of it but that number itself at its end."""
     text = json.dumps(record | {SEAL: UNSEALED}, indent=2, ensure_ascii=False) + "\n"
     content = text.encode(errors="backslashreplace")
-    return _unsealed(content, f"{crc32(content):08x}")
+    return _with_seal(content, f"{crc32(content):08x}")
 
 
 def is_sealed(content: bytes) -> bool | None:
     """Whether a sidecar is as it was written, by its own checksum; None when it has none, as those before 2026-11-24."""
     found = _SEALED.search(content)
-    return None if found is None else f"{crc32(_unsealed(content, UNSEALED)):08x}".encode() == found[1]
+    return None if found is None else f"{crc32(_with_seal(content, UNSEALED)):08x}".encode() == found[1]
 
 
-def _unsealed(content: bytes, seal: str) -> bytes:
+def _with_seal(content: bytes, seal: str) -> bytes:
     return _SEALED.sub(f'"{SEAL}": "{seal}"\n}}\n'.encode(), content)
 
 

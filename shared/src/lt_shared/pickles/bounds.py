@@ -23,9 +23,8 @@ _TOO_MANY = "it nests tuples, or refers to the same ones, as no checkpoint does"
 _COUNT_BYTES = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4, pickletools.TAKEN_FROM_ARGUMENT4U: 4,
                 pickletools.TAKEN_FROM_ARGUMENT8U: 8}  # fmt: skip
 _LINES = {"INST": 2, "GLOBAL": 2}
-_PUSH, _NOTHING, _GET, _PUT, _MEMOIZE, _JOIN, _POP, _MARK, _JOIN_TO_MARK, _POP_TO_MARK, _REPLACE_TO_MARK, _DUP, _STOP, _LONG = (
-    range(14)
-)
+_PUSH, _NOTHING, _GET, _PUT, _MEMOIZE, _JOIN, _POP = range(7)
+_MARK, _JOIN_TO_MARK, _POP_TO_MARK, _REPLACE_TO_MARK, _DUP, _STOP, _LONG = range(7, 14)
 _ACTIONS = {
     _GET: ("GET", "BINGET", "LONG_BINGET"),
     _PUT: ("PUT", "BINPUT", "LONG_BINPUT"),

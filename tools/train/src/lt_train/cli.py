@@ -40,7 +40,7 @@ class Command(RunCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # A dataset's prefix is the name of no file.
-        if not any(os.path.lexists(f"{word}.idx") for word in args[:1]):
+        if args and not os.path.lexists(f"{args[0]}.idx"):
             console.check_command(args, commands.list_commands(ctx))
         return super().parse_args(ctx, args)
 
