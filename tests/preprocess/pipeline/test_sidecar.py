@@ -20,7 +20,7 @@ from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
 from lt_shared import manifest, storage
-from lt_shared.console import CannotCreate
+from lt_shared.console import CannotCreate, installed_versions
 
 WriteLines = Callable[[Path, list[Any]], Path]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -306,7 +306,8 @@ def test_a_package_that_is_not_installed_is_not_named(monkeypatch: pytest.Monkey
         return "1"
 
     monkeypatch.setattr(metadata, "version", version)
-    assert installed_versions(sidecar.PACKAGES) == dict.fromkeys(("lt-shared", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers"), "1")
+    others = ("lt-shared", "numpy", "orjson", "pyarrow", "sentencepiece", "tokenizers")
+    assert installed_versions(sidecar.PACKAGES) == dict.fromkeys(others, "1")
 
 
 def test_shards_of_one_run_have_its_name(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
