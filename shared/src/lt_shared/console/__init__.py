@@ -9,6 +9,7 @@ from lt_shared.console.commands import FiniteRange as FiniteRange
 from lt_shared.console.commands import Group as Group
 from lt_shared.console.commands import check_command as check_command
 from lt_shared.console.commands import installed_versions as installed_versions
+from lt_shared.console.commands import option_sections as option_sections
 from lt_shared.console.commands import section as section
 from lt_shared.console.commands import version_option as version_option
 from lt_shared.console.errors import BadConfig as BadConfig
@@ -22,8 +23,11 @@ from lt_shared.console.errors import ToolError as ToolError
 from lt_shared.console.errors import TryAgain as TryAgain
 from lt_shared.console.errors import Unavailable as Unavailable
 from lt_shared.console.errors import UsageError as UsageError
+from lt_shared.console.output import Verbosity as Verbosity
+from lt_shared.console.output import detail as detail
 from lt_shared.console.output import note as note
 from lt_shared.console.output import print_json as print_json
+from lt_shared.console.output import verbosity as verbosity
 from lt_shared.console.output import warn as warn
 from lt_shared.console.program import exit_code_of as exit_code_of
 from lt_shared.console.program import run as run

@@ -1,38 +1,74 @@
-"""click's commands and groups, with help that begins with examples and shows environment variables."""
+"""click's commands and groups, with help that begins with examples, and a variable in the environment for every option.
+
+A variable is called like its option: LT_TRAIN_SEQ_LENGTH is that of lt-train's --seq-length. So the help has this rule once, and
+names only the variables that break it, which other tools have given their names.
+"""
 
 import contextlib
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from lt_shared.console.errors import UsageError
+from lt_shared.console.output import Verbosity, choose_verbosity
 
 
 class Command(click.Command):
-    """A click command whose help begins with examples and shows the environment variable of every option."""
+    """A click command whose help begins with examples and ends with what the environment sets.
 
-    def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
-        super().__init__(*args, **_with_context_settings(kwargs))
+    With `common`, the parameters that most calls need, --help shows all options and -h those alone.
+    """
+
+    def __init__(self, *args: Any, examples: str = "", common: Sequence[str] = (), **kwargs: Any):
+        super().__init__(*args, **_with_context_settings(kwargs, ["--help"] if common else ["-h", "--help"]))
         self.examples = examples
+        self.common = common
+        self.params += verbosity_options()
+        if common:
+            self.params.append(_short_help_option())
         _show_environment_variables(self)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _name_environment_variables(self, ctx)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)
         super().format_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
-        for title, records in sections.items():
+        for title, options in option_sections(ctx).items():
             with formatter.section(title):
-                formatter.write_dl(records)
+                formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
+        _write_environment_rule(self, ctx, formatter)
+
+    def format_short_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what -h shows: the usage, what follows the options in the long help, the `common` options in a line each."""
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(self.get_short_help_str(limit=200))
+        self.format_epilog(ctx, formatter)
+        with formatter.section("Options that most runs need"):
+            _write_lines(formatter, [(_spelled(one), one.help or "") for one in map(self._option, self.common)])
+
+    def _option(self, name: str) -> click.Option:
+        return next(one for one in self.params if isinstance(one, click.Option) and one.name == name)
+
+
+def option_sections(ctx: click.Context) -> dict[str, list[click.Option]]:
+    """The options of a command that its help shows, by the titles of their sections, in their order."""
+    sections: dict[str, list[click.Option]] = {}
+    for parameter in ctx.command.get_params(ctx):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            sections.setdefault(getattr(parameter, "section", "Options"), []).append(parameter)
+    return sections
 
 
 class FiniteRange(click.FloatRange):
@@ -105,24 +141,109 @@ class Group(click.Group):
 
     def __init__(self, *args: Any, examples: str = "", **kwargs: Any):
         # Without a subcommand click would pass its whole help off as the error message.
-        super().__init__(*args, **_with_context_settings(kwargs) | {"no_args_is_help": False})
+        super().__init__(*args, **_with_context_settings(kwargs, ["-h", "--help"]) | {"no_args_is_help": False})
         self.examples = examples
+        self.params += verbosity_options()
         _show_environment_variables(self)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _name_environment_variables(self, ctx)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_examples(formatter, self.examples)
         super().format_help(ctx, formatter)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        _write_environment_rule(self, ctx, formatter)
 
-def _with_context_settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    defaults = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+def verbosity_options() -> list[click.Parameter]:
+    """-q and -v, which every command has."""
+
+    def option(*names: str, verbosity: Verbosity, help: str) -> click.Option:
+        def choose(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+            if is_given and not context.resilient_parsing:
+                choose_verbosity(verbosity)
+
+        return click.Option(names, is_flag=True, expose_value=False, is_eager=True, callback=choose, help=help)
+
+    return [
+        option("-q", "--quiet", verbosity=Verbosity.QUIET, help="Say only what is wrong."),
+        option("-v", "--verbose", verbosity=Verbosity.VERBOSE, help="Say more: what was decided, time and memory."),
+    ]
+
+
+def _short_help_option() -> click.Option:
+    def show(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+        if is_given and not context.resilient_parsing:
+            formatter = context.make_formatter()
+            context.command.format_short_help(context, formatter)  # type: ignore[attr-defined]
+            click.echo(formatter.getvalue().rstrip("\n"))
+            context.exit()
+
+    return click.Option(["-h"], is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the common options.")
+
+
+def _with_context_settings(arguments: dict[str, Any], help_names: list[str]) -> dict[str, Any]:
+    defaults = {"help_option_names": help_names, "show_default": True}
     return arguments | {"context_settings": defaults | (arguments.get("context_settings") or {})}
 
 
+def _options_with_variables(command: click.Command) -> Iterator[click.Option]:
+    for one in command.params:
+        if isinstance(one, click.Option) and (one.expose_value or not one.is_flag) and not one.hidden:
+            yield one
+
+
 def _show_environment_variables(command: click.Command) -> None:
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and (parameter.expose_value or not parameter.is_flag):
-            parameter.show_envvar = True
+    """Only those that are not called like their option."""
+    for option in _options_with_variables(command):
+        option.show_envvar = option.envvar is not None
+
+
+def _name_environment_variables(command: click.Command, context: click.Context) -> None:
+    for option in _options_with_variables(command):
+        if option.envvar is None and context.auto_envvar_prefix:
+            option.envvar = f"{context.auto_envvar_prefix}_{_long_name(option).replace('-', '_').upper()}"
+
+
+def _long_name(option: click.Option) -> str:
+    return next(spelling for spelling in option.opts if spelling.startswith("--")).removeprefix("--")
+
+
+def _write_environment_rule(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
+    examples = [one for one in _options_with_variables(command) if isinstance(one.envvar, str) and not one.show_envvar]
+    if examples:
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"The environment sets options, too, where the command line does not: {examples[0].envvar} is"
+            f" --{_long_name(examples[0])}, and so on."
+        )
+
+
+def _spelled(option: click.Option) -> str:
+    """Its first long name with what it takes, in few letters."""
+    if option.is_flag:
+        return f"--{_long_name(option)}"
+    is_number = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
+    is_choice = isinstance(option.type, click.Choice)
+    taken = option.metavar or ("N" if is_number else "NAME" if is_choice else option.type.name.upper())
+    return f"--{_long_name(option)} {taken}"
+
+
+def _write_lines(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
+    """A definition list of one line each."""
+    column = max(len(name) for name, _ in rows) + 2
+    width = formatter.width - formatter.current_indent - column
+    formatter.write_dl([(name, _shortened(text, width)) for name, text in rows], col_max=column)
+
+
+def _shortened(text: str, width: int) -> str:
+    """As many of its clauses as fit, or else of its words."""
+    ends = [found.start() for found in re.finditer(r"[;:.](?= |$)", text) if found.start() < width]
+    return f"{text[: ends[-1]]}." if ends else textwrap.shorten(text, width, placeholder=" ...")
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: str) -> None:

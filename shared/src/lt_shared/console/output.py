@@ -1,14 +1,28 @@
-"""What a command says: lines for people on stderr, with the tool's name; data on stdout."""
+"""What a command says: lines for people on stderr, with the tool's name; data on stdout.
+
+How much it says is chosen by -q and -v, for the processes that it starts, too: the choice is a variable of the environment.
+"""
 
 import contextlib
+import enum
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+VERBOSITY = "LT_VERBOSITY"
 _tool_name = "lt"
+
+
+class Verbosity(enum.Enum):
+    """QUIET: what is wrong. VERBOSE: also what was decided, and what it took."""
+
+    QUIET = "quiet"
+    NORMAL = "normal"
+    VERBOSE = "verbose"
 
 
 def begin(tool: str) -> None:
@@ -21,8 +35,29 @@ def tool_name() -> str:
     return _tool_name
 
 
+def choose_verbosity(verbosity: Verbosity) -> None:
+    os.environ[VERBOSITY] = verbosity.value
+
+
+def verbosity() -> Verbosity:
+    found = os.environ.get(VERBOSITY)
+    return next((each for each in Verbosity if each.value == found), Verbosity.NORMAL)
+
+
 def note(text: str) -> None:
-    """Tell the person at the terminal one line. A standard error that cannot be written does not stop the work."""
+    """Tell the person at the terminal one line, unless with -q."""
+    if verbosity() != Verbosity.QUIET:
+        _say(text)
+
+
+def detail(text: str) -> None:
+    """Tell it with -v only."""
+    if verbosity() == Verbosity.VERBOSE:
+        _say(text)
+
+
+def _say(text: str) -> None:
+    """A standard error that cannot be written does not stop the work."""
     with contextlib.suppress(OSError):
         click.echo(f"{_tool_name}: {printable(text)}", err=True)
 
@@ -35,7 +70,7 @@ def printable(text: str) -> str:
 
 
 def warn(text: str) -> None:
-    note(f"warning: {text}")
+    _say(f"warning: {text}")
 
 
 def print_json(record: Mapping[str, Any]) -> None:

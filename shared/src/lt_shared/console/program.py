@@ -4,8 +4,10 @@ import contextlib
 import errno
 import io
 import os
+import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -36,7 +38,9 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
         with command.make_context(tool, sys.argv[1:], auto_envvar_prefix=environment_prefix) as context:
             return int(command.invoke(context) or ExitCode.OK)
 
+    began = time.monotonic()
     code = exit_code_of(work)
+    _tell_cost(time.monotonic() - began)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         # From here on a second signal ends the process at once, and without a traceback.
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -47,6 +51,11 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
         with contextlib.suppress(OSError):
             _flush_output()
     sys.exit(code)
+
+
+def _tell_cost(seconds: float) -> None:
+    kilobytes = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    output.detail(f"took {seconds:.2f} s, a process {kilobytes / 1024:,.0f} MiB of memory at most")
 
 
 def _end_by_signals() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import click
 
-from lt_shared.console.output import note
+from lt_shared.console.output import Verbosity, note, verbosity
 
 
 class Progress:
@@ -28,7 +28,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._start = self._last_line = time.monotonic()
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and verbosity() != Verbosity.QUIET:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -11,7 +11,8 @@ from lt_shared.manifest import Dataset
 
 def plan(dataset: Dataset, *options: str, **variables: str) -> dict[str, Any]:
     result = run("--device", "cpu", "--dry-run", *options, dataset.prefix, **variables)
-    assert result.code == 0, result.err
+    # 78: a large model does not fit into this machine, but the plan is printed.
+    assert result.code in (0, 78), result.err
     record: dict[str, Any] = json.loads(result.out)
     return record
 

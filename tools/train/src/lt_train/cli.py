@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 import click
 
 from lt_shared import console
+from lt_shared.console import BadConfig, ExitCode
 from lt_train import __version__
-from lt_train.config import optional_packages
+from lt_train.config import cluster, optional_packages
 from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
+from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import benchmark
 from lt_train.config.settings import data as data_settings
 from lt_train.runtime import signals
@@ -22,7 +24,7 @@ from lt_train.runtime import signals
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web | lt-train --model tiny --train-iters 20 --save run1 -
 lt-train --model tiny --train-iters 20 --ranks 2 --save run2 0.7 data/web_text_document 0.3 data/code_text_document
-lt-train --model llama3.1-8b --tensor-model-parallel-size 2 --ranks 8 --dry-run data/web_text_document
+lt-train plan --model llama3.1-8b --bf16 --gpu h100-80gb --seq-length 8192
 torchrun --nproc-per-node 2 -m lt_train --model tiny --train-iters 20 --save run3 data/web_text_document
 """
 
@@ -32,7 +34,22 @@ lt-train bench --model llama3-8b --layers 8 --seq-length 8192 --micro-batch-size
 lt-train bench --model tiny --device cpu --steps 3 --warmup-steps 1 --json
 """
 # Commands and their modules in lt_train.commands, imported when a command is called or listed.
-MODULES = {"import": "importing", "plan": "plan_layout", "preflight": "preflight", "render": "render"}
+MODULES = {
+    "help": "help_sections",
+    "import": "importing",
+    "models": "models",
+    "plan": "plan_layout",
+    "preflight": "preflight",
+    "render": "render",
+}
+# What -h shows of the options.
+COMMON = (
+    *("config", "dry_run", "model", "num_layers", "seq_length", "micro_batch_size", "global_batch_size"),
+    *("train_iters", "train_tokens", "seed", "bf16", "fp8_recipe", "lr", "min_lr", "lr_decay_style", "lr_warmup_iters"),
+    *("parallel", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ranks", "device"),
+    *("recompute_granularity", "mock_data", "split", "eval_interval", "save", "load", "save_interval", "keep_last"),
+    *("log_interval", "tensorboard_dir", "wandb_project"),
+)
 
 
 class Command(RunCommand):
@@ -48,28 +65,44 @@ class Command(RunCommand):
         super().format_epilog(ctx, formatter)
         commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
 
+    def format_short_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_short_help(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text("lt-train --help shows all options, lt-train help SECTION some: see lt-train help.")
 
-@click.command(cls=Command, examples=EXAMPLES)
+
+@click.command(cls=Command, examples=EXAMPLES, common=COMMON)
 @console.version_option("lt-train", __version__, *optional_packages.DISTRIBUTIONS)
 @run_options
-def command(data: tuple[str, ...], dry_run: bool, **options: Any) -> int:
+def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
     """Pretrain a decoder language model on DATA with megatron-core.
 
     DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by
     its weight; --mock-data stands in for it. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
     error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
     """
-    from lt_train.checkpoint import resume
     from lt_train.launch import launcher
-    from lt_train.planner import memory_estimate
     from lt_train.planner.resolve import resolve_run_config
 
     config = resolve_run_config(options, data_settings.training_datasets(data, options))
-    if dry_run:
-        config = launcher.prepare(config)
-        console.print_json(config.as_record() | memory_estimate.record(config) | {"up_to_date": resume.is_finished(config)})
-        return 0
-    return launcher.launch(config)
+    return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
+
+
+def _show_plan(config: RunConfig, as_json: bool) -> int:
+    """Print what a run would do. Raises BadConfig afterwards when its memory surely does not suffice."""
+    from lt_train.checkpoint import resume
+    from lt_train.planner import memory_estimate, run_table, search
+
+    is_finished = resume.is_finished(config)
+    there = cluster.here(config.parallelism.device, config.parallelism.world_size)
+    if sys.stdout.isatty() and not as_json:
+        click.echo(run_table.table(config, there, is_finished))
+    else:
+        console.print_json(config.as_record() | memory_estimate.record(config) | {"up_to_date": is_finished})
+    if lacking := search.lacks_memory(config, there):
+        elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
+        raise BadConfig(f"the plan does not fit: {lacking}", f"{search.LESS_MEMORY}; {elsewhere}")
+    return ExitCode.OK
 
 
 class Commands(console.Group):

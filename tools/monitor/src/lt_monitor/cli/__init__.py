@@ -83,17 +83,5 @@ for _command in (*view_commands.COMMANDS, *machine_commands.COMMANDS):
     command.add_command(_command)
 
 
-def _name_variables(group: click.Group) -> None:
-    """Name the environment variable of each option after the option, not after its Python parameter."""
-    for name, one in group.commands.items():
-        for parameter in one.params:
-            if isinstance(parameter, click.Option):
-                long = next(flag for flag in parameter.opts if flag.startswith("--"))
-                parameter.envvar = f"LT_MONITOR_{name}_{long.removeprefix('--')}".replace("-", "_").upper()
-
-
-_name_variables(command)
-
-
 def main() -> None:
     console.run(command, "lt-monitor")

@@ -43,6 +43,8 @@ WITHOUT_EFFECT = {
 class MegatronOption(click.Option):
     """Shown in a section of its own."""
 
+    section = "Options of Megatron-LM and NeMo"
+
 
 def megatron_options(function: Function) -> Function:
     """Add the options to a command; they arrive in its keyword arguments."""
@@ -72,14 +74,14 @@ def megatron_options(function: Function) -> Function:
                 type=click.Choice(["mmap"]),
                 help="NeMo's other formats are not written.",
             ),
-            click.option("--partitions", cls=MegatronOption, type=int, help="No effect."),
-            click.option("--log-interval", cls=MegatronOption, type=int, help="No effect."),
-            click.option("--keep-sequential-samples", cls=MegatronOption, is_flag=True, help="No effect."),
-            click.option("--keep-newlines", cls=MegatronOption, is_flag=True, help="No effect."),
-            click.option("--need-pad-id", cls=MegatronOption, is_flag=True, help="No effect."),
-            click.option("--find-optimal-num-workers", cls=MegatronOption, is_flag=True, help="No effect."),
-            click.option("--workers-to-check", cls=MegatronOption, multiple=True, type=int, help="No effect."),
-            click.option("--max-documents", cls=MegatronOption, type=int, help="No effect."),
+            click.option("--partitions", cls=MegatronOption, type=int, hidden=True, help="No effect."),
+            click.option("--log-interval", cls=MegatronOption, type=int, hidden=True, help="No effect."),
+            click.option("--keep-sequential-samples", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
+            click.option("--keep-newlines", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
+            click.option("--need-pad-id", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
+            click.option("--find-optimal-num-workers", cls=MegatronOption, is_flag=True, hidden=True, help="No effect."),
+            click.option("--workers-to-check", cls=MegatronOption, multiple=True, type=int, hidden=True, help="No effect."),
+            click.option("--max-documents", cls=MegatronOption, type=int, hidden=True, help="No effect."),
         )
     ):
         function = option(function)

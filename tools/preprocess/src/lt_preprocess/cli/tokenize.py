@@ -40,17 +40,6 @@ class _Command(console.Command):
         console.check_command(args, datasets.commands.commands)
         return super().parse_args(ctx, megatron_options.with_lists_repeated(args))
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own: list[tuple[str, str]] = []
-        megatron: list[tuple[str, str]] = []
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                (megatron if isinstance(parameter, megatron_options.MegatronOption) else own).append(record)
-        for title, records in (("Options", own), ("Options of Megatron-LM and NeMo", megatron)):
-            with formatter.section(title):
-                formatter.write_dl(records)
-
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         datasets.commands.format_commands(click.Context(datasets.commands, info_name=ctx.info_name), formatter)

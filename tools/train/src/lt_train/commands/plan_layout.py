@@ -20,18 +20,19 @@ lt-train plan --model gpt3-39.1b --fp16 --gpu a100-80gb --nodes 2 --tensor-model
     "plan", cls=console.Command, examples=EXAMPLES, context_settings={"auto_envvar_prefix": "LT_TRAIN", "show_default": True}
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--ranks", type=cluster.GPUS_PER_NODE, help="Ranks on each node, as for a run: the same as --gpus-per-node.")
 @CONFIG
 @cluster.OPTIONS
 @settings_options(*MEASURED_SUBJECTS, without=("ranks", "device", "parallel"))
-def command(as_json: bool, **options: Any) -> int:
+def command(as_json: bool, ranks: int | None, **options: Any) -> int:
     """Show which layout a model gets on a cluster.
 
     Also shows why, and what a rank will hold; needs no GPU. With sizes of its own (--tensor-model-parallel-size and so on) it
-    shows whether that layout fits. Exit code 1 when nothing fits.
+    shows whether that layout fits. Exit code 78 when nothing fits.
     """
     from lt_train.planner import layout_table, search
 
-    there = cluster.named(options)
+    there = cluster.named(options | {"gpus_per_node": ranks or options["gpus_per_node"]})
     if there is None:
         raise UsageError("no --gpu", f"choose from {', '.join(cluster.GPUS)}")
     settings = with_training_defaults({name: value for name, value in options.items() if name not in cluster.NAMES})
@@ -45,4 +46,4 @@ def command(as_json: bool, **options: Any) -> int:
         console.print_json(layout_table.record(choice))
     else:
         click.echo(layout_table.table(choice))
-    return ExitCode.OK if choice.best.fits else ExitCode.FOUND
+    return ExitCode.OK if choice.best.fits else ExitCode.BAD_CONFIG

@@ -76,7 +76,9 @@ CONFIG = click.option(
 
 def run_options(function: Function) -> Function:
     """What `lt-train DATA...` takes."""
-    function = click.option("--dry-run", is_flag=True, help="Print the resolved plan as JSON and stop.")(function)
+    as_json = click.option("--json", "as_json", is_flag=True, help="With --dry-run: as JSON on a terminal, too.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Show what the run would do, and stop.")
+    function = dry_run(as_json(function))
     return click.argument("data", nargs=-1)(settings_options(*SUBJECTS)(CONFIG(function)))
 
 

@@ -24,6 +24,7 @@ from lt_train.planner.memory_estimate import Estimate
 # CUDA's and NCCL's own, and what kernels and fragments take beside what is estimated.
 RUNTIME_BYTES = 3 * GIB // 2
 SPARE_SHARE = 0.06
+LESS_MEMORY = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
 RECOMPUTATION = 1 / 3
 # Share of the work that each doubling of the tensor, context or pipeline parallel size costs.
 TENSOR_SHARE, CONTEXT_SHARE, PIPELINE_SHARE = 0.05, 0.05, 0.01
@@ -103,6 +104,18 @@ def usable_bytes(cluster: Cluster) -> int:
     """The bytes of a rank's memory that an estimate may fill."""
     assert cluster.gpu
     return int(cluster.gpu.memory_bytes * (1 - SPARE_SHARE)) - (RUNTIME_BYTES if cluster.gpu.capability else 0)
+
+
+def lacks_memory(config: RunConfig, cluster: Cluster) -> str | None:
+    """Why a run surely does not fit, or None: weights, gradients and optimizer state are exact, activations are not."""
+    if cluster.gpu is None:
+        return None
+    estimate = memory_estimate.estimate(config)
+    kept = estimate.weights + estimate.gradients + estimate.optimizer
+    if kept <= cluster.gpu.memory_bytes:
+        return None
+    there = cluster.gpu.memory_bytes / GIB
+    return f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {there:.1f} per rank"
 
 
 def given(options: dict[str, Any]) -> list[str]:

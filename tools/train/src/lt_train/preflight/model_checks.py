@@ -80,13 +80,7 @@ def fits(situation: Situation) -> Iterator[Finding]:
     if any(parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)):
         raise NotChecked("the layout does not divide the model and the ranks")
     estimate, gpu, usable = memory_estimate.estimate(config), situation.cluster.gpu, search.usable_bytes(situation.cluster)
-    kept = estimate.weights + estimate.gradients + estimate.optimizer
-    remedy = "more GPUs, or --parallel auto, --use-torch-fsdp2, --recompute-granularity full, a smaller --micro-batch-size"
-    if kept > gpu.memory_bytes and gpu.capability is not None:
-        yield error(
-            f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {gpu.memory_bytes / GIB:.1f} per rank",
-            gpu.name,
-            remedy,
-        )
+    if lacking := search.lacks_memory(config, situation.cluster):
+        yield error(lacking, gpu.name, search.LESS_MEMORY)
     elif estimate.total > usable:
-        yield warning(f"{estimate}, {usable / GIB:.1f} are there", gpu.name, remedy)
+        yield warning(f"{estimate}, {usable / GIB:.1f} are there", gpu.name, search.LESS_MEMORY)

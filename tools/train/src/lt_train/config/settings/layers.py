@@ -96,7 +96,7 @@ OPTIONS = console.section(
     ),
     click.option("--moe-grouped-gemm", is_flag=True, help="All experts in one grouped GEMM; needs TransformerEngine."),
     *(
-        click.option(f"--{name.replace('_', '-')}", is_flag=True, help=f"No effect: {reason}.")
+        click.option(f"--{name.replace('_', '-')}", is_flag=True, hidden=True, help=f"No effect: {reason}.")
         for name, reason in WITHOUT_EFFECT.items()
     ),
 )

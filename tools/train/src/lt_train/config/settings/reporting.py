@@ -21,7 +21,7 @@ ALL_RANKS = "all"
 OPTIONS = console.section(
     "Reports",
     click.option("--log-interval", type=click.IntRange(min=1), default=10, help="Steps between log lines."),
-    click.option("--log-throughput", is_flag=True, help="No effect: throughput is always logged."),
+    click.option("--log-throughput", is_flag=True, hidden=True, help="No effect: throughput is always logged."),
     click.option(
         "--timing-log-level", type=click.IntRange(0, 2), default=0, help="Time parts of a step, coarse (1) or fine (2)."
     ),

@@ -1,0 +1,53 @@
+"""What --dry-run shows on a terminal; in a pipe it is JSON."""
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+from running import SMALL, command, environment, run
+
+from lt_shared.manifest import Dataset
+
+
+def on_terminal(*arguments: str) -> dict[str, str]:
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(command(*arguments), env=environment(), stdout=terminal, stderr=subprocess.PIPE)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:
+            break
+    os.close(main)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    return {row[:8].strip(): row[8:] for row in shown.decode().splitlines()}
+
+
+def test_a_terminal_shows_a_table(dataset: Dataset, tmp_path: Path) -> None:
+    run_directory = str(tmp_path / "run")
+    arguments = (*SMALL, "--train-iters", "1500", "--ranks", "2", "--save", run_directory, "--dry-run", dataset.prefix)
+    table = on_terminal(*arguments)
+    record = json.loads(run(*arguments).out)
+    assert table["model"] == f"tiny, {record['parameters']:,} parameters, float32"
+    assert table["data"] == f"1 dataset(s), {dataset.tokens:,} tokens"
+    assert table["steps"] == f"1,500 of 8 x 64 tokens, micro batch 2: {record['tokens']:,} tokens"
+    assert table["ranks"] == "2 cpu: tensor 1 x pipeline 1 x data 2"
+    assert table["memory"].startswith(f"about {record['rank_memory_bytes']['total'] / 2**30:.2f} GiB per rank")
+    assert ", fits into " in table["memory"]
+    assert table["start"] == "from the beginning"
+    assert table["save"] == f"{run_directory}, every {record['checkpointing']['save_interval']:,} steps"
+    assert not Path(run_directory).exists()
+
+
+def test_without_data_and_directory() -> None:
+    table = on_terminal(*SMALL, "--mock-data", "--dry-run")
+    assert (table["data"], table["save"]) == ("made up", "nothing: there is no --save")
+
+
+def test_a_terminal_can_have_json(dataset: Dataset) -> None:
+    (line,) = on_terminal(*SMALL, "--dry-run", "--json", dataset.prefix).items()
+    assert json.loads("".join(line[:1]) + line[1])["kind"] == "plan"

@@ -1,0 +1,56 @@
+"""`lt-train help`: a part of the long help, by the name of its section or of options."""
+
+import click
+
+from lt_shared import console
+from lt_shared.console import UsageError
+from lt_train.config.options import schema
+
+EXAMPLES = """
+lt-train help parallelism
+lt-train help lr
+"""
+
+
+@click.command("help", cls=console.Command, examples=EXAMPLES, context_settings={"ignore_unknown_options": True})
+@click.argument("words", metavar="[SECTION|OPTION]", nargs=-1)
+def command(words: tuple[str, ...]) -> None:
+    """Show the options of one section, or those whose name has a word in it; without one, the sections."""
+    context = click.Context(schema(), info_name="lt-train", auto_envvar_prefix="LT_TRAIN", show_default=True)
+    formatter = context.make_formatter()
+    sections = console.option_sections(context)
+    if not words:
+        with formatter.section("Sections"):
+            formatter.write_dl([(title, _listed(list(options))) for title, options in sections.items()])
+        formatter.write_paragraph()
+        formatter.write_text("lt-train help SECTION shows one, lt-train --help all of them.")
+    else:
+        found = _matching(" ".join(words), sections)
+        for title, options in found.items():
+            with formatter.section(title):
+                formatter.write_dl([record for option in options if (record := option.get_help_record(context))])
+    click.echo(formatter.getvalue().strip("\n"))
+
+
+def _matching(words: str, sections: dict[str, list[click.Option]]) -> dict[str, list[click.Option]]:
+    """The section that is called so, else the options that are. Raises UsageError when neither is."""
+    wanted = words.strip("-").lower()
+    if titles := [title for title in sections if f" {title}".lower().find(f" {wanted}") >= 0]:
+        return {title: sections[title] for title in titles}
+    named = {title: [one for one in options if _is_called(one, wanted)] for title, options in sections.items()}
+    found = {title: options for title, options in named.items() if options}
+    if not found and words.startswith("-"):
+        raise click.NoSuchOption(words, ctx=click.get_current_context())
+    if not found:
+        raise UsageError(f"{words}: neither a section nor an option", f"sections: {', '.join(sections)}")
+    return found
+
+
+def _is_called(option: click.Option, wanted: str) -> bool:
+    return any(f"-{wanted}-" in f"{spelling}-" for spelling in option.opts)
+
+
+def _listed(options: list[click.Option]) -> str:
+    """The first names, and how many more there are."""
+    names = [option.opts[0] for option in options[:3]]
+    return ", ".join(names) + (f" and {len(options) - 3} more" if len(options) > 3 else "")
