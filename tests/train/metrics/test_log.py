@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -101,10 +102,16 @@ def test_speed_and_memory(reported: tuple[Path, str, str]) -> None:
     assert " MFU (%): N/A |" in (run / "train.log").read_text()
 
 
-def test_lines_are_whole_beside_the_progress_bar(reported: tuple[Path, str, str]) -> None:
+def test_a_terminal_shows_a_table_above_the_progress_bar(reported: tuple[Path, str, str]) -> None:
     run, out, error = reported
-    for line in (run / "train.log").read_text().splitlines():
-        assert line in error
+    steps = [event for event in events_of(run) if isinstance(event, Step)]
+    rows = re.findall(r"(\d)/4 +(\d\.\d{4}) +([\d,]+) +(\d+:\d\d)\s", error)
+    assert [row[:2] for row in rows] == [(str(step.step), f"{step.loss:.4f}") for step in steps]
+    assert rows[-1][3] == "0:00"
+    assert error.count("step       loss     tokens/s    time left") == 1
+    assert "iteration" not in error and "arguments" not in error
+    assert re.search(r"validation loss \d\.\d{4}, perplexity [\d.]+ after 2 steps", error)
+    assert f"checkpoint of step 4: {run}" in error.replace("\r\n", "")
     assert f"{STEPS}/{STEPS} steps (100%)" in error
     assert [json.loads(line)["kind"] for line in out.splitlines()] == ["checkpoint", "end"]
 

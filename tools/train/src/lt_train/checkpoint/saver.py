@@ -174,7 +174,8 @@ class Saver:
 
     def _report(self, save: Save, path: str) -> None:
         iteration = save.record.iteration
-        self.log.line(CheckpointSaved(iteration, str(self.config.checkpointing.save), datetime.datetime.now()).format())
+        saved = CheckpointSaved(iteration, str(self.config.checkpointing.save), datetime.datetime.now())
+        self.log.line(saved.format(), brief=())
         seconds = time.monotonic() - save.started
         self.log.checkpoint(Checkpoint(path, FORMAT, iteration, save.record.loss), save.waited_seconds, seconds)
         if self.url and self.is_publisher:

@@ -2,7 +2,8 @@
 the manifest of its checkpoints.
 
 Only rank 0 reports. Both files are appended to by every attempt of a run; a step that was trained again after a resume appears
-twice, the later one counts. On a terminal a progress bar with the time left stands below the lines.
+twice, the later one counts. A terminal shows a table of the steps above a progress bar instead of Megatron's lines, and those
+with -v. With -q stderr has warnings alone.
 """
 
 import contextlib
@@ -11,15 +12,17 @@ import datetime
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
-from lt_shared.console import Progress
+from lt_shared.console import Progress, Verbosity, verbosity
 from lt_shared.run_log import Evaluation, Step
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics import trackers
+from lt_train.metrics.step_table import StepTable
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
 from lt_train.runtime import run_files
@@ -39,6 +42,9 @@ class Log:
         self._metrics: IO[str] | None = None
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
+        self._is_loud = verbosity() != Verbosity.QUIET
+        self._has_table = sys.stderr.isatty() and verbosity() == Verbosity.NORMAL
+        self._table = StepTable()
         self._manifest = manifest.Writer(config.reporting.plain)
         directory = config.checkpointing.directory
         if active and directory:
@@ -61,15 +67,22 @@ class Log:
         self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)
         for tracker in self._trackers:
             self._resources.callback(tracker.close)
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and self._is_loud:
             bar = Progress("training", self._config.batches.train_iters, "steps", done=iteration)
             self._progress = self._resources.enter_context(bar)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, brief: Sequence[str] | None = None) -> None:
+        """Report a line. `brief` are those that a terminal shows in its place."""
         if not self.active:
             return
         for file in self._files:
             file.write(text + "\n")
+        for shown in (text,) if brief is None or not self._has_table else brief:
+            self._show(shown)
+
+    def _show(self, text: str) -> None:
+        if not self._is_loud:
+            return
         if self._progress:
             self._progress.print(text)
         else:
@@ -78,7 +91,7 @@ class Log:
 
     def arguments(self, arguments: dict[str, Any]) -> None:
         for line in run_log.format_arguments(arguments):
-            self.line(line)
+            self.line(line, brief=())
 
     def advance(self) -> None:
         """A step is done."""
@@ -86,21 +99,23 @@ class Log:
             self._progress.advance(1)
 
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
-        self.line(step.format())
+        self.line(step.format(), self._table.lines(step, tokens_per_second))
         numbers = {name: value for name, value in dataclasses.asdict(step).items() if name != "time" and value is not None}
         more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
         self._metric({"kind": "step", **numbers, **more})
         self._track(step.step, trackers.step_values(step))
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        self.line(evaluation.format())
+        brief = f"{evaluation.split} loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.4g}"
+        self.line(evaluation.format(), [f"{brief} after {evaluation.step:,} steps"])
         self._metric({"kind": "eval", **dataclasses.asdict(evaluation), "perplexity": evaluation.perplexity})
         self._track(evaluation.step, trackers.evaluation_values(evaluation))
 
     def checkpoint(self, entry: manifest.Checkpoint, waited_seconds: float, seconds: float) -> None:
         """A checkpoint is complete `seconds` after its step; training waited for some of them."""
         if self.active:
-            self.line(run_log.format_checkpoint_waited(entry.iteration, waited_seconds, seconds))
+            brief = f"checkpoint of step {entry.iteration}: {entry.path}"
+            self.line(run_log.format_checkpoint_waited(entry.iteration, waited_seconds, seconds), [brief])
             times = {"waited_seconds": waited_seconds, "seconds": seconds}
             self._metric({"kind": "checkpoint", "step": entry.iteration, "path": entry.path, **times})
             self._manifest.write(entry)

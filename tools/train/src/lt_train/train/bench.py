@@ -8,7 +8,7 @@ of steps the median of rates belongs to another time.
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -38,7 +38,7 @@ class Measurement(Log):
         self.software = {"kernels": chosen.record(), "versions": versions}
         self.measured: list[Measured] = []
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, brief: Sequence[str] | None = None) -> None:
         pass
 
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:

@@ -69,9 +69,9 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
         arguments = megatron_arguments.of(config)
         log.arguments(arguments)
         for line in describe(config.architecture):
-            log.line(line)
+            log.line(line, brief=())
         log.line(f"  kernels: {chosen}")
-        log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
+        log.line("  versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()), ())
         chunks = build_gpt.build(config, chosen, where)
         state = TrainingState(chunks, *optimizer.build(config, chosen, chunks))
         # Nodes may see a shared filesystem at different moments.
