@@ -2,6 +2,8 @@
 
 import errno
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +27,7 @@ def test_compiled_once_and_announced(run: Run, tmp_path: Path, demo_tokenizer: P
     arguments = ["-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
     first = run(*arguments, env=environment, input=DOCUMENT)
     assert first.returncode == 0
-    assert first.stderr.count("compiling the encoder, once") == 1
+    assert first.stderr.count("compiling the encoder for this processor, once, 10 to 40 s: cached in ") == 1
     assert str(tmp_path / "cache") in first.stderr
     second = run(*arguments, env=environment, input=DOCUMENT)
     assert second.returncode == 0
@@ -40,6 +42,27 @@ def test_without_a_writable_directory(run: Run, tmp_path: Path, demo_tokenizer: 
     result = run("-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out", env=environment, input=DOCUMENT)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("set NUMBA_CACHE_DIR") == 1
+
+
+def test_a_terminal_shows_that_it_still_compiles(tmp_path: Path, demo_tokenizer: Path) -> None:
+    main, terminal = pty.openpty()
+    command = [Path(sys.executable).parent / "lt-preprocess", "-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    assert process.stdin is not None
+    process.stdin.write(DOCUMENT.encode())
+    process.stdin.close()
+    shown = b""
+    while True:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:
+            break
+    os.close(main)
+    assert process.wait() == 0
+    seconds = {int(found) for found in re.findall(r"compiling, 10 to 40 s:[^\r\n]*?0:00:(\d\d)", shown.decode())}
+    assert {0, 1, 2} <= seconds
 
 
 @pytest.mark.parametrize("name", ["kernels/jit", "kernels/intrinsics", "kernels/simd", "tokenizers/bpe/encoder", "cli/datasets"])

@@ -32,3 +32,4 @@ from lt_shared.console.output import warn as warn
 from lt_shared.console.program import exit_code_of as exit_code_of
 from lt_shared.console.program import run as run
 from lt_shared.console.progress import Progress as Progress
+from lt_shared.console.progress import Stopwatch as Stopwatch

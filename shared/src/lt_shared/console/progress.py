@@ -10,6 +10,29 @@ import click
 from lt_shared.console.output import Verbosity, note, verbosity
 
 
+class Stopwatch:
+    """On a terminal, the seconds that something has taken so far, for work that cannot say how much of it is done."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self._display: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and verbosity() != Verbosity.QUIET:
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = [SpinnerColumn("line"), TextColumn("{task.description}:"), TimeElapsedColumn()]
+            self._display = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+            self._display.add_task(self.title, total=None)
+            self._display.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._display is not None:
+            self._display.stop()
+
+
 class Progress:
     """Progress of long work: a bar when stderr is a terminal, otherwise one plain line every `interval_seconds`.
 

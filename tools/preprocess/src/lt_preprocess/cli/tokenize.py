@@ -128,6 +128,8 @@ def command(
         console.print_json(wanted.to_record() | {"up_to_date": made is not None, "workers": workers})
         return
     megatron_options.note_those_without_effect(megatron)
+    if not append_eod and wanted.tokenizer.eod is not None:
+        console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
     if made is None or force:
         if not force:
             sidecar.check_tokenizer(wanted)

@@ -16,9 +16,12 @@ from numba.core import event
 from lt_preprocess.kernels import checked_cache
 from lt_preprocess.kernels.cache_directory import cache_directory as cache_directory
 from lt_preprocess.kernels.cache_directory import source_digest as source_digest
-from lt_shared.console import note, warn
+from lt_shared.console import Stopwatch, note, warn
 
 _NO_REFERENCES: Any = {"_nrt": False}  # numba's own tests use it; its type stubs do not list it
+
+# 10 s on a free core of 2023; 37 s were seen on a busy machine.
+COMPILE_SECONDS = "10 to 40 s"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -82,18 +85,22 @@ def bare_inner(function: Function) -> Function:
 
 
 class AnnounceCompilation(event.Listener):
-    """A context manager that tells the user when numba starts to compile, once a process."""
+    """A context manager that tells the user, once a process, when numba starts to compile; a terminal shows for how long."""
 
     _announced = False
 
     def __init__(self) -> None:
         self._recorder = event.install_listener("numba:compile", self)
+        self._stopwatch: Stopwatch | None = None
 
     def __enter__(self) -> None:
         self._recorder.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._recorder.__exit__(*error)
+        if self._stopwatch is not None:
+            self._stopwatch.__exit__(*error)
+            self._stopwatch = None
 
     def on_start(self, started: event.Event) -> None:
         if self._announced:
@@ -103,7 +110,8 @@ class AnnounceCompilation(event.Listener):
         if directory is None:
             warn("compiling the encoder at every start: no cache directory is writable and yours alone; set NUMBA_CACHE_DIR")
         else:
-            note(f"compiling the encoder, once: cached in {directory}")
+            note(f"compiling the encoder for this processor, once, {COMPILE_SECONDS}: cached in {directory}")
+        self._stopwatch = Stopwatch(f"compiling, {COMPILE_SECONDS}").__enter__()
 
     def on_end(self, ended: event.Event) -> None:
         """Nothing to say."""
