@@ -235,6 +235,11 @@ def test_the_metadata_are_those_that_torch_writes(saved: Path, tmp_path: Path) -
         entries = [Entry.whole(key, source.tensor(key)) for key in ("matrix", "layers")]
     write(tmp_path / "ours", entries, {"step": Scalar(3.0), "settings": [1]})
     ours, theirs = metadata_of(tmp_path / "ours"), metadata_of(tmp_path / "theirs")
+    for tensor in theirs.state_dict_metadata.values():
+        # Since torch 2.15, which reads what has none; earlier versions cannot read what has some.
+        vars(getattr(tensor, "properties", tensor)).pop("strides", None)
+    for tensor in ours.state_dict_metadata.values():
+        vars(getattr(tensor, "properties", tensor)).pop("strides", None)
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert {key.fqn: vars(key) for key in ours.storage_data} == {
         key.fqn: {"fqn": key.fqn, "offset": key.offset, "index": None} for key in theirs.storage_data

@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import SMALL, train
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from lt_shared import checkpoint_layout
 from lt_shared.checksums import FileChecksums
@@ -184,6 +190,31 @@ def test_an_index_that_names_other_files_is_refused(name: Any) -> None:
     assert read_index(io.BytesIO(index("__0_0.distcp"))).storage_data[MetadataIndex("a")].relative_path == "__0_0.distcp"
     with pytest.raises(BadData, match=r"names a (file outside the checkpoint|shard that is no text)"):
         read_index(io.BytesIO(index(name)))
+
+
+def test_strides_of_torch_2_15_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its indices are read by earlier versions, and megatron-core can pass what is in them to torch.empty."""
+    properties = TensorProperties(dtype=torch.bfloat16)
+    of_2_13 = properties.__getstate__()[:5]
+    tensor = TensorStorageMetadata(properties, torch.Size([2, 3]), [])
+    for state in (of_2_13, (*of_2_13, (3, 1)), (*of_2_13, None)):
+        with monkeypatch.context() as patch:
+            patch.setattr(TensorProperties, "__getstate__", lambda _, state=state: state)
+            content = pickle.dumps(Metadata({"weight": tensor}, storage_data={}))
+        found = read_index(io.BytesIO(content)).state_dict_metadata["weight"].properties
+        assert type(found) is TensorProperties
+        assert torch.empty(2, 3, **vars(found), device="meta").dtype == torch.bfloat16
+        assert found.memory_format == torch.contiguous_format
+
+
+@pytest.mark.parametrize("state", [7, (), ("dtype",), {"dtype": 1}])
+def test_malformed_properties_are_refused(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = TensorStorageMetadata(TensorProperties(), torch.Size([2]), [])
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorProperties, "__getstate__", lambda _: state)
+        content = pickle.dumps(Metadata({"weight": tensor}, storage_data={}))
+    with pytest.raises(BadData):
+        read_index(io.BytesIO(content))
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 from lt_shared import checkpoint_layout, checksums, ownership, pickles
 from lt_shared.checksums import DAMAGED, FileChecksums
@@ -142,10 +143,25 @@ def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
     return checksum
 
 
+class _TensorProperties(TensorProperties):
+    """Without the strides that torch writes since 2.15, and which are those of contiguous tensors in what Megatron saves.
+
+    Earlier versions of torch cannot read them, and megatron-core (to 0.19.2 at least) passes whatever is in here to `torch.empty`.
+    """
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state[:5])  # type: ignore[no-untyped-call]
+        vars(self).pop("strides", None)
+        self.__class__ = TensorProperties  # type: ignore[assignment]
+
+
+_INDEX_STAND_INS = {f"{TensorProperties.__module__}.{TensorProperties.__qualname__}": _TensorProperties}
+
+
 def read_index(file: IO[bytes]) -> Any:
     """The `Metadata` in an open `.metadata` file. Raises BadData for a pickle that names anything else."""
     origin = str(getattr(file, "name", INDEX))
-    index = pickles.load_known(file.read(), INDEX_NAMES, origin)
+    index = pickles.load_known(file.read(), INDEX_NAMES, origin, stand_ins=_INDEX_STAND_INS)
     for stored in getattr(index, "storage_data", {}).values():
         checkpoint_layout.check_shard_name(stored.relative_path, origin)
     return index
