@@ -180,6 +180,16 @@ def mutants(session: nox.Session) -> None:
 
 
 @task
+def release(session: nox.Session) -> None:
+    """Build all five distributions into dist/, check them, and run the README's pipeline from their wheels.
+
+    On a commit with a tag vX.Y.Z the changelog must say the same.
+    """
+    session.install("-c", str(CONSTRAINTS), "uv", "-r", "tests/install/requirements.txt")
+    session.run("python", "tests/install/release.py", *session.posargs)
+
+
+@task
 def lock(session: nox.Session) -> None:
     """Write constraints.txt anew for Python 3.11, 3.12 and 3.13, with the versions that it has where they still fit together.
 

@@ -79,7 +79,7 @@ def test_subcommands_follow_the_same_conventions(tool: str) -> None:
 def test_version(tool: str) -> None:
     done = run(tool, "--version")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"{tool} \d+\.\d+\.\d+\nPython 3\.\d+\.\d+(, [\w-]+ [\w.+]+)*\n", done.stdout)
+    assert re.fullmatch(rf"{tool} \d+\.\d+\.\d+(\.dev0)?\nPython 3\.\d+\.\d+(, [\w-]+ [\w.+]+)*\n", done.stdout)
     matters = {"lt-train": "torch", "lt-preprocess": "numba", "lt-convert": "numpy", "lt-monitor": "matplotlib"}[tool]
     assert f", {matters} {metadata.version(matters)}" in done.stdout
 

@@ -56,5 +56,26 @@ def test_a_wheel_says_what_it_is(path: str, wheels: dict[str, zipfile.ZipFile]) 
     assert all(each.startswith((f"{name}/", f"{name}-")) for each in wheel.namelist())
 
 
-def test_the_hooks_are_the_same() -> None:
-    assert len({(resolution.ROOT / path / "hatch_build.py").read_bytes() for path in TOOLS}) == 1
+@pytest.mark.parametrize("name", ["hatch_build.py", "LICENSE"])
+def test_each_distribution_carries_its_own_copy(name: str) -> None:
+    """A source distribution has no directory above it."""
+    copies = [resolution.ROOT / path / name for path in resolution.DISTRIBUTIONS]
+    assert not any(copy.is_symlink() for copy in copies)
+    assert len({copy.read_bytes() for copy in copies}) == 1
+
+
+def test_a_source_distribution_is_enough(tmp_path: Path) -> None:
+    """It has no checkout around it, and says which lt-shared it needs."""
+    environment = os.environ | {"LT_SHARED_BY_VERSION": "1"}
+    code = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    project = resolution.ROOT / "tools/monitor"
+    built = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=project, env=environment, check=True, capture_output=True, text=True
+    ).stdout.split()[-1]
+    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(tmp_path / built))
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (found,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        metadata = message_from_string(archive.read(found).decode())
+    assert built == f"lt_monitor-{metadata['Version']}.tar.gz"
+    assert f"lt-shared=={metadata['Version']}" in metadata.get_all("Requires-Dist", [])

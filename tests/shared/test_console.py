@@ -22,7 +22,7 @@ from lt_shared import console
 
 
 @click.group(cls=console.Group, examples="lt-x work --size 3\\nlt-x work -")
-@console.version_option("lt-x", "1.0", "click", "no-such-package")
+@console.version_option("lt-shared", "click", "no-such-package")
 @click.option("--level", default=1, help="How much.")
 def command(level):
     """Do things."""
@@ -180,7 +180,7 @@ def test_version(program: list[str]) -> None:
     done = run(program, "--version")
     assert (done.returncode, done.stdout) == (
         0,
-        f"lt-x 1.0\nPython {platform.python_version()}, click {metadata.version('click')}\n",
+        f"lt-shared {metadata.version('lt-shared')}\nPython {platform.python_version()}, click {metadata.version('click')}\n",
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lt_monitor import __version__, cli
+import lt_monitor
+from lt_monitor import cli
 from lt_monitor.cli import machine_commands
 
 LOGS = Path(__file__).parents[1] / "samples"
@@ -52,7 +53,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
-        assert result.stdout.startswith(f"lt-monitor {__version__}\n" if "--version" in arguments else "Examples:")
+        assert result.stdout.startswith(f"lt-monitor {lt_monitor.__version__}\n" if "--version" in arguments else "Examples:")
 
 
 def examples() -> list[str]:

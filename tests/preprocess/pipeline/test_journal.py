@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from lt_preprocess import __version__
+import lt_preprocess
 from lt_preprocess.pipeline import journal
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
@@ -96,7 +96,7 @@ def state_found(plan: Plan, anew: bool = False) -> State | None:
 
 
 def header(plan: Plan) -> dict[str, Any]:
-    return {"v": 2, "kind": "journal", "plan": plan.fingerprint, "made_by": __version__}
+    return {"v": 2, "kind": "journal", "plan": plan.fingerprint, "made_by": lt_preprocess.__version__}
 
 
 def test_a_new_journal_is_the_documented_line(plan: Plan) -> None:

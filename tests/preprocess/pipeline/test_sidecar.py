@@ -140,7 +140,7 @@ def test_the_origin_is_written_beside_the_dataset(build: Build, tmp_path: Path, 
     assert record["counts"] == {"documents": 3, "sequences": 3, "tokens": 5, "bad_lines": 1}
     assert record["options"]["json_key"] == "text"
     assert record["options"]["append_eod"] is True
-    assert record["made_by"]["lt-preprocess"] == "0.1.0"
+    assert record["made_by"]["lt-preprocess"] == metadata.version("lt-preprocess")
     assert manifest.describe(made.prefix) == made
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from lt_shared import version_of
 from lt_shared.console.errors import UsageError
 from lt_shared.console.output import Verbosity, choose_verbosity
 
@@ -108,13 +109,13 @@ def check_command(words: Sequence[str], names: Iterable[str]) -> None:
         raise UsageError(f"{word}: no such file, and no such command", f"did you mean {nearest[0]}?")
 
 
-def version_option(tool: str, version: str, *distributions: str) -> Callable[[Any], Any]:
+def version_option(tool: str, *distributions: str) -> Callable[[Any], Any]:
     """`--version`: a line for the tool, and one for Python and the installed ones of the `distributions` that matter to it."""
 
     def show(context: click.Context, option: click.Parameter, is_given: bool) -> None:
         if is_given and not context.resilient_parsing:
             found = {"Python": platform.python_version()} | installed_versions(distributions)
-            click.echo(f"{tool} {version}\n{', '.join(f'{name} {number}' for name, number in found.items())}")
+            click.echo(f"{tool} {version_of(tool)}\n{', '.join(f'{name} {number}' for name, number in found.items())}")
             context.exit()
 
     return click.option(

@@ -5,7 +5,6 @@ from typing import NoReturn
 
 import click
 
-from lt_convert import __version__
 from lt_shared import console, manifest
 
 EXAMPLES = """
@@ -40,7 +39,7 @@ class _Command(console.Command):
 
 
 @click.command(cls=_Command, examples=EXAMPLES)
-@console.version_option("lt-convert", __version__, "numpy", "tokenizers", "s3fs")
+@console.version_option("lt-convert", "numpy", "tokenizers", "s3fs")
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
 @click.option(

@@ -1,3 +1,11 @@
 """Tokenize JSON lines into Megatron's indexed datasets."""
 
-__version__ = "0.1.0"
+from typing import Any
+
+from lt_shared import version_of
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version_of("lt-preprocess")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,6 @@ import click
 
 from lt_shared import console
 from lt_shared.console import BadConfig, ExitCode
-from lt_train import __version__
 from lt_train.config import cluster, optional_packages
 from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
 from lt_train.config.run_config import RunConfig
@@ -72,7 +71,7 @@ class Command(RunCommand):
 
 
 @click.command(cls=Command, examples=EXAMPLES, common=COMMON)
-@console.version_option("lt-train", __version__, *optional_packages.DISTRIBUTIONS)
+@console.version_option("lt-train", *optional_packages.DISTRIBUTIONS)
 @run_options
 def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
     """Pretrain a decoder language model on DATA with megatron-core.

@@ -4,7 +4,6 @@ import sys
 
 import click
 
-from lt_monitor import __version__
 from lt_monitor.cli import machine_commands, view_commands
 from lt_shared import console
 
@@ -20,7 +19,7 @@ lt-monitor plot run1/train.log -o report.html
 lt-monitor plot run1/train.log run2/train.log -o loss.png
 """,
 )
-@console.version_option("lt-monitor", __version__, "matplotlib", "s3fs")
+@console.version_option("lt-monitor", "matplotlib", "s3fs")
 def command() -> None:
     """Find out why a training run is slow, stuck or wrong from its logs. LOG is a file, directory or pattern, or - for stdin."""
 

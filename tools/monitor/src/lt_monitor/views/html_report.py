@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from lt_monitor import __version__
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
@@ -27,6 +26,7 @@ from lt_monitor.runs.speed import Known, Sizes, SpeedMetric
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import report_tables
 from lt_monitor.views.annotations import annotations_of
+from lt_shared import version_of
 
 RAW_POINTS = 3000
 SMOOTH_POINTS = 1000
@@ -79,7 +79,7 @@ def _body(
             _charts(panels, report_tables.legend(runs, references)),
             report_tables.attempts(runs, names),
             report_tables.faults(runs, names),
-            f"<footer>Read from {escape(files[:2000])}. Made by lt-monitor {__version__} on {escape(now)}.</footer>",
+            f"<footer>Read from {escape(files[:2000])}. Made by lt-monitor {version_of('lt-monitor')} on {escape(now)}.</footer>",
         ]
     )
 

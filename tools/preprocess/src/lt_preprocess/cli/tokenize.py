@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from lt_preprocess import __version__
 from lt_preprocess.cli import datasets, megatron_options
 from lt_shared import console
 
@@ -85,7 +84,7 @@ class _Command(console.Command):
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan as JSON, write nothing.")
 @megatron_options.megatron_options
-@console.version_option("lt-preprocess", __version__, "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
+@console.version_option("lt-preprocess", "numpy", "numba", "pyarrow", "sentencepiece", "tokenizers", "s3fs")
 def command(
     files: tuple[str, ...],
     tokenizer: str | None,

@@ -10,9 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lt_preprocess import __version__
 from lt_preprocess.datasets.block_reader import BlockReader
-from lt_shared import checksums, manifest, ownership, storage
+from lt_shared import checksums, manifest, ownership, storage, version_of
 from lt_shared.checksums import FileChecksum
 from lt_shared.console import BadData, CannotCreate, NoInput, warn
 from lt_shared.indexed_dataset import bin_path, idx_path
@@ -160,7 +159,7 @@ def sidecar(
         "sources": files,
         "options": options,
         "derivation": dataclasses.asdict(derivation),
-        "made_by": {"lt-preprocess": __version__},
+        "made_by": {"lt-preprocess": version_of("lt-preprocess")},
     }
     return manifest.sidecar_path(dataset.prefix), manifest.sidecar_content(record)
 

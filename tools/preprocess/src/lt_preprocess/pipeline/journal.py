@@ -19,11 +19,10 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
-from lt_preprocess import __version__
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.pipeline.state import State
-from lt_shared import checksums, indexed_dataset, resumable_files, storage
+from lt_shared import checksums, indexed_dataset, resumable_files, storage, version_of
 from lt_shared.console import CannotCreate, IoFailure, ToolError, TryAgain, note
 from lt_shared.indexed_dataset import Extent
 from lt_shared.local_files import open_own, writing
@@ -49,7 +48,7 @@ class Journal:
         """Forget all: everything is published, or nothing of it is worth keeping."""
 
     def _header(self) -> dict[str, Any]:
-        return {"v": VERSION, "kind": "journal", "plan": self._plan.fingerprint, "made_by": __version__}
+        return {"v": VERSION, "kind": "journal", "plan": self._plan.fingerprint, "made_by": version_of("lt-preprocess")}
 
     def _state_in(self, records: list[dict[str, Any]], on_error: str) -> State | None:
         """The last state that the records of an earlier run hold, if it ran the same plan."""

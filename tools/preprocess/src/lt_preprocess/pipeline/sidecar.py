@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lt_preprocess import __version__
 from lt_preprocess.datasets import provenance
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
@@ -41,7 +40,7 @@ def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[s
         "sources": _sources(plan, state),
         "options": options,
         "counts": extent.counts() | {"bad_lines": state.bad_lines - state.bad_lines_before},
-        "made_by": {"lt-preprocess": __version__, "python": platform.python_version()} | installed_versions(PACKAGES),
+        "made_by": {"python": platform.python_version()} | installed_versions(("lt-preprocess", *PACKAGES)),
     }
     return manifest.sidecar_content(record)
 

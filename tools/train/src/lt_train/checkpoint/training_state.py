@@ -16,11 +16,10 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from lt_shared import checkpoint_layout
+from lt_shared import checkpoint_layout, version_of
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.checksums import DAMAGED
 from lt_shared.console import BadConfig, BadData, warn
-from lt_train import __version__
 from lt_train.checkpoint import optimizer_state, rng_state
 from lt_train.checkpoint.object_reader import known_objects_only
 from lt_train.checkpoint.optimizer_state import Kind
@@ -129,7 +128,7 @@ def record(
         consumed_samples=state.consumed_samples,
         tokenizer=config.data.tokenizer,
         dtype=config.precision.dtype,
-        versions={"lt-train": __version__, **optional_packages.versions()},
+        versions={"lt-train": version_of("lt-train"), **optional_packages.versions()},
         kernels=chosen.record(),
         datasets=datasets,
         files={},
