@@ -146,7 +146,7 @@ def _read(file: Any, content: memoryview, origin: str, verify: bool) -> int:
 class _TensorProperties(TensorProperties):
     """Without the strides that torch writes since 2.15, and which are those of contiguous tensors in what Megatron saves.
 
-    Earlier versions of torch cannot read them, and megatron-core (to 0.19.2 at least) passes whatever is in here to `torch.empty`.
+    Earlier versions of torch cannot read them, and megatron-core, to 0.19.2 at least, passes all of these to `torch.empty`.
     """
 
     def __setstate__(self, state: Any) -> None:
