@@ -11,13 +11,18 @@ from running import SMALL, environment, quick_command, run
 from lt_shared.manifest import Dataset
 
 
+def own_lines(error: str) -> list[str]:
+    """Without what torch and megatron-core warn of when they are imported, which depends on the installation."""
+    return [line for line in error.splitlines() if line.startswith(("lt-train", " [", "  ", "--")) and "Evict" not in line]
+
+
 def test_quiet_says_only_what_is_wrong(tmp_path: Path, dataset: Dataset) -> None:
     done = run("-q", *SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
-    assert done.err == ""
+    assert own_lines(done.err) == []
     assert done.out.count("\n") == 2
     assert "iteration        2/       2 |" in (tmp_path / "run/train.log").read_text()
     done = run("--quiet", *SMALL, "--train-iters", "1", dataset.prefix)
-    assert done.err == "lt-train: warning: no --save: the trained model will be lost when the run ends\n"
+    assert own_lines(done.err) == ["lt-train: warning: no --save: the trained model will be lost when the run ends"]
 
 
 @pytest.mark.parametrize("word", ["-v", "--verbose"])
