@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
@@ -111,3 +112,27 @@ def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
     monkeypatch.setattr(rank_processes, "run", lambda plan: process_lifetime.HUNG)
     assert launcher.launch(synthetic.plan("--mock-data", "--ranks", str(nodes))) == code
+
+
+NOISE = """
+import os
+original = os.fsync
+def fsync(descriptor):
+    if "RANK" in os.environ:
+        os.write(1, b"[Gloo] Rank 0 is connected\\n")
+    original(descriptor)
+os.fsync = fsync
+"""
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_what_libraries_write_to_standard_output_is_not_in_the_manifest(ranks: str, tmp_path: Path, dataset: Dataset) -> None:
+    """Gloo of torch 2.8 and NCCL with NCCL_DEBUG write there from C."""
+    (tmp_path / "noise").mkdir()
+    (tmp_path / "noise/sitecustomize.py").write_text(NOISE)
+    path = os.pathsep.join([str(tmp_path / "noise"), *sys.path])
+    options = (*SMALL, "--train-iters", "2", "--ranks", ranks, "--save", str(tmp_path / "run"))
+    done = run(*options, dataset.prefix, PYTHONPATH=path)
+    assert done.code == 0, done.err
+    assert "[Gloo] Rank 0 is connected\n" in done.err
+    assert [json.loads(line)["kind"] for line in done.out.splitlines()] == ["checkpoint", "end"]

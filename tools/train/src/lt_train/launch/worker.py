@@ -37,6 +37,7 @@ def start(config: RunConfig, rank_env: RankEnvironment) -> int:
     prepared: on a CPU it needs replacements to be in place.
     """
     signals.listen()
+    _keep_standard_output_for_data()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     compile_caches.use_private_directories()
@@ -59,6 +60,14 @@ def start(config: RunConfig, rank_env: RankEnvironment) -> int:
         from lt_train.runtime import failure_report
 
         raise failure_report.raised(error, rank_env) from error
+
+
+def _keep_standard_output_for_data() -> None:
+    """Libraries write there from C, as Gloo of torch 2.8 does, or NCCL with NCCL_DEBUG; the next command reads manifest lines."""
+    sys.stdout.flush()
+    data = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = open(data, "w", encoding="utf-8", errors="surrogateescape")
 
 
 def _leave_out(**used: object) -> None:
