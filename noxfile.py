@@ -24,6 +24,8 @@ BENCHMARKS = {
     "monitor": "tests/bench/monitor.py",
 }
 CONSTRAINTS = Path("constraints.txt")
+# With the extras that `nox -s lowest` tries.
+LOWEST = {"shared": "shared[s3]", "tools/preprocess": "tools/preprocess[parquet]", "tools/train": "tools/train[tensorboard]"}
 # Debian packages that the tests need, and the commands that do instead. The shell is Chromium without a window: 96 MB to fetch.
 PROGRAMS = {"strace": ("strace",), "chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome")}
 CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}
@@ -187,6 +189,19 @@ def release(session: nox.Session) -> None:
     """
     session.install("-c", str(CONSTRAINTS), "uv", "-r", "tests/install/requirements.txt")
     session.run("python", "tests/install/release.py", *session.posargs)
+
+
+@task
+def lowest(session: nox.Session) -> None:
+    """Run the tools from text to a model with the lowest versions that their metadata allow, torch's too: a download of 3 GB."""
+    session.install("-c", str(CONSTRAINTS), "uv")
+    editable = [word for path in DISTRIBUTIONS for word in ("-e", LOWEST.get(path, path))]
+    session.run(
+        *("uv", "pip", "install", "--no-config", "--resolution", "lowest-direct", "--python", session.virtualenv.location),
+        *editable,
+        env={"LT_SHARED_BY_VERSION": "1"},
+    )
+    session.run("python", "tests/install/lowest_versions.py")
 
 
 @task
