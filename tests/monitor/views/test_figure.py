@@ -149,3 +149,33 @@ def test_a_million_points_are_thinned_out() -> None:
     steps = Steps(numbers, {"loss": 2 + 1 / numbers, "grad_norm": np.ones(len(numbers))}, np.full(len(numbers), np.nan))
     for line in draw([Run("a", [Attempt(1, steps=steps)], [])]).axes[0].lines:
         assert len(line.get_xdata()) <= figure.POINTS
+
+
+def with_event(points: int, event: int, **columns: float) -> Run:
+    """A run that is level but for what happens from step `event` on."""
+    numbers = np.arange(1, points + 1)
+    values = {name: np.where(numbers >= event, high, 2.0) for name, high in columns.items()}
+    return Run("a", [Attempt(1, steps=Steps(numbers, values, np.full(points, np.nan)))], [])
+
+
+@pytest.mark.parametrize("points", [1000, 100_000])
+def test_no_line_rises_before_its_event(points: int) -> None:
+    event = points // 3 + 7
+    loss, norm = draw([with_event(points, event, loss=9.0, grad_norm=7.0)]).axes
+    for axis in (loss, norm):
+        smooth = axis.lines[1]
+        steps, values = np.asarray(smooth.get_xdata()), np.asarray(smooth.get_ydata())
+        risen = int(np.flatnonzero(values > 2)[0])
+        assert steps[risen] >= event
+        if smooth.get_drawstyle() == "default":
+            assert steps[risen - 1] >= event - 1
+
+
+def test_large_numbers_on_an_axis_are_in_units() -> None:
+    run = of_steps(*({"step": 1_000_000 * step, "loss": 2.0, "tokens_per_second": 1.6e6} for step in range(1, 4)))
+    result = draw([run])
+    result.canvas.draw()
+    shown = [label.get_text() for axis in result.axes for label in (*axis.get_yticklabels(), *axis.get_xticklabels())]
+    assert "800k" in shown
+    assert "1.6M" in shown
+    assert not [text for text in shown if "e+" in text]

@@ -157,3 +157,17 @@ def test_a_run_with_losses_alone_has_one_panel() -> None:
     assert [panel["key"] for panel in json.loads(page.data)["panels"]] == ["loss"]
     assert "Attempts" not in page.text
     assert "Faults" in page.text
+
+
+def test_smoothed_points_that_stand_for_stretches_are_held() -> None:
+    """A line between two of them would show an event before its step."""
+    for points, is_held in ((html_report.SMOOTH_POINTS, False), (50 * html_report.SMOOTH_POINTS, True)):
+        numbers = np.arange(1, points + 1)
+        event = points // 3 + 7
+        losses = np.where(numbers >= event, 9.0, 2.0)
+        run = Run("a", [Attempt(1, 0, Steps(numbers, {"loss": losses, "grad_norm": losses}, 1e9 + numbers))], [])
+        (drawn,) = json.loads(page_of([run]).data)["runs"]
+        for curve in (drawn["loss"], drawn["grad_norm"]):
+            assert curve["held"] == is_held
+            risen = next(step for step, value in zip(*curve["smooth"].values(), strict=True) if value > 2)
+            assert risen >= event

@@ -46,10 +46,3 @@ def test_a_run_with_nothing_but_a_loss() -> None:
 def test_a_hostile_name_stays_text() -> None:
     shown = sparklines.of_run(of_steps({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", Known(), 60)
     assert shown.startswith("a\\x1b[2J\\x07\\n  step 1\n")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(590_390, "590k"), (12_345_678, "12.3M"), (2.13456, "2.135"), (9999, "9999"), (3e9, "3G")]
-)
-def test_numbers_are_short(value: float, text: str) -> None:
-    assert sparklines._short(value) == text

@@ -1,11 +1,23 @@
-"""Curves over the steps of a run: smoothed, thinned out for a picture, and small enough for one line of text."""
+"""Curves over the steps of a run: smoothed, thinned out for a picture, and small enough for one line of text.
+
+The smoothed curve is a trailing median. A mean would show a spike of 60 steps as a plateau as long as its window, and a centred
+window would show everything half a window before it happened. A median that looks back drops short spikes, which the raw curve
+shows, and shows what lasts after it began, half a window late.
+"""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
-WINDOWS_PER_RUN = 40
-MEDIANS_PER_RUN = 200
+# The loss is noisier from step to step than it changes; other metrics are not.
+LOSS_WINDOW_SHARE = 1 / 40
+WINDOW_SHARE = 1 / 200
+# Near the beginning, where the loss falls fast, the window is this share of the points so far.
+BEGINNING_SHARE = 1 / 4
+SMOOTH_POINTS = 2000
+# The loss falls so steeply at first that the rest would look flat: this share of the steps has no say in the scale.
+EARLY_SHARE = 0.07
 # A line's height is at least this share of its values, so the rounding of the log is no mountain.
 FLAT_SHARE = 1e-3
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -20,26 +32,46 @@ def finite(steps: np.ndarray, values: np.ndarray) -> Series:
     return steps[known], values[known]
 
 
-def smoothed(values: np.ndarray) -> np.ndarray:
-    """Running mean over 1/40 of the points; shape as `values`.
+def smoothed(curve: Series, window_share: float, window_steps: int | None = None, points: int = SMOOTH_POINTS) -> Series:
+    """Trailing medians over `window_share` of the points, or over `window_steps` where these are given; at most `points` of them.
 
-    The window is centred and narrows towards the beginning, where the loss falls fast. At the end only its right half narrows, so
-    the last value is as steady as the others.
+    More points than that become medians of stretches first. Each is put at the last step of its stretch, so no event appears
+    before its step.
     """
-    half = len(values) // (2 * WINDOWS_PER_RUN)
-    total = np.concatenate(([0.0], np.cumsum(values)))
-    centre = np.arange(len(values))
-    left = np.minimum(centre, half)
-    right = np.minimum(left, len(values) - 1 - centre)
-    return np.asarray((total[centre + right + 1] - total[centre - left]) / (left + right + 1))
+    steps, values = _stretch_medians(curve, points)
+    size = len(values)
+    if window_steps is None:
+        window = int(size * window_share) | 1
+    else:
+        window = round(window_steps * max(1, size - 1) / max(1, int(steps[-1] - steps[0]))) if size else 1
+    window = max(1, min(window, size))
+    full = min(size, int(window / BEGINNING_SHARE))
+    beginning = [np.median(values[index - int(index * BEGINNING_SHARE) : index + 1]) for index in range(full)]
+    if window == 1 or full == size:
+        return steps, values if window == 1 else np.array(beginning)
+    rest = np.median(np.lib.stride_tricks.sliding_window_view(values[full - window + 1 :], window), axis=1)
+    return steps, np.concatenate([beginning, rest])
 
 
-def medians(curve: Series) -> Series:
-    """The curve as at most MEDIANS_PER_RUN points: single spikes vanish, where a mean would show each as a plateau."""
+def _stretch_medians(curve: Series, points: int) -> Series:
     steps, values = curve
-    parts = min(MEDIANS_PER_RUN, len(values))
-    middle = np.array([np.median(part) for part in np.array_split(steps, parts)])
-    return middle, np.array([np.median(part) for part in np.array_split(values, parts)])
+    if len(values) <= points:
+        return curve
+    edges = np.linspace(0, len(values), points + 1).astype(np.int64)
+    medians = [np.median(values[begin:end]) for begin, end in itertools.pairwise(edges)]
+    return steps[edges[1:] - 1], np.array(medians)
+
+
+def settled_limits(curves: Sequence[Series], first: int, last: int) -> tuple[float, float] | None:
+    """The lowest and the highest value of the curves between two steps, without the steep beginning: the scale of a loss.
+
+    Where all points are in the beginning, all of them count; None without any.
+    """
+    begin = first + EARLY_SHARE * (last - first)
+    within = [values[(steps >= first) & (steps <= last)] for steps, values in curves]
+    late = [values[(steps >= begin) & (steps <= last)] for steps, values in curves]
+    shown = np.concatenate(late if any(map(len, late)) else within or [np.empty(0)])
+    return (float(shown.min()), float(shown.max())) if len(shown) else None
 
 
 def envelope(curve: Series, points: int) -> Series:
@@ -67,8 +99,9 @@ def thinned(curve: Series, points: int) -> Series:
 def sparkline(curve: Series, first: int, last: int, width: int) -> str:
     """The curve over the steps `first` to `last` in `width` characters, low to high; blank where it has no point.
 
-    Each character is the mean of its steps. The highest and the lowest value of the line are its own, so two lines cannot be
-    compared by height.
+    Each character is the mean of its steps. The height is scaled by the smoothed curve after the steep beginning, as that of the
+    loss in a picture, or by its own characters where that is level; what is higher or lower has the highest or the lowest one.
+    Every line has a scale of its own, so two lines cannot be compared by height.
     """
     steps, values = curve
     if not len(values):
@@ -76,7 +109,9 @@ def sparkline(curve: Series, first: int, last: int, width: int) -> str:
     cells = np.minimum((steps - first) * width // max(1, last - first + 1), width - 1)
     counts = np.bincount(cells, minlength=width)
     means = np.bincount(cells, values, minlength=width) / np.maximum(counts, 1)
-    low, high = means[counts > 0].min(), means[counts > 0].max()
+    low, high = settled_limits([smoothed(curve, LOSS_WINDOW_SHARE)], first, last) or (0.0, 0.0)
+    if high == low:
+        low, high = means[counts > 0].min(), means[counts > 0].max()
     height = max(high - low, FLAT_SHARE * max(abs(low), abs(high))) or 1.0
-    levels = ((means - low) / height * (len(SPARKS) - 1)).round().astype(int)
+    levels = ((means - low) / height * (len(SPARKS) - 1)).round().clip(0, len(SPARKS) - 1).astype(int)
     return "".join(SPARKS[level] if count else " " for level, count in zip(levels, counts, strict=True))

@@ -1,7 +1,7 @@
 """The loss curves of runs as one PNG or SVG, with gradient norm and speed below.
 
-The raw loss is drawn faint and its running mean strong. Where steps were lost and done again, the later attempt is drawn. The
-limits follow the running mean, so one spike does not flatten the rest. Checkpoints, restarts and faults are marked.
+The raw loss is drawn faint and its running median strong. Where steps were lost and done again, the later attempt is drawn. The
+limits follow the running median, so one spike does not flatten the rest. Checkpoints, restarts and faults are marked.
 """
 
 import io
@@ -14,9 +14,10 @@ import numpy as np
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.curves import Series, envelope, medians, smoothed, thinned
+from lt_monitor.runs.curves import LOSS_WINDOW_SHARE, WINDOW_SHARE, Series, envelope, settled_limits, smoothed
 from lt_monitor.runs.speed import Known, Sizes
 from lt_monitor.views.annotations import annotations_of
+from lt_monitor.views.tick_labels import compact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,6 @@ DPI = 150
 MANY_CHECKPOINTS = 30
 LEGEND_WIDTH = 100
 POINTS = 6000
-EARLY = 0.07
 
 
 def render(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, references: References) -> bytes:
@@ -133,11 +133,10 @@ def _draw_loss(axis: "Axes", runs: Sequence[Run], names: Sequence[str], referenc
     shown = []
     for run, name, colour in zip(runs, names, _colours(runs), strict=True):
         steps, losses = run.steps.finite("loss")
-        smooth = smoothed(losses)
-        shown.append((steps, smooth))
+        calm = smoothed((steps, losses), LOSS_WINDOW_SHARE)
+        shown.append(calm)
         axis.plot(*envelope((steps, losses), POINTS), color=colour, alpha=0.28, linewidth=0.7, zorder=2)
-        calm = thinned((steps, smooth), POINTS)
-        axis.plot(*calm, color=colour, linewidth=1.8, zorder=3, marker="o" if len(steps) == 1 else None)
+        _draw_smooth(axis, calm, len(steps), color=colour, linewidth=1.8, zorder=3, marker="o" if len(steps) == 1 else None)
         label = "training" if len(runs) == 1 else name
         handles.append(Line2D([], [], color=colour, linewidth=1.8, label=f"{label}  {_last_tenth(losses)}"))
         evaluations = [event for event in run.evaluations if event["loss"] is not None]
@@ -200,6 +199,11 @@ def _draw_loss(axis: "Axes", runs: Sequence[Run], names: Sequence[str], referenc
     axis.set_title("loss (nats per token)", loc="left", fontsize=9.5)
 
 
+def _draw_smooth(axis: "Axes", smooth: Series, raw_points: int, **style: Any) -> None:
+    """A line from point to point, or where each point stands for a stretch of steps, level up to the next: never early."""
+    axis.plot(*smooth, drawstyle="steps-post" if len(smooth[0]) < raw_points else "default", **style)
+
+
 def _last_tenth(losses: np.ndarray) -> str:
     return f"{losses[-max(1, len(losses) // 10) :].mean():.3f}"
 
@@ -209,13 +213,11 @@ def _legend_colour(runs: Sequence[Run]) -> str:
 
 
 def _limit_loss(axis: "Axes", shown: Sequence[Series], references: Sequence[float]) -> None:
-    """Limits by what is smooth, so that a single spike in the raw curve does not flatten everything else.
-
-    Nor do the first steps: the loss falls so steeply there that they would take most of the height.
-    """
+    """Limits by what is smooth, so that a single spike in the raw curve does not flatten everything else."""
     first, last = min(int(steps[0]) for steps, _ in shown), max(int(steps[-1]) for steps, _ in shown)
-    values = np.concatenate([values[steps >= first + EARLY * (last - first)] for steps, values in shown] + [np.array(references)])
-    low, high = float(values.min()), float(values.max())
+    limits = settled_limits(shown, first, last)
+    assert limits is not None
+    low, high = min(limits[0], *references, limits[1]), max(limits[1], *references, limits[0])
     margin = 0.06 * (high - low) or 0.5
     axis.set_ylim(low - margin, high + margin)
 
@@ -224,7 +226,7 @@ def _draw_small(axis: "Axes", title: str, curves: Sequence[Series]) -> None:
     for (steps, values), colour in zip(curves, (COLOURS[index % len(COLOURS)] for index in range(len(curves))), strict=True):
         if len(steps):
             axis.plot(*envelope((steps, values), POINTS), color=colour, alpha=0.3, linewidth=0.6)
-            axis.plot(*medians((steps, values)), color=colour, linewidth=1.2)
+            _draw_smooth(axis, smoothed((steps, values), WINDOW_SHARE), len(steps), color=colour, linewidth=1.2)
     everything = np.concatenate([values for _, values in curves])
     top = float(np.quantile(everything, 0.99)) * 1.15
     if top > 0:
@@ -239,7 +241,7 @@ def _format_axes(axes: Sequence["Axes"]) -> None:
         axis.tick_params(length=3)
     for axis in axes[1:]:
         axis.yaxis.set_major_locator(MaxNLocator(3))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     axes[-1].xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes[-1].set_xlabel("step")

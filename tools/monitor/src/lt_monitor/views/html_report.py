@@ -21,7 +21,7 @@ import numpy as np
 from lt_monitor.events.escaping import printable
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.curves import Series, envelope, finite, medians, smoothed, thinned
+from lt_monitor.runs.curves import EARLY_SHARE, LOSS_WINDOW_SHARE, WINDOW_SHARE, Series, envelope, finite, smoothed, thinned
 from lt_monitor.runs.speed import Known, Sizes, SpeedMetric
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import report_tables
@@ -46,6 +46,7 @@ def build(runs: Sequence[Run], names: Sequence[str], known: Known, references: S
     style, script, page = ((resources / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js", "page.html"))
     data = {
         "steps": [min(int(run.steps.numbers[0]) for run in runs), max(int(run.steps.numbers[-1]) for run in runs)],
+        "early": EARLY_SHARE,
         "panels": panels,
         "runs": shown,
         "references": [[printable(name), value] for name, value in references],
@@ -131,13 +132,16 @@ def _run_data(run: Run, name: str, measure: SpeedMetric, rate: Series) -> dict[s
     }
     others = {"grad_norm": steps.finite("grad_norm"), measure.key: rate}
     if len(loss[0]):
-        data["loss"] = _curve(loss, thinned((loss[0], smoothed(loss[1])), SMOOTH_POINTS))
-    data |= {key: _curve(raw, medians(raw)) for key, raw in others.items() if len(raw[0])}
+        data["loss"] = _curve(loss, LOSS_WINDOW_SHARE)
+    data |= {key: _curve(raw, WINDOW_SHARE) for key, raw in others.items() if len(raw[0])}
     return data
 
 
-def _curve(raw: Series, smooth: Series) -> dict[str, Any]:
-    return {"raw": _points(envelope(raw, RAW_POINTS)), "smooth": _points(smooth)}
+def _curve(raw: Series, window_share: float) -> dict[str, Any]:
+    """`held`: the smoothed points stand for stretches of steps. A line between two of them would rise before it should."""
+    smooth = smoothed(raw, window_share, points=SMOOTH_POINTS)
+    held = len(smooth[0]) < len(raw[0])
+    return {"raw": _points(envelope(raw, RAW_POINTS)), "smooth": _points(smooth), "held": held}
 
 
 def _points(curve: Series) -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series
 from lt_monitor.runs.speed import Known, Sizes
 from lt_monitor.views.annotations import annotations_of
+from lt_monitor.views.tick_labels import compact
 
 # Later ones cover earlier ones in the line of annotations.
 SIGNS = {"restart": ("R", "restart"), "nan": ("N", "loss not a number"), "fault": ("X", "fault")}
@@ -37,7 +38,7 @@ def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
 
 def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
     line = curves.sparkline(curve, first, last, cells)
-    return f"{title:<12}{_short(curve[1][0]):>7} {line} {_short(curve[1][-1])}"
+    return f"{title:<12}{compact(curve[1][0]):>7} {line} {compact(curve[1][-1])}"
 
 
 def _annotations(run: Run, first: int, last: int, cells: int) -> list[str]:
@@ -53,11 +54,3 @@ def _annotations(run: Run, first: int, last: int, cells: int) -> list[str]:
         f"{sign} {meaning}" for kind, (sign, meaning) in SIGNS.items() if any(annotation.kind == kind for annotation in found)
     ]
     return [" " * LABEL_WIDTH + "".join(line).rstrip(), " " * LABEL_WIDTH + "  ".join(present)]
-
-
-def _short(value: float) -> str:
-    """Four digits at most: 2.134, 23.1, 590k."""
-    for limit, size, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:.4g}"

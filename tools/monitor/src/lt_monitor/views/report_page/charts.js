@@ -2,8 +2,6 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  // The loss falls so steeply at first that the rest would look flat: this share of the steps has no say in the scale.
-  const EARLY = 0.07;
   const NS = "http://www.w3.org/2000/svg";
   const card = document.getElementById("charts");
   const panels = data.panels.map((panel) => ({ ...panel, plot: document.getElementById("plot-" + panel.key) }));
@@ -28,7 +26,8 @@
   const whole = (value) => Math.round(value).toLocaleString("en-US");
   const compact = (value) => {
     const size = Math.abs(value);
-    if (size >= 1e9) return +(value / 1e9).toPrecision(4) + "G";
+    if (size >= 1e12) return +(value / 1e12).toPrecision(4) + "T";
+    if (size >= 1e9) return +(value / 1e9).toPrecision(4) + "B";
     if (size >= 1e6) return +(value / 1e6).toPrecision(4) + "M";
     if (size >= 1e4) return +(value / 1e3).toPrecision(4) + "k";
     return String(+value.toPrecision(4));
@@ -73,7 +72,7 @@
       const curve = run[panel.key];
       if (!curve) continue;
       const [steps, calm] = visible(curve.smooth);
-      const settled = range[0] + (range[1] - range[0]) * EARLY;
+      const settled = range[0] + (range[1] - range[0]) * data.early;
       const late = panel.key === "loss" ? calm.filter((_, i) => steps[i] >= settled) : calm;
       shown.push(...(late.length ? late : calm));
       if (panel.key === "loss") {
@@ -146,7 +145,9 @@
           element("circle", { class: "dot", cx: x(steps[0]), cy: y(values[0]), r: 3 }, group);
           continue;
         }
-        const points = steps.map((step, i) => x(step).toFixed(1) + "," + y(values[i]).toFixed(1));
+        const point = (step, value) => x(step).toFixed(1) + "," + y(value).toFixed(1);
+        const stairs = part === "smooth" && curve.held;
+        const points = steps.map((step, i) => (stairs && i ? point(step, values[i - 1]) + " " : "") + point(step, values[i]));
         element("polyline", { class: part, points: points.join(" ") }, group);
       }
       const beyond = element("g", { class: colour(index) }, svg);
