@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import os
 import statistics
 from pathlib import Path
 
@@ -19,8 +20,9 @@ LOGS = Path(__file__).parents[1] / "samples"
 
 
 def of_log(name: str, known: Known | None = None) -> Summary:
+    """At the time of its last line."""
     (run,) = run_loader.read([str(LOGS / name)])
-    return summarize(run, known)
+    return summarize(run, known, run.updated)
 
 
 def of_steps(*steps: dict, events: list[dict] | None = None, files: list[str] | None = None) -> Summary:
@@ -136,5 +138,31 @@ def test_updated_is_the_newest_time_or_the_logs_change(tmp_path: Path) -> None:
 
 def test_every_number_is_json() -> None:
     values = of_log("story.jsonl").to_record().values()
-    assert all(type(value) in (int, float, str, dict, type(None)) for value in values)
+    assert all(type(value) in (int, float, str, bool, dict, type(None)) for value in values)
     assert all(math.isfinite(value) for value in values if isinstance(value, float))
+
+
+def test_a_run_that_is_dead_has_no_time_left() -> None:
+    (run,) = run_loader.read([str(LOGS / "story.jsonl")])
+    assert run.updated is not None
+    alive, dead = (summarize(run, None, run.updated + seconds) for seconds in (299, 5 * 86400))
+    assert (alive.silent, round(alive.eta_seconds or 0)) == (False, 715)
+    assert (dead.silent, dead.eta_seconds) == (True, None)
+    assert alive.without_time_left() == dead
+
+
+def test_a_run_that_is_over_is_not_silent(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.touch()
+    os.utime(log, (5000, 5000))
+    files, step = [str(log)], {"step_seconds": 2.0, "total_steps": 2}
+    cases = [
+        (of_steps(step, files=files), True, None),
+        (of_steps(step, files=files, events=[{"kind": "end", "reason": "signal"}]), False, None),
+        (of_steps(step, step, files=files), False, 0),
+        (of_steps(step), False, 2.0),
+    ]
+    for summary, is_silent, eta_seconds in cases:
+        assert (summary.silent, summary.eta_seconds) == (is_silent, eta_seconds)
+    ended, done = cases[1][0], cases[2][0]
+    assert (ended.without_time_left(), done.without_time_left()) == (ended, done)

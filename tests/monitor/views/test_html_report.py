@@ -93,7 +93,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 def test_the_figures_are_those_of_the_summary() -> None:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    text = " ".join(page_of([run]).text.split())
+    text = " ".join(Page(html_report.build([run], [run.name], Known(), [], run.updated)).text.split())
     for expected in (
         "Step 400 of 500 (80.0%) · 11 min 55 s left · last line 2026-11-18 07:24",
         "Root cause node-failure on ip-10-1-4-12 in attempt 2",
@@ -111,6 +111,13 @@ def test_the_figures_are_those_of_the_summary() -> None:
         "warning xid 63 2 260",
     ):
         assert expected in text.replace("\u00d7", "x"), expected
+
+
+def test_a_dead_run_has_no_time_left() -> None:
+    (run,) = run_loader.read([str(LOGS / "story.jsonl")])
+    page = Page(html_report.build([run], [run.name], Known(), [], (run.updated or 0) + 5 * 86400))
+    assert "Step 400 of 500 (80.0%) · silent since 2026-11-18 07:24" in " ".join(page.text.split())
+    assert " left" not in page.text
 
 
 def test_the_curves_have_the_steps_of_the_run_and_its_marks() -> None:

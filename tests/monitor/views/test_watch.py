@@ -58,13 +58,14 @@ def test_many_runs_become_a_table() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_silence_is_measured_by_the_time_that_steps_take() -> None:
-    usual = view_of(STEP)
-    assert usual.silence(599) == (599, False)
-    assert usual.silence(601) == (601, True)
-    assert view_of(STEP, events=[{"kind": "end", "reason": "completed"}]).silence(10_000) == (10_000, False)
-    quick = view_of(STEP | {"step_seconds": 0.1})
-    assert (quick.silence(299), quick.silence(301)) == ((299, False), (301, True))
+def test_a_run_that_falls_silent_has_no_time_left() -> None:
+    view = view_of(STEP | {"total_steps": 3})
+    assert "1 min left" in screen([view], now=599)
+    assert " left" not in screen([view], now=601)
+    assert "1 min" in screen([view] * 5, now=599)
+    assert "1 min" not in screen([view] * 5, now=601).replace("10 min 1 s", "")
+    ended = view_of(STEP, events=[{"kind": "end", "reason": "completed"}])
+    assert ended.at(10_000) == ended
 
 
 def test_texts_from_logs_are_shown_as_text() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from lt_monitor.events.escaping import printable
 from lt_monitor.events.records import FAULTS, SEVERITIES
+from lt_monitor.runs import silence
 from lt_shared import storage
 from lt_shared.console import BadConfig, NoInput
 
@@ -27,7 +28,12 @@ MAXIMUM_BYTES = 1 << 20
 # 600 s is NCCL's own time-out: an alert has to come before it ends the job.
 DEFAULTS: dict[str, dict[str, float]] = {
     **{fault: {} for fault in (*FAULTS, "other")},
-    "hang": {"minimum_seconds": 300, "step_factor": 10, "startup_seconds": 1800, "checkpoint_seconds": 1800},
+    "hang": {
+        "minimum_seconds": silence.MINIMUM_SECONDS,
+        "step_factor": silence.STEP_FACTOR,
+        "startup_seconds": 1800,
+        "checkpoint_seconds": 1800,
+    },
     "nan": {"lines_without_loss": 3},
     "loss-spike": {"score": 6, "minimum_rise": 0.05, "maximum_factor": 10, "points": 20, "quiet_lines": 100},
     "skipped-steps": {"in_a_row": 5, "warm_up_lines": 20},

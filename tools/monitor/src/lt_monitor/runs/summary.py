@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.failure_causes import suspect_ranks
+from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
 
 RECENT_STEPS = 50
@@ -25,7 +26,8 @@ class Summary:
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
-    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses.
+    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses. `silent`: it has
+    written nothing for long and is not over, so it is probably dead. Such a run has no time left, nor has one that ended early.
     """
 
     run: str
@@ -54,14 +56,20 @@ class Summary:
     faults: int
     fault: Record | None
     ended: str | None
+    silent: bool
     updated: str | None
 
     def to_record(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def without_time_left(self) -> "Summary":
+        """The same of a run that fell silent since; itself when it is over."""
+        is_over = self.ended is not None or self.eta_seconds == 0
+        return self if is_over else dataclasses.replace(self, silent=True, eta_seconds=None)
 
-def summarize(run: Run, known: Known | None = None) -> Summary:
-    """The summary of a run that has at least one step; `known` is what the user gave."""
+
+def summarize(run: Run, known: Known | None = None, now: float | None = None) -> Summary:
+    """The summary at the time `now`, else at present, of a run that has at least one step; `known` is what the user gave."""
     arguments = run.arguments
     sizes = Sizes.of(arguments, known or Known())
     steps = run.steps
@@ -76,6 +84,9 @@ def summarize(run: Run, known: Known | None = None) -> Summary:
     checkpoint = next(iter(reversed(run.checkpoints)), None)
     faults = run.of_kind("fault")
     end = run.attempts[-1].end
+    silence = Silence.of(run)
+    is_over = end is not None or (total_steps is not None and step >= total_steps)
+    is_silent = not is_over and silence.is_too_long(time.time() if now is None else now)
     return Summary(
         run=run.name,
         step=step,
@@ -93,7 +104,7 @@ def summarize(run: Run, known: Known | None = None) -> Summary:
         tflops_per_gpu=median(speed.tflops_per_gpu(recent, sizes)),
         mfu=median(speed.mfu(recent, sizes)),
         memory_bytes=_most(recent.column("memory_bytes")),
-        eta_seconds=None if seconds is None or total_steps is None else max(0, total_steps - step) * seconds,
+        eta_seconds=_eta_seconds(step, total_steps, seconds, is_running=end is None and not is_silent),
         restarts=run.restarts,
         lost_steps=run.lost_steps,
         checkpoint_step=checkpoint["step"] if checkpoint else None,
@@ -103,7 +114,8 @@ def summarize(run: Run, known: Known | None = None) -> Summary:
         faults=sum(fault["cause"] != "cascade" for fault in faults),
         fault=main_fault(run),
         ended=end["reason"] if end else None,
-        updated=_updated(run),
+        silent=is_silent,
+        updated=_time(silence.updated),
     )
 
 
@@ -180,9 +192,13 @@ def _whole(value: float | None) -> int | None:
     return None if value is None or value < 1 else int(value)
 
 
-def _updated(run: Run) -> str | None:
-    """When the run last logged, ISO 8601 in local time: the newest time in its lines, else its newest log's modification."""
-    seconds = run.updated
-    if seconds is None:
-        seconds = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)
+def _eta_seconds(step: int, total_steps: int | None, seconds: float | None, is_running: bool) -> float | None:
+    """0 after the last step. A run that neither is done nor runs has none."""
+    if total_steps is not None and step >= total_steps:
+        return 0.0
+    return (total_steps - step) * seconds if is_running and total_steps is not None and seconds is not None else None
+
+
+def _time(seconds: float | None) -> str | None:
+    """ISO 8601 in local time."""
     return None if seconds is None else datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

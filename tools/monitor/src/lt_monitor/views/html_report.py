@@ -36,9 +36,11 @@ TIMES = 300
 Panel = dict[str, Any]
 
 
-def build(runs: Sequence[Run], names: Sequence[str], known: Known, references: Sequence[tuple[str, float]]) -> str:
-    """The page about `runs`, shown under `names`. Each run has at least one step."""
-    summaries = [summarize(run, known) for run in runs]
+def build(
+    runs: Sequence[Run], names: Sequence[str], known: Known, references: Sequence[tuple[str, float]], now: float | None = None
+) -> str:
+    """The page about `runs`, shown under `names`, at the time `now`, else at present. Each run has at least one step."""
+    summaries = [summarize(run, known, now) for run in runs]
     measure, rates = speed.speed_curves([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
     shown = [_run_data(run, printable(name), measure, rate) for run, name, rate in zip(runs, names, rates, strict=True)]
     panels = _panels(shown, measure)

@@ -30,7 +30,7 @@ def header(title: str, summary: Summary) -> str:
     if summary.ended:
         parts.append(f"ended: {printable(summary.ended)}")
     if summary.updated:
-        parts.append("last line " + summary.updated[:16].replace("T", " "))
+        parts.append(("silent since " if summary.silent else "last line ") + summary.updated[:16].replace("T", " "))
     bar = ""
     if summary.total_steps:
         share = min(1.0, summary.step / summary.total_steps)

@@ -11,15 +11,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lt_monitor.events.escaping import printable
 from lt_monitor.logs.log_files import STANDARD_INPUT, expand
 from lt_monitor.runs import run_loader, speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, sparkline
+from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes
-from lt_monitor.runs.summary import Summary, median, summarize
+from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import plot, summary_table
 from lt_shared import storage
 from lt_shared.console import ToolError, UsageError
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LOOK_SHARE = 10
-SILENT_SECONDS = 300
-SILENT_STEPS = 10
 PANEL_LINES = 9
 SPARK_WIDTH = 10
 COLUMN_GAP = 3
@@ -38,34 +35,25 @@ COLUMN_GAP = 3
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What is shown of one run. `line_seconds` is the usual time between two step lines, None where lines have no times."""
+    """What is shown of one run."""
 
     name: str
     summary: Summary
     loss: Series
     rate: Series
-    updated: float | None
-    line_seconds: float | None
+    silence: Silence
 
     @classmethod
     def of(cls, run: Run, name: str, known: Known) -> "View":
         steps = run.steps
         sizes = Sizes.of(run.arguments, known)
-        summary = summarize(run, known)
-        updated = run.updated
-        if updated is None:
-            updated = max((os.path.getmtime(file) for file in run.files if os.path.isfile(file)), default=None)
         _, (rate,) = speed.speed_curves([steps], [sizes])
-        line_seconds = median(np.diff(steps.times[-50:]))
-        return cls(printable(name), summary, steps.finite("loss"), rate, updated, line_seconds)
+        silence = Silence.of(run)
+        return cls(printable(name), summarize(run, known, silence.updated), steps.finite("loss"), rate, silence)
 
-    def silence(self, now: float) -> tuple[float, bool] | None:
-        """Seconds since the last line, and whether that is too long for a run that has not ended."""
-        if self.updated is None:
-            return None
-        seconds = max(0.0, now - self.updated)
-        usual = self.line_seconds or self.summary.step_seconds or 0.0
-        return seconds, self.summary.ended is None and seconds > max(SILENT_SECONDS, SILENT_STEPS * usual)
+    def at(self, now: float) -> "View":
+        """The view as time goes by without a new line."""
+        return dataclasses.replace(self, summary=self.summary.without_time_left()) if self.silence.is_too_long(now) else self
 
 
 def watch(patterns: Sequence[str], known: Known, interval_seconds: float) -> None:
@@ -140,6 +128,7 @@ def render(views: Sequence[View], now: float, width: int, height: int, trouble: 
     from rich.text import Text
 
     parts: list[RenderableType] = []
+    views = [view.at(now) for view in views]
     if len(views) * PANEL_LINES + 1 <= height:
         parts += [_panel(view, now) for view in views]
     else:
@@ -177,8 +166,7 @@ def _panel(view: View, now: float) -> "RenderableType":
     if summary.fault is not None:
         message = f"{rows['fault'](summary)}: {printable(summary.fault['message'])}"
         parts.append(Text(message, style="red", no_wrap=True, overflow="ellipsis"))
-    state = view.silence(now)
-    style = "red" if state and state[1] else "blue"
+    style = "red" if summary.silent else "blue"
     return Panel(Group(*parts), title=Text(view.name, style="bold"), title_align="left", box=box.ROUNDED, border_style=style)
 
 
@@ -238,11 +226,10 @@ def _age(view: View, now: float, form: str) -> "Text":
 
     if view.summary.ended is not None:
         return Text(f"ended: {printable(view.summary.ended)}", style="yellow")
-    state = view.silence(now)
-    if state is None:
+    seconds = view.silence.seconds(now)
+    if seconds is None:
         return Text("-")
-    seconds, silent = state
-    return Text(form.format(summary_table.duration(seconds)), style="bold red" if silent else "green")
+    return Text(form.format(summary_table.duration(seconds)), style="bold red" if view.summary.silent else "green")
 
 
 def _loss(summary: Summary) -> str:
