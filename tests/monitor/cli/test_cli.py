@@ -117,7 +117,7 @@ def test_filters_compose() -> None:
         (["summarize", "/proc/sys"], 66, "/proc/sys: no log in this directory"),
         (["summarize", "no_events.log"], 65, "no_events.log: no training steps"),
         (["plot", "no_events.log", "-o", "x.png"], 65, "no_events.log: no training steps"),
-        (["plot", "lt_train.log", "-o", "x.pdf"], 2, "x.pdf: not a known image format"),
+        (["plot", "lt_train.log", "-o", "x.jpg"], 2, "x.jpg: not a known image format"),
         (["summarize", "lt_train.log", "--gpu", "H1000"], 2, "--gpu H1000: its peak FLOP/s are not known"),
         (["watch", "lt_train.log"], 2, "watch needs a terminal"),
         (["plot", "lt_train.log", "-o", "x.png", "--reference", "x"], 2, "--reference x: expected NAME=VALUE"),

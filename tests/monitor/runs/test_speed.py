@@ -58,20 +58,6 @@ def test_step_time_from_the_times_of_two_lines() -> None:
     )
 
 
-def test_runs_are_compared_in_a_measure_that_all_have() -> None:
-    one = steps_of({"tokens_per_second": 100.0, "step_seconds": 1.0})
-    other = steps_of({"tokens_per_second_per_gpu": 9.0, "step_seconds": 2.0})
-    sizes = Sizes()
-    assert speed.speed_curves([one], [sizes])[0].short == "tokens/s"
-    assert speed.speed_curves([other], [sizes])[0].short == "tokens/s/GPU"
-    assert speed.speed_curves([one, other], [sizes, Sizes(gpus=2)])[0].short == "tokens/s"
-    measure, curves = speed.speed_curves([one, other], [sizes, sizes])
-    assert (measure.short, [values.tolist() for _, values in curves]) == ("s/step", [[1.0], [2.0]])
-    nothing = steps_of({"loss": 1.0})
-    assert speed.speed_curves([one, nothing], [sizes, sizes])[0].short == "tokens/s"
-    assert [len(curve[0]) for curve in speed.speed_curves([nothing], [sizes])[1]] == [0]
-
-
 def test_flops_and_mfu_of_a_known_model_and_device() -> None:
     known = Known(model=LLAMA, seq_length=8192, gpus=64, gpu="NVIDIA H100 80GB HBM3")
     steps = steps_of({"tokens_per_second_per_gpu": 9000.0})

@@ -1,5 +1,6 @@
 """The picture: what is on it."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +12,19 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
-from lt_monitor.views import figure, plot
+from lt_monitor.views import figure, figure_panel, palette, plot
+from lt_monitor.views.plot_options import PlotOptions
 
 LOGS = Path(__file__).parents[1] / "samples"
+DEFAULT = PlotOptions()
 
 
 def read(*names: str) -> list[Run]:
     return run_loader.read([str(LOGS / name) for name in names])
 
 
-def draw(runs: list[Run], references: list[tuple[str, float]] | None = None) -> object:
-    return figure.draw(runs, plot.short_names([run.name for run in runs]), Known(), references or [])
+def draw(runs: list[Run], options: PlotOptions = DEFAULT) -> object:
+    return figure.draw(runs, plot.short_names([run.name for run in runs]), Known(), options)
 
 
 def of_steps(*steps: dict) -> Run:
@@ -35,7 +38,7 @@ def texts(result: object) -> list[str]:
 
 
 def test_one_run_has_its_curves_marks_and_references() -> None:
-    result = draw(read("megatron_new.log"), [("unigram", 6.53)])
+    result = draw(read("megatron_new.log"), PlotOptions(references=(("unigram", 6.53),)))
     loss, norm, speed = result.axes
     assert [axis.get_title(loc="left") for axis in result.axes] == ["loss (nats per token)", "gradient norm", "tokens/s"]
     raw, smooth = loss.lines[:2]
@@ -56,7 +59,9 @@ def test_faults_and_missing_losses_are_marked() -> None:
     loss, *_ = draw(read("story.jsonl")).axes
     labels = [text.get_text() for text in loss.get_legend().get_texts()]
     assert labels[2:] == ["checkpoint", "resumed", "fault", "not a number"]
-    signs = {line.get_marker(): np.asarray(line.get_xdata()).tolist() for line in loss.lines if line.get_color() == figure.FAULT}
+    signs = {
+        line.get_marker(): np.asarray(line.get_xdata()).tolist() for line in loss.lines if line.get_color() == palette.LIGHT.fault
+    }
     assert signs["D"] == [172, 260, 312]
     assert signs["x"] == [220]
 
@@ -73,7 +78,7 @@ def test_several_runs_share_the_picture_under_short_names() -> None:
     assert legend[:6] == ["megatron_new", "megatron_old", "lt_train", "validation", "checkpoint", "resumed"]
     assert "3 runs" in texts(result)
     colours = {line.get_color() for line in result.axes[0].lines if line.get_alpha() == 0.28}
-    assert colours == set(figure.COLOURS[:3])
+    assert colours == set(palette.LIGHT.runs[:3])
 
 
 def test_all_panels_keep_their_place_where_a_run_has_no_marks(recwarn: pytest.WarningsRecorder) -> None:
@@ -86,7 +91,7 @@ def test_all_panels_keep_their_place_where_a_run_has_no_marks(recwarn: pytest.Wa
 
 
 def test_a_reference_beyond_the_curve_is_on_the_picture() -> None:
-    (loss, *_) = draw(read("lt_train.log"), [("chance", 12.0)]).axes
+    (loss, *_) = draw(read("lt_train.log"), PlotOptions(references=(("chance", 12.0),))).axes
     assert loss.get_ylim()[1] > 12
 
 
@@ -97,13 +102,13 @@ def test_step_time_stands_in_where_the_sequence_length_is_unknown() -> None:
 
 @pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_single_step_makes_a_picture(form: str, magic: bytes) -> None:
-    content = figure.render(form, [of_steps({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], Known(), [])
+    content = figure.render(form, [of_steps({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], Known(), PlotOptions())
     assert content.startswith(magic)
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
     run = of_steps({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
-    svgs = {figure.render("svg", [run], ["a"], Known(), []) for _ in range(2)}
+    svgs = {figure.render("svg", [run], ["a"], Known(), PlotOptions()) for _ in range(2)}
     assert len(svgs) == 1
 
 
@@ -113,8 +118,9 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import figure
+from lt_monitor.views.plot_options import PlotOptions
 steps = Steps.from_records([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5}])
-sys.stdout.buffer.write(figure.render(sys.argv[1], [Run("a", [Attempt(1, steps=steps)], [])], ["a"], Known(), []))
+sys.stdout.buffer.write(figure.render(sys.argv[1], [Run("a", [Attempt(1, steps=steps)], [])], ["a"], Known(), PlotOptions()))
 """
 SETTINGS = ("text.usetex: True", "savefig.bbox: tight", "svg.fonttype: none")
 
@@ -139,16 +145,16 @@ def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:
 
     names = ["$\\frac{1", "<script>alert(1)</script>--><x>\x1b[31m"]
     runs = [of_steps({"step": 1, "loss": 2.0}), of_steps({"step": 1, "loss": 3.0})]
-    root = ElementTree.fromstring(figure.render("svg", runs, names, Known(), [("$x_", 2.5)]))
+    root = ElementTree.fromstring(figure.render("svg", runs, names, Known(), PlotOptions(references=(("$x_", 2.5),))))
     assert not [node for node in root.iter() if isinstance(node.tag, str) and node.tag.rpartition("}")[2] in ("script", "x")]
-    assert "$\\frac{1  2.000" in texts(figure.draw(runs, names, Known(), []))
+    assert "$\\frac{1  2.000" in texts(figure.draw(runs, names, Known(), PlotOptions()))
 
 
 def test_a_million_points_are_thinned_out() -> None:
     numbers = np.arange(1, 1_000_001)
     steps = Steps(numbers, {"loss": 2 + 1 / numbers, "grad_norm": np.ones(len(numbers))}, np.full(len(numbers), np.nan))
     for line in draw([Run("a", [Attempt(1, steps=steps)], [])]).axes[0].lines:
-        assert len(line.get_xdata()) <= figure.POINTS
+        assert len(line.get_xdata()) <= figure_panel.POINTS
 
 
 def with_event(points: int, event: int, **columns: float) -> Run:
@@ -179,3 +185,63 @@ def test_large_numbers_on_an_axis_are_in_units() -> None:
     assert "800k" in shown
     assert "1.6M" in shown
     assert not [text for text in shown if "e+" in text]
+
+
+def test_chosen_metrics_have_a_panel_each_in_their_order() -> None:
+    result = draw(read("megatron_new.log"), PlotOptions(metrics=("lr", "loss", "params_norm")))
+    assert [axis.get_title(loc="left") for axis in result.axes] == ["learning rate", "loss (nats per token)", "params_norm"]
+    sizes = [axis.get_subplotspec().get_gridspec().get_height_ratios() for axis in result.axes]
+    assert sizes[0] == [3.6, 1, 1]
+    assert result.axes[0].get_legend().get_texts()[0].get_text() == "lr  0.0003"
+
+
+def test_the_axes_are_those_asked_for() -> None:
+    (run,) = read("story.jsonl")
+    options = PlotOptions(x="tokens", x_range=(0.4e9, None), y_range=(None, 3.0), log_x=True, log_y=True)
+    result = draw([run], options)
+    loss, *others = result.axes
+    assert {axis.get_yscale() for axis in result.axes} == {axis.get_xscale() for axis in result.axes} == {"log"}
+    assert loss.get_xlim() == pytest.approx((0.4e9, 400 * 512 * 8192))
+    assert loss.get_ylim()[1] == 3.0
+    assert 1.5 < loss.get_ylim()[0] < 1.9
+    assert others[-1].get_xlabel() == "tokens"
+    result.canvas.draw()
+    ticks = [label.get_text() for label in others[-1].get_xticklabels()]
+    assert "1.2B" in ticks or "1B" in ticks
+    marked = [x for line in loss.lines for x in np.atleast_1d(line.get_xdata()) if line.get_marker() in ("^", "D", "x")]
+    assert marked
+    assert min(marked) >= 0.4e9
+
+
+def test_the_scale_is_that_of_the_range() -> None:
+    steps = [{"step": step, "loss": 10.0 if step < 500 else 2.0 + step / 1e4} for step in range(1, 1001)]
+    low, high = draw([of_steps(*steps)], PlotOptions(x_range=(600, 900))).axes[0].get_ylim()
+    assert 2.0 < low < high < 2.2
+    log_x = draw([of_steps(*steps)], PlotOptions(log_x=True)).axes[0].get_ylim()
+    assert log_x[1] > 10
+
+
+def test_smoothing_can_be_chosen_or_left_out() -> None:
+    run = of_steps(*({"step": 10 * step, "loss": float(step % 2)} for step in range(1, 201)))
+    (raw,) = draw([run], PlotOptions(smooth_steps=0)).axes[0].lines
+    assert raw.get_ydata().tolist() == [1.0, 0.0] * 100
+    assert raw.get_alpha() is None
+    _, smooth = draw([run], PlotOptions(smooth_steps=200)).axes[0].lines
+    assert set(smooth.get_ydata()[100:]) == {0.5}
+
+
+def test_a_dark_picture_is_dark() -> None:
+    from matplotlib import image
+
+    content = figure.render("png", [of_steps({"step": 1, "loss": 2.0})], ["a"], Known(), PlotOptions(dark=True))
+    picture = image.imread(io.BytesIO(content), format="png")[..., :3]
+    assert np.median(picture) < 0.2
+    assert picture.max() > 0.8
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+@pytest.mark.parametrize("values", [[0.0], [-1.0, -2.0], [0.0, 1e-9], [1e300, 1.0], [2.0]])
+def test_values_that_an_axis_may_not_like(values: list[float], log_y: bool) -> None:
+    records = [{"step": step, "loss": value, "grad_norm": value} for step, value in enumerate(values, 0)]
+    options = PlotOptions(log_y=log_y, log_x=log_y, metrics=("grad_norm", "loss"), x_range=(5, 9) if log_y else (None, None))
+    assert figure.render("svg", [of_steps(*records)], ["a"], Known(), options)

@@ -13,6 +13,7 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import html_report
+from lt_monitor.views.plot_options import PlotOptions
 
 LOGS = Path(__file__).parents[1] / "samples"
 ELEMENTS = (
@@ -51,7 +52,7 @@ class Page(HTMLParser):
 
 
 def page_of(runs: list[Run], references: list[tuple[str, float]] | None = None) -> Page:
-    return Page(html_report.build(runs, [run.name for run in runs], Known(), references or []))
+    return Page(html_report.build(runs, [run.name for run in runs], Known(), PlotOptions(references=tuple(references or ()))))
 
 
 def hostile_run() -> Run:
@@ -80,7 +81,7 @@ def test_hostile_text_stays_text(runs: int) -> None:
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
-    text = html_report.build(run_loader.read([str(LOGS / "story.jsonl")]), ["story"], Known(), [])
+    text = html_report.build(run_loader.read([str(LOGS / "story.jsonl")]), ["story"], Known(), PlotOptions())
     page = Page(text)
     used = {name for _, attributes in page.elements for name in attributes}
     assert not used & {"src", "href", "srcset", "action", "xlink:href"}
@@ -93,7 +94,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 def test_the_figures_are_those_of_the_summary() -> None:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    text = " ".join(Page(html_report.build([run], [run.name], Known(), [], run.updated)).text.split())
+    text = " ".join(Page(html_report.build([run], [run.name], Known(), PlotOptions(), run.updated)).text.split())
     for expected in (
         "Step 400 of 500 (80.0%) · 11 min 55 s left · last line 2026-11-18 07:24",
         "Root cause node-failure on ip-10-1-4-12 in attempt 2",
@@ -115,7 +116,7 @@ def test_the_figures_are_those_of_the_summary() -> None:
 
 def test_a_dead_run_has_no_time_left() -> None:
     (run,) = run_loader.read([str(LOGS / "story.jsonl")])
-    page = Page(html_report.build([run], [run.name], Known(), [], (run.updated or 0) + 5 * 86400))
+    page = Page(html_report.build([run], [run.name], Known(), PlotOptions(), (run.updated or 0) + 5 * 86400))
     assert "Step 400 of 500 (80.0%) · silent since 2026-11-18 07:24" in " ".join(page.text.split())
     assert " left" not in page.text
 
@@ -127,8 +128,8 @@ def test_the_curves_have_the_steps_of_the_run_and_its_marks() -> None:
     assert (data["steps"], data["references"]) == ([2, 400], [["unigram", 6.5]])
     (drawn,) = data["runs"]
     numbers, losses = run.steps.finite("loss")
-    assert drawn["loss"]["raw"] == {"steps": numbers.tolist(), "values": pytest.approx(losses.tolist(), rel=1e-4)}
-    assert len(drawn["loss"]["smooth"]["steps"]) == len(numbers)
+    assert drawn["curves"]["loss"]["raw"] == {"steps": numbers.tolist(), "values": pytest.approx(losses.tolist(), rel=1e-4)}
+    assert len(drawn["curves"]["loss"]["smooth"]["steps"]) == len(numbers)
     assert [annotation["kind"] for annotation in drawn["annotations"]] == ["restart", "fault", "nan", "fault", "restart", "fault"]
     assert drawn["checkpoints"] == [50, 100, 150, 200, 250, 300, 350, 400]
     assert len(drawn["validation"]) == 8
@@ -152,9 +153,9 @@ def test_a_run_of_a_million_steps_keeps_its_spikes_and_a_small_page() -> None:
     losses[654_321] = 77.0
     columns = {"loss": losses, "grad_norm": np.abs(np.sin(numbers)), "step_seconds": np.ones(len(numbers))}
     run = Run("a", [Attempt(1, 0, Steps(numbers, columns, 1e9 + numbers))], [])
-    text = html_report.build([run], ["a"], Known(), [])
+    text = html_report.build([run], ["a"], Known(), PlotOptions())
     assert len(text) < 300_000
-    raw = json.loads(Page(text).data)["runs"][0]["loss"]["raw"]
+    raw = json.loads(Page(text).data)["runs"][0]["curves"]["loss"]["raw"]
     assert raw["steps"][raw["values"].index(77.0)] == 654_322
 
 
@@ -174,7 +175,19 @@ def test_smoothed_points_that_stand_for_stretches_are_held() -> None:
         losses = np.where(numbers >= event, 9.0, 2.0)
         run = Run("a", [Attempt(1, 0, Steps(numbers, {"loss": losses, "grad_norm": losses}, 1e9 + numbers))], [])
         (drawn,) = json.loads(page_of([run]).data)["runs"]
-        for curve in (drawn["loss"], drawn["grad_norm"]):
+        for curve in (drawn["curves"]["loss"], drawn["curves"]["grad_norm"]):
             assert curve["held"] == is_held
             risen = next(step for step, value in zip(*curve["smooth"].values(), strict=True) if value > 2)
             assert risen >= event
+
+
+def test_chosen_metrics_are_the_panels_whatever_their_names() -> None:
+    records = [{"step": step, "loss": 2.0, "learning_rate": 1e-4, "metrics": {HOSTILE: 1.0, "name": 3.0}} for step in (1, 2)]
+    run = Run("a", [Attempt(1, steps=Steps.from_records(records))], [])
+    page = Page(html_report.build([run], ["a"], Known(), PlotOptions(metrics=("lr", HOSTILE, "name"), smooth_steps=0)))
+    data = json.loads(page.data)
+    assert [panel["key"] for panel in data["panels"]] == ["learning_rate", "metric-1", "metric-2"]
+    assert data["runs"][0]["name"] == "a"
+    assert data["runs"][0]["curves"]["metric-2"]["raw"]["values"] == [3.0, 3.0]
+    assert {tag for tag, _ in page.elements} <= ELEMENTS
+    assert [panel["large"] for panel in data["panels"]] == [True, False, False]

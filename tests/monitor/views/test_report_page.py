@@ -24,6 +24,7 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import html_report
+from lt_monitor.views.plot_options import PlotOptions
 
 LOGS = Path(__file__).parents[1] / "samples"
 # Debian's names and those of Google's own packages.
@@ -147,7 +148,9 @@ def read(*names: str) -> list[Run]:
 
 def write(path: Path, runs: list[Run], names: list[str]) -> Path:
     path.write_text(
-        html_report.build(runs, names, Known(gpu="NVIDIA H100 80GB HBM3"), [("unigram", 7.6)] if len(runs) > 1 else [])
+        html_report.build(
+            runs, names, Known(gpu="NVIDIA H100 80GB HBM3"), PlotOptions(references=(("unigram", 7.6),) if len(runs) > 1 else ())
+        )
     )
     return path
 
@@ -235,7 +238,7 @@ def test_hostile_text_does_not_run(browser: Chromium, tmp_path: Path) -> None:
         event["message"] = event["fault"] = script
     page = tmp_path / "hostile.html"
     names = [f"</script {script}", f"</script>{script}"]
-    page.write_text(html_report.build([run, run], names, Known(), [(script, 2.0)]))
+    page.write_text(html_report.build([run, run], names, Known(), PlotOptions(references=((script, 2.0),))))
     browser.open(page, PHONE)
     readout = "document.getElementById('readout').innerText"
     assert names[0] in browser.evaluate(readout)
@@ -269,4 +272,17 @@ def test_no_smoothed_line_rises_before_its_event(browser: Chromium, tmp_path: Pa
     at = browser.evaluate("(p => [52, p.clientWidth - 62])(document.getElementById('plot-loss'))")
     last_level = max(x for x, y in drawn if y == level)
     assert last_level >= at[0] + at[1] * 0.4 - 0.1
+    assert problems(browser) == []
+
+
+def test_metrics_of_any_name_are_drawn(browser: Chromium, tmp_path: Path) -> None:
+    name = "<img src=x onerror='window.hacked=1'>\"'"
+    records = [{"step": step, "loss": 2.0, "metrics": {name: 1.0 + step}} for step in range(1, 50)]
+    run = Run("a", [Attempt(1, steps=Steps.from_records(records))], [])
+    page = tmp_path / "metrics.html"
+    page.write_text(html_report.build([run], ["a"], Known(), PlotOptions(metrics=(name, "loss"))))
+    browser.open(page, DESKTOP)
+    assert browser.evaluate("document.querySelectorAll('.plot .smooth').length") == 2
+    assert name in browser.evaluate("document.querySelector('.panel h3').textContent")
+    assert browser.evaluate("[typeof window.hacked, document.images.length]") == ["undefined", 0]
     assert problems(browser) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import run_loader
+from lt_monitor.runs import metrics, run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.curves import SPARKS
 from lt_monitor.runs.speed import Known
@@ -18,9 +18,13 @@ def of_steps(*steps: dict) -> Run:
     return Run("a", [Attempt(1, steps=Steps.from_records(steps))], [])
 
 
+def shown(run: Run, name: str, width: int) -> str:
+    return sparklines.of_run(run, name, [(metric, curve) for metric, (curve,) in metrics.curves_of([run], Known())], width)
+
+
 def test_the_story_on_a_terminal_of_80_columns() -> None:
     (run,) = run_loader.read([STORY])
-    lines = sparklines.of_run(run, "story", Known(), 80).splitlines()
+    lines = shown(run, "story", 80).splitlines()
     assert lines[0] == "story  step 400 of 500"
     assert [line[:12].strip() for line in lines[1:4]] == ["loss", "grad norm", "tokens/s"]
     assert max(map(len, lines)) <= 80
@@ -35,14 +39,14 @@ def test_the_story_on_a_terminal_of_80_columns() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 500])
 def test_any_width_will_do(width: int) -> None:
     (run,) = run_loader.read([STORY])
-    assert max(len(line) for line in sparklines.of_run(run, "story", Known(), width).splitlines()) <= max(width, 60)
+    assert max(len(line) for line in shown(run, "story", width).splitlines()) <= max(width, 60)
 
 
 def test_a_run_with_nothing_but_a_loss() -> None:
     run = of_steps({"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0})
-    assert sparklines.of_run(run, "a", Known(), 40) == "a  step 2\nloss              3 █▁ 2"
+    assert shown(run, "a", 40) == "a  step 2\nloss              3 █▁ 2"
 
 
 def test_a_hostile_name_stays_text() -> None:
-    shown = sparklines.of_run(of_steps({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", Known(), 60)
-    assert shown.startswith("a\\x1b[2J\\x07\\n  step 1\n")
+    text = shown(of_steps({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", 60)
+    assert text.startswith("a\\x1b[2J\\x07\\n  step 1\n")

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from lt_monitor.views.plot_options import X_AXES
 from lt_shared import console
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -74,21 +75,64 @@ def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
 lt-monitor plot run1/train.log
 lt-monitor plot run1/train.log -o report.html
 lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compare.png
+lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-range 1e6: -o loss.pdf
 """,
 )
 @_LOGS
-@click.option("-o", "--output", metavar="FILE", help="Image (.png, .svg) or HTML report (.html); - writes a PNG to stdout.")
-@click.option(
-    "--reference", "references", metavar="NAME=VALUE", multiple=True, help="Draw a labelled line at this loss. Repeatable."
-)
+@click.option("-o", "--output", metavar="FILE", help="Image (.png, .svg, .pdf) or HTML report (.html); - writes a PNG to stdout.")
 @click.option("--plain", is_flag=True, help="Print only the path instead of a JSON line.")
+@console.section(
+    "What is drawn",
+    click.option(
+        "--metric",
+        "metrics",
+        metavar="NAME",
+        multiple=True,
+        help="Any number in the step lines instead of loss, grad_norm and speed: lr, mfu, memory, ... Repeatable.",
+    ),
+    click.option(
+        "--reference", "references", metavar="NAME=VALUE", multiple=True, help="A labelled line at this loss. Repeatable."
+    ),
+    click.option(
+        "--smooth",
+        "smooth_steps",
+        metavar="STEPS",
+        type=click.IntRange(0),
+        help="Window of the smoothed curves, 0 for none; by default a share of the run.",
+    ),
+)
+@console.section(
+    "Axes of images",
+    click.option("--x", type=click.Choice(X_AXES), default="step", show_default=True, help="What the x axis counts."),
+    click.option("--x-range", metavar="LOW:HIGH", help="Ends of the x axis, in its unit; either may be left out."),
+    click.option("--y-range", metavar="LOW:HIGH", help="Ends of the y axis of the first metric."),
+    click.option("--log-x", is_flag=True, help="Logarithmic x axis."),
+    click.option("--log-y", is_flag=True, help="Logarithmic y axes."),
+    click.option("--dark", is_flag=True, help="Light on dark."),
+)
 @known_options
-def plot(logs: tuple[str, ...], output: str | None, references: tuple[str, ...], plain: bool, **known: Any) -> None:
+def plot(
+    logs: tuple[str, ...],
+    output: str | None,
+    plain: bool,
+    references: tuple[str, ...],
+    x_range: str | None,
+    y_range: str | None,
+    **others: Any,
+) -> None:
     """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot as picture
+    from lt_monitor.views.plot_options import PlotOptions, parse_range, parse_reference
 
-    picture.plot(logs, output, Known.of(**known), [picture.parse_reference(reference) for reference in references])
+    known = Known.of(**{name: others.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
+    options = PlotOptions(
+        references=tuple(parse_reference(reference) for reference in references),
+        x_range=parse_range("--x-range", x_range),
+        y_range=parse_range("--y-range", y_range),
+        **others,
+    )
+    picture.plot(logs, output, known, options)
     if output is not None and output != "-":
         if plain:
             click.echo(output)

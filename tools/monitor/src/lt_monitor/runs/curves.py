@@ -62,15 +62,17 @@ def _stretch_medians(curve: Series, points: int) -> Series:
     return steps[edges[1:] - 1], np.array(medians)
 
 
-def settled_limits(curves: Sequence[Series], first: int, last: int) -> tuple[float, float] | None:
+def settled_limits(
+    curves: Sequence[Series], first: float, last: float, early_share: float = EARLY_SHARE
+) -> tuple[float, float] | None:
     """The lowest and the highest value of the curves between two steps, without the steep beginning: the scale of a loss.
 
     Where all points are in the beginning, all of them count; None without any.
     """
-    begin = first + EARLY_SHARE * (last - first)
+    begin = first + early_share * (last - first)
     within = [values[(steps >= first) & (steps <= last)] for steps, values in curves]
     late = [values[(steps >= begin) & (steps <= last)] for steps, values in curves]
-    shown = np.concatenate(late if any(map(len, late)) else within or [np.empty(0)])
+    shown = np.concatenate([*(late if any(map(len, late)) else within), np.empty(0)])
     return (float(shown.min()), float(shown.max())) if len(shown) else None
 
 

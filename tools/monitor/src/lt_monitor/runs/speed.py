@@ -8,14 +8,12 @@ are below those that Megatron and TorchTitan print for the same speed (13% for L
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs.curves import Series, finite
 from lt_shared import peak_flops, presets
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, UsageError
@@ -134,39 +132,6 @@ def tflops_per_gpu(steps: Steps, sizes: Sizes) -> np.ndarray:
 def mfu(steps: Steps, sizes: Sizes) -> np.ndarray:
     """The share, 0 to 1, of the GPU's peak that the model's operations use, shape (points,)."""
     return _first_finite(steps.column("mfu"), tflops_per_gpu(steps, sizes) * 1e12 / sizes.peak_flops)
-
-
-@dataclasses.dataclass(frozen=True)
-class SpeedMetric:
-    """One of the numbers for how fast a run is."""
-
-    key: str
-    title: str
-    unit: str
-    short: str
-    of: Callable[[Steps, Sizes], np.ndarray]
-
-
-SPEED_METRICS = (
-    SpeedMetric("tokens_per_second", "Throughput", "tokens per second", "tokens/s", tokens_per_second),
-    SpeedMetric(
-        "tokens_per_second_per_gpu", "Throughput", "tokens per second and GPU", "tokens/s/GPU", tokens_per_second_per_gpu
-    ),
-    SpeedMetric("step_seconds", "Step time", "seconds", "s/step", lambda steps, sizes: step_seconds(steps)),
-)
-
-
-def speed_curves(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> tuple[SpeedMetric, list[Series]]:
-    """The speed of several runs in one metric: the first of SPEED_METRICS that all have, else the first that any has."""
-    curves = {
-        metric: [finite(one.numbers, metric.of(one, size)) for one, size in zip(steps, sizes, strict=True)]
-        for metric in SPEED_METRICS
-    }
-    for enough in (all, any):
-        for metric, of_runs in curves.items():
-            if enough(len(numbers) for numbers, _ in of_runs):
-                return metric, of_runs
-    return SPEED_METRICS[-1], curves[SPEED_METRICS[-1]]
 
 
 def _first_finite(*columns: np.ndarray) -> np.ndarray:

@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 
 from lt_monitor.events.escaping import printable
-from lt_monitor.runs import speed
+from lt_monitor.runs import metrics
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import EARLY_SHARE, LOSS_WINDOW_SHARE, WINDOW_SHARE, Series, envelope, finite, smoothed, thinned
-from lt_monitor.runs.speed import Known, Sizes, SpeedMetric
+from lt_monitor.runs.metrics import Metric
+from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import report_tables
 from lt_monitor.views.annotations import annotations_of
+from lt_monitor.views.plot_options import PlotOptions
 from lt_shared import version_of
 
 RAW_POINTS = 3000
@@ -36,22 +38,27 @@ TIMES = 300
 Panel = dict[str, Any]
 
 
-def build(
-    runs: Sequence[Run], names: Sequence[str], known: Known, references: Sequence[tuple[str, float]], now: float | None = None
-) -> str:
-    """The page about `runs`, shown under `names`, at the time `now`, else at present. Each run has at least one step."""
+def build(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions, now: float | None = None) -> str:
+    """The page about `runs`, shown under `names`, at the time `now`, else at present. Each run has at least one step.
+
+    Raises UsageError for a metric that no run has.
+    """
     summaries = [summarize(run, known, now) for run in runs]
-    measure, rates = speed.speed_curves([run.steps for run in runs], [Sizes.of(run.arguments, known) for run in runs])
-    shown = [_run_data(run, printable(name), measure, rate) for run, name, rate in zip(runs, names, rates, strict=True)]
-    panels = _panels(shown, measure)
+    found = metrics.curves_of(runs, known, options.metrics)
+    shown = [_run_data(run, printable(name)) for run, name in zip(runs, names, strict=True)]
+    for number, (metric, curves) in enumerate(found):
+        for data, curve in zip(shown, curves, strict=True):
+            if len(curve[0]):
+                data["curves"][_key(metric, number)] = _curve(curve, metric, options)
+    panels = _panels([metric for metric, _ in found], any(data["annotations"] for data in shown))
     resources = importlib.resources.files("lt_monitor.views") / "report_page"
     style, script, page = ((resources / name).read_text(encoding="utf-8") for name in ("style.css", "charts.js", "page.html"))
-    data = {
+    page_data = {
         "steps": [min(int(run.steps.numbers[0]) for run in runs), max(int(run.steps.numbers[-1]) for run in runs)],
         "early": EARLY_SHARE,
         "panels": panels,
         "runs": shown,
-        "references": [[printable(name), value] for name, value in references],
+        "references": [[printable(name), value] for name, value in options.references],
     }
     title = printable(names[0]) if len(runs) == 1 else f"{len(runs)} training runs"
     return string.Template(page).substitute(
@@ -60,8 +67,8 @@ def build(
         script=script,
         style_hash=_csp_hash(style),
         script_hash=_csp_hash(script),
-        data=_script_json(data),
-        body=_body(title, runs, names, summaries, panels, bool(references)),
+        data=_script_json(page_data),
+        body=_body(title, runs, names, summaries, panels, bool(options.references)),
     )
 
 
@@ -94,9 +101,9 @@ def _charts(panels: Sequence[Panel], legend: str) -> str:
         for share, label in ranges
     )
     plots = "".join(
-        f'<div class="panel"><h3>{panel["title"]} <span>{panel["unit"]}</span></h3>'
-        f'<svg class="plot" id="plot-{panel["key"]}" role="img" tabindex="0" aria-label="{panel["title"]} over the steps"></svg>'
-        "</div>"
+        f'<div class="panel"><h3>{escape(panel["title"])} <span>{escape(panel["unit"])}</span></h3>'
+        f'<svg class="plot" id="plot-{panel["key"]}" role="img" tabindex="0"'
+        f' aria-label="{escape(panel["title"])} over the steps"></svg></div>'
         for panel in panels
     )
     return (
@@ -106,42 +113,39 @@ def _charts(panels: Sequence[Panel], legend: str) -> str:
     )
 
 
-def _panels(shown: Sequence[dict[str, Any]], measure: SpeedMetric) -> list[Panel]:
-    """The panels that any run has a curve for."""
-    candidates = [
-        ("loss", "Loss", "nats per token", "loss"),
-        ("grad_norm", "Gradient norm", "", "grad norm"),
-        (measure.key, measure.title, measure.unit, measure.short),
-    ]
+def _panels(found: Sequence[Metric], has_annotations: bool) -> list[Panel]:
+    """The first one is large and has the annotations."""
     panels = [
-        {"key": key, "title": title, "unit": unit, "short": short, "annotations": any(run["annotations"] for run in shown)}
-        for key, title, unit, short in candidates
-        if any(key in run for run in shown)
+        {"key": _key(metric, number), "title": metric.title, "unit": metric.unit, "short": metric.short, "large": number == 0}
+        for number, metric in enumerate(found)
     ]
-    return [panel | {"last": index == len(panels) - 1} for index, panel in enumerate(panels)]
+    return [panel | {"annotations": has_annotations, "last": number == len(panels) - 1} for number, panel in enumerate(panels)]
 
 
-def _run_data(run: Run, name: str, measure: SpeedMetric, rate: Series) -> dict[str, Any]:
+def _key(metric: Metric, number: int) -> str:
+    """A name for the page's own use, which nothing from a log can be."""
+    return metric.key if metric in metrics.METRICS else f"metric-{number}"
+
+
+def _run_data(run: Run, name: str) -> dict[str, Any]:
     steps = run.steps
-    loss = steps.finite("loss")
     validation = [(event["step"], event["loss"]) for event in run.evaluations if event["loss"] is not None]
-    data: dict[str, Any] = {
+    return {
         "name": name,
+        "curves": {},
         "validation": [[step, _rounded(value)] for step, value in _evenly(validation)],
         "checkpoints": _evenly([event["step"] for event in run.checkpoints]),
         "annotations": [vars(annotation) for annotation in annotations_of(run)],
         "times": _times(*finite(steps.numbers, steps.times)),
     }
-    others = {"grad_norm": steps.finite("grad_norm"), measure.key: rate}
-    if len(loss[0]):
-        data["loss"] = _curve(loss, LOSS_WINDOW_SHARE)
-    data |= {key: _curve(raw, WINDOW_SHARE) for key, raw in others.items() if len(raw[0])}
-    return data
 
 
-def _curve(raw: Series, window_share: float) -> dict[str, Any]:
+def _curve(raw: Series, metric: Metric, options: PlotOptions) -> dict[str, Any]:
     """`held`: the smoothed points stand for stretches of steps. A line between two of them would rise before it should."""
-    smooth = smoothed(raw, window_share, points=SMOOTH_POINTS)
+    if options.smooth_steps == 0:
+        return {"raw": _points(envelope(raw, RAW_POINTS)), "smooth": _points(envelope(raw, SMOOTH_POINTS)), "held": False}
+    share = LOSS_WINDOW_SHARE if metric is metrics.LOSS else WINDOW_SHARE
+    smooth = smoothed(raw, share, options.smooth_steps, SMOOTH_POINTS)
     held = len(smooth[0]) < len(raw[0])
     return {"raw": _points(envelope(raw, RAW_POINTS)), "smooth": _points(smooth), "held": held}
 

@@ -7,54 +7,55 @@ from collections.abc import Sequence
 import numpy as np
 
 from lt_monitor.logs.log_files import STANDARD_INPUT
-from lt_monitor.runs import run_loader
+from lt_monitor.runs import metrics, run_loader
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import sparklines
+from lt_monitor.views.plot_options import PlotOptions
 from lt_shared import storage
-from lt_shared.console import BadData, UsageError
+from lt_shared.console import UsageError
 
-FORMATS = ("png", "svg", "html")
-
-References = Sequence[tuple[str, float]]
+FORMATS = ("png", "svg", "pdf", "html")
 
 
-def parse_reference(text: str) -> tuple[str, float]:
-    """`NAME=VALUE` of --reference. Raises UsageError when it is something else."""
-    name, equals, value = text.rpartition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = float("nan")
-    if not equals or not name or not np.isfinite(number):
-        raise UsageError(f"--reference {text}: expected NAME=VALUE, e.g. unigram=6.53")
-    return name, number
-
-
-def plot(patterns: Sequence[str], output: str | None, known: Known, references: References) -> None:
+def plot(patterns: Sequence[str], output: str | None, known: Known, options: PlotOptions) -> None:
     """Draw the runs in the logs: to the file `output`, whose ending says what it is, or as a PNG to stdout for `-`.
 
     Without an output, print sparklines; with one, they go to a stderr that is a terminal.
 
-    Raises: NoInput when a log is missing, BadData when no run has a loss, CannotCreate when the output cannot be written.
+    Raises: NoInput when a log is missing, BadData when no run has a loss and no other metric is asked for, or a log does not show
+    what the x axis counts; UsageError for a metric that no run has and options that the output cannot show; CannotCreate when it
+    cannot be written.
     """
     form = _format(output) if output is not None else ""
+    unused = options.of_pictures_only()
+    if form in ("", "html") and unused:
+        what = "the report zooms and has the colours of its reader" if form else "sparklines have no axes"
+        raise UsageError(f"{unused[0]} is for pictures: {what}", "write to a .png, .svg or .pdf file with -o")
     runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
-    runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()]
-    if not runs:
-        raise BadData("no step has a loss", "all steps were skipped or their loss was NaN")
+    if not options.metrics:
+        runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()] or runs[:1]
     names = short_names([run.name for run in runs])
     if output is None:
-        print("\n\n".join(sparklines.of_run(run, name, known) for run, name in zip(runs, names, strict=True)))
+        print("\n\n".join(_sparklines(runs, names, known, options)))
         return
-    content = _content(form, runs, names, known, references)
+    content = _content(form, runs, names, known, options)
     if output == STANDARD_INPUT:
         sys.stdout.buffer.write(content)
     else:
         storage.write_bytes(output, content)
     if sys.stderr.isatty():
-        for run, name in zip(runs, names, strict=True):
-            print(sparklines.of_run(run, name, known), file=sys.stderr)
+        print("\n".join(_sparklines(runs, names, known, options)), file=sys.stderr)
+
+
+def _sparklines(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> list[str]:
+    """Of each run. Those metrics that were chosen have to be of any run, others are of each run what it has."""
+    if options.metrics:
+        found = metrics.curves_of(runs, known, options.metrics)
+        of_runs = [[(metric, curves[index]) for metric, curves in found] for index in range(len(runs))]
+    else:
+        of_runs = [[(metric, curve) for metric, (curve,) in metrics.curves_of([run], known)] for run in runs]
+    return [sparklines.of_run(run, name, found) for run, name, found in zip(runs, names, of_runs, strict=True)]
 
 
 def _format(output: str) -> str:
@@ -64,18 +65,18 @@ def _format(output: str) -> str:
         return "png"
     form = os.path.splitext(output)[1].lower().removeprefix(".")
     if form not in FORMATS:
-        raise UsageError(f"{output}: not a known image format", "end the name in .png, .svg or .html")
+        raise UsageError(f"{output}: not a known image format", "end the name in .png, .svg, .pdf or .html")
     return form
 
 
-def _content(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, references: References) -> bytes:
+def _content(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> bytes:
     if form == "html":
         from lt_monitor.views import html_report
 
-        return html_report.build(runs, names, known, references).encode()
+        return html_report.build(runs, names, known, options).encode()
     from lt_monitor.views import figure
 
-    return figure.render(form, runs, names, known, references)
+    return figure.render(form, runs, names, known, options)
 
 
 def short_names(names: list[str]) -> list[str]:

@@ -7,38 +7,38 @@ grad norm     4.273 █▅▃▂▁▁▁▁▂▁▁▁▁▁▁▁▁▁▁▁
 """
 
 import shutil
+from collections.abc import Sequence
 
 from lt_monitor.events.escaping import printable
-from lt_monitor.runs import curves, speed
+from lt_monitor.runs import curves
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series
-from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.runs.metrics import Metric
 from lt_monitor.views.annotations import annotations_of
 from lt_monitor.views.tick_labels import compact
 
 # Later ones cover earlier ones in the line of annotations.
 SIGNS = {"restart": ("R", "restart"), "nan": ("N", "loss not a number"), "fault": ("X", "fault")}
+TITLE_WIDTH = 12
 LABEL_WIDTH = 20
 MAXIMUM_WIDTH = 100
 
 
-def of_run(run: Run, name: str, known: Known, width: int | None = None) -> str:
+def of_run(run: Run, name: str, found: Sequence[tuple[Metric, Series]], width: int | None = None) -> str:
     """A heading, a line for each curve that the run has, and one that marks what happened. `width` is in characters."""
     steps = run.steps
     first, last = int(steps.numbers[0]), int(steps.numbers[-1])
     wide = min(width or shutil.get_terminal_size().columns, MAXIMUM_WIDTH) - LABEL_WIDTH - 10
     cells = min(max(10, wide), len(steps))
-    measure, (rate,) = speed.speed_curves([steps], [Sizes.of(run.arguments, known)])
-    rows = [("loss", steps.finite("loss")), ("grad norm", steps.finite("grad_norm")), (measure.short, rate)]
     total = steps.last("total_steps")
     lines = [f"{printable(name)}  step {last:,}" + (f" of {int(total):,}" if total else "")]
-    lines += [_row(title, curve, first, last, cells) for title, curve in rows if len(curve[0])]
+    lines += [_row(metric.short, curve, first, last, cells) for metric, curve in found if len(curve[0])]
     return "\n".join(lines + _annotations(run, first, last, cells))
 
 
 def _row(title: str, curve: Series, first: int, last: int, cells: int) -> str:
     line = curves.sparkline(curve, first, last, cells)
-    return f"{title:<12}{compact(curve[1][0]):>7} {line} {compact(curve[1][-1])}"
+    return f"{printable(title, TITLE_WIDTH):<{TITLE_WIDTH}}{compact(curve[1][0]):>7} {line} {compact(curve[1][-1])}"
 
 
 def _annotations(run: Run, first: int, last: int, cells: int) -> list[str]:

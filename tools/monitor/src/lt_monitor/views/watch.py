@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lt_monitor.events.escaping import printable
 from lt_monitor.logs.log_files import STANDARD_INPUT, expand
-from lt_monitor.runs import run_loader, speed
+from lt_monitor.runs import metrics, run_loader
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, sparkline
 from lt_monitor.runs.silence import Silence
@@ -47,7 +47,7 @@ class View:
     def of(cls, run: Run, name: str, known: Known) -> "View":
         steps = run.steps
         sizes = Sizes.of(run.arguments, known)
-        _, (rate,) = speed.speed_curves([steps], [sizes])
+        _, (rate,) = metrics.speed_curves([steps], [sizes])
         silence = Silence.of(run)
         return cls(printable(name), summarize(run, known, silence.updated), steps.finite("loss"), rate, silence)
 

@@ -69,7 +69,7 @@
   function limits(panel) {
     const shown = [];
     for (const run of data.runs) {
-      const curve = run[panel.key];
+      const curve = run.curves[panel.key];
       if (!curve) continue;
       const [steps, calm] = visible(curve.smooth);
       const settled = range[0] + (range[1] - range[0]) * data.early;
@@ -94,7 +94,7 @@
     const svg = panel.plot;
     const width = Math.max(svg.clientWidth, 200);
     const narrow = width < 560;
-    const tall = panel.key === "loss";
+    const tall = panel.large, isLoss = panel.key === "loss";
     const lane = tall && panel.annotations ? 20 : 6;
     const bottom = panel.last ? 22 : 8;
     const height = (tall ? (narrow ? 230 : 300) : (narrow ? 96 : 110)) + lane + bottom;
@@ -136,7 +136,7 @@
     }));
 
     data.runs.forEach((run, index) => {
-      const curve = run[panel.key];
+      const curve = run.curves[panel.key];
       if (!curve) return;
       const group = element("g", { class: colour(index) }, clipped);
       for (const part of ["raw", "smooth"]) {
@@ -159,21 +159,21 @@
         previous = x(step);
         element("path", { class: "beyond", d: `M${x(step) - 3.5},${lane + 6}h7l-3.5,-5z` }, beyond);
       });
-      if (tall) {
+      if (isLoss) {
         for (const [step, loss] of run.validation) {
           if (inside(step)) element("circle", { class: "valid", cx: x(step), cy: y(loss), r: narrow ? 3 : 3.6 }, group);
         }
       }
     });
 
-    if (tall) {
+    if (isLoss) {
       for (const [name, value] of data.references) {
         element("line", { class: "reference", x1: left, x2: width - right, y1: y(value), y2: y(value) }, svg);
         const label = { class: "reference-name", x: width - right - 4, y: y(value) - 5, "text-anchor": "end" };
         element("text", label, svg, `${name} ${compact(value)}`);
       }
-      drawAnnotations(svg, x, inside, lane, height - bottom);
     }
+    if (tall) drawAnnotations(svg, x, inside, lane, height - bottom);
     panel.scale = { x, y, left, right, width, height, lane, bottom };
     panel.overlay = element("g", {}, svg);
   }
@@ -223,7 +223,7 @@
       }
       const parts = [];
       for (const panel of panels) {
-        const curve = run[panel.key];
+        const curve = run.curves[panel.key];
         if (!curve || cursor > curve.raw.steps.at(-1) || cursor < curve.raw.steps[0]) continue;
         const i = nearest(curve.raw.steps, cursor);
         parts.push(`${panel.short} ${compact(curve.raw.values[i])}`);

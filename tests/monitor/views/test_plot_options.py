@@ -1,0 +1,33 @@
+"""How ranges are written, and what is no range. References are in test_plot.py."""
+
+import pytest
+
+from lt_monitor.views.plot_options import PlotOptions, parse_range
+from lt_shared.console import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (None, (None, None)),
+        ("1:5", (1, 5)),
+        ("1e9:", (1e9, None)),
+        (":0.5", (None, 0.5)),
+        ("-2:-1", (-2, -1)),
+        (":", (None, None)),
+    ],
+)
+def test_ranges(text: str | None, ends: tuple[float | None, float | None]) -> None:
+    assert parse_range("--x-range", text) == ends
+
+
+@pytest.mark.parametrize("text", ["", "5", "5:1", "1:1", "a:b", "nan:1", "1:inf", "1:2:3", "1-2"])
+def test_what_is_no_range(text: str) -> None:
+    with pytest.raises(UsageError, match="expected LOW:HIGH"):
+        parse_range("--x-range", text)
+
+
+def test_options_of_pictures() -> None:
+    assert PlotOptions(metrics=("lr",), smooth_steps=0, references=(("a", 1.0),)).of_pictures_only() == []
+    given = PlotOptions(x="hours", x_range=(1, None), y_range=(None, 2), log_x=True, log_y=True, dark=True)
+    assert given.of_pictures_only() == ["--x", "--x-range", "--y-range", "--log-x", "--log-y", "--dark"]

@@ -1,0 +1,136 @@
+"""The numbers of a step that can be drawn: what they are called, and how they are worked out where the log lacks them.
+
+METRICS are those that this tool knows. Every other number in a step line is a metric too, under the name that its log gives it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.events.steps import Steps
+from lt_monitor.runs import speed
+from lt_monitor.runs.attempts import Run
+from lt_monitor.runs.curves import Series, finite
+from lt_monitor.runs.speed import Known, Sizes
+from lt_shared.console import BadData, UsageError
+from lt_shared.run_log import GIB
+
+NAME_CHARACTERS = 60
+
+Values = Callable[[Steps, Sizes], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """`key` is the field of step records, `label` stands above a panel, `short` beside a curve. `of`: shape (points,)."""
+
+    key: str
+    title: str
+    unit: str
+    short: str
+    label: str
+    of: Values
+
+    def curve(self, steps: Steps, sizes: Sizes) -> Series:
+        return finite(steps.numbers, self.of(steps, sizes))
+
+
+def _field(name: str, divisor: float = 1.0) -> Values:
+    return lambda steps, sizes: steps.column(name) / divisor
+
+
+LOSS = Metric("loss", "Loss", "nats per token", "loss", "loss (nats per token)", _field("loss"))
+GRAD_NORM = Metric("grad_norm", "Gradient norm", "", "grad norm", "gradient norm", _field("grad_norm"))
+SPEED_METRICS = (
+    Metric("tokens_per_second", "Throughput", "tokens per second", "tokens/s", "tokens/s", speed.tokens_per_second),
+    Metric(
+        "tokens_per_second_per_gpu",
+        "Throughput",
+        "tokens per second and GPU",
+        "tokens/s/GPU",
+        "tokens/s/GPU",
+        speed.tokens_per_second_per_gpu,
+    ),
+    Metric("step_seconds", "Step time", "seconds", "s/step", "s/step", lambda steps, sizes: speed.step_seconds(steps)),
+)
+METRICS = (
+    LOSS,
+    GRAD_NORM,
+    *SPEED_METRICS,
+    Metric("tflops_per_gpu", "Throughput", "TFLOP/s per GPU", "TFLOP/s", "TFLOP/s per GPU", speed.tflops_per_gpu),
+    Metric("mfu", "MFU", "share of the GPU's peak", "MFU", "MFU (share of the GPU's peak)", speed.mfu),
+    Metric("learning_rate", "Learning rate", "", "lr", "learning rate", _field("learning_rate")),
+    Metric("memory_bytes", "Memory", "GiB", "memory", "memory (GiB)", _field("memory_bytes", GIB)),
+    Metric(
+        "reserved_memory_bytes",
+        "Reserved memory",
+        "GiB",
+        "reserved",
+        "reserved memory (GiB)",
+        _field("reserved_memory_bytes", GIB),
+    ),
+)
+
+Curves = tuple[Metric, list[Series]]
+
+
+def curves_of(runs: Sequence[Run], known: Known, names: Sequence[str] = ()) -> list[Curves]:
+    """The metrics `names` with a curve for each run; without names loss, gradient norm and speed, as far as a run has them.
+
+    Raises: BadData when there are no names and no run has a loss; UsageError, with the names that there are, for a metric that
+    no run has.
+    """
+    steps = [run.steps for run in runs]
+    sizes = [Sizes.of(run.arguments, known) for run in runs]
+    if not names:
+        found = [_curves(LOSS, steps, sizes), _curves(GRAD_NORM, steps, sizes), speed_curves(steps, sizes)]
+        if not _is_known(found[0]):
+            raise BadData("no step has a loss", "all steps were skipped or their loss was NaN")
+        return [one for one in found if _is_known(one)]
+    chosen = [_curves(_named(name, steps), steps, sizes) for name in names]
+    for name, one in zip(names, chosen, strict=True):
+        if not _is_known(one):
+            raise UsageError(f"--metric {printable(name)}: no run has it", f"there are: {_present(steps, sizes)}")
+    return chosen
+
+
+def speed_curves(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
+    """The speed of several runs in one metric: the first of SPEED_METRICS that all have, else the first that any has."""
+    found = [_curves(metric, steps, sizes) for metric in SPEED_METRICS]
+    for enough in (all, any):
+        for metric, curves in found:
+            if enough(len(numbers) for numbers, _ in curves):
+                return metric, curves
+    return found[-1]
+
+
+def _curves(metric: Metric, steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
+    return metric, [metric.curve(one, size) for one, size in zip(steps, sizes, strict=True)]
+
+
+def _is_known(found: Curves) -> bool:
+    return any(len(numbers) for numbers, _ in found[1])
+
+
+def _named(name: str, steps: Sequence[Steps]) -> Metric:
+    """By its key or short name in any spelling, else by the name that the log gives it."""
+    for metric in METRICS:
+        if _spelled(name) in (_spelled(metric.key), _spelled(metric.short)):
+            return metric
+    columns = dict.fromkeys(column for one in steps for column in one.columns)
+    column = next((column for column in columns if _spelled(column) == _spelled(name)), name)
+    column = name if name in columns else column
+    shown = printable(column, NAME_CHARACTERS)
+    return Metric(column, shown, "", shown, shown, _field(column))
+
+
+def _spelled(name: str) -> str:
+    return name.casefold().replace("-", "_").replace(" ", "_")
+
+
+def _present(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> str:
+    keys = [metric.key for metric in METRICS if _is_known(_curves(metric, steps, sizes))]
+    columns = [name for one in steps for name, values in one.columns.items() if np.isfinite(values).any()]
+    return ", ".join(printable(name, NAME_CHARACTERS) for name in dict.fromkeys(keys + columns))

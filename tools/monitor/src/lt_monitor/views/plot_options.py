@@ -1,0 +1,73 @@
+"""What the options of `lt-monitor plot` say about a picture, and how they are written."""
+
+import dataclasses
+import math
+
+from lt_shared.console import UsageError
+
+X_AXES = ("step", "tokens", "hours")
+
+Reference = tuple[str, float]
+# The lower and the upper end, None where it is left to the curves.
+Range = tuple[float | None, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotOptions:
+    """`metrics` by name, empty for loss, gradient norm and speed. `references` are labelled lines at losses.
+
+    `x` is one of X_AXES, `x_range` in its unit. `y_range` is that of the first metric. `smooth_steps` is the window of the
+    smoothed curves: None for the usual share of the run, 0 for none.
+    """
+
+    metrics: tuple[str, ...] = ()
+    references: tuple[Reference, ...] = ()
+    smooth_steps: int | None = None
+    x: str = "step"
+    x_range: Range = (None, None)
+    y_range: Range = (None, None)
+    log_x: bool = False
+    log_y: bool = False
+    dark: bool = False
+
+    def of_pictures_only(self) -> list[str]:
+        """The options that were given and that only pictures have."""
+        given = {
+            "--x": self.x != "step",
+            "--x-range": self.x_range != (None, None),
+            "--y-range": self.y_range != (None, None),
+            "--log-x": self.log_x,
+            "--log-y": self.log_y,
+            "--dark": self.dark,
+        }
+        return [option for option, is_given in given.items() if is_given]
+
+
+def parse_reference(text: str) -> Reference:
+    """`NAME=VALUE` of --reference. Raises UsageError when it is something else."""
+    name, equals, value = text.rpartition("=")
+    number = _number(value)
+    if not equals or not name or number is None:
+        raise UsageError(f"--reference {text}: expected NAME=VALUE, e.g. unigram=6.53")
+    return name, number
+
+
+def parse_range(option: str, text: str | None) -> Range:
+    """`LOW:HIGH`, either of which may be left out. Raises UsageError when it is something else."""
+    if text is None:
+        return None, None
+    low, colon, high = text.partition(":")
+    ends = tuple(_number(end) if end.strip() else None for end in (low, high))
+    is_number = all(number is not None for number, end in zip(ends, (low, high), strict=True) if end.strip())
+    in_order = ends[0] is None or ends[1] is None or ends[0] < ends[1]
+    if not colon or not is_number or not in_order:
+        raise UsageError(f"{option} {text}: expected LOW:HIGH, LOW: or :HIGH, e.g. 1000:5000")
+    return ends[0], ends[1]
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
