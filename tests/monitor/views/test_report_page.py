@@ -241,7 +241,7 @@ def test_hostile_text_does_not_run(browser: Chromium, tmp_path: Path) -> None:
     page.write_text(html_report.build([run, run], names, Known(), PlotOptions(references=((script, 2.0),))))
     browser.open(page, PHONE)
     readout = "document.getElementById('readout').innerText"
-    assert names[0] in browser.evaluate(readout)
+    assert browser.evaluate("[...document.querySelectorAll('.runs button')].map(e => e.innerText)") == names
     browser.evaluate(TOUCH_FAULT)
     assert f"{names[0]}: {script}" in browser.evaluate(readout)
     assert "<script>" in browser.evaluate("document.getElementById('plot-loss').textContent")
@@ -286,3 +286,35 @@ def test_metrics_of_any_name_are_drawn(browser: Chromium, tmp_path: Path) -> Non
     assert name in browser.evaluate("document.querySelector('.panel h3').textContent")
     assert browser.evaluate("[typeof window.hacked, document.images.length]") == ["undefined", 0]
     assert problems(browser) == []
+
+
+def test_runs_are_hidden_and_shown_again(browser: Chromium, tmp_path: Path) -> None:
+    def of(name: str, level: float, fault: bool = False) -> Run:
+        records = [{"step": step, "loss": level + 0.01 * step} for step in range(1, 101)]
+        event = {"kind": "fault", "fault": "exit", "cause": "root", "severity": "critical", "message": "x", "step": 50}
+        return Run(name, [Attempt(1, steps=Steps.from_records(records), events=[event] if fault else [])], [])
+
+    page = tmp_path / "toggles.html"
+    names = ["low", "high"]
+    page.write_text(html_report.build([of("low", 1.0), of("high", 100.0, fault=True)], names, Known(), PlotOptions()))
+    browser.open(page, DESKTOP)
+    curves = "[...document.querySelectorAll('#plot-loss g:has(> .smooth)')].map(e => e.getAttribute('class'))"
+    faults = "document.querySelectorAll('.fault-mark').length - document.querySelectorAll('.legend .fault-mark').length"
+    left, top, _ = browser.evaluate(BOX)
+    assert [browser.evaluate(one) for one in (curves, faults)] == [["c0", "c1"], 1]
+    browser.evaluate("document.querySelector('[data-run=\"1\"]').click()")
+    assert [browser.evaluate(one) for one in (curves, faults)] == [["c0"], 0]
+    ticks = "[...document.querySelectorAll('#plot-loss .grid + text')].map(e => parseFloat(e.textContent))"
+    assert max(browser.evaluate(ticks)) < 3
+    browser.move("mouseMoved", left + 300, top + 60)
+    readout = browser.evaluate("document.getElementById('readout').innerText")
+    assert "low" in readout
+    assert "high" not in readout
+    assert browser.evaluate("document.querySelector('[data-run=\"1\"]').getAttribute('aria-pressed')") == "false"
+    browser.evaluate("document.querySelector('[data-run=\"0\"]').click()")
+    assert browser.evaluate(curves) == []
+    browser.evaluate("for (const one of document.querySelectorAll('[data-run]')) one.click()")
+    assert [browser.evaluate(one) for one in (curves, faults)] == [["c0", "c1"], 1]
+    assert max(browser.evaluate(ticks)) > 50
+    assert problems(browser) == []
+    assert requests(browser) == [page.as_uri()]

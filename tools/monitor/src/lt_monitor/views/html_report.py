@@ -86,7 +86,7 @@ def _body(
     return "\n".join(
         [
             head,
-            _charts(panels, report_tables.legend(runs, references)),
+            _charts(panels, report_tables.toggles(names), report_tables.legend(runs, references)),
             report_tables.attempts(runs, names),
             report_tables.faults(runs, names),
             f"<footer>Read from {escape(files[:2000])}. Made by lt-monitor {version_of('lt-monitor')} on {escape(now)}.</footer>",
@@ -94,7 +94,7 @@ def _body(
     )
 
 
-def _charts(panels: Sequence[Panel], legend: str) -> str:
+def _charts(panels: Sequence[Panel], toggles: str, legend: str) -> str:
     ranges = (("1", "All steps"), ("0.5", "Last half"), ("0.1", "Last tenth"))
     buttons = "".join(
         f'<button type="button" data-share="{share}" aria-pressed="{str(share == "1").lower()}">{label}</button>'
@@ -108,8 +108,8 @@ def _charts(panels: Sequence[Panel], legend: str) -> str:
     )
     return (
         f'<section class="card" id="charts"><div class="toolbar"><h2>Curves</h2><div class="ranges">{buttons}</div></div>'
-        f'<div class="readout" id="readout" aria-live="off"><span class="at">The curves are drawn by a script, which this viewer '
-        f"does not run.</span></div>{plots}{legend}</section>"
+        f'{toggles}<div class="readout" id="readout" aria-live="off"><span class="at">'
+        f"The curves are drawn by a script, which this viewer does not run.</span></div>{plots}{legend}</section>"
     )
 
 

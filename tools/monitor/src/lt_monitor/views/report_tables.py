@@ -144,6 +144,18 @@ def comparison(runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Su
     return page
 
 
+def toggles(names: Sequence[str]) -> str:
+    """A button for each of several runs, which hides and shows its curves."""
+    if len(names) == 1:
+        return ""
+    buttons = "".join(
+        f'<button type="button" data-run="{index}" aria-pressed="true"><i class="swatch run c{index % 8}"></i>'
+        f"{escape(printable(name))}</button>"
+        for index, name in enumerate(names)
+    )
+    return f'<div class="runs">{buttons}</div>'
+
+
 def legend(runs: Sequence[Run], references: bool) -> str:
     """The legend of the markers in the curves; only of those that are present."""
     entries = [

@@ -6,6 +6,8 @@
   const card = document.getElementById("charts");
   const panels = data.panels.map((panel) => ({ ...panel, plot: document.getElementById("plot-" + panel.key) }));
   const first = data.steps[0], last = Math.max(data.steps[1], data.steps[0] + 1);
+  data.runs.forEach((run, index) => { run.index = index; run.hidden = false; });
+  const shownRuns = () => data.runs.filter((run) => !run.hidden);
   let range = [first, last];
   let cursor = null;
   let drag = null;
@@ -68,7 +70,7 @@
 
   function limits(panel) {
     const shown = [];
-    for (const run of data.runs) {
+    for (const run of shownRuns()) {
       const curve = run.curves[panel.key];
       if (!curve) continue;
       const [steps, calm] = visible(curve.smooth);
@@ -124,21 +126,21 @@
     }
 
     const clipped = element("g", { "clip-path": `url(#clip-${panel.key})` }, svg);
-    data.runs.forEach((run) => run.annotations.forEach((annotation) => {
+    shownRuns().forEach((run) => run.annotations.forEach((annotation) => {
       if (annotation.kind === "restart" && annotation.until > annotation.step) {
         const box = { class: "again", x: x(annotation.step), width: x(annotation.until) - x(annotation.step), y: lane, height: height - lane - bottom };
         element("rect", box, clipped);
       }
     }));
-    data.runs.forEach((run) => run.annotations.forEach((annotation) => {
+    shownRuns().forEach((run) => run.annotations.forEach((annotation) => {
       if (!inside(annotation.step) || annotation.kind === "nan") return;
       element("line", { class: annotation.kind, x1: x(annotation.step), x2: x(annotation.step), y1: lane - 2, y2: height - bottom }, svg);
     }));
 
-    data.runs.forEach((run, index) => {
+    shownRuns().forEach((run) => {
       const curve = run.curves[panel.key];
       if (!curve) return;
-      const group = element("g", { class: colour(index) }, clipped);
+      const group = element("g", { class: colour(run.index) }, clipped);
       for (const part of ["raw", "smooth"]) {
         const [steps, values] = visible(curve[part]);
         if (steps.length === 1) {
@@ -150,7 +152,7 @@
         const points = steps.map((step, i) => (stairs && i ? point(step, values[i - 1]) + " " : "") + point(step, values[i]));
         element("polyline", { class: part, points: points.join(" ") }, group);
       }
-      const beyond = element("g", { class: colour(index) }, svg);
+      const beyond = element("g", { class: colour(run.index) }, svg);
       const [steps, values] = visible(curve.raw);
       let previous = -Infinity;
       steps.forEach((step, i) => {
@@ -179,7 +181,7 @@
   }
 
   function drawAnnotations(svg, x, inside, lane, floor) {
-    for (const run of data.runs) {
+    for (const run of shownRuns()) {
       for (const step of run.checkpoints) {
         if (inside(step)) element("path", { class: "checkpoint-mark", d: `M${x(step) - 3.5},${floor}h7l-3.5,-6z` }, svg);
       }
@@ -202,23 +204,15 @@
     line.replaceChildren();
     panels.forEach((panel) => panel.overlay.replaceChildren());
     if (cursor === null) {
-      if (data.runs.length > 1) {
-        data.runs.forEach((run, index) => {
-          const label = html("span", "");
-          label.append(html("i", "swatch run " + colour(index)), document.createTextNode(run.name));
-          line.append(label);
-        });
-        return;
-      }
       const touch = matchMedia("(pointer: coarse)").matches;
       line.append(html("span", "at", touch ? "Touch the curves to read them" : "Point at the curves to read them, drag to zoom"));
       return;
     }
     line.append(html("b", "", "step " + whole(cursor)));
-    data.runs.forEach((run, index) => {
+    shownRuns().forEach((run) => {
       const group = html("span", "");
       if (data.runs.length > 1) {
-        const swatch = html("i", "swatch run " + colour(index));
+        const swatch = html("i", "swatch run " + colour(run.index));
         group.append(swatch, document.createTextNode(run.name + "  "));
       }
       const parts = [];
@@ -228,7 +222,7 @@
         const i = nearest(curve.raw.steps, cursor);
         parts.push(`${panel.short} ${compact(curve.raw.values[i])}`);
         const { x, y, lane } = panel.scale;
-        const dot = element("g", { class: colour(index) }, panel.overlay);
+        const dot = element("g", { class: colour(run.index) }, panel.overlay);
         const height = Math.max(y(curve.raw.values[i]), lane);
         element("circle", { class: "dot", cx: x(curve.raw.steps[i]), cy: height, r: 3.6 }, dot);
       }
@@ -239,7 +233,7 @@
     const times = data.runs[0].times;
     if (data.runs.length === 1 && times.steps.length) line.append(html("span", "at", times.texts[Math.max(0, before(times.steps, cursor))]));
     const said = new Set();
-    for (const run of data.runs) {
+    for (const run of shownRuns()) {
       for (const annotation of run.annotations) {
         if (Math.abs(annotation.step - cursor) > reach || said.has(annotation.text)) continue;
         said.add(annotation.text);
@@ -314,6 +308,14 @@
   });
   for (const button of card.querySelectorAll("[data-share]")) {
     button.addEventListener("click", () => zoom(last - (last - first) * Number(button.dataset.share), last));
+  }
+  for (const button of card.querySelectorAll("[data-run]")) {
+    button.addEventListener("click", () => {
+      const run = data.runs[Number(button.dataset.run)];
+      run.hidden = !run.hidden;
+      button.setAttribute("aria-pressed", String(!run.hidden));
+      redraw();
+    });
   }
   new ResizeObserver(redraw).observe(card);
   matchMedia("print").addEventListener("change", redraw);
