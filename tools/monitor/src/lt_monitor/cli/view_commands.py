@@ -1,4 +1,4 @@
-"""The commands for people: summarize, runs, plot, watch."""
+"""The commands for people: summarize, runs, plot, export, watch."""
 
 from typing import Any
 
@@ -143,6 +143,29 @@ def plot(
 @click.command(
     cls=console.Command,
     examples="""
+lt-monitor export run*/train.log -o curves
+lt-monitor export slurm-*.out -o curves --model llama3-8b --gpus 64 --gpu H100
+""",
+)
+@_LOGS
+@click.option("-o", "--output", metavar="DIR", required=True, help="Directory for tensorboard --logdir, with one for each run.")
+@click.option("--plain", is_flag=True, help="Print only the paths instead of JSON lines.")
+@known_options
+def export(logs: tuple[str, ...], output: str, plain: bool, **known: Any) -> None:
+    """Write the curves of logs as TensorBoard event files, under the names that Megatron-LM and lt-train give them."""
+    from lt_monitor.runs.speed import Known
+    from lt_monitor.views.export import tensorboard
+
+    for run, path in tensorboard.export(logs, output, Known.of(**known)):
+        if plain:
+            click.echo(path)
+        else:
+            console.print_json({"v": 1, "kind": "export", "run": run, "path": path})
+
+
+@click.command(
+    cls=console.Command,
+    examples="""
 lt-monitor watch run1/train.log
 lt-monitor watch 'run*/train.log' --interval 30
 """,
@@ -165,4 +188,4 @@ def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:
     live.watch(logs, Known.of(**known), interval_seconds)
 
 
-COMMANDS: list[click.Command] = [summarize, runs, plot, watch]
+COMMANDS: list[click.Command] = [summarize, runs, plot, export, watch]

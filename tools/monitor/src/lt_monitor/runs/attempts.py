@@ -83,7 +83,11 @@ class Run:
     @property
     def evaluations(self) -> list[Record]:
         """Losses on the validation split that count, by step."""
-        return self._by_step("eval", lambda event: event.get("split", "validation") == "validation")
+        return self.evaluations_on("validation")
+
+    def evaluations_on(self, split: str) -> list[Record]:
+        """Losses on a split (validation, test) that count, by step."""
+        return self._by_step("eval", lambda event: event.get("split", "validation") == split)
 
     @property
     def checkpoints(self) -> list[Record]:

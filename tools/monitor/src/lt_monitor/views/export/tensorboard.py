@@ -1,0 +1,172 @@
+"""`lt-monitor export`: the curves of logs as TensorBoard event files, a directory for each run.
+
+Tags are those of Megatron-LM's and lt-train's own writers, so that old logs appear beside new runs. Of steps that were repeated
+after a restart the later attempt counts, as in plots. A directory has one file of a fixed name, which is replaced: exporting
+again never doubles a curve. It appears by rename from a name that TensorBoard does not read: a killed export leaves no half
+curve.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.events.records import Record
+from lt_monitor.events.steps import epoch_seconds
+from lt_monitor.logs.log_files import STANDARD_INPUT
+from lt_monitor.runs import run_loader, speed
+from lt_monitor.runs.attempts import Run
+from lt_monitor.runs.metrics import METRICS
+from lt_monitor.runs.silence import Silence
+from lt_monitor.runs.speed import Known, Sizes
+from lt_monitor.views import plot
+from lt_monitor.views.export import event_file
+from lt_shared import local_files, run_log, storage
+from lt_shared.console import CannotCreate
+
+# The name of a directory on the way is at most 255 bytes long.
+NAME_BYTES = 200
+TAG_CHARACTERS = 200
+# TensorBoard reads every file with "tfevents" in its name.
+EVENT_FILE = "events.out.tfevents.0.lt-monitor"
+UNREAD_NAME = "lt-monitor.events"
+
+TAGS = {
+    "loss": "lm loss",
+    "learning_rate": "learning-rate",
+    "grad_norm": "grad-norm",
+    "loss_scale": "loss-scale",
+    "global_batch_size": "batch-size",
+    "consumed_samples": "samples",
+    "step_seconds": "iteration-time",
+    "tflops_per_gpu": "throughput",
+    "tokens_per_second": "tokens-per-second",
+    "tokens_per_second_per_gpu": "tokens-per-second-per-gpu",
+    "samples_per_second": "samples-per-second",
+    "mfu": "mfu",
+    "memory_bytes": "mem-max-allocated-bytes",
+    "reserved_memory_bytes": "mem-reserved-bytes",
+    "skipped_steps": "skipped-iterations",
+    "nan_steps": "nan-iterations",
+    "skipped_samples": "skipped-train-samples",
+    "params_norm": "params-norm",
+    "zeros": "num-zeros",
+    "energy_joules": "energy-joules",
+    "power_watts": "power-watts",
+}
+NO_CURVES = ("total_steps",)
+# Worked out where lines lack them, as in summaries.
+COMPUTED = ("step_seconds", "tflops_per_gpu", "tokens_per_second", "tokens_per_second_per_gpu", "mfu")
+
+# Steps, times and values, arrays of shape (points,).
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def export(patterns: Sequence[str], directory: str, known: Known) -> list[tuple[str, str]]:
+    """Write the runs in the logs below `directory`; the name of each run and the directory of its event file.
+
+    Raises: NoInput and BadData as `run_loader.read`; CannotCreate when a directory cannot be written, or holds event files of
+    another program, whose curves would be drawn into the same run; BadConfig for a remote directory.
+    """
+    storage.require_local(directory, "export")
+    runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
+    exported = []
+    for run, name in zip(runs, directory_names([run.name for run in runs]), strict=True):
+        target = os.path.join(directory, name)
+        _make_directories(directory, name)
+        path = os.path.join(target, UNREAD_NAME)
+        with storage.publish(path) as file:
+            for block in _blocks(run, known):
+                file.write(block)
+        with local_files.creating(target):
+            os.replace(path, os.path.join(target, EVENT_FILE))
+            storage.sync_directory(target)
+        exported.append((run.name, target))
+    return exported
+
+
+def directory_names(names: Sequence[str]) -> list[str]:
+    """A relative path for each run, without what all share, and with nothing that leads elsewhere or commands a terminal."""
+    short = plot.short_names(list(names)) if len(names) > 1 else [os.path.basename(names[0].rstrip("/"))]
+    found: list[str] = []
+    for name in short:
+        parts = [_directory_name(part) for part in name.split("/") if part not in ("", ".")]
+        path = os.path.join(*parts) if parts else "run"
+        numbered = (path if number == 1 else f"{path}-{number}" for number in itertools.count(1))
+        found.append(next(each for each in numbered if each not in found))
+    return found
+
+
+def _directory_name(part: str) -> str:
+    if part == STANDARD_INPUT:
+        return "stdin"
+    text = printable(part).encode()[:NAME_BYTES].decode(errors="ignore")
+    return f"_{text}" if text.startswith(".") else text
+
+
+def _make_directories(directory: str, name: str) -> None:
+    """Raises CannotCreate for a link on the way, which may lead anywhere, and for event files that are not from here."""
+    path = directory
+    with local_files.creating(directory):
+        os.makedirs(directory, exist_ok=True)
+        for part in name.split("/"):
+            path = os.path.join(path, part)
+            if not os.path.isdir(path) or os.path.islink(path):
+                os.mkdir(path)
+        others = sorted(each for each in os.listdir(path) if "tfevents" in each and each != EVENT_FILE)
+    if others:
+        raise CannotCreate(f"{path}: has event files of another program: {printable(others[0])}", "choose another directory")
+
+
+def _blocks(run: Run, known: Known) -> Iterator[bytes]:
+    times = wall_times(run)
+    yield event_file.header(float(times[0]))
+    for tag, (steps, seconds, values) in curves(run, known, times).items():
+        yield from event_file.scalars(tag, steps, seconds, values)
+
+
+def curves(run: Run, known: Known, times: np.ndarray) -> dict[str, Curve]:
+    """The curves of a run by tag. A value is NaN where the log has it but no number; `times` are those of its steps."""
+    steps = run.steps
+    sizes = Sizes.of(run.arguments, known)
+    columns = {name: column for name, column in steps.columns.items() if name not in NO_CURVES}
+    columns |= {metric.key: metric.of(steps, sizes) for metric in METRICS if metric.key in COMPUTED}
+    found: dict[str, Curve] = {}
+    for name, column in columns.items():
+        logged = ~np.isnan(column)
+        if logged.any():
+            values = np.where(np.isfinite(column[logged]), column[logged], np.nan)
+            found[TAGS.get(name) or printable(name, TAG_CHARACTERS)] = steps.numbers[logged], times[logged], values
+    for split in ("validation", "test"):
+        evaluations = run.evaluations_on(split)
+        if evaluations:
+            numbers, seconds, losses = _evaluation_curve(evaluations, steps.numbers, times)
+            perplexities = [run_log.Evaluation(0, loss, split).perplexity for loss in losses.tolist()]
+            found[f"lm loss {split}"] = numbers, seconds, losses
+            found[f"lm loss {split} ppl"] = numbers, seconds, np.array(perplexities)
+    return found
+
+
+def _evaluation_curve(evaluations: Sequence[Record], numbers: np.ndarray, times: np.ndarray) -> Curve:
+    steps = np.array([event["step"] for event in evaluations], np.int64)
+    own = np.array([epoch_seconds(event.get("time")) for event in evaluations])
+    seconds = np.where(np.isfinite(own), own, np.interp(steps, numbers, times))
+    return steps, seconds, np.array([np.nan if event["loss"] is None else event["loss"] for event in evaluations], np.float64)
+
+
+def wall_times(run: Run) -> np.ndarray:
+    """When each step was logged, seconds since 1970, shape (points,).
+
+    By the times in the log; a step without one lies between its neighbours. Without any, the last step was logged when the log
+    last changed, and the others earlier by the time that steps take.
+    """
+    steps = run.steps
+    known = np.isfinite(steps.times)
+    if known.any():
+        return np.asarray(np.interp(steps.numbers, steps.numbers[known], steps.times[known]))
+    seconds = speed.step_seconds(steps)
+    passed = np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0) * np.diff(steps.numbers, prepend=steps.numbers[:1]))
+    updated = Silence.of(run).updated
+    return np.asarray(passed if updated is None else updated - passed[-1] + passed)
