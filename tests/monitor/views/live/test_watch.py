@@ -19,12 +19,13 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
-from lt_monitor.views import watch
-from lt_monitor.views.watch import View
+from lt_monitor.views.live import reader, watch
+from lt_monitor.views.live import screen as drawing
+from lt_monitor.views.live.view import View
 from lt_shared import run_log
-from lt_shared.console import NoInput, UsageError
+from lt_shared.console import BadData, NoInput, UsageError
 
-LOGS = Path(__file__).parents[1] / "samples"
+LOGS = Path(__file__).parents[2] / "samples"
 STEP = {"step": 2, "loss": 2.0, "step_seconds": 60.0}
 
 
@@ -36,7 +37,7 @@ def view_of(*steps: dict, name: str = "a", begin: float = 0.0, events: list[dict
 def screen(views: list[View], now: float = 0.0, width: int = 100, height: int = 40, trouble: str | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        console.print(watch.render(views, now, width, height, trouble))
+        console.print(drawing.render(views, now, width, height, trouble))
     return capture.get()
 
 
@@ -97,7 +98,7 @@ def test_what_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_log_that_goes_away_leaves_what_was_seen(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes((LOGS / "lt_train.log").read_bytes())
-    logs = watch._Logs([str(log)], Known())
+    logs = reader.Logs([str(log)], Known())
     logs.look()
     log.unlink()
     logs.look_again()
@@ -107,12 +108,28 @@ def test_a_log_that_goes_away_leaves_what_was_seen(tmp_path: Path) -> None:
     assert (logs.views[0].summary.step, logs.trouble) == (200, None)
 
 
+def test_gpu_samples_among_the_logs_are_shown_with_the_runs(tmp_path: Path) -> None:
+    samples = tmp_path / "gpus.jsonl"
+    record = '{"v":1,"kind":"gpu","run":"n1","node":"n1","gpu":%d,"utilization":0.5,"src":{"file":"g","offset":0}}\n'
+    samples.write_text(record % 0 + record % 1)
+    logs = reader.Logs([str(LOGS / "lt_train.log"), str(samples)], Known(), lambda: [{"kind": "gpu", "node": "here", "gpu": 0}])
+    logs.look()
+    assert ([view.summary.step for view in logs.views], [node.name for node in logs.nodes]) == ([120], ["here", "n1"])
+    alone = reader.Logs([str(samples)], Known())
+    alone.look()
+    assert (alone.views, len(alone.nodes[0].gpus)) == ([], 2)
+    empty = tmp_path / "empty.log"
+    empty.touch()
+    with pytest.raises(BadData, match="no training steps"):
+        reader.Logs([str(empty)], Known()).look()
+
+
 def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "a.log"
     log.write_bytes((LOGS / "lt_train.log").read_bytes())
-    logs = watch._Logs([str(log)], Known())
+    logs = reader.Logs([str(log)], Known())
     logs.look()
-    monkeypatch.setattr(run_loader, "read", lambda patterns: pytest.fail("read again"))
+    monkeypatch.setattr(run_loader, "read", lambda patterns, need_steps: pytest.fail("read again"))
     logs.look_again()
 
 

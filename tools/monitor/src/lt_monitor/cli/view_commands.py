@@ -181,11 +181,12 @@ lt-monitor watch 'run*/train.log' --interval 30
 )
 @known_options
 def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:
-    """Show runs live in the terminal until Ctrl-C."""
+    """Show runs and GPUs live in the terminal: arrows choose a run, Enter opens its page, Esc closes it, q quits."""
+    from lt_monitor.collect import gpu
     from lt_monitor.runs.speed import Known
-    from lt_monitor.views import watch as live
+    from lt_monitor.views.live import watch as live
 
-    live.watch(logs, Known.of(**known), interval_seconds)
+    live.watch(logs, Known.of(**known), interval_seconds, gpu.local)
 
 
 COMMANDS: list[click.Command] = [summarize, runs, plot, export, watch]

@@ -6,6 +6,7 @@ driver has lost is a fault, as the log of the job may say nothing about it for t
 """
 
 import re
+import shutil
 
 from lt_monitor.collect import external_programs
 from lt_monitor.collect.sampling import fault, machine_name, missing, read_text, record
@@ -58,6 +59,16 @@ def sample(path: str | None) -> list[Record]:
         if _LOST.search(str(error)):
             return [fault(SOURCE, "gpu-lost", "critical", str(error))]
         return [missing(SOURCE, str(error))]
+
+
+def local() -> list[Record]:
+    """The records of this machine's GPUs; none, and nothing said about it, where nvidia-smi is missing or does not answer."""
+    if shutil.which(SOURCE) is None:
+        return []
+    try:
+        return [one for one in parse(_ask(list(QUERY)), SOURCE) if one["kind"] == "gpu"]
+    except external_programs.NoAnswer:
+        return []
 
 
 def _ask(fields: list[str]) -> str:

@@ -77,13 +77,20 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
             says_something |= loader.add_block(block, shown, run)
         if not says_something and len(paths) > 1:
             warn(f"{shown}: no training events")
-    runs = [run for run in loader.runs() if not need_steps or len(run.steps)]
-    if need_steps and not runs:
+    runs = loader.runs()
+    if not need_steps:
+        return runs
+    require_steps(runs, paths)
+    return [run for run in runs if len(run.steps)]
+
+
+def require_steps(runs: Sequence[Run], paths: Sequence[str]) -> None:
+    """Raises BadData when none of the runs in the logs `paths` trained."""
+    if not any(len(run.steps) for run in runs):
         raise BadData(
             f"{paths[0]}: no training steps" if len(paths) == 1 else f"no training steps in {len(paths)} logs",
             "expected logs of a trainer, with lines like ' iteration  100/ 1000 | ... | lm loss: 2.1E+00 |'",
         )
-    return runs
 
 
 def join_by_checkpoints(runs: Sequence[Run]) -> list[Run]:

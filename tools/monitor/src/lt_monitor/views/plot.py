@@ -82,7 +82,7 @@ def _content(form: str, runs: Sequence[Run], names: Sequence[str], known: Known,
 def short_names(names: list[str]) -> list[str]:
     """Names without the directories that all of them share."""
     directories = [os.path.dirname(name) for name in names]
-    if len(names) == 1 or len({os.path.isabs(name) for name in names}) > 1 or any(storage.is_remote(name) for name in names):
+    if len(names) < 2 or len({os.path.isabs(name) for name in names}) > 1 or any(storage.is_remote(name) for name in names):
         return names
     shared = os.path.commonpath(directories)
     return [os.path.relpath(name, shared) if shared else name for name in names]

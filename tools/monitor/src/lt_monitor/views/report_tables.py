@@ -188,10 +188,15 @@ def attempts(runs: Sequence[Run], names: Sequence[str]) -> str:
     for run, name in zip(runs, names, strict=True):
         for attempt in run.attempts:
             row = [("Run", escape(printable(name)))] if len(runs) > 1 else []
-            row += [("Attempt", str(attempt.number)), ("Began", _time(attempt.begin_time)), ("Lasted", _lasted(attempt))]
-            row += [("Steps", _steps(attempt)), ("Repeated", f"{attempt.lost_steps:,}" if attempt.lost_steps else "")]
-            rows.append([*row, ("End", escape(_end(attempt)))])
+            began, lasted, steps, end = attempt_cells(attempt)
+            row += [("Attempt", str(attempt.number)), ("Began", began), ("Lasted", lasted), ("Steps", steps)]
+            rows.append([*row, ("Repeated", f"{attempt.lost_steps:,}" if attempt.lost_steps else ""), ("End", escape(end))])
     return f'<section class="card"><h2>Attempts</h2>{_table(rows)}</section>'
+
+
+def attempt_cells(attempt: Attempt) -> tuple[str, str, str, str]:
+    """When it began, how long it lasted, its steps, and how it ended, safe for a terminal."""
+    return _time(attempt.begin_time), _lasted(attempt), _steps(attempt), _end(attempt)
 
 
 def _time(seconds: float | None) -> str:

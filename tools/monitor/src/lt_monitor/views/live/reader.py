@@ -1,0 +1,103 @@
+"""The logs between two looks, read by a thread, so that keys are answered while a long log is read.
+
+The logs are read anew whenever one of them has changed, so a log that is truncated, rotated or replaced needs no care. Reading
+never takes more than a tenth of the time: the next look waits ten times as long as the last one took, however large the logs are.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.events.records import Record
+from lt_monitor.logs.log_files import expand
+from lt_monitor.runs import run_loader
+from lt_monitor.runs.speed import Known
+from lt_monitor.views import plot
+from lt_monitor.views.live.view import Node, View, nodes_of
+from lt_shared import storage
+from lt_shared.console import ToolError
+
+LOOK_SHARE = 10
+
+
+class Logs:
+    """What the logs say now. `sample_gpus` asks this machine for its GPUs."""
+
+    def __init__(self, patterns: Sequence[str], known: Known, sample_gpus: Callable[[], list[Record]] = list):
+        self.patterns = patterns
+        self.known = known
+        self.views: list[View] = []
+        self.nodes: list[Node] = []
+        self.trouble: str | None = None
+        self.look_seconds = 0.0
+        self._sample_gpus = sample_gpus
+        self._samples: list[Record] = []
+        self._seen: list[tuple[object, ...]] = []
+
+    def look(self) -> None:
+        """Raises: NoInput and BadData when there is nothing to show."""
+        begin = time.monotonic()
+        paths = expand(self.patterns, quiet=bool(self._seen))
+        seen = _state(paths)
+        found = run_loader.read(paths, need_steps=False)
+        self._samples = [event for run in found for event in run.of_kind("gpu")]
+        if not self._samples:
+            run_loader.require_steps(found, paths)
+        runs = run_loader.join_by_checkpoints([run for run in found if len(run.steps)])
+        names = plot.short_names([run.name for run in runs])
+        self.views = [View.of(run, name, self.known) for run, name in zip(runs, names, strict=True)]
+        self._seen = seen
+        self._look_at_gpus()
+        self.look_seconds = time.monotonic() - begin
+
+    def look_again(self) -> None:
+        """Keep what was seen when the logs cannot be read for a while, as when a job is requeued."""
+        try:
+            if _state(expand(self.patterns, quiet=True)) != self._seen:
+                self.look()
+            else:
+                self._look_at_gpus()
+            self.trouble = None
+        except (ToolError, OSError) as error:
+            self.trouble = printable(error)
+
+    def _look_at_gpus(self) -> None:
+        self.nodes = nodes_of([*self._samples, *(sample for sample in self._sample_gpus() if sample["kind"] == "gpu")])
+
+
+class Reader(threading.Thread):
+    """Looks at the logs again and again, and calls `notify` after each look. `failure` is what it ended by, if anything."""
+
+    def __init__(self, logs: Logs, interval_seconds: float, notify: Callable[[], None]):
+        super().__init__(name="reader", daemon=True)
+        self.failure: Exception | None = None
+        self._logs = logs
+        self._interval_seconds = interval_seconds
+        self._notify = notify
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._stopped.wait(max(self._interval_seconds, LOOK_SHARE * self._logs.look_seconds)):
+                self._logs.look_again()
+                self._notify()
+        except Exception as error:
+            self.failure = error
+            self._notify()
+
+    def stop(self) -> None:
+        """A look that has begun goes on; nobody waits for it."""
+        self._stopped.set()
+
+
+def _state(paths: Sequence[str]) -> list[tuple[object, ...]]:
+    found: list[tuple[object, ...]] = []
+    for path in paths:
+        if storage.is_remote(path):
+            found.append((path, time.monotonic()))
+        else:
+            status = os.stat(path)
+            found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
