@@ -245,3 +245,15 @@ def test_values_that_an_axis_may_not_like(values: list[float], log_y: bool) -> N
     records = [{"step": step, "loss": value, "grad_norm": value} for step, value in enumerate(values, 0)]
     options = PlotOptions(log_y=log_y, log_x=log_y, metrics=("grad_norm", "loss"), x_range=(5, 9) if log_y else (None, None))
     assert figure.render("svg", [of_steps(*records)], ["a"], Known(), options)
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+def test_numbers_that_are_too_large_to_draw_are_left_out(log_y: bool) -> None:
+    evaluation = {"kind": "eval", "step": 2, "loss": 1.7e308}
+    records = [{"step": step, "loss": (-1) ** step * 1.7e308 if step % 3 else 2.0, "grad_norm": 1e308} for step in range(1, 9)]
+    run = Run("a", [Attempt(1, steps=Steps.from_records(records), events=[evaluation])], [])
+    options = PlotOptions(log_y=log_y)
+    assert figure.render("svg", [run], ["a"], Known(), options)
+    loss, *others = draw([run], options).axes
+    assert not others
+    assert loss.lines[0].get_xdata().tolist() == [3, 6]

@@ -20,6 +20,7 @@ SMOOTH_POINTS = 2000
 EARLY_SHARE = 0.07
 # A line's height is at least this share of its values, so the rounding of the log is no mountain.
 FLAT_SHARE = 1e-3
+LARGEST = 1e100
 SPARKS = "▁▂▃▄▅▆▇█"
 
 # Steps (int64) and finite values (float64), both of shape (points,).
@@ -27,8 +28,9 @@ Series = tuple[np.ndarray, np.ndarray]
 
 
 def finite(steps: np.ndarray, values: np.ndarray) -> Series:
-    """The points whose value is a number."""
-    known = np.isfinite(values)
+    """The points whose value is a number that can be drawn: sums and differences of it have to be numbers, too."""
+    with np.errstate(invalid="ignore"):
+        known = np.abs(values) <= LARGEST
     return steps[known], values[known]
 
 

@@ -19,6 +19,7 @@ from lt_monitor.runs.curves import (
     WINDOW_SHARE,
     Series,
     envelope,
+    finite,
     settled_limits,
     smoothed,
 )
@@ -141,7 +142,8 @@ class Panel:
 
     def _validation(self, one: Drawn) -> Series:
         known = [event for event in one.run.evaluations if event["loss"] is not None]
-        return one.x.at([event["step"] for event in known]), np.array([event["loss"] for event in known], np.float64)
+        steps, losses = (np.array([event[field] for event in known], np.float64) for field in ("step", "loss"))
+        return finite(one.x.at(steps), losses)
 
     def _draw_validation(self, axis: "Axes", one: Drawn) -> list[Series]:
         validation = self._validation(one)

@@ -129,7 +129,9 @@ def _key(metric: Metric, number: int) -> str:
 
 def _run_data(run: Run, name: str) -> dict[str, Any]:
     steps = run.steps
-    validation = [(event["step"], event["loss"]) for event in run.evaluations if event["loss"] is not None]
+    known = [event for event in run.evaluations if event["loss"] is not None]
+    losses = finite(*(np.array([event[field] for event in known], np.float64) for field in ("step", "loss")))
+    validation = list(zip(losses[0].astype(int).tolist(), losses[1].tolist(), strict=True))
     return {
         "name": name,
         "curves": {},

@@ -9,7 +9,7 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs import metrics
 from lt_monitor.runs.attempts import Run
-from lt_monitor.runs.curves import Series, sparkline
+from lt_monitor.runs.curves import Series, finite, sparkline
 from lt_monitor.runs.metrics import METRICS, Metric
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes
@@ -43,7 +43,7 @@ class View:
         """The loss or the speed (`rate`) as a line of `width` characters; `-` when it is not known."""
         if (metric, width) not in self.lines:
             steps = self.run.steps
-            curve = steps.finite("loss") if metric == "loss" else self._rate()
+            curve = finite(steps.numbers, steps.column("loss")) if metric == "loss" else self._rate()
             numbers = curve[0]
             wide = max(1, min(width, len(numbers)))
             self.lines[metric, width] = sparkline(curve, int(numbers[0]), int(numbers[-1]), wide) if len(numbers) else "-"
