@@ -33,6 +33,11 @@ def test_metrics_are_found_by_any_of_their_names(name: str, key: str, value: flo
     assert [part.tolist() for part in curve] == [[1], [pytest.approx(value)]]
 
 
+def test_the_name_that_the_log_gives_comes_before_similar_ones() -> None:
+    run = run_of({"loss": 2.0, "metrics": {"z-loss": 1.0, "z_loss": 3.0}})
+    assert [metric.key for metric, _ in metrics.curves_of([run], Known(), ["z_loss", "z-loss"])] == ["z_loss", "z-loss"]
+
+
 def test_a_metric_that_no_run_has_is_an_error_that_lists_those_there_are() -> None:
     runs = [run_of({"loss": 2.0, "metrics": {"a\x1b[2J": 1.0}}), run_of({"loss": 2.0, "params_norm": 3.0, "grad_norm": None})]
     with pytest.raises(UsageError, match="--metric perplexity: no run has it") as error:

@@ -164,10 +164,13 @@ def with_event(points: int, event: int, **columns: float) -> Run:
     return Run("a", [Attempt(1, steps=Steps(numbers, values, np.full(points, np.nan)))], [])
 
 
+@pytest.mark.parametrize("smooth_steps", [None, 1])
 @pytest.mark.parametrize("points", [1000, 100_000])
-def test_no_line_rises_before_its_event(points: int) -> None:
-    event = points // 3 + 7
-    loss, norm = draw([with_event(points, event, loss=9.0, grad_norm=7.0)]).axes
+def test_no_line_rises_before_its_event(points: int, smooth_steps: int | None) -> None:
+    # Early in a stretch of 50 steps, of which the median is then that of the event.
+    event = points // 3 - 27
+    run = with_event(points, event, loss=9.0, grad_norm=7.0)
+    loss, norm = draw([run], PlotOptions(smooth_steps=smooth_steps)).axes
     for axis in (loss, norm):
         smooth = axis.lines[1]
         steps, values = np.asarray(smooth.get_xdata()), np.asarray(smooth.get_ydata())

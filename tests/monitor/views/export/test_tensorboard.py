@@ -155,6 +155,11 @@ def test_a_step_without_a_time_lies_between_its_neighbours() -> None:
     assert tensorboard.wall_times(Run("a", [Attempt(1, steps=steps)], [])).tolist() == [100, 102, 104]
 
 
+def test_files_that_are_not_whole_have_a_name_that_is_not_read() -> None:
+    assert "tfevents" in tensorboard.EVENT_FILE
+    assert "tfevents" not in tensorboard.UNREAD_NAME
+
+
 def test_a_killed_export_leaves_nothing_that_tensorboard_reads(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     lines = (

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -124,6 +125,22 @@ def test_gpu_samples_among_the_logs_are_shown_with_the_runs(tmp_path: Path) -> N
         reader.Logs([str(empty)], Known()).look()
 
 
+def test_the_reader_says_when_it_looked_and_why_it_ended(tmp_path: Path) -> None:
+    logs = reader.Logs([str(LOGS / "lt_train.log")], Known())
+    looked = threading.Event()
+    thread = reader.Reader(logs, 0.01, looked.set)
+    thread.start()
+    assert looked.wait(10)
+    thread.stop()
+    thread.join(10)
+    assert (thread.is_alive(), thread.failure) == (False, None)
+    logs.patterns = [None]
+    broken = reader.Reader(logs, 0.01, lambda: None)
+    broken.start()
+    broken.join(10)
+    assert broken.failure is not None
+
+
 def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "a.log"
     log.write_bytes((LOGS / "lt_train.log").read_bytes())
@@ -133,19 +150,21 @@ def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch
     logs.look_again()
 
 
-def test_a_real_terminal_follows_the_log_until_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_a_real_terminal_follows_the_log_until_ctrl_c(has_keys: bool, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(run_log.Step(41, 100, loss=2.5, step_seconds=1.0).format() + "\n")
     leader, follower = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
     command = [sys.executable, "-m", "lt_monitor", "watch", str(log), "--interval", "0.1"]
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=subprocess.PIPE, env=environment) as process:
+    keys = follower if has_keys else subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=keys, stdout=follower, stderr=subprocess.PIPE, env=environment) as process:
         os.close(follower)
         try:
             _wait_for(leader, "41 / 100")
             with log.open("a") as file:
                 file.write(run_log.Step(42, 100, loss=2.4, step_seconds=1.0).format() + "\n")
-            _wait_for(leader, "42 / 100")
+            _wait_for(leader, "42 / 100", "q quits" if has_keys else "Ctrl-C ends")
             process.send_signal(signal.SIGINT)
             last = _wait_for(leader, "\x1b[?1049l")
         finally:
@@ -158,11 +177,11 @@ def test_a_real_terminal_follows_the_log_until_ctrl_c(tmp_path: Path) -> None:
     os.close(leader)
 
 
-def _wait_for(terminal: int, text: str) -> str:
-    """Read the terminal until it showed `text`; fails after 10 s."""
+def _wait_for(terminal: int, *texts: str) -> str:
+    """Read the terminal until it showed `texts`; fails after 10 s."""
     shown = ""
     end = time.monotonic() + 10
-    while text not in re.sub(r"\x1b\[[0-9;]*m", "", shown):
+    while not all(text in re.sub(r"\x1b\[[0-9;]*m", "", shown) for text in texts):
         ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
         assert ready, shown
         shown += os.read(terminal, 65536).decode(errors="replace")
