@@ -212,3 +212,30 @@ def test_a_file_may_be_called_nearly_like_a_command(tool: str, tmp_path: Path) -
     (tmp_path / "verfy").touch()
     done = subprocess.run([BINARIES / tool, "verfy"], cwd=tmp_path, capture_output=True, text=True)
     assert "Missing option" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lt-train --model llama3.1-", {"llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "llama3.1-"}),
+        ("lt-train --model ./", {"./"}),
+        ("lt-train pl", {"plan", "pl"}),
+        ("lt-train plan --gp", {"--gpu", "--gpus-per-node"}),
+        ("lt-train plan --gpu h1", {"h100-80gb"}),
+        ("lt-train render sl", {"slurm"}),
+        ("lt-train data/web plan --weight-decay-in", {"--weight-decay-incr-style"}),
+        ("lt-preprocess inf", {"info", "inf"}),
+        ("lt-preprocess merge --out", {"--output-prefix"}),
+        ("lt-convert inspect --js", {"--json"}),
+        ("lt-convert run --to mega", {"megatron-dist", "megatron-legacy"}),
+        ("lt-monitor su", {"summarize"}),
+    ],
+)
+def test_the_shell_completes(line: str, expected: set[str]) -> None:
+    """As the script that `_LT_TRAIN_COMPLETE=bash_source lt-train` prints asks for it."""
+    tool = line.partition(" ")[0]
+    variable = f"_{tool.upper().replace('-', '_')}_COMPLETE"
+    assert f"{variable}=bash_complete" in run(tool, **{variable: "bash_source"}).stdout
+    done = run(tool, COMP_WORDS=line, COMP_CWORD=str(line.count(" ")), **{variable: "bash_complete"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {found.partition(",")[2] for found in done.stdout.splitlines()} == expected

@@ -7,11 +7,12 @@ an exit code that an sbatch script can act on (requeue on 75, stop on 78).
 from lt_shared.console.commands import Command as Command
 from lt_shared.console.commands import FiniteRange as FiniteRange
 from lt_shared.console.commands import Group as Group
-from lt_shared.console.commands import check_command as check_command
 from lt_shared.console.commands import installed_versions as installed_versions
 from lt_shared.console.commands import option_sections as option_sections
 from lt_shared.console.commands import section as section
 from lt_shared.console.commands import version_option as version_option
+from lt_shared.console.default_command import DefaultCommand as DefaultCommand
+from lt_shared.console.default_command import Operands as Operands
 from lt_shared.console.errors import BadConfig as BadConfig
 from lt_shared.console.errors import BadData as BadData
 from lt_shared.console.errors import CannotCreate as CannotCreate

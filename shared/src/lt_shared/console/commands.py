@@ -6,7 +6,6 @@ names only the variables that break it, which other tools have given their names
 
 import contextlib
 import math
-import os
 import platform
 import re
 import textwrap
@@ -16,7 +15,6 @@ from typing import Any
 import click
 
 from lt_shared import version_of
-from lt_shared.console.errors import UsageError
 from lt_shared.console.output import Verbosity, choose_verbosity
 
 
@@ -94,19 +92,6 @@ def section(title: str, *options: Callable[[Callable[..., Any]], Callable[..., A
         return function
 
     return add
-
-
-def check_command(words: Sequence[str], names: Iterable[str]) -> None:
-    """Raises UsageError when the first of a tool's words, which is no file here, is nearly the name of one of its commands."""
-    word = words[0] if words else ""
-    if not word.isalpha() or os.path.lexists(word):
-        return
-    # Most words are names of files.
-    from difflib import get_close_matches
-
-    nearest = get_close_matches(word, list(names), n=1, cutoff=0.7)
-    if nearest:
-        raise UsageError(f"{word}: no such file, and no such command", f"did you mean {nearest[0]}?")
 
 
 def version_option(tool: str, *distributions: str) -> Callable[[Any], Any]:

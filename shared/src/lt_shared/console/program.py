@@ -16,17 +16,24 @@ from typing import NoReturn
 import click
 
 from lt_shared.console import output
+from lt_shared.console.default_command import DefaultCommand
 from lt_shared.console.errors import ExitCode, Terminated, ToolError
 
 
 def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | None = None) -> NoReturn:
     """Run `command` as the console program `tool` and exit. The command's return value, if any, is the exit code.
 
-    `handle_signals` installs handlers of the tool's own before those of SIGTERM and SIGHUP, which leave them as they are.
+    A DefaultCommand gives way to its named ones. `handle_signals` installs handlers of the tool's own before those of SIGTERM and
+    SIGHUP, which leave them as they are.
     """
     output.begin(tool)
     environment_prefix = tool.upper().replace("-", "_")
-    if f"_{environment_prefix}_COMPLETE" in os.environ:
+    completing = f"_{environment_prefix}_COMPLETE"
+    if isinstance(command, DefaultCommand):
+        chosen = command.chosen(completing)
+        handle_signals = handle_signals if chosen is command else None
+        command = chosen
+    if completing in os.environ:
         command.main(prog_name=tool)
     _prepare_streams()
 

@@ -26,21 +26,13 @@ lt-convert verify run1 run1-hf --logits
 FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 
 
-class _Command(console.Command):
-    """The conversion command, which has no name of its own; its help also lists the named commands."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        console.check_command(args, commands.commands)
-        return super().parse_args(ctx, args)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
+def _named() -> click.Group:
+    return commands
 
 
-@click.command(cls=_Command, examples=EXAMPLES)
+@click.command(cls=console.DefaultCommand, examples=EXAMPLES, named=_named)
 @console.version_option("lt-convert", "numpy", "tokenizers", "s3fs")
-@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@click.argument("sources", cls=console.Operands, metavar="SRC...", nargs=-1, required=True)
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
 @click.option(
     "-o", "--output", metavar="DST", required=True, help="Directory or URL to write; with several SRC, each goes to DST/NAME."
@@ -170,5 +162,4 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
 
 
 def main() -> NoReturn:
-    is_named = len(sys.argv) > 1 and sys.argv[1] in commands.commands
-    console.run(commands if is_named else command, "lt-convert")
+    console.run(command, "lt-convert")

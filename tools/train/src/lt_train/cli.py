@@ -51,18 +51,12 @@ COMMON = (
 )
 
 
-class Command(RunCommand):
-    """Its help is that of the tool and lists the named commands."""
+class Command(RunCommand, console.DefaultCommand):
+    """Training."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def is_operand(self, word: str) -> bool:
         # A dataset's prefix is the name of no file.
-        if args and not os.path.lexists(f"{args[0]}.idx"):
-            console.check_command(args, commands.list_commands(ctx))
-        return super().parse_args(ctx, args)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        commands.format_commands(click.Context(commands, info_name=ctx.info_name), formatter)
+        return super().is_operand(word) or os.path.lexists(f"{word}.idx")
 
     def format_short_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_short_help(ctx, formatter)
@@ -70,7 +64,11 @@ class Command(RunCommand):
         formatter.write_text("lt-train --help shows all options, lt-train help SECTION some: see lt-train help.")
 
 
-@click.command(cls=Command, examples=EXAMPLES, common=COMMON)
+def _named() -> click.Group:
+    return commands
+
+
+@click.command(cls=Command, examples=EXAMPLES, common=COMMON, named=_named)
 @console.version_option("lt-train", *optional_packages.DISTRIBUTIONS)
 @run_options
 def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
@@ -143,5 +141,4 @@ def bench(dry_run: bool, **options: Any) -> int:
 
 
 def main() -> NoReturn:
-    is_named = len(sys.argv) > 1 and sys.argv[1] in {*commands.commands, *MODULES}
-    console.run(commands if is_named else command, "lt-train", None if is_named else signals.end_before_training)
+    console.run(command, "lt-train", signals.end_before_training)

@@ -4,13 +4,11 @@
 is given as `./merge`. Whatever costs time to import is loaded after the arguments are known to be good.
 """
 
-import sys
 from typing import NoReturn
 
-from lt_preprocess.cli import datasets, tokenize
+from lt_preprocess.cli import tokenize
 from lt_shared import console
 
 
 def main() -> NoReturn:
-    is_named = len(sys.argv) > 1 and sys.argv[1] in datasets.commands.commands
-    console.run(datasets.commands if is_named else tokenize.command, "lt-preprocess")
+    console.run(tokenize.command, "lt-preprocess")

@@ -32,20 +32,15 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         return int(float(found[1]) * UNITS[(found[2] or "").lower()])
 
 
-class _Command(console.Command):
-    """Its help is the help of the whole tool, and lists the named commands."""
+class _Command(console.DefaultCommand):
+    """Takes Megatron's lists, which click cannot."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        console.check_command(args, datasets.commands.commands)
         return super().parse_args(ctx, megatron_options.with_lists_repeated(args))
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        datasets.commands.format_commands(click.Context(datasets.commands, info_name=ctx.info_name), formatter)
 
-
-@click.command(cls=_Command, examples=EXAMPLES)
-@click.argument("files", nargs=-1, metavar="FILE...")
+@click.command(cls=_Command, examples=EXAMPLES, named=lambda: datasets.commands)
+@click.argument("files", cls=console.Operands, nargs=-1, metavar="FILE...")
 @click.option("--tokenizer", metavar="TOKENIZER", help="Directory or file of the tokenizer, or its name.")
 @click.option("-o", "--output-prefix", required=True, metavar="PREFIX", help="Write PREFIX_text_document.bin and .idx.")
 @click.option(

@@ -79,7 +79,7 @@ def run_options(function: Function) -> Function:
     as_json = click.option("--json", "as_json", is_flag=True, help="With --dry-run: as JSON on a terminal, too.")
     dry_run = click.option("--dry-run", is_flag=True, help="Show what the run would do, and stop.")
     function = dry_run(as_json(function))
-    return click.argument("data", nargs=-1)(settings_options(*SUBJECTS)(CONFIG(function)))
+    return click.argument("data", cls=console.Operands, nargs=-1)(settings_options(*SUBJECTS)(CONFIG(function)))
 
 
 @functools.cache

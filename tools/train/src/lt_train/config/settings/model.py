@@ -15,9 +15,21 @@ from lt_shared.manifest import Dataset
 POSITIVE = click.IntRange(min=1)
 NO_WINDOW = "none"
 
+
+def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    names = [CompletionItem(name) for name in presets.PRESETS if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
 OPTIONS = console.section(
     "Model",
-    click.option("--model", help="A named architecture, or a config.json; the options below change single sizes of it."),
+    click.option(
+        "--model",
+        shell_complete=_complete_model,
+        help="A named architecture, or a config.json; the options below change single sizes of it.",
+    ),
     click.option("--num-layers", "--layers", type=POSITIVE, help="Transformer layers."),
     click.option("--hidden-size", type=POSITIVE, help="Width of the residual stream."),
     click.option("--ffn-hidden-size", type=POSITIVE, help="Width of the feed-forward layer."),

@@ -1,0 +1,72 @@
+"""A tool whose work has no name: `lt-convert RUN --to hf` converts, `lt-convert verify` is one of its named commands.
+
+The first word decides, also for the shell's completion of a command line that is still being typed.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from lt_shared.console.commands import Command
+from lt_shared.console.errors import UsageError
+
+
+class Operands(click.Argument):
+    """The files that a command works on; the first word may be the name of a command instead."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        is_first = os.environ.get("COMP_CWORD") == "1" and isinstance(ctx.command, DefaultCommand)
+        names = ctx.command.names(ctx) if is_first and isinstance(ctx.command, DefaultCommand) else []
+        return [
+            *(CompletionItem(name) for name in names if name.startswith(incomplete)),
+            CompletionItem(incomplete, type="file"),
+        ]
+
+
+class DefaultCommand(Command):
+    """The command without a name. Its help lists the `named` ones; a first word that is nearly one of them is refused."""
+
+    def __init__(self, *args: Any, named: Callable[[], click.Group], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.named = named
+
+    def names(self, ctx: click.Context) -> list[str]:
+        return self.named().list_commands(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing and args and not self.is_operand(args[0]):
+            check_name(args[0], self.names(ctx))
+        return super().parse_args(ctx, args)
+
+    def is_operand(self, word: str) -> bool:
+        """Whether the word names something that is there."""
+        return os.path.lexists(word)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        group = self.named()
+        group.format_commands(click.Context(group, info_name=ctx.info_name), formatter)
+
+    def chosen(self, completing: str) -> click.Command:
+        """The group of named commands when the first word is one of them, else this. `completing`: the variable that the shell
+        sets when it completes a command line, whose words are in COMP_WORDS."""
+        words = os.environ.get("COMP_WORDS", "").split() if completing in os.environ else sys.argv
+        group = self.named()
+        return group if words[1:] and words[1] in group.list_commands(click.Context(group)) else self
+
+
+def check_name(word: str, names: Iterable[str]) -> None:
+    """Raises UsageError for a word that is nearly the name of a command."""
+    if not word.isalpha():
+        return
+    # Most words are names of files.
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(word, list(names), n=1, cutoff=0.7)
+    if nearest:
+        raise UsageError(f"{word}: no such file, and no such command", f"did you mean {nearest[0]}?")
