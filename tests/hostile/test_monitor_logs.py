@@ -131,11 +131,11 @@ NAMES = {
 def test_made_up_names_do_not_fill_the_memory(command: str, names: str, tmp_path: Path) -> None:
     """What cron runs every minute stays as small as with a hundredth of them, but for what it remembers at most."""
     with (tmp_path / "run.log").open("wb") as log:
-        for number in range(120_000):
+        for number in range(40_000):
             log.write(lines(NAMES[names](number)))
     done = subprocess.run(
         [LT_MONITOR, *COMMANDS[command], "run.log"], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (600 << 20, 600 << 20)),
+        stderr=subprocess.PIPE, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20)),
     )  # fmt: skip
     assert done.returncode in (0, 1, 3), done.stderr[-500:]
     states = [path.stat().st_size for path in tmp_path.glob("*state")]
