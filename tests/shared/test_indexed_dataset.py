@@ -254,7 +254,7 @@ def test_a_malformed_index_is_refused(prefix: Path, offset: int, replacement: by
 
 
 def test_the_sequence_index_is_checked_beyond_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lt_shared.indexed_dataset.CHECKED_AT_ONCE", 2)
+    monkeypatch.setattr("lt_shared.indexed_dataset.reader.CHECKED_AT_ONCE", 2)
     write(tmp_path / "data", [[[1], [2, 3], [4], [5, 6], [7]]], np.uint16)
     assert Reader(str(tmp_path / "data")).document(0).tolist() == [1, 2, 3, 4, 5, 6, 7]
     change(tmp_path / "data.idx", HEADER.size + 5 * 4 + 4 * 8, np.int64([10]).tobytes())
@@ -363,7 +363,7 @@ def test_a_resumed_dataset_is_byte_for_byte_the_one_written_at_once(
                     file.write(b"torn")
     assert indexed_dataset.can_resume(prefix, np.uint16, extent)
     with pytest.MonkeyPatch.context() as patch, Writer(prefix, np.uint16, extent) as writer:
-        patch.setattr(indexed_dataset, "COMPOSED_AT_ONCE", at_once)
+        patch.setattr("lt_shared.indexed_dataset.writer.COMPOSED_AT_ONCE", at_once)
         assert writer.extent == extent
         append(writer, documents[cut:])
         recorded = writer.complete()

@@ -1,6 +1,25 @@
-"""The contracts between the lt tools: file formats, manifests, architectures, log lines, console behaviour."""
+"""The contracts between the lt tools: file formats, manifests, architectures, log lines, console behaviour.
 
-from typing import Any
+What `__all__` names is the Python API, here and in the package of each tool; docs/api.md describes it. It is imported when it is
+asked for, so that importing a package costs nothing.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lt_shared import indexed_dataset as indexed_dataset
+    from lt_shared.console.errors import BadConfig as BadConfig
+    from lt_shared.console.errors import BadData as BadData
+    from lt_shared.console.errors import CannotCreate as CannotCreate
+    from lt_shared.console.errors import IoFailure as IoFailure
+    from lt_shared.console.errors import NoInput as NoInput
+    from lt_shared.console.errors import ToolError as ToolError
+    from lt_shared.console.errors import TryAgain as TryAgain
+    from lt_shared.console.errors import Unavailable as Unavailable
+    from lt_shared.console.errors import UsageError as UsageError
 
 
 def version_of(distribution: str) -> str:
@@ -14,7 +33,48 @@ def version_of(distribution: str) -> str:
         return "0+unknown"
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version_of("lt-shared")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def lazy_exports(
+    package: str, distribution: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that imports what it exports on first use (PEP 562).
+
+    `modules` has the module of each name; a name that is a module itself has its own.
+    """
+
+    def get(name: str) -> Any:
+        if name == "__version__":
+            return version_of(distribution)
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(modules[name])
+        found = module if modules[name] == f"{package}.{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules, "__version__"})
+
+    return get, names
+
+
+__version__: str
+__all__ = [
+    "BadConfig",
+    "BadData",
+    "CannotCreate",
+    "IoFailure",
+    "NoInput",
+    "ToolError",
+    "TryAgain",
+    "Unavailable",
+    "UsageError",
+    "__version__",
+    "indexed_dataset",
+]
+if not TYPE_CHECKING:
+    # Type checkers would take any name for one that is there.
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        "lt-shared",
+        dict.fromkeys(__all__, "lt_shared.console.errors") | {"indexed_dataset": "lt_shared.indexed_dataset"},
+    )
