@@ -3,11 +3,16 @@
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import click
 
 from lt_shared.console.output import Verbosity, note, verbosity
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Python sets a standard stream to None where the process was started with it closed."""
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 class Stopwatch:
@@ -18,12 +23,14 @@ class Stopwatch:
         self._display: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and verbosity() != Verbosity.QUIET:
+        if is_terminal(sys.stderr) and verbosity() != Verbosity.QUIET:
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             columns = [SpinnerColumn("line"), TextColumn("{task.description}:"), TimeElapsedColumn()]
-            self._display = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+            self._display = Progress(
+                *columns, console=Console(stderr=True), transient=True, redirect_stdout=is_terminal(sys.stdout)
+            )
             self._display.add_task(self.title, total=None)
             self._display.start()
         return self
@@ -51,13 +58,13 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._start = self._last_line = time.monotonic()
-        if sys.stderr.isatty() and verbosity() != Verbosity.QUIET:
+        if is_terminal(sys.stderr) and verbosity() != Verbosity.QUIET:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()]
             # Data on a stdout that is no terminal must not be drawn above the bar, where rich would put it.
-            is_shared = sys.stdout.isatty()
+            is_shared = is_terminal(sys.stdout)
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_shared)
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, state="")

@@ -1,11 +1,16 @@
 """Tokenize JSON lines into Megatron's indexed datasets."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lt_shared import version_of
+from lt_shared import lazy_exports
 
+if TYPE_CHECKING:
+    from lt_preprocess.tokenizers.text_tokenizer import TextTokenizer as TextTokenizer
+    from lt_preprocess.tokenizers.text_tokenizer import load_tokenizer as load_tokenizer
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version_of("lt-preprocess")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__version__: str
+__all__ = ["TextTokenizer", "__version__", "load_tokenizer"]
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__, "lt-preprocess", dict.fromkeys(__all__, "lt_preprocess.tokenizers.text_tokenizer")
+    )

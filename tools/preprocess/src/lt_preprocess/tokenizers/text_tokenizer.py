@@ -1,0 +1,120 @@
+"""A tokenizer for notebooks and scripts: strings in, the ids that `lt-preprocess` writes for them out, and back.
+
+An encoder belongs to a thread while it encodes, so a call takes an idle one, or makes another; from several threads the compiled
+ones run in parallel.
+"""
+
+import collections
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.tokenizers import loading
+from lt_preprocess.tokenizers.base import Encoder, SpecialTokens, Texts, Tokenizer
+from lt_shared import indexed_dataset, tokenizer_files
+from lt_shared.console import BadData, UsageError
+
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+
+
+class TextTokenizer:
+    """A tokenizer that `load_tokenizer` has loaded. Its methods may be called from several threads.
+
+    Attributes: `name`, for people; `sha256`, which identifies it in manifests and checkpoints; `vocab_size`, the whole id space;
+    `eod`, the id that `--append-eod` ends a document with, None when there is none; `special_tokens`, the ids of those that a
+    text could spell out; `dtype` of its datasets: uint16 below 65,500 entries, int32 from there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, name: str, sha256: str):
+        self.name = name
+        self.sha256 = sha256
+        self.vocab_size = tokenizer.vocab_size
+        self.eod = tokenizer.eod
+        self.special_tokens: Mapping[str, int] = dict(tokenizer.special_tokens)
+        self.dtype: np.dtype[np.uint16] | np.dtype[np.int32] = indexed_dataset.dtype_for(tokenizer.vocab_size)
+        self._tokenizer = tokenizer
+        self._idle: collections.deque[Encoder] = collections.deque()
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> Ids:
+        """The ids of a text, of shape [tokens] and `dtype`, without an end of the document. The first call may compile for 10 s.
+
+        Raises BadData for a text with half of a surrogate pair, which UTF-8 cannot have, or with a special token that the
+        tokenizer was loaded to reject.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Iterable[str]) -> list[Ids]:
+        """The ids of each text, as `encode` and much faster than a call for each. Raises as `encode`; errors number the texts."""
+        if isinstance(texts, str):
+            raise TypeError("encode_batch takes several texts; encode takes one")
+        encoded = Texts.of([_utf8(text, number) for number, text in enumerate(texts)])
+        try:
+            encoder = self._idle.pop()
+        except IndexError:
+            encoder = self._new_encoder()
+        forbidden = encoder.forbidden(encoded)
+        if not forbidden:
+            ids, lengths = encoder.encode(encoded)
+        # One that was interrupted is not used again.
+        self._idle.append(encoder)
+        if forbidden:
+            raise BadData(f"text {forbidden[0].text}: {forbidden[0]}", "special_tokens='text' and 'parse' encode it")
+        # A copy: the encoder may use its buffer again.
+        return np.split(np.array(ids, self.dtype), np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        """The text of the ids, integers of shape [tokens]; bytes that are no UTF-8, as half of a character is, become U+FFFD.
+
+        Raises BadData for an id that the tokenizer does not have.
+        """
+        numbers = np.asarray(ids)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise TypeError(f"ids of shape {list(numbers.shape)} and dtype {numbers.dtype}; expected integers of shape [tokens]")
+        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.vocab_size:
+            wrong = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
+            raise BadData(f"token id {wrong} is not in the vocabulary of {self.vocab_size:,}")
+        return self._tokenizer.decode(numbers.tolist()).decode("utf-8", "replace")
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"<TextTokenizer {self.name}: {self.vocab_size:,} entries, {self.dtype}>"
+
+    def _new_encoder(self) -> Encoder:
+        """Made in a thread of its own: LLVM calls back into Python while it compiles, and an interrupt would be lost there."""
+        with self._lock, ThreadPoolExecutor(1) as pool:
+            return pool.submit(self._tokenizer.new_encoder).result()
+
+
+def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: SpecialTokens = "text") -> TextTokenizer:
+    """Load a tokenizer as `lt-preprocess --tokenizer`: a directory, one of its files, or a name such as llama3.
+
+    `special_tokens` says what becomes of one that is written out in a text, as the option of that name: "text" encodes it as any
+    other text, "parse" as the token, and "reject" raises BadData.
+
+    Raises: NoInput when there is no such tokenizer, BadData for files that are malformed or not supported.
+    """
+    if special_tokens not in get_args(SpecialTokens):
+        raise UsageError(f"special_tokens {special_tokens!r} is not one of {', '.join(get_args(SpecialTokens))}")
+    files = tokenizer_files.find(os.fspath(path_or_name))
+    return TextTokenizer(loading.load(files, special_tokens), files.name, files.sha256())
+
+
+def _utf8(text: str, number: int) -> bytes:
+    if not isinstance(text, str):
+        raise TypeError(f"text {number} is {type(text).__name__}; expected str")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise BadData(
+            f"text {number}: the character at {error.start} is U+{code:04X}, half of a surrogate pair",
+            "text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace') joins pairs and replaces halves",
+        ) from None
