@@ -1,11 +1,14 @@
 """Read training logs of lt-train and Megatron: events as JSON lines, a summary of each run, a picture of the loss."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lt_shared import version_of
+from lt_shared import lazy_exports
 
+if TYPE_CHECKING:
+    from lt_monitor.runs.training_logs import TrainingLogs as TrainingLogs
+    from lt_monitor.runs.training_logs import read as read
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version_of("lt-monitor")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__version__: str
+__all__ = ["TrainingLogs", "__version__", "read"]
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, "lt-monitor", dict.fromkeys(__all__, "lt_monitor.runs.training_logs"))

@@ -72,7 +72,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "neuron": ("node",),
     "job": ("job", "state"),
 }
-_COUNTS = frozenset(
+COUNTS = frozenset(
     {
         "step",
         "total_steps",
@@ -138,7 +138,7 @@ def problem(record: object) -> str | None:
         if field not in record:
             return f"has no {field}"
     for field, value in record.items():
-        if field in _COUNTS:
+        if field in COUNTS:
             if (type(value) is not int or not 0 <= value <= MAXIMUM_COUNT) and (value is not None or field in required):
                 return f"{field} is {value!r}"
         elif field in _NUMBERS:
