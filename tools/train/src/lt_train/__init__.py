@@ -1,11 +1,15 @@
 """lt-train: pretrain decoder language models with megatron-core."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lt_shared import version_of
+from lt_shared import lazy_exports
 
+if TYPE_CHECKING:
+    from lt_train.commands.layout_plan import Layout as Layout
+    from lt_train.commands.layout_plan import Plan as Plan
+    from lt_train.commands.layout_plan import plan as plan
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version_of("lt-train")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__version__: str
+__all__ = ["Layout", "Plan", "__version__", "plan"]
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(__name__, "lt-train", dict.fromkeys(__all__, "lt_train.commands.layout_plan"))

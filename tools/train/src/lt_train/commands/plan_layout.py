@@ -1,6 +1,6 @@
 """`lt-train plan`: the layout that a model gets on a cluster that need not be there, and what it needs of each GPU."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,6 +9,9 @@ from lt_shared.console import ExitCode, UsageError
 from lt_train.config import cluster
 from lt_train.config.options import CONFIG, MEASURED_SUBJECTS, settings_options, with_training_defaults
 from lt_train.config.settings import parallelism
+
+if TYPE_CHECKING:
+    from lt_train.planner.search import Choice
 
 EXAMPLES = """
 lt-train plan --model llama3.1-70b --bf16 --gpu h100-80gb --nodes 8 --global-batch-size 1024
@@ -30,6 +33,18 @@ def command(as_json: bool, ranks: int | None, **options: Any) -> int:
     Also shows why, and what a rank will hold; needs no GPU. With sizes of its own (--tensor-model-parallel-size and so on) it
     shows whether that layout fits. Exit code 78 when nothing fits.
     """
+    from lt_train.planner import layout_table
+
+    choice = choose(ranks, options)
+    if as_json:
+        console.print_json(layout_table.record(choice))
+    else:
+        click.echo(layout_table.table(choice))
+    return ExitCode.OK if choice.best.fits else ExitCode.BAD_CONFIG
+
+
+def choose(ranks: int | None, options: dict[str, Any]) -> "Choice":
+    """The layout for the options of the command. Raises UsageError or BadConfig for a run that cannot work there."""
     from lt_train.planner import layout_table, search
 
     there = cluster.named(options | {"gpus_per_node": ranks or options["gpus_per_node"]})
@@ -41,9 +56,4 @@ def command(as_json: bool, ranks: int | None, **options: Any) -> int:
         "eval_iters": 0,
         "parallel": parallelism.MANUAL if search.given(settings) else parallelism.AUTO,
     }
-    choice = layout_table.on_cluster(settings, there)
-    if as_json:
-        console.print_json(layout_table.record(choice))
-    else:
-        click.echo(layout_table.table(choice))
-    return ExitCode.OK if choice.best.fits else ExitCode.BAD_CONFIG
+    return layout_table.on_cluster(settings, there)

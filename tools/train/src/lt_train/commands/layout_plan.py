@@ -1,0 +1,109 @@
+"""`lt-train plan` as a function, for notebooks and scripts. The options are those of the command, and so are their checks."""
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from lt_shared.console import UsageError
+from lt_train.commands import plan_layout
+from lt_train.planner import layout_table
+
+Value = str | os.PathLike[str] | int | float | bool | Sequence[int | str] | None
+NOT_TAKEN = ("as_json", "help", "quiet", "verbose")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes of tensor, pipeline, context, expert and data parallelism; `recompute` is None, "selective" or "full"."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    data: int
+    recompute: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The layout that a model gets on a cluster, and what a rank will hold.
+
+    `fits` says whether the fullest rank has no more than `usable_bytes`. `rank_memory_bytes` is what that rank holds: `weights`,
+    `gradients`, `optimizer`, `gathered` (layers that FSDP has at a time), `activations`, and their `total`;
+    `ranks_memory_bytes` has the total of a rank of each pipeline stage. `options` is what to add to the command line of
+    `lt-train` for this layout. `record` is the object that `lt-train plan --json` prints.
+    """
+
+    layout: Layout
+    fits: bool
+    usable_bytes: int
+    rank_memory_bytes: Mapping[str, int]
+    ranks_memory_bytes: tuple[int, ...]
+    options: list[str]
+    record: Mapping[str, Any] = dataclasses.field(repr=False)
+
+
+def plan(*, model: str | os.PathLike[str] | None = None, gpu: str, nodes: int = 1, **options: Value) -> Plan:
+    """The best layout of a model on a cluster that need not be there, or whether one with sizes of its own fits.
+
+    `gpu` is a name as in `lt-train plan --help`. `options` are the others of that command, with underscores: `bf16=True`,
+    `seq_length=8192`, `global_batch_size=1024`, `tensor_model_parallel_size=4`. Where the command takes several values, give a
+    list. None and False leave an option out. The environment's (LT_TRAIN_SEQ_LENGTH) are not looked at.
+
+    What does not fit is no error: `fits` says so. Raises UsageError for an option that is not known or whose value cannot be,
+    BadConfig for a model that no layout divides among the ranks.
+    """
+    words = [
+        word for name, value in {"model": model, "gpu": gpu, "nodes": nodes, **options}.items() for word in _words(name, value)
+    ]
+    command = plan_layout.command
+    try:
+        with command.make_context("plan", words, auto_envvar_prefix=None) as context:
+            given = dict(context.params)
+    except click.UsageError as error:
+        raise UsageError(error.format_message()) from None
+    del given["as_json"]
+    record = layout_table.record(plan_layout.choose(given.pop("ranks"), given))
+    return Plan(
+        Layout(**{field.name: record[field.name] for field in dataclasses.fields(Layout)}),
+        record["fits"],
+        record["usable_bytes"],
+        record["rank_memory_bytes"],
+        tuple(record["ranks_memory_bytes"]),
+        record["options"],
+        record,
+    )
+
+
+def _words(name: str, value: Value) -> list[str]:
+    """An option as on the command line; nothing for None and False."""
+    spellings = _options()
+    if name not in spellings:
+        near = difflib.get_close_matches(name, spellings, 1)
+        raise UsageError(f"no option {name}", f"did you mean {near[0]}?" if near else "see lt-train plan --help")
+    flag, option = spellings[name]
+    if value is None:
+        return []
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} is {value!r}, and takes True or False")
+        return [flag] if value else []
+    if isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}, and takes a value")
+    if isinstance(value, str | int | float | os.PathLike):
+        return [f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
+    values = [str(one) for one in value]
+    return [f"{flag}={one}" for one in values] if option.multiple else [flag, *values]
+
+
+def _options() -> dict[str, tuple[str, click.Option]]:
+    """The flag and the option of each keyword."""
+    found: dict[str, tuple[str, click.Option]] = {}
+    for option in plan_layout.command.params:
+        if isinstance(option, click.Option) and option.name not in NOT_TAKEN:
+            found |= {flag[2:].replace("-", "_"): (flag, option) for flag in option.opts if flag.startswith("--")}
+    return found
