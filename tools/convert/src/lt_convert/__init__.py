@@ -1,11 +1,20 @@
 """lt-convert: convert checkpoints between Hugging Face, Megatron (torch_dist and legacy) and TorchTitan."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lt_shared import version_of
+from lt_shared import lazy_exports
 
+if TYPE_CHECKING:
+    from lt_convert.commands.python_api import convert as convert
+    from lt_convert.commands.python_api import inspect as inspect
+    from lt_convert.commands.python_api import verify as verify
+    from lt_shared.manifest import Checkpoint as Checkpoint
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version_of("lt-convert")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__version__: str
+__all__ = ["Checkpoint", "__version__", "convert", "inspect", "verify"]
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        "lt-convert",
+        dict.fromkeys(__all__, "lt_convert.commands.python_api") | {"Checkpoint": "lt_shared.manifest"},
+    )

@@ -1,0 +1,98 @@
+"""The commands as functions, for notebooks and scripts: they return what the command prints, and raise what it ends with.
+
+Options have the names and the defaults of the command line. The environment's (LT_CONVERT_DTYPE) are not looked at: a function
+does what its arguments say.
+"""
+
+import os
+from typing import Any, Literal, get_args
+
+from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection
+from lt_convert.formats.checkpoint import LegacyTarget
+from lt_shared.console import UsageError
+from lt_shared.manifest import Checkpoint
+
+Path = str | os.PathLike[str]
+Format = Literal["hf", "megatron-dist", "megatron-legacy", "torchtitan"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+TransformerImpl = Literal["transformer_engine", "local"]
+
+
+def convert(
+    src: Path,
+    dst: Path,
+    to: Format = "hf",
+    *,
+    dtype: Dtype | None = None,
+    target_tensor_parallel_size: int | None = None,
+    target_pipeline_parallel_size: int | None = None,
+    target_virtual_pipeline_parallel_size: int | None = None,
+    target_transformer_impl: TransformerImpl | None = None,
+    no_optimizer: bool = False,
+    no_verify: bool = False,
+    force: bool = False,
+) -> Checkpoint:
+    """Convert the checkpoint `src`, or the newest of the run `src`, into the directory or URL `dst`, as `lt-convert` does.
+
+    Returns the checkpoint at `dst`, what the command's line of JSON says: `path`, absolute; `format`, as `to`; `iteration` and
+    `loss` of the training, None where the source does not say. Without `dtype` no bit of a weight changes. A `dst` that is up to
+    date is left as it is, and a call that was interrupted is resumed by the same call; it may come from any thread.
+
+    Raises: UsageError for options that cannot be; NoInput without a checkpoint at `src`, BadData for one that is damaged;
+    CannotCreate when `dst` holds something else, TryAgain while another process writes it; OSError when the disk does.
+    """
+    _check_choice("to", to, Format)
+    _check_choice("dtype", dtype, Dtype)
+    _check_choice("target_transformer_impl", target_transformer_impl, TransformerImpl)
+    tensor = _checked_size("target_tensor_parallel_size", target_tensor_parallel_size, 1)
+    pipeline = _checked_size("target_pipeline_parallel_size", target_pipeline_parallel_size, 1)
+    virtual = _checked_size("target_virtual_pipeline_parallel_size", target_virtual_pipeline_parallel_size, 2)
+    if to != "megatron-legacy" and (tensor or pipeline or virtual or target_transformer_impl):
+        raise UsageError(f"the options target_* are for to='megatron-legacy', not {to!r}", "leave them out")
+    legacy_target = LegacyTarget(tensor or 1, pipeline or 1, virtual, target_transformer_impl == "local")
+    [(source, destination)] = conversion.destinations([_place(src)], os.fspath(dst))
+    return conversion.convert(
+        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify)
+    )
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What the checkpoint at `path` is, or the newest of that run: the object that `lt-convert inspect --json` prints.
+
+    Among its keys are `format`, `architecture`, `parameters`, `dtypes` (parameters of each), `bytes`, `iteration` and `loss`.
+    Raises NoInput and BadData as `convert`.
+    """
+    return inspection.inspect(_place(path))
+
+
+def verify(path: Path, other: Path | None = None, *, logits: bool = False) -> dict[str, Any]:
+    """Check a converted checkpoint against its checksums, or compare two of any formats: what `lt-convert verify --json` prints.
+
+    Without `other`, `problems` lists what is missing or has changed. With it, `same` says whether both hold one model,
+    `configuration` and `tensors` list the differences; `logits` compares the logits, too. Differences are no error.
+
+    Raises: NoInput without checksums or without a checkpoint, BadData for one that is damaged; UsageError for `logits` without
+    `other`.
+    """
+    if other is not None:
+        return checkpoint_comparison.compare(_place(path), _place(other), logits)
+    if logits:
+        raise UsageError("logits compares two checkpoints", "name the other one too")
+    return checksum_verification.verify(_place(path))
+
+
+def _place(path: Path) -> str:
+    """The path as the commands take it; `-` and `@FILE` are manifests to those, and names of files here."""
+    given = os.fspath(path)
+    return os.path.abspath(given) if given.startswith(("-", "@")) else given
+
+
+def _check_choice(name: str, value: str | None, choices: Any) -> None:
+    if value is not None and value not in get_args(choices):
+        raise UsageError(f"{name} {value!r} is not one of {', '.join(get_args(choices))}")
+
+
+def _checked_size(name: str, value: int | None, least: int) -> int | None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise UsageError(f"{name} {value!r} is not a number from {least}")
+    return value
