@@ -1,6 +1,7 @@
 """Every way for a tool to end: its exit code, one line on stderr, and never a traceback."""
 
 import contextlib
+import io
 import os
 import platform
 import pty
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lt_shared.console import ExitCode
+from lt_shared.console import ExitCode, Progress, Stopwatch, note
 
 PROGRAM = '''
 import errno, json, os, signal, sys, time
@@ -330,3 +331,15 @@ def test_progress_of_an_earlier_attempt_is_no_speed(program: list[str]) -> None:
 def test_a_failed_block_prints_no_final_progress(program: list[str]) -> None:
     done = run_code(program, "with console.Progress('read', 2, 'lines'): raise console.BadData('line 1')")
     assert done.stderr == "lt-x: error: line 1\n"
+
+
+@pytest.mark.parametrize("stream", ["none", "closed"])
+def test_a_program_without_standard_streams_can_use_what_tells_people(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, closed if stream == "closed" else None)
+    note("nobody reads this")
+    with Progress("work", 2, "files", interval_seconds=0) as progress, Stopwatch("work"):
+        progress.advance(1)
+    assert progress.done == 1

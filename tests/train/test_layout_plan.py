@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from running import run
 
@@ -27,7 +28,7 @@ LARGE_FLAGS = ("--model", "llama3.1-70b", "--gpu", "h100-80gb", "--nodes", "8", 
             ("--tensor-model-parallel-size", "8", "--sequence-parallel"),
         ),
         ({"gpus_per_node": 4, "seq_length": 4096}, ("--gpus-per-node", "4", "--seq-length", "4096")),
-        ({"ranks": 2}, ("--ranks", "2")),
+        ({"ranks": np.int64(2), "lr": np.float32(0.5)}, ("--ranks", "2", "--lr", "0.5")),
         (
             {"rampup_batch_size": [64, 64, 10_000], "train_iters": 100},
             ("--rampup-batch-size", "64", "64", "10000", "--train-iters", "100"),
@@ -64,6 +65,7 @@ def test_what_does_not_fit_is_no_error() -> None:
         ({"bf16": 1}, "bf16 is 1, and takes True or False", None),
         ({"seq_length": True}, "seq_length is True, and takes a value", None),
         ({"rampup_batch_size": [1, 2]}, "requires 3 arguments", None),
+        ({"seq_length": {"long": 1}}, "is not a valid integer range", None),
         ({"model": "llama9"}, "no model preset 'llama9'", "presets: tiny"),
         ({"model": "--help"}, "no model preset '--help'", "presets: tiny"),
     ],

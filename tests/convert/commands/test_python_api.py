@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lt_convert
@@ -64,7 +65,7 @@ def test_it_returns_what_the_command_prints(
             ("--to", "megatron-legacy", "--target-tensor-parallel-size", "2", "--target-transformer-impl", "local"),
         ),
         (
-            {"to": "megatron-legacy", "target_pipeline_parallel_size": 3},
+            {"to": "megatron-legacy", "target_pipeline_parallel_size": np.int64(3)},
             ("--to", "megatron-legacy", "--target-pipeline-parallel-size", "3"),
         ),
     ],
@@ -92,10 +93,10 @@ def test_the_same_call_again_and_from_threads(model: Path, tmp_path: Path) -> No
     [
         ({"to": "onnx"}, "to 'onnx' is not one of hf, megatron-dist, megatron-legacy, torchtitan"),
         ({"to": "torchtitan", "dtype": "int8"}, "dtype 'int8' is not one of float32, bfloat16, float16"),
-        ({"to": "megatron-legacy", "target_tensor_parallel_size": 0}, "target_tensor_parallel_size 0 is not a number from 1"),
+        ({"to": "megatron-legacy", "target_tensor_parallel_size": 0}, "target_tensor_parallel_size 0 is less than 1"),
         (
             {"to": "megatron-legacy", "target_virtual_pipeline_parallel_size": 1},
-            "target_virtual_pipeline_parallel_size 1 is not a number from 2",
+            "target_virtual_pipeline_parallel_size 1 is less than 2",
         ),
         (
             {"to": "megatron-legacy", "target_transformer_impl": "x"},

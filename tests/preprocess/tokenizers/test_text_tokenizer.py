@@ -165,6 +165,9 @@ def test_a_name_and_what_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert len(tokenizer) == 2048
     with pytest.raises(NoInput):
         lt_preprocess.load_tokenizer(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path / "ours")
+    with pytest.raises(UsageError, match="an empty path"):
+        lt_preprocess.load_tokenizer("")
     with pytest.raises(NoInput, match="no such file, directory or tokenizer"):
         lt_preprocess.load_tokenizer("theirs")
 

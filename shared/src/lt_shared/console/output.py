@@ -57,8 +57,8 @@ def detail(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    """A standard error that cannot be written does not stop the work."""
-    with contextlib.suppress(OSError):
+    """A standard error that cannot be written, or that a program has closed, does not stop the work."""
+    with contextlib.suppress(OSError, ValueError):
         click.echo(f"{_tool_name}: {printable(text)}", err=True)
 
 

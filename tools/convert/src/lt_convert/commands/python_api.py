@@ -4,6 +4,7 @@ Options have the names and the defaults of the command line. The environment's (
 does what its arguments say.
 """
 
+import operator
 import os
 from typing import Any, Literal, get_args
 
@@ -93,6 +94,9 @@ def _check_choice(name: str, value: str | None, choices: Any) -> None:
 
 
 def _checked_size(name: str, value: int | None, least: int) -> int | None:
-    if value is not None and (not isinstance(value, int) or value < least):
-        raise UsageError(f"{name} {value!r} is not a number from {least}")
-    return value
+    if value is None:
+        return None
+    size = operator.index(value)
+    if size < least:
+        raise UsageError(f"{name} {size} is less than {least}")
+    return size

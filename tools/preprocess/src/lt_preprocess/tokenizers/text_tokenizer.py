@@ -99,11 +99,16 @@ def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: Special
     `special_tokens` says what becomes of one that is written out in a text, as the option of that name: "text" encodes it as any
     other text, "parse" as the token, and "reject" raises BadData.
 
-    Raises: NoInput when there is no such tokenizer, BadData for files that are malformed or not supported.
+    Raises: NoInput when there is no such tokenizer, BadData for files that are malformed or not supported, UsageError for an
+    empty path.
     """
     if special_tokens not in get_args(SpecialTokens):
         raise UsageError(f"special_tokens {special_tokens!r} is not one of {', '.join(get_args(SpecialTokens))}")
-    files = tokenizer_files.find(os.fspath(path_or_name))
+    given = os.fspath(path_or_name)
+    if not given:
+        # To pathlib it is the working directory.
+        raise UsageError("an empty path", "is a variable not set?")
+    files = tokenizer_files.find(given)
     return TextTokenizer(loading.load(files, special_tokens), files.name, files.sha256())
 
 

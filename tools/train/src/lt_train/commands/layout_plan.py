@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ from lt_shared.console import UsageError
 from lt_train.commands import plan_layout
 from lt_train.planner import layout_table
 
-Value = str | os.PathLike[str] | int | float | bool | Sequence[int | str] | None
+Value = str | os.PathLike[str] | int | float | bool | list[int] | tuple[int, ...] | None
 NOT_TAKEN = ("as_json", "help", "quiet", "verbose")
 
 
@@ -94,10 +94,10 @@ def _words(name: str, value: Value) -> list[str]:
         return [flag] if value else []
     if isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}, and takes a value")
-    if isinstance(value, str | int | float | os.PathLike):
-        return [f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
-    values = [str(one) for one in value]
-    return [f"{flag}={one}" for one in values] if option.multiple else [flag, *values]
+    if isinstance(value, list | tuple):
+        values = [str(one) for one in value]
+        return [f"{flag}={one}" for one in values] if option.multiple else [flag, *values]
+    return [f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
 
 
 def _options() -> dict[str, tuple[str, click.Option]]:
