@@ -81,7 +81,9 @@ def test_a_number_out_of_range(prefix: Path, number: int) -> None:
 def test_arrays_are_views_that_cannot_be_written(prefix: Path) -> None:
     with indexed_dataset.open(prefix) as dataset:
         found = dataset[0]
-        assert type(found) is np.ndarray and found.dtype == np.uint16
+        assert found.dtype == np.uint16
+        for array in (found, dataset.tokens, dataset.sequence_lengths, dataset.documents[0]):
+            assert type(array) is np.ndarray
         assert np.shares_memory(found, dataset.tokens)
         with pytest.raises(ValueError, match="read-only"):
             found[0] = 9

@@ -74,6 +74,15 @@ def test_several_logs_follow_each_other(resumed: Path, tmp_path: Path) -> None:
         assert np.isnan(steps["grad_norm"][~chosen]).all()
 
 
+def test_jobs_that_continue_a_checkpoint_are_one_run(tmp_path: Path) -> None:
+    saved = line("start", arguments={"save": "/ckpt"})
+    (tmp_path / "slurm-1.out").write_text("".join([saved, *(step(number, 1.0) for number in range(1, 6))]))
+    (tmp_path / "slurm-2.out").write_text("".join([saved, line("load", step=3), step(4, 2.0)]))
+    steps = lt_monitor.read(tmp_path).steps
+    assert steps["run"].tolist() == [str(tmp_path / "slurm-1")] * 4
+    assert (steps["step"].tolist(), steps["loss"].tolist()) == ([1, 2, 3, 4], [1.0, 1.0, 1.0, 2.0])
+
+
 def test_a_log_without_steps_has_columns_without_rows(tmp_path: Path) -> None:
     log = tmp_path / "other.log"
     log.write_text("nothing of a training run\n")
