@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
-from lt_shared import checkpoint_layout, storage
+from lt_shared import checkpoint_layout, storage, version_of
 from lt_shared.console import BadData, CannotCreate, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute
 
@@ -184,7 +183,7 @@ def convert(request: Request) -> Checkpoint:
         todo = plan(dataclasses.replace(request, source=directory), files)
         files.reader.planned(views(todo.files), files)
     source = todo.source
-    content = json.dumps([importlib.metadata.version("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
+    content = json.dumps([version_of("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
     record = ConversionRecord(
         options=options,
         source=fingerprint,

@@ -4,7 +4,6 @@ Here every layer has a tensor of its own, such as `decoder.layers.3.mlp.linear_f
 are written as megatron-core stores them: one stacked key with one chunk per layer.
 """
 
-import importlib.metadata
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON, Model, abbreviated
-from lt_shared import checkpoint_layout, pickles
+from lt_shared import checkpoint_layout, pickles, version_of
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
 
@@ -186,7 +185,7 @@ def outputs(target: Target) -> list[OutputFile]:
         consumed_samples=(samples or 0) if source.optimizer else 0,
         tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=dtype,
-        versions={"lt-convert": importlib.metadata.version("lt-convert")},
+        versions={"lt-convert": version_of("lt-convert")},
         files={output.name.removeprefix(directory): output.size_bytes for output in made},
         loss=source.loss if source.optimizer else None,
         distributed_optimizer=False if source.optimizer else None,

@@ -5,7 +5,6 @@ Face `config.json` in the checkpoint, in the directory of the `step-*` directori
 shapes: Llama 3 8B and 3.1 8B have the same, and TorchTitan's own 1B has another RoPE scaling factor than Meta's.
 """
 
-import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
 from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
-from lt_shared import checkpoint_layout, huggingface, strict_json
+from lt_shared import checkpoint_layout, huggingface, strict_json, version_of
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadConfig, BadData, UsageError
@@ -165,7 +164,7 @@ def outputs(target: Target) -> list[OutputFile]:
         consumed_samples=0,
         tokenizer=discovery.recorded(source.tokenizer, target.destination),
         dtype=tensors[EMBEDDING].dtype,
-        versions={"lt-convert": importlib.metadata.version("lt-convert")},
+        versions={"lt-convert": version_of("lt-convert")},
         files={output.name: output.size_bytes for output in made},
         loss=source.loss,
     )
