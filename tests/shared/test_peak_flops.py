@@ -5,6 +5,7 @@ import math
 import pytest
 
 from lt_shared.peak_flops import FP8, FP32, HALF, peak_flops
+from lt_train.config.cluster import GPUS
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,9 @@ from lt_shared.peak_flops import FP8, FP32, HALF, peak_flops
         ("NVIDIA L40S", FP8, 733),
         ("Tesla V100-SXM2-16GB", HALF, 125),
         ("Tesla V100-PCIE-16GB", HALF, 112),
+        ("h100-80gb", HALF, 989),
+        ("h100 pcie", HALF, 756),
+        *((name, HALF, peak_flops(name.partition("-")[0].upper(), HALF) / 1e12) for name in GPUS),
     ],
 )
 def test_peak_of_a_device_by_the_name_that_torch_gives_it(name: str, number_type: str, tflops: float) -> None:
@@ -38,6 +42,7 @@ def test_peak_of_a_device_by_the_name_that_torch_gives_it(name: str, number_type
         ("NVIDIA H1000", HALF),
         ("NVIDIA A100-SXM4-80GB", FP8),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", HALF),
+        ("GRID A100-10C vGPU", HALF),
     ],
 )
 def test_what_is_not_in_the_table_has_no_peak(name: str, number_type: str) -> None:

@@ -35,18 +35,19 @@ PEAKS: dict[str, dict[str, float]] = {
     "T4": {HALF: 65, FP32: 8.1},
 }
 # Names with these words are fractions of a GPU, and do not say which fraction.
-FRACTIONAL_GPU_WORDS = {"MIG", "GRID", "vGPU"}
+FRACTIONAL_GPU_WORDS = {"MIG", "GRID", "VGPU"}
 
 
 def peak_flops(device_name: str, number_type: str) -> float:
     """The device's peak FLOP/s for `number_type` (HALF, FP8 or FP32); NaN when it is not in the table.
 
-    `device_name` is as torch reports it, for example "NVIDIA H100 80GB HBM3" or "NVIDIA A100-SXM4-80GB".
+    `device_name` is as torch reports it, for example "NVIDIA H100 80GB HBM3" or "NVIDIA A100-SXM4-80GB", or as lt-train's plans
+    call it, "h100-80gb".
     """
-    words = set(device_name.replace("-", " ").split())
+    words = set(device_name.upper().replace("-", " ").split())
     if words & FRACTIONAL_GPU_WORDS:
         return math.nan
-    known = [name for name in PEAKS if words.issuperset(name.split())]
+    known = [name for name in PEAKS if words.issuperset(name.upper().split())]
     if not known:
         return math.nan
     closest = max(known, key=lambda name: len(name.split()))

@@ -118,6 +118,23 @@ def test_documented_examples(
         assert list((tmp_path / "data").glob("*_document.idx"))
 
 
+def test_documents_without_an_end_are_warned_of(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
+    arguments = (file, "--tokenizer", demo_tokenizer, "-o", "out")
+    warned = run(*arguments, cwd=tmp_path).stderr
+    assert warned.count("warning: without --append-eod nothing tells a model where a document ends") == 1
+    assert "append-eod" not in run(*arguments, "--append-eod", "--force", cwd=tmp_path).stderr
+
+
+def test_quiet_and_verbose(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
+    arguments = (file, "--tokenizer", demo_tokenizer, "--append-eod", "-o", "out")
+    assert run("-q", *arguments, cwd=tmp_path).stderr == ""
+    bad = run("-q", "no.jsonl", *arguments[1:], cwd=tmp_path)
+    assert (bad.returncode, bad.stderr) == (66, "lt-preprocess: error: no.jsonl: no such file\n")
+    told = run(*arguments, "-v", cwd=tmp_path).stderr.splitlines()[-1]
+    assert re.fullmatch(r"lt-preprocess: took \d+\.\d\d s, a process \d+ MiB of memory at most", told)
+    assert run("info", "-v", "out_text_document", cwd=tmp_path).stderr.startswith("lt-preprocess: took ")
+
+
 def test_manifest(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
     result = run(file, "--tokenizer", demo_tokenizer, "--append-eod", "-o", "out", cwd=tmp_path)
     assert result.returncode == 0
