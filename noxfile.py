@@ -182,6 +182,20 @@ def mutants(session: nox.Session) -> None:
 
 
 @task
+def docs(session: nox.Session) -> None:
+    """Make the documentation site and the man pages, in build/docs: no page loads anything from the network.
+
+    A warning is an error, and so is a link that leads nowhere.
+    """
+    session.install("-c", str(CONSTRAINTS), "-r", "docs/requirements.txt")
+    # The pages are made from the command lines, which import next to nothing.
+    editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
+    session.install("--no-deps", *editable, env={"LT_SHARED_BY_VERSION": "1"})
+    session.run("python", "docs/generate.py", "build/docs")
+    session.run("mkdocs", "build", "--strict", "--quiet", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@task
 def release(session: nox.Session) -> None:
     """Build all five distributions into dist/, check them, and run the README's pipeline from their wheels.
 

@@ -25,7 +25,7 @@ DISTRIBUTIONS = ("shared", *sorted(str(path.parent.relative_to(ROOT)) for path i
 # What `nox -s tests` installs, with dependencies and without.
 TEST_REQUIREMENTS = (*DISTRIBUTIONS, "tests/requirements.txt")
 ALONE_REQUIREMENTS = ("tests/requirements-no-deps.txt",)
-DEVELOPER_REQUIREMENTS = tuple(f"tests/{room}/requirements.txt" for room in ("bench", "install", "lint"))
+DEVELOPER_REQUIREMENTS = ("docs/requirements.txt", *(f"tests/{room}/requirements.txt" for room in ("bench", "install", "lint")))
 PLATFORM = "x86_64-manylinux_2_28"
 # Of uv's settings, those that say how the index is reached, and not what is chosen from it.
 CONNECTION = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CACHE_DIR", "UV_HTTP_TIMEOUT", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS")

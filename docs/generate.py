@@ -1,0 +1,66 @@
+"""Write the source of the documentation site, and the man pages: `python docs/generate.py BUILD`.
+
+BUILD/pages gets the pages of docs/, those that are made from the code (reference.py), and every file of the repository that they
+link (links.py). BUILD/man gets a man page for each command. Both are derived, so neither is committed. mkdocs then makes the site
+from BUILD/pages; `nox -s docs` does both.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import commands
+import links
+import reference
+import roff
+
+
+def main(build: Path) -> None:
+    shutil.rmtree(build / "pages", ignore_errors=True)
+    shutil.rmtree(build / "man", ignore_errors=True)
+    described = list(commands.pages())
+    authored = {path.relative_to(links.ROOT).as_posix(): path.read_text() for path in links.ROOT.glob("docs/**/*.md")}
+    for path, text in Site(authored | dict(reference.all_pages(described))).pages():
+        destination = build / "pages" / path
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.write_text(text)
+    (build / "man").mkdir(parents=True)
+    for page in described:
+        (build / "man" / f"{page.file_name}.1").write_text(roff.manual_page(page))
+    print(f"{len(described)} commands: pages in {build}/pages, man pages in {build}/man")
+
+
+class Site:
+    """The files of the site, found by following links from those that it begins with."""
+
+    def __init__(self, texts: dict[str, str]):
+        self._waiting = dict(texts)
+        self._known = set(texts)
+
+    def pages(self) -> Iterator[tuple[str, str]]:
+        """The path on the site and the text of each file. Raises links.BrokenLink."""
+        while self._waiting:
+            origin, text = self._waiting.popitem()
+            page = links.site_path(origin)
+            yield page, links.assembled(text, origin, page, self._need) if origin.endswith(".md") else text
+
+    def _need(self, path: str, origin: str) -> bool:
+        there = links.ROOT / path
+        if path not in self._known and there.is_file():
+            self._known.add(path)
+            self._waiting[path] = there.read_text()
+        if path not in self._known and not there.is_dir():
+            raise links.BrokenLink(f"{origin}: links {path}, which is not there")
+        return path in self._known
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python docs/generate.py BUILD")
+    try:
+        main(Path(sys.argv[1]))
+    except links.BrokenLink as error:
+        sys.exit(f"docs/generate.py: {error}")

@@ -1,0 +1,158 @@
+"""What docs/generate.py makes, without mkdocs: the reference, the links of the site, the man pages."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from lt_convert import cli as convert
+from lt_monitor import cli as monitor
+from lt_monitor.alerts import thresholds
+from lt_monitor.events import records
+from lt_preprocess.cli import datasets, tokenize
+from lt_shared import console, presets
+from lt_train import cli as train
+
+ROOT = Path(__file__).parents[2]
+TOOLS = {
+    "lt-preprocess": (tokenize.command, datasets.commands),
+    "lt-train": (train.command, train.commands),
+    "lt-convert": (convert.command, convert.commands),
+    "lt-monitor": (monitor.command, monitor.command),
+}
+
+
+def every_command() -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+
+    def walk(name: str, command: click.Command) -> None:
+        found[name] = command
+        if isinstance(command, click.Group):
+            context = click.Context(command, info_name=name)
+            for each in command.list_commands(context):
+                below = command.get_command(context, each)
+                assert below is not None
+                walk(f"{name}-{each}", below)
+
+    for tool, (unnamed, group) in TOOLS.items():
+        walk(tool, group)
+        found[tool] = unnamed
+    return found
+
+
+COMMANDS = every_command()
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("docs")
+    done = subprocess.run([sys.executable, ROOT / "docs/generate.py", directory], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def shown_options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_reference_has_every_option_of_every_command(build: Path, name: str) -> None:
+    page = (build / f"pages/reference/commands/{name}.md").read_text()
+    for option in shown_options(COMMANDS[name]):
+        for spelling in option.opts:
+            assert re.search(rf"(?<![\w-]){spelling}(?![\w-])", page), spelling
+    assert "(commands/" + name + ".md)" in (build / "pages/reference/commands.md").read_text()
+
+
+def test_the_reference_has_no_other_command(build: Path) -> None:
+    assert {path.stem for path in (build / "pages/reference/commands").iterdir()} == set(COMMANDS)
+
+
+def test_the_environment_rule_is_there_where_options_are(build: Path) -> None:
+    page = (build / "pages/reference/environment.md").read_text()
+    for name, variable in (("lt-train", r"LT\_TRAIN\_"), ("lt-convert verify", r"LT\_CONVERT\_VERIFY\_")):
+        assert re.search(rf"^\| `{name}` \|.*{re.escape(variable)}", page, re.MULTILINE)
+
+
+def test_every_exit_code_has_a_meaning(build: Path) -> None:
+    page = (build / "pages/reference/exit-codes.md").read_text()
+    for code in console.ExitCode:
+        assert re.search(rf"^\| {int(code)} \| `{code.name}` \| [^|]*\w", page, re.MULTILINE), code
+    assert "| 75 | `TRY_AGAIN` | try again (requeue) | The same command is expected to succeed later. |" in page
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("models", presets.PRESETS),
+        ("events", (*records.FAULTS, *records.NOTES, *records.END_REASONS)),
+        ("alert-rules", thresholds.DEFAULTS),
+    ],
+)
+def test_tables_have_every_name(build: Path, page: str, names: dict[str, object] | tuple[str, ...]) -> None:
+    text = (build / f"pages/reference/{page}.md").read_text()
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_links_of_the_site_lead_somewhere(build: Path) -> None:
+    broken = []
+    for page in (build / "pages").rglob("*.md"):
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^()#\s]+)[^()\s]*\)", prose):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append((page.name, target))
+    assert broken == []
+
+
+def test_guides_include_the_sections_that_they_name(build: Path) -> None:
+    for guide in (ROOT / "docs/guides").glob("*.md"):
+        included = re.findall(r"^\[[^\]]+\]\(\.\./\.\./([^)#]+)#[^)]+\)$", guide.read_text(), re.MULTILINE)
+        assert included
+        page = (build / f"pages/guides/{guide.name}").read_text()
+        assert len(page) > 2 * len(guide.read_text())
+        assert not re.search(r"^\[[^\]]+\]\([^)]+\)$", page, re.MULTILINE)
+
+
+def test_a_broken_link_fails(tmp_path: Path) -> None:
+    """In a copy of the repository's pages: the sources are those that are installed."""
+    for name in ("docs", "README.md", "SECURITY.md", "CONTRIBUTING.md"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    for name in ("tools", "tests", "shared", "constraints.txt", "LICENSE"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    command = [sys.executable, tmp_path / "docs/generate.py", tmp_path / "build"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    (tmp_path / "docs/faq.md").write_text("See [there](guides/nowhere.md).\n")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "docs/faq.md: links docs/guides/nowhere.md" in done.stderr
+    (tmp_path / "docs/faq.md").write_text("[A section](../README.md#no-such-section)\n")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "no section #no-such-section" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_man_page(build: Path, name: str) -> None:
+    page = (build / f"man/{name}.1").read_text()
+    assert page.startswith(f'.TH "{name.upper()}" 1 ')
+    assert re.findall(r"^\.SH (NAME|SYNOPSIS|DESCRIPTION)$", page, re.MULTILINE) == ["NAME", "SYNOPSIS", "DESCRIPTION"]
+    # And --help, which click adds.
+    assert page.count("\n.TP\n") == len(shown_options(COMMANDS[name])) + 1
+    known = {"TH", "SH", "PP", "TP", "nf", "fi"}
+    assert {line[1:].split()[0] for line in page.splitlines() if line.startswith(".")} <= known
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
+def test_groff_has_no_complaints_and_loses_nothing(build: Path) -> None:
+    for page in sorted((build / "man").iterdir()):
+        command = ["groff", "-man", "-Tascii", "-ww", "-Wbreak", "-P-c", page]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"MANWIDTH": "100"})
+        assert (done.returncode, done.stderr) == (0, "")
+        text = re.sub(".\x08", "", done.stdout)
+        for option in shown_options(COMMANDS[page.stem]):
+            assert option.opts[-1] in text
