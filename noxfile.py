@@ -188,7 +188,7 @@ def docs(session: nox.Session) -> None:
     A warning is an error, and so is a link that leads nowhere.
     """
     session.install("-c", str(CONSTRAINTS), "-r", "docs/requirements.txt")
-    # The pages are made from the command lines, which import next to nothing.
+    # The pages are made from the command lines, which import little.
     editable = [argument for distribution in DISTRIBUTIONS for argument in ("-e", distribution)]
     session.install("--no-deps", *editable, env={"LT_SHARED_BY_VERSION": "1"})
     session.run("python", "docs/generate.py", "build/docs")

@@ -154,7 +154,8 @@ def test_no_arguments_are_a_usage_error_and_not_a_wait(tool: str) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+# Those of lt-train are in the reference that docs/generate.py makes from the code.
+@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "lt-train"])
 def test_the_manual_page_names_every_option(tool: str) -> None:
     manual = (ROOT / "tools" / tool.removeprefix("lt-") / "README.md").read_text()
     documented = set(re.findall(r"(?<!\S)`?(--?[a-z][\w-]*)", manual))

@@ -120,7 +120,7 @@ def test_guides_include_the_sections_that_they_name(build: Path) -> None:
 
 def test_a_broken_link_fails(tmp_path: Path) -> None:
     """In a copy of the repository's pages: the sources are those that are installed."""
-    for name in ("docs", "README.md", "SECURITY.md", "CONTRIBUTING.md"):
+    for name in ("docs", *(path.name for path in ROOT.glob("*.md"))):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     for name in ("tools", "tests", "shared", "constraints.txt", "LICENSE"):

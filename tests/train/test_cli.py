@@ -33,7 +33,7 @@ NEEDS_A_GPU = re.compile(r"bench --model llama3-8b")
 
 
 def test_readme_shows_the_help() -> None:
-    shown = run("--help", COLUMNS="100").out
+    shown = run("-h", COLUMNS="80").out
     assert f"```\n{shown}```\n" in README
 
 
