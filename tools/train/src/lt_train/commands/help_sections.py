@@ -15,7 +15,10 @@ lt-train help lr
 @click.command("help", cls=console.Command, examples=EXAMPLES, context_settings={"ignore_unknown_options": True})
 @click.argument("words", metavar="[SECTION|OPTION]", nargs=-1)
 def command(words: tuple[str, ...]) -> None:
-    """Show the options of one section, or those whose name has a word in it; without one, the sections."""
+    """Show the options of a section, or by a word of their name.
+
+    Without a word it lists the sections.
+    """
     context = click.Context(schema(), info_name="lt-train", auto_envvar_prefix="LT_TRAIN", show_default=True)
     formatter = context.make_formatter()
     sections = console.option_sections(context)

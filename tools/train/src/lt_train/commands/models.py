@@ -17,7 +17,10 @@ COLUMNS = ("name", "parameters", "layers", "hidden", "heads", "KV heads", "exper
 @click.command("models", cls=console.Command, examples=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each model instead of a table.")
 def command(as_json: bool) -> None:
-    """List the models that --model knows by name; a path to a config.json of Hugging Face names any other."""
+    """List the models that --model knows by name.
+
+    A path to a config.json of Hugging Face names any other.
+    """
     if as_json:
         for architecture in presets.PRESETS.values():
             record = {"v": 1, "kind": "model", "parameters": architecture.parameters(), **dataclasses.asdict(architecture)}
