@@ -183,7 +183,7 @@ def mutants(session: nox.Session) -> None:
 
 @task
 def docs(session: nox.Session) -> None:
-    """Make the documentation site and the man pages, in build/docs: no page loads anything from the network.
+    """Make the documentation site in build/docs/site, with the man pages in its man/: no page loads anything from the network.
 
     A warning is an error, and so is a link that leads nowhere.
     """

@@ -1,8 +1,8 @@
 """Write the source of the documentation site, and the man pages: `python docs/generate.py BUILD`.
 
 BUILD/pages gets the pages of docs/, those that are made from the code (reference.py), and every file of the repository that they
-link (links.py). BUILD/man gets a man page for each command. Both are derived, so neither is committed. mkdocs then makes the site
-from BUILD/pages; `nox -s docs` does both.
+link (links.py); BUILD/pages/man gets a man page for each command. All are derived, so none is committed. mkdocs then makes the
+site from BUILD/pages; `nox -s docs` does both.
 """
 
 import shutil
@@ -19,18 +19,18 @@ import roff
 
 
 def main(build: Path) -> None:
-    shutil.rmtree(build / "pages", ignore_errors=True)
-    shutil.rmtree(build / "man", ignore_errors=True)
+    pages = build / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
     described = list(commands.pages())
     authored = {path.relative_to(links.ROOT).as_posix(): path.read_text() for path in links.ROOT.glob("docs/**/*.md")}
     for path, text in Site(authored | dict(reference.all_pages(described))).pages():
-        destination = build / "pages" / path
+        destination = pages / path
         destination.parent.mkdir(parents=True, exist_ok=True)
         destination.write_text(text)
-    (build / "man").mkdir(parents=True)
+    (pages / "man").mkdir()
     for page in described:
-        (build / "man" / f"{page.file_name}.1").write_text(roff.manual_page(page))
-    print(f"{len(described)} commands: pages in {build}/pages, man pages in {build}/man")
+        (pages / "man" / f"{page.file_name}.1").write_text(roff.manual_page(page))
+    print(f"{len(described)} commands: pages in {pages}, man pages in {pages}/man")
 
 
 class Site:

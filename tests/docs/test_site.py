@@ -138,7 +138,7 @@ def test_a_broken_link_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_man_page(build: Path, name: str) -> None:
-    page = (build / f"man/{name}.1").read_text()
+    page = (build / f"pages/man/{name}.1").read_text()
     assert page.startswith(f'.TH "{name.upper()}" 1 ')
     assert re.findall(r"^\.SH (NAME|SYNOPSIS|DESCRIPTION)$", page, re.MULTILINE) == ["NAME", "SYNOPSIS", "DESCRIPTION"]
     # And --help, which click adds.
@@ -149,7 +149,7 @@ def test_every_command_has_a_man_page(build: Path, name: str) -> None:
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
 def test_groff_has_no_complaints_and_loses_nothing(build: Path) -> None:
-    for page in sorted((build / "man").iterdir()):
+    for page in sorted((build / "pages/man").iterdir()):
         command = ["groff", "-man", "-Tascii", "-ww", "-Wbreak", "-P-c", page]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"MANWIDTH": "100"})
         assert (done.returncode, done.stderr) == (0, "")
