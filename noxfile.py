@@ -196,6 +196,14 @@ def docs(session: nox.Session) -> None:
 
 
 @task
+def screenshots(session: nox.Session) -> None:
+    """Take the pictures of docs/images anew, from a run of the tutorial; look at them before a commit."""
+    install_programs(session, PROGRAMS)
+    install(session)
+    session.run("python", "docs/screenshots.py")
+
+
+@task
 def release(session: nox.Session) -> None:
     """Build all five distributions into dist/, check them, and run the README's pipeline from their wheels.
 

@@ -23,10 +23,10 @@ def main(build: Path) -> None:
     shutil.rmtree(pages, ignore_errors=True)
     described = list(commands.pages())
     authored = {path.relative_to(links.ROOT).as_posix(): path.read_text() for path in links.ROOT.glob("docs/**/*.md")}
-    for path, text in Site(authored | dict(reference.all_pages(described))).pages():
+    for path, content in Site(authored | dict(reference.all_pages(described))).files():
         destination = pages / path
         destination.parent.mkdir(parents=True, exist_ok=True)
-        destination.write_text(text)
+        destination.write_bytes(content)
     (pages / "man").mkdir()
     for page in described:
         (pages / "man" / f"{page.file_name}.1").write_text(roff.manual_page(page))
@@ -37,21 +37,23 @@ class Site:
     """The files of the site, found by following links from those that it begins with."""
 
     def __init__(self, texts: dict[str, str]):
-        self._waiting = dict(texts)
+        self._waiting = {path: text.encode() for path, text in texts.items()}
         self._known = set(texts)
 
-    def pages(self) -> Iterator[tuple[str, str]]:
-        """The path on the site and the text of each file. Raises links.BrokenLink."""
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """The path on the site and the content of each file. Raises links.BrokenLink."""
         while self._waiting:
-            origin, text = self._waiting.popitem()
+            origin, content = self._waiting.popitem()
             page = links.site_path(origin)
-            yield page, links.assembled(text, origin, page, self._need) if origin.endswith(".md") else text
+            if origin.endswith(".md"):
+                content = links.assembled(content.decode(), origin, page, self._need).encode()
+            yield page, content
 
     def _need(self, path: str, origin: str) -> bool:
         there = links.ROOT / path
         if path not in self._known and there.is_file():
             self._known.add(path)
-            self._waiting[path] = there.read_text()
+            self._waiting[path] = there.read_bytes()
         if path not in self._known and not there.is_dir():
             raise links.BrokenLink(f"{origin}: links {path}, which is not there")
         return path in self._known

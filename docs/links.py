@@ -22,7 +22,7 @@ class BrokenLink(Exception):
 
 def site_path(path: str) -> str:
     """Where `path`, relative to the repository, lies on the site."""
-    if path.startswith("docs/") and path.endswith(".md"):
+    if path.startswith("docs/images/") or (path.startswith("docs/") and path.endswith(".md")):
         return path.removeprefix("docs/")
     return f"repository/{path}" if path.endswith(".md") else f"files/{path}.txt"
 

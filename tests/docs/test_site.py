@@ -118,6 +118,17 @@ def test_guides_include_the_sections_that_they_name(build: Path) -> None:
         assert not re.search(r"^\[[^\]]+\]\([^)]+\)$", page, re.MULTILINE)
 
 
+def test_pictures_are_small_shown_and_load_nothing(build: Path) -> None:
+    pages = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    images = list((ROOT / "docs/images").iterdir())
+    assert {image.suffix for image in images} == {".png", ".svg"}
+    for image in images:
+        assert image.stat().st_size < 150_000
+        assert f"(images/{image.name})" in pages
+        assert (build / f"pages/images/{image.name}").read_bytes() == image.read_bytes()
+        assert image.suffix != ".svg" or "http" not in re.sub("<!--.*?-->|xmlns=\\S+", "", image.read_text())
+
+
 def test_a_broken_link_fails(tmp_path: Path) -> None:
     """In a copy of the repository's pages: the sources are those that are installed."""
     for name in ("docs", *(path.name for path in ROOT.glob("*.md"))):
