@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,34 @@ def test_a_terminal_shows_that_it_still_compiles(tmp_path: Path, demo_tokenizer:
     assert process.wait() == 0
     seconds = {int(found) for found in re.findall(r"compiling, 10 to 40 s:[^\r\n]*?0:00:(\d\d)", shown.decode())}
     assert {0, 1, 2} <= seconds
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """And the cursor, which the stopwatch hides, is back."""
+    main, terminal = pty.openpty()
+    command = [Path(sys.executable).parent / "lt-preprocess", "-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "200"}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=terminal)
+    os.close(terminal)
+    assert process.stdin is not None
+    process.stdin.write(DOCUMENT.encode())
+    process.stdin.close()
+    shown, is_sent = b"", False
+    while True:
+        try:
+            shown += os.read(main, 65536)
+        except OSError:
+            break
+        if b"0:00:01" in shown and not is_sent:
+            process.send_signal(signal.SIGINT)
+            is_sent = True
+    os.close(main)
+    assert process.stdout is not None and process.stdout.read() == b""
+    process.stdout.close()
+    assert process.wait() == 130
+    assert shown.endswith(b"lt-preprocess: error: interrupted\r\n")
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 @pytest.mark.parametrize("name", ["kernels/jit", "kernels/intrinsics", "kernels/simd", "tokenizers/bpe/encoder", "cli/datasets"])

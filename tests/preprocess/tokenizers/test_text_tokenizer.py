@@ -180,3 +180,16 @@ os._exit(0 if len(ids) else 1)
 """
     command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(command).returncode == 0
+
+
+def test_another_process_loads_its_own(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    monkeypatch.chdir(demo_tokenizer.parent)
+    tokenizer = lt_preprocess.load_tokenizer(demo_tokenizer.name, "parse")
+    content = pickle.dumps(tokenizer)
+    assert len(content) < 1000
+    monkeypatch.chdir("/")
+    other = pickle.loads(content)
+    assert (other.sha256, other.name) == (tokenizer.sha256, tokenizer.name)
+    assert np.array_equal(other.encode("as before <|endoftext|>"), tokenizer.encode("as before <|endoftext|>"))

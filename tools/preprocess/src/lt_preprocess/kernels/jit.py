@@ -6,7 +6,9 @@ alone every run compiles again.
 """
 
 import functools
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,6 +25,7 @@ _NO_REFERENCES: Any = {"_nrt": False}  # numba's own tests use it; its type stub
 # 10 s on a free core of 2023; 37 s were seen on a busy machine.
 COMPILE_SECONDS = "10 to 40 s"
 
+Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -82,6 +85,24 @@ def inner(function: Function) -> Function:
 def bare_inner(function: Function) -> Function:
     """A function for bare kernels, always inlined (by LLVM, which compiles faster than calls with so many arguments)."""
     return cast(Function, numba.njit(nogil=True, forceinline=True, **_NO_REFERENCES)(function))
+
+
+def apart(work: Callable[[], Result]) -> Result:
+    """Call `work`, which compiles, in a thread: LLVM calls back into Python, and a signal's exception would be lost there.
+
+    The thread does not outlive the process, and an interrupt does not wait for it.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with AnnounceCompilation():
+        threading.Thread(target=run, daemon=True).start()
+        return future.result()
 
 
 class AnnounceCompilation(event.Listener):

@@ -9,12 +9,11 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import AnnounceCompilation
+from lt_preprocess.kernels import jit
 from lt_preprocess.pipeline import assembly, encoding, journal
 from lt_preprocess.pipeline.encoding import Encoded
 from lt_preprocess.pipeline.journal import Journal
@@ -196,16 +195,12 @@ class _Run:
 
 
 def _prepared_encoders(plan: Plan, workers: int) -> list[Encoder]:
-    """Compile, in a thread of its own: LLVM calls back into Python, and a signal's exception would be lost there."""
-
     def prepare() -> list[Encoder]:
-        with AnnounceCompilation():
-            json_batch.prepare()
-            assembly.prepare(plan.dtype)
-            return [plan.tokenizer.new_encoder() for _ in range(workers)]
+        json_batch.prepare()
+        assembly.prepare(plan.dtype)
+        return [plan.tokenizer.new_encoder() for _ in range(workers)]
 
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(prepare).result()
+    return jit.apart(prepare)
 
 
 def _named(lines: list[BadLine]) -> Iterator[str]:

@@ -8,7 +8,6 @@ import collections
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
 
 import numpy as np
@@ -30,7 +29,8 @@ class TextTokenizer:
     text could spell out; `dtype` of its datasets: uint16 below 65,500 entries, int32 from there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, name: str, sha256: str):
+    def __init__(self, tokenizer: Tokenizer, name: str, sha256: str, loaded_from: tuple[str, SpecialTokens]):
+        self._loaded_from = loaded_from
         self.name = name
         self.sha256 = sha256
         self.vocab_size = tokenizer.vocab_size
@@ -81,6 +81,10 @@ class TextTokenizer:
             raise BadData(f"token id {wrong} is not in the vocabulary of {self.vocab_size:,}")
         return self._tokenizer.decode(numbers.tolist()).decode("utf-8", "replace")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process loads it from its files, as `datasets.map(num_proc=...)` needs."""
+        return load_tokenizer, self._loaded_from
+
     def __len__(self) -> int:
         return self.vocab_size
 
@@ -88,9 +92,10 @@ class TextTokenizer:
         return f"<TextTokenizer {self.name}: {self.vocab_size:,} entries, {self.dtype}>"
 
     def _new_encoder(self) -> Encoder:
-        """Made in a thread of its own: LLVM calls back into Python while it compiles, and an interrupt would be lost there."""
-        with self._lock, ThreadPoolExecutor(1) as pool:
-            return pool.submit(self._tokenizer.new_encoder).result()
+        from lt_preprocess.kernels import jit
+
+        with self._lock:
+            return jit.apart(self._tokenizer.new_encoder)
 
 
 def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: SpecialTokens = "text") -> TextTokenizer:
@@ -108,8 +113,10 @@ def load_tokenizer(path_or_name: str | os.PathLike[str], special_tokens: Special
     if not given:
         # To pathlib it is the working directory.
         raise UsageError("an empty path", "is a variable not set?")
-    files = tokenizer_files.find(given)
-    return TextTokenizer(loading.load(files, special_tokens), files.name, files.sha256())
+    # Files are read later, too, perhaps from another directory.
+    place = os.path.abspath(given) if os.path.exists(given) else given
+    files = tokenizer_files.find(place)
+    return TextTokenizer(loading.load(files, special_tokens), files.name, files.sha256(), (place, special_tokens))
 
 
 def _utf8(text: str, number: int) -> bytes:
