@@ -164,6 +164,19 @@ def test_help_shows_defaults_and_environment_variables(program: list[str]) -> No
     assert rule.format("LT_X_LEVEL", "--level") in group
 
 
+def test_the_environment_asks_for_no_help_and_no_version(program: list[str]) -> None:
+    """An image may have LT_X_VERSION=0.1.0."""
+    names = ("VERSION", "HELP", "H", "QUIET", "VERBOSE")
+    variables = {f"LT_X_{prefix}{name}": "0.1.0" for name in names for prefix in ("", "WORK_")}
+    done = run(program, "work", "--size", "3", **variables)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_what_a_terminal_would_act_on_is_written_out(program: list[str]) -> None:
+    code = r"console.note('a\x1b]0;title\x07 b\u202ec'); raise console.BadData('d\x9b31m\te')"
+    assert run_code(program, code).stderr == ("lt-x: a\\x1b]0;title\\x07 b\\u202ec\nlt-x: error: d\\x9b31m e\n")
+
+
 def test_a_refused_value_of_the_environment_is_named(program: list[str]) -> None:
     refused = run(program, "work", LT_X_WORK_SIZE="abc")
     assert refused.stderr.startswith("lt-x: error: LT_X_WORK_SIZE in the environment: Invalid value for '--size': 'abc'")

@@ -346,16 +346,20 @@ def checksums_in(sidecar: dict[str, Any], path: str) -> dict[str, FileChecksum] 
 
 
 def checkpoints(entries: Iterable[Entry], source: str) -> list[Checkpoint]:
+    entries = list(entries)
     found = [entry for entry in entries if isinstance(entry, Checkpoint)]
     if not found:
-        raise NoInput(f"{source}: no checkpoint in the manifest")
+        hint = "it has datasets, as lt-preprocess prints them: lt-train trains on those" if entries else None
+        raise NoInput(f"{source}: no checkpoint in the manifest", hint)
     return found
 
 
 def datasets(entries: Iterable[Entry], source: str) -> list[Dataset]:
+    entries = list(entries)
     found = [entry for entry in entries if isinstance(entry, Dataset)]
     if not found:
-        raise NoInput(f"{source}: no dataset in the manifest")
+        hint = "it has checkpoints, as lt-train prints them: --load starts from one, lt-convert converts it" if entries else None
+        raise NoInput(f"{source}: no dataset in the manifest", hint)
     return found
 
 

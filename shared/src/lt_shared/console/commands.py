@@ -184,15 +184,24 @@ def _options_with_variables(command: click.Command) -> Iterator[click.Option]:
 
 
 def _show_environment_variables(command: click.Command) -> None:
-    """Only those that are not called like their option."""
+    """Only those that are not called like their option. LT_TRAIN_VERSION, which an image may have, is no --version."""
     for option in _options_with_variables(command):
         option.show_envvar = option.envvar is not None
+    for one in command.params:
+        if isinstance(one, click.Option) and one.is_flag and not one.expose_value:
+            one.allow_from_autoenv = False
 
 
 def _name_environment_variables(command: click.Command, context: click.Context) -> None:
+    prefix = context.auto_envvar_prefix
     for option in _options_with_variables(command):
-        if option.envvar is None and context.auto_envvar_prefix:
-            option.envvar = f"{context.auto_envvar_prefix}_{_long_name(option).replace('-', '_').upper()}"
+        if option.envvar is None and prefix:
+            option.envvar = [
+                f"{prefix}_{spelling.removeprefix('--').replace('-', '_').upper()}"
+                for spelling in option.opts
+                if spelling.startswith("--")
+            ]
+            option.allow_from_autoenv = False
 
 
 def _long_name(option: click.Option) -> str:
@@ -200,11 +209,11 @@ def _long_name(option: click.Option) -> str:
 
 
 def _write_environment_rule(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
-    examples = [one for one in _options_with_variables(command) if isinstance(one.envvar, str) and not one.show_envvar]
-    if examples:
+    examples = [one for one in _options_with_variables(command) if one.envvar and not one.show_envvar]
+    if examples and examples[0].envvar:
         formatter.write_paragraph()
         formatter.write_text(
-            f"The environment sets options, too, where the command line does not: {examples[0].envvar} is"
+            f"The environment sets options, too, where the command line does not: {examples[0].envvar[0]} is"
             f" --{_long_name(examples[0])}, and so on."
         )
 

@@ -66,7 +66,17 @@ def printable(text: str) -> str:
     """Messages repeat what was given, which may be a URL with a password. Compiling its patterns would slow every --help."""
     from lt_shared import credentials
 
-    return credentials.without_tokens(text)
+    return visible(credentials.without_tokens(text))
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal would act on written out: escape sequences, other controls, changes of direction."""
+    return "".join(character if character in "\n\t" or character.isprintable() else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    # Bytes of a file name that are no UTF-8 are printed as they are.
+    return character if "\udc80" <= character <= "\udcff" else character.encode("unicode_escape").decode()
 
 
 def warn(text: str) -> None:

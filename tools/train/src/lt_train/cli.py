@@ -86,20 +86,26 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
 
 
 def _show_plan(config: RunConfig, as_json: bool) -> int:
-    """Print what a run would do. Raises BadConfig afterwards when its memory surely does not suffice."""
+    """Print what a run would do. Raises BadConfig afterwards when its memory does not suffice."""
     from lt_train.checkpoint import resume
-    from lt_train.planner import memory_estimate, run_table, search
+    from lt_train.planner import memory_estimate, run_table
 
     is_finished = resume.is_finished(config)
     there = cluster.here(config.parallelism.device, config.parallelism.world_size)
     if sys.stdout.isatty() and not as_json:
-        click.echo(run_table.table(config, there, is_finished))
+        click.echo(console.visible(run_table.table(config, there, is_finished)))
     else:
         console.print_json(config.as_record() | memory_estimate.record(config) | {"up_to_date": is_finished})
-    if lacking := search.lacks_memory(config, there):
+    _check_memory(config, there)
+    return ExitCode.OK
+
+
+def _check_memory(config: RunConfig, there: cluster.Cluster) -> None:
+    from lt_train.planner import search
+
+    if lacking := search.lacks_memory(config, there) or search.may_lack_memory(config, there):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
         raise BadConfig(f"the plan does not fit: {lacking}", f"{search.LESS_MEMORY}; {elsewhere}")
-    return ExitCode.OK
 
 
 class Commands(console.Group):
@@ -136,7 +142,8 @@ def bench(dry_run: bool, **options: Any) -> int:
     config = resolve_run_config(with_training_defaults(options) | benchmark.training_options(options), ())
     if dry_run:
         console.print_json(config.as_record() | memory_estimate.record(config))
-        return 0
+        _check_memory(config, cluster.here(config.parallelism.device, config.parallelism.world_size))
+        return ExitCode.OK
     return launcher.launch(config)
 
 

@@ -118,6 +118,14 @@ def lacks_memory(config: RunConfig, cluster: Cluster) -> str | None:
     return f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {there:.1f} per rank"
 
 
+def may_lack_memory(config: RunConfig, cluster: Cluster) -> str | None:
+    """Why a run does not fit by its estimate, activations included, or None."""
+    if cluster.gpu is None:
+        return None
+    estimate, usable = memory_estimate.estimate(config), usable_bytes(cluster)
+    return None if estimate.total <= usable else f"{estimate}, {usable / GIB:.1f} are there"
+
+
 def given(options: dict[str, Any]) -> list[str]:
     """The options of a layout that differ from their defaults."""
     return [f"--{name.replace('_', '-')}" for name in SIZES if options[name] not in (None, False, 1)]

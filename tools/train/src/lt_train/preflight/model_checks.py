@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from lt_shared import presets
 from lt_train.config.checks import missing_packages, problems_here, problems_of, problems_on
-from lt_train.config.cluster import GIB
 from lt_train.config.settings import parallelism
-from lt_train.planner import memory_estimate, search
+from lt_train.planner import search
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, of, warning
 
 FAST_HEAD_MULTIPLE = 8
@@ -79,8 +78,8 @@ def fits(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("the memory of the GPUs is not known")
     if any(parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)):
         raise NotChecked("the layout does not divide the model and the ranks")
-    estimate, gpu, usable = memory_estimate.estimate(config), situation.cluster.gpu, search.usable_bytes(situation.cluster)
+    gpu = situation.cluster.gpu
     if lacking := search.lacks_memory(config, situation.cluster):
         yield error(lacking, gpu.name, search.LESS_MEMORY)
-    elif estimate.total > usable:
-        yield warning(f"{estimate}, {usable / GIB:.1f} are there", gpu.name, search.LESS_MEMORY)
+    elif lacking := search.may_lack_memory(config, situation.cluster):
+        yield warning(lacking, gpu.name, search.LESS_MEMORY)

@@ -244,4 +244,4 @@ def _check_config(options: dict[str, Any], gpu: str, nodes: int, accelerators: i
     settings = options | lists | {"mock_data": True, "eval_iters": 0, "split": None}
     choice = layout_table.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
     if not choice.best.fits:
-        warn(f"{choice.best.estimate} does not fit into a {gpu}: see lt-train plan")
+        warn(f"{choice.best.estimate} does not fit into the memory of {gpu}: see lt-train plan")
