@@ -4,6 +4,7 @@ On a commit with a tag vX.Y.Z, CHANGELOG.md must begin with X.Y.Z and its date, 
 development version is built. What is to be published lies in dist/: `twine upload dist/*`.
 """
 
+import datetime
 import os
 import re
 import shutil
@@ -30,13 +31,17 @@ def version(changelog: str, tags: list[str], changed: str) -> str:
     if newest is None:
         raise NotReleasable("CHANGELOG.md: no heading like `## 1.2.3 (2026-12-31)`")
     number, date = newest.groups()
-    released = [tag.removeprefix("v") for tag in tags if re.fullmatch(r"v\d+\.\d+\.\d+", tag)]
-    if released == []:
-        return f"{number}.dev0" if date == "unreleased" else number
-    if released != [number]:
-        raise NotReleasable(f"the commit has the tag v{', v'.join(released)}, CHANGELOG.md begins with {number}")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
-        raise NotReleasable(f"CHANGELOG.md: {number} has a tag and is {date}; write its date")
+    tagged = [tag for tag in tags if re.match(r"[vV]?\d", tag)]
+    if tagged == [] and date == "unreleased":
+        return f"{number}.dev0"
+    if tagged == []:
+        raise NotReleasable(f"CHANGELOG.md: {number} has a date, and the commit has no tag v{number}")
+    if tagged != [f"v{number}"]:
+        raise NotReleasable(f"the commit has the tag {', '.join(tagged)}, CHANGELOG.md begins with {number}")
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError:
+        raise NotReleasable(f"CHANGELOG.md: {number} has a tag and is {date}; write its date") from None
     if changed:
         raise NotReleasable(f"not committed:\n{changed}")
     return number
