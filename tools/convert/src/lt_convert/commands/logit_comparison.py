@@ -12,7 +12,7 @@ from typing import Any
 from lt_convert.commands.conversion import Request, convert
 from lt_convert.formats import location
 from lt_convert.tensors.source_files import Files
-from lt_shared.console import BadConfig
+from lt_shared.console import Unavailable
 
 POSITIONS = 8192
 # Share of the largest absolute logit: fp32 sums in another order round differently.
@@ -22,14 +22,14 @@ TOLERANCE = 1e-4
 def compare(one: str, other: str) -> dict[str, Any]:
     """Compare two checkpoints' fp32 logits.
 
-    `largest` in the result is the largest absolute difference, `scale` the largest absolute logit. Raises BadConfig when torch or
-    transformers is missing.
+    `largest` in the result is the largest absolute difference, `scale` the largest absolute logit. Raises Unavailable when
+    torch or transformers is missing.
     """
     try:
         import torch
         import transformers
     except ImportError:
-        raise BadConfig("--logits needs torch and transformers", "pip install torch transformers") from None
+        raise Unavailable("--logits needs torch and transformers", "pip install 'lt-convert[logits]'") from None
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

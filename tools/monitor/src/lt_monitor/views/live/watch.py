@@ -39,6 +39,8 @@ def watch(patterns: Sequence[str], known: Known, interval_seconds: float, sample
         raise UsageError("watch needs a terminal", "use lt-monitor summarize for a file or a pipe")
     from rich.console import Console
 
+    if Console().is_dumb_terminal:
+        raise UsageError(f"watch cannot draw on this terminal (TERM={os.environ['TERM']})", "use lt-monitor summarize")
     logs = Logs(patterns, known, sample_gpus)
     logs.look()
     wakeup = Wakeup()
