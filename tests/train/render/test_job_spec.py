@@ -190,7 +190,7 @@ def test_a_model_that_does_not_fit_is_said_and_rendered() -> None:
     arguments = ("slurm", "--instance-type", "g5.48xlarge", "--save", "run", "--bf16", "--mock-data", "--seq-length", "512")
     assert remarks(*arguments, "--model", "llama3.2-1b", "--use-distributed-optimizer") == ""
     large = (*arguments, "--model", "llama3-8b")
-    assert "does not fit into a a10g-24gb: see lt-train plan" in remarks(*large)
+    assert "does not fit into the memory of a10g-24gb: see lt-train plan" in remarks(*large)
     assert "--model llama3-8b" in render(*large)
 
 
