@@ -230,6 +230,8 @@ def test_a_file_may_be_called_nearly_like_a_command(tool: str, tmp_path: Path) -
         ("lt-convert inspect --js", {"--json"}),
         ("lt-convert run --to mega", {"megatron-dist", "megatron-legacy"}),
         ("lt-monitor su", {"summarize"}),
+        ("lt-monitor plot --model llama3.1-4", {"llama3.1-405b"}),
+        ("lt-monitor summarize --gpu h10", {"H100"}),
     ],
 )
 def test_the_shell_completes(line: str, expected: set[str]) -> None:

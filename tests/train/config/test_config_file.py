@@ -32,3 +32,11 @@ def test_a_slip_is_answered_with_the_nearest_option(tmp_path: Path) -> None:
     file.write_text("train_iterss = 2\nseq-lenght = 3\nqzx = 1\n")
     result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
     assert result.err.splitlines()[-1] == "hint: seq-lenght: did you mean seq-length?; train_iterss: did you mean train-iters?"
+
+
+def test_a_refused_value_is_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('lr = "abc"\n')
+    result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("lt-train: error: in the file of --config: Invalid value for '--lr'")

@@ -134,11 +134,14 @@ def exit_code_of(work: Callable[[], int]) -> int:
 
 
 def _origin(error: click.UsageError) -> str:
-    """The environment variable whose value is refused, which the option's name would not lead to; nothing otherwise."""
+    """Where a refused value comes from, if not from the command line: which variable of the environment, or the file."""
     option, context = getattr(error, "param", None), error.ctx
     if option is None or context is None or option.name is None:
         return ""
-    if context.get_parameter_source(option.name) is not click.core.ParameterSource.ENVIRONMENT:
+    source = context.get_parameter_source(option.name)
+    if source is click.core.ParameterSource.DEFAULT_MAP:
+        return "in the file of --config: "
+    if source is not click.core.ParameterSource.ENVIRONMENT:
         return ""
     names = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
     if context.auto_envvar_prefix:

@@ -9,12 +9,32 @@ from lt_shared import console
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
+
+def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from lt_shared import presets
+
+    return [name for name in presets.PRESETS if name.startswith(incomplete)]
+
+
+def _complete_gpu(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from lt_shared import peak_flops
+
+    return [name for name in peak_flops.PEAKS if name.lower().startswith(incomplete.lower()) and " " not in name]
+
+
 known_options = console.section(
     "Where the log does not say",
-    click.option("--model", metavar="NAME", help="Preset of the model, for TFLOP/s and MFU, e.g. llama3-8b."),
+    click.option(
+        "--model",
+        metavar="NAME",
+        shell_complete=_complete_model,
+        help="Preset of the model, for TFLOP/s and MFU, e.g. llama3-8b.",
+    ),
     click.option("--seq-length", metavar="TOKENS", type=click.IntRange(min=1), help="Sequence length."),
     click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="Number of GPUs of the run."),
-    click.option("--gpu", metavar="NAME", help="GPU model, for the MFU, e.g. H100, 'H100 PCIe', A100."),
+    click.option(
+        "--gpu", metavar="NAME", shell_complete=_complete_gpu, help="GPU model, for the MFU, e.g. H100, 'H100 PCIe', A100."
+    ),
 )
 
 

@@ -1,7 +1,6 @@
 """What the options of `lt-monitor plot` say about a picture, and how they are written."""
 
 import dataclasses
-import math
 
 from lt_shared.console import UsageError
 
@@ -59,15 +58,19 @@ def parse_range(option: str, text: str | None) -> Range:
     low, colon, high = text.partition(":")
     ends = tuple(_number(end) if end.strip() else None for end in (low, high))
     is_number = all(number is not None for number, end in zip(ends, (low, high), strict=True) if end.strip())
-    in_order = ends[0] is None or ends[1] is None or ends[0] < ends[1]
-    if not colon or not is_number or not in_order:
+    if not colon or not is_number:
         raise UsageError(f"{option} {text}: expected LOW:HIGH, LOW: or :HIGH, e.g. 1000:5000")
+    if ends[0] is not None and ends[1] is not None and ends[0] >= ends[1]:
+        raise UsageError(f"{option} {text}: {ends[0]:g} is not below {ends[1]:g}")
     return ends[0], ends[1]
 
 
 def _number(text: str) -> float | None:
+    # NumPy's time to load is not for --help.
+    from lt_monitor.runs.curves import LARGEST
+
     try:
         number = float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
