@@ -145,7 +145,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def cron(tmp_path: Path) -> Callable[[str, list[Path]], None]:
-    """Runs a cron with a crontab until there are these files. Its minute begins in three seconds; its jobs see real time.
+    """Runs a cron with a crontab until there are these files. Minute 1 of its clock begins in three seconds; its jobs see real time.
+
+    A crontab with `1 * * * *` runs once: a second run, on a busy machine, would write over what the first one has written.
 
     In a mount namespace of its own: it sees no other crontab and nobody sees this one.
     """
@@ -172,7 +174,7 @@ exec faketime -f '@2026-01-01 00:00:57' /usr/sbin/cron -f"""
         # faketime leaves cron to itself when it is ended: a signal goes to both.
         with subprocess.Popen(["unshare", "--mount", "sh", "-ec", script], start_new_session=True) as process:
             try:
-                for _ in range(1000):
+                for _ in range(6000):
                     if all(file.exists() for file in files):
                         break
                     assert process.poll() is None

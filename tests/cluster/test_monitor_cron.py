@@ -15,7 +15,7 @@ def test_cron_runs_a_pass(cron: Callable[[str, list[Path]], None], tmp_path: Pat
         f"{tool} scrape --state scrape.state run.log | {tool} alert --state alert.state --heartbeat beat - > alerts 2> errors"
     )
     metrics = f"{tool} prom -o lt.prom run.log 2> prom.errors"
-    lines = f"* * * * * cd {tmp_path} && {pipeline}; touch alerted\n* * * * * cd {tmp_path} && {metrics}\n"
+    lines = f"1 * * * * cd {tmp_path} && {pipeline}; touch alerted\n1 * * * * cd {tmp_path} && {metrics}\n"
     cron(lines, [tmp_path / "alerted", tmp_path / "lt.prom"])
     assert (tmp_path / "errors").read_text() == ""
     assert (tmp_path / "prom.errors").read_text() == ""

@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from running import run
 
 import lt_train
 from lt_shared import BadConfig, UsageError
+from lt_train.commands import plan_layout
 
 LARGE: dict[str, Any] = {"model": "llama3.1-70b", "gpu": "h100-80gb", "nodes": 8, "bf16": True, "global_batch_size": 1024}
 LARGE_FLAGS = ("--model", "llama3.1-70b", "--gpu", "h100-80gb", "--nodes", "8", "--bf16", "--global-batch-size", "1024")
@@ -84,7 +86,10 @@ def test_a_model_that_no_layout_divides() -> None:
 
 
 def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even after the same process has asked for the command's help, which names its variables."""
     before = lt_train.plan(**LARGE)
+    with pytest.raises(click.exceptions.Exit):
+        plan_layout.command.make_context("plan", ["--help"], auto_envvar_prefix="LT_TRAIN")
     monkeypatch.setenv("LT_TRAIN_SEQ_LENGTH", "1024")
     monkeypatch.setenv("LT_TRAIN_PLAN_NODES", "1")
     monkeypatch.setenv("LT_TRAIN_NODES", "1")

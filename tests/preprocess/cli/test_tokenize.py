@@ -131,7 +131,7 @@ def test_quiet_and_verbose(run: Run, tmp_path: Path, file: Path, demo_tokenizer:
     bad = run("-q", "no.jsonl", *arguments[1:], cwd=tmp_path)
     assert (bad.returncode, bad.stderr) == (66, "lt-preprocess: error: no.jsonl: no such file\n")
     told = run(*arguments, "-v", cwd=tmp_path).stderr.splitlines()[-1]
-    assert re.fullmatch(r"lt-preprocess: took \d+\.\d\d s, a process \d+ MiB of memory at most", told)
+    assert re.fullmatch(r"lt-preprocess: took \d+\.\d\d s, a process [\d,]+ MiB of memory at most", told)
     assert run("info", "-v", "out_text_document", cwd=tmp_path).stderr.startswith("lt-preprocess: took ")
 
 

@@ -193,13 +193,14 @@ def _show_environment_variables(command: click.Command) -> None:
 
 
 def _name_environment_variables(command: click.Command, context: click.Context) -> None:
+    """Anew for each context: a command of lt-train has variables, the same called from a notebook has none."""
     prefix = context.auto_envvar_prefix
     for option in _options_with_variables(command):
-        if option.envvar is None and prefix:
+        if not option.show_envvar:
             option.envvar = [
                 f"{prefix}_{spelling.removeprefix('--').replace('-', '_').upper()}"
                 for spelling in option.opts
-                if spelling.startswith("--")
+                if prefix and spelling.startswith("--")
             ]
             option.allow_from_autoenv = False
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import click
 
+from lt_shared import memory
 from lt_shared.console import output
 from lt_shared.console.default_command import DefaultCommand
 from lt_shared.console.errors import ExitCode, Terminated, ToolError
@@ -61,8 +62,8 @@ def run(command: click.Command, tool: str, handle_signals: Callable[[], None] | 
 
 
 def _tell_cost(seconds: float) -> None:
-    kilobytes = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    output.detail(f"took {seconds:.2f} s, a process {kilobytes / 1024:,.0f} MiB of memory at most")
+    size_bytes = max(memory.peak_resident_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
+    output.detail(f"took {seconds:.2f} s, a process {size_bytes / (1 << 20):,.0f} MiB of memory at most")
 
 
 def _end_by_signals() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from lt_shared import garbage_collection, storage
+from lt_shared import memory, storage
 from lt_shared.console import BadData
 from lt_shared.pickles import bounds
 
@@ -140,7 +140,7 @@ def loads(data: bytes, origin: str) -> Any:
     """Unpickle `data`; a storage of a torch file is its identifier tuple. Raises BadData, naming `origin`, for anything else."""
     try:
         bounds.check(data)
-        with garbage_collection.paused():
+        with memory.garbage_collection_paused():
             return _Unpickler(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
@@ -165,7 +165,7 @@ def names_and_object(data: bytes, origin: str) -> tuple[set[str], Any]:
 
     try:
         bounds.check(data)
-        with garbage_collection.paused():
+        with memory.garbage_collection_paused():
             loaded = Listing(io.BytesIO(data)).load()
     except _MALFORMED as error:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
@@ -243,7 +243,7 @@ def load_known(
     try:
         bounds.check(data)
         try:
-            with garbage_collection.paused():
+            with memory.garbage_collection_paused():
                 return Known(io.BytesIO(data), fix_imports=False).load()
         finally:
             originals.restore()

@@ -12,7 +12,7 @@ from lt_preprocess.tokenizers import self_check, split_patterns, vocabulary_cach
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks, tokenizer_json
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Unrecognised, Vocabulary
-from lt_shared import garbage_collection
+from lt_shared import memory
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
 
@@ -73,7 +73,7 @@ def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
     """Raises BadData for files that are malformed or not supported. With `parse`, special tokens in text become tokens."""
     if files.kind == "tokenizer.json":
         return _load_tokenizer_json(files, parse)
-    with garbage_collection.paused():
+    with memory.garbage_collection_paused():
         vocabulary = vocabulary_cache.read(files, _READERS[files.kind])
     obstacle = _obstacle(vocabulary)
     if obstacle:
@@ -87,7 +87,7 @@ def _load_tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
     from lt_preprocess.tokenizers import reference_libraries
 
     try:
-        with garbage_collection.paused():
+        with memory.garbage_collection_paused():
             vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
         obstacle = _obstacle(vocabulary) or _obstacle_in_added_tokens(vocabulary.added_tokens, parse)
     except Unrecognised as reason:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from lt_shared import garbage_collection, storage
+from lt_shared import memory, storage
 from lt_shared.console import IoFailure, ToolError
 from lt_train.runtime.process_lifetime import end_with_parent
 
@@ -73,7 +73,7 @@ class Writer:
             self._said, said = fork.Pipe(duplex=False)
             self._process = fork.Process(target=_write, args=(*work, said))
             # A forked process must not free tensors of the GPU: it has no context there.
-            with garbage_collection.paused():
+            with memory.garbage_collection_paused():
                 self._process.start()
             said.close()
             # Also when it has ended at once, which `wait` explains.

@@ -6,11 +6,11 @@ it.
 
 import ctypes
 import os
-import resource
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lt_shared import memory
 from lt_shared.console import Unavailable
 from lt_train.runtime.rank_environment import RankEnvironment
 
@@ -180,7 +180,7 @@ def peak_memory(device: "torch.device") -> tuple[int, int | None]:
 
     if device.type == CUDA:
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None
+    return memory.peak_resident_bytes(), None
 
 
 def record_memory_history() -> None:
