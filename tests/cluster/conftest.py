@@ -145,7 +145,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 @pytest.fixture
 def cron(tmp_path: Path) -> Callable[[str, list[Path]], None]:
-    """Runs a cron with a crontab until there are these files. Minute 1 of its clock begins in three seconds; its jobs see real time.
+    """Runs a cron with a crontab until there are these files. Minute 1 of its clock is 3 s away; its jobs see real time.
 
     A crontab with `1 * * * *` runs once: a second run, on a busy machine, would write over what the first one has written.
 
