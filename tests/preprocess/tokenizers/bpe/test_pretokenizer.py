@@ -74,7 +74,11 @@ RUNS = [
 @kernel
 def mark_starts(pattern: int, data: int, size: int, classes: int, state: int, starts: int) -> None:
     for at in range(0, size, BLOCK_BYTES):
-        store64(starts + at // 8, pretokenizer.word_starts(pattern, data + at, data + size, classes, state))
+        if pattern in pattern_codes.CASED:
+            word_starts = pretokenizer.word_starts_by_case(pattern, data + at, data + size, classes, state)
+        else:
+            word_starts = pretokenizer.word_starts(pattern, data + at, data + size, classes, state)
+        store64(starts + at // 8, word_starts)
 
 
 def words_of(text: str, pattern: int) -> list[str]:

@@ -5,3 +5,6 @@ LLAMA3 = 1
 QWEN2 = 2
 TEKKEN = 3
 O200K = 4
+
+CASED = (TEKKEN, O200K)
+"""Those that cut words between cases, too."""

@@ -8,7 +8,7 @@ processor's caches: a loop that did both for one word after the other waited for
 as long.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,10 @@ from lt_preprocess.kernels.intrinsics import (
 )
 from lt_preprocess.kernels.jit import AnnounceCompilation, inner, kernel
 from lt_preprocess.kernels.simd import BLOCK_BYTES, LANES
+from lt_preprocess.tokenizers import pattern_codes
 from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
 from lt_preprocess.tokenizers.bpe import character_classes, merges, pretokenizer, whole_tokens, word_cache
 from lt_preprocess.tokenizers.bpe.merges import Merges, merge
-from lt_preprocess.tokenizers.bpe.pretokenizer import word_starts
 from lt_preprocess.tokenizers.bpe.whole_tokens import Pieces, find_piece
 from lt_preprocess.tokenizers.bpe.word_cache import LONGEST_BYTES, WordCache, find_word, insert_word, word_key, word_set
 from lt_preprocess.tokenizers.vocabulary import Vocabulary
@@ -136,8 +136,10 @@ def _encode_queue(tables: Tables, buffers: ThreadBuffers, queue_end: int, end: i
     return output
 
 
-@kernel
-def _encode(tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int) -> int:
+@inner
+def _encode(
+    word_starts: Any, tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
+) -> int:
     """Encode `count` texts; returns the number of ids written to `output`."""
     first_output = output
     full = buffers.queue + _WORD_BYTES * (QUEUED_WORDS - BLOCK_BYTES)
@@ -166,11 +168,26 @@ def _encode(tables: Tables, buffers: ThreadBuffers, count: int, data: int, offse
     return (output - first_output) >> 2
 
 
+@kernel
+def _encode_by_class(
+    tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
+) -> int:
+    return _encode(pretokenizer.word_starts, tables, buffers, count, data, offsets, output, lengths)
+
+
+@kernel
+def _encode_by_case(
+    tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
+) -> int:
+    return _encode(pretokenizer.word_starts_by_case, tables, buffers, count, data, offsets, output, lengths)
+
+
 class WordCachingEncoder(Encoder):
     """Encodes texts for one thread; the tables are shared, the caches of words are its own."""
 
     def __init__(self, tables: VocabularyTables):
         self._tables = tables
+        self._encode = _encode_by_case if tables.addresses.pattern in pattern_codes.CASED else _encode_by_class
         self._words = word_cache.WordCacheArrays()
         self._scratch = merges.new_scratch()
         self._state = np.zeros(pretokenizer.STATE_SIZE, np.uint64)
@@ -182,7 +199,7 @@ class WordCachingEncoder(Encoder):
         output = np.empty(int(texts.offsets[-1]) + LANES, np.int32)
         lengths = np.empty(count, np.int64)
         addresses = map(address, (texts.data, texts.offsets, output, lengths))
-        written = _encode(self._tables.addresses, self._buffers, count, *addresses)
+        written = self._encode(self._tables.addresses, self._buffers, count, *addresses)
         return output[:written], lengths
 
 

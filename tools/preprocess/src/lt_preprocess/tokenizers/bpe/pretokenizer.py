@@ -36,7 +36,7 @@ from lt_preprocess.kernels.simd import BLOCK_BYTES, character_masks
 from lt_preprocess.tokenizers.bpe import cased_words
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
-from lt_preprocess.tokenizers.pattern_codes import GPT2, O200K, QWEN2, TEKKEN
+from lt_preprocess.tokenizers.pattern_codes import GPT2, O200K, QWEN2
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -181,27 +181,13 @@ def _after_line_breaks(
 
 
 @inner
-def _starts_by_case(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
-    word = signed(_get(state, _NEXT_WORD))
-    if word == 0:
-        word = at
-    starts = _ZERO
-    while word < min(at + BLOCK_BYTES, end):
-        starts |= _ONE << np.uint64(word - at)
-        word = cased_words.word_end(pattern == O200K, word, end, classes)
-    _set(state, _NEXT_WORD, np.uint64(word))
-    return starts
-
-
-@inner
 def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """The bytes of the block at `at` at which words start, the first in the lowest bit; bits after the text's end are not set.
 
+    For GPT-2, Llama 3 and Qwen 2. The other patterns' code is apart, so that a tokenizer does not wait for the compiler of both.
     Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of `character_classes.table`; `state` of
     STATE_SIZE uint64, zero at the start of a text.
     """
-    if pattern >= TEKKEN:
-        return _starts_by_case(pattern, at, end, classes, state)
     letters, numbers, spaces, newlines, blanks, apostrophes, wide, tails = character_masks(at)
     valid = _bits(end - at)
     letters &= valid
@@ -259,3 +245,17 @@ def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np
         starts |= _after_line_breaks(at, end, classes, indented, indents, newlines, state)
     starts = (starts & ~forbidden) | forced
     return _with_contractions(at, end, starts, apostrophes & starts, 0x20, state) & valid
+
+
+@inner
+def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    """`word_starts` for Tekken and o200k."""
+    word = signed(_get(state, _NEXT_WORD))
+    if word == 0:
+        word = at
+    starts = _ZERO
+    while word < min(at + BLOCK_BYTES, end):
+        starts |= _ONE << np.uint64(word - at)
+        word = cased_words.word_end(pattern == O200K, word, end, classes)
+    _set(state, _NEXT_WORD, np.uint64(word))
+    return starts
