@@ -120,7 +120,11 @@ def test_filters_compose() -> None:
         (["plot", "lt_train.log", "-o", "x.jpg"], 2, "x.jpg: not a known image format"),
         (["summarize", "lt_train.log", "--gpu", "H1000"], 2, "--gpu H1000: its peak FLOP/s are not known"),
         (["watch", "lt_train.log"], 2, "watch needs a terminal"),
-        (["plot", "lt_train.log", "-o", "x.png", "--reference", "x"], 2, "--reference x: expected NAME=VALUE"),
+        (
+            ["plot", "lt_train.log", "-o", "x.png", "--reference", "x"],
+            2,
+            "Invalid value for '--reference': 'x': expected NAME=VALUE",
+        ),
         (["scrape"], 2, "Missing argument 'LOG...'."),
         (["scrape", "-", "--state", "s"], 2, "--state needs files"),
         (["scrape", "lt_train.log", "--state", "/proc/nowhere/s"], 73, "/proc/nowhere/s: no such directory"),

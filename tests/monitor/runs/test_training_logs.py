@@ -92,7 +92,18 @@ def test_a_log_without_steps_has_columns_without_rows(tmp_path: Path) -> None:
         "run": ((0,), "U"),
         "step": ((0,), "i"),
         "time": ((0,), "M"),
+        "loss": ((0,), "f"),
     }
+    assert list(logs.to_pandas().columns) == ["run", "step", "time", "loss"]
+
+
+def test_columns_cannot_be_changed_and_those_of_a_data_frame_can(resumed: Path) -> None:
+    logs = lt_monitor.read(resumed)
+    with pytest.raises(ValueError, match="read-only"):
+        logs.steps["loss"][0] = 0.0
+    frame = logs.to_pandas()
+    frame.loc[0, "loss"] = 0.0
+    assert frame["loss"][0] == 0.0 != logs.steps["loss"][0]
 
 
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import figure, figure_panel, palette, plot
 from lt_monitor.views.plot_options import PlotOptions
+from lt_shared.console import UsageError
 
 LOGS = Path(__file__).parents[1] / "samples"
 DEFAULT = PlotOptions()
@@ -224,6 +225,21 @@ def test_the_scale_is_that_of_the_range() -> None:
     assert log_x[1] > 10
 
 
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (PlotOptions(x_range=(2000, None)), "--x-range: nothing is there", "step: 1 to 1000"),
+        (PlotOptions(x_range=(600, 900), y_range=(4, 8)), "--y-range: nothing is there", "loss: 2.06 to 2.09"),
+    ],
+    ids=["x", "y"],
+)
+def test_a_range_without_a_value_is_refused(options: PlotOptions, message: str, hint: str) -> None:
+    steps = [{"step": step, "loss": 10.0 if step < 500 else 2.0 + step / 1e4} for step in range(1, 1001)]
+    with pytest.raises(UsageError, match=message) as refused:
+        draw([of_steps(*steps)], options)
+    assert refused.value.hint == hint
+
+
 def test_smoothing_can_be_chosen_or_left_out() -> None:
     run = of_steps(*({"step": 10 * step, "loss": float(step % 2)} for step in range(1, 201)))
     (raw,) = draw([run], PlotOptions(smooth_steps=0)).axes[0].lines
@@ -246,7 +262,7 @@ def test_a_dark_picture_is_dark() -> None:
 @pytest.mark.parametrize("values", [[0.0], [-1.0, -2.0], [0.0, 1e-9], [1e300, 1.0], [2.0]])
 def test_values_that_an_axis_may_not_like(values: list[float], log_y: bool) -> None:
     records = [{"step": step, "loss": value, "grad_norm": value} for step, value in enumerate(values, 0)]
-    options = PlotOptions(log_y=log_y, log_x=log_y, metrics=("grad_norm", "loss"), x_range=(5, 9) if log_y else (None, None))
+    options = PlotOptions(log_y=log_y, log_x=log_y, metrics=("grad_norm", "loss"), x_range=(-1, 9) if log_y else (None, None))
     assert figure.render("svg", [of_steps(*records)], ["a"], Known(), options)
 
 

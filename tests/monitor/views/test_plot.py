@@ -77,7 +77,7 @@ def test_names_lose_only_what_they_share() -> None:
 
 @pytest.mark.parametrize("text", ["6.53", "unigram=", "=6.53", "unigram=low", "unigram=nan", "unigram=inf"])
 def test_references_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="expected NAME=VALUE"):
+    with pytest.raises(ValueError, match="expected NAME=VALUE"):
         plot_options.parse_reference(text)
 
 

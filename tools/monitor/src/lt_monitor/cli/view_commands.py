@@ -1,11 +1,28 @@
 """The commands for people: summarize, runs, plot, export, watch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from lt_monitor.views.plot_options import X_AXES
+from lt_monitor.views.plot_options import NO_RANGE, X_AXES, parse_range, parse_reference
 from lt_shared import console
+
+
+class _Written(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """What `parse` reads from text; its ValueError says what is wrong with the text."""
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], Any]):
+        self._parse = parse
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
 
 _LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
@@ -95,7 +112,7 @@ def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
 lt-monitor plot run1/train.log
 lt-monitor plot run1/train.log -o report.html
 lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compare.png
-lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-range 1e6: -o loss.pdf
+lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-range 1e4: -o loss.pdf
 """,
 )
 @_LOGS
@@ -111,7 +128,12 @@ lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-
         help="Any number in the step lines instead of loss, grad_norm and speed: lr, mfu, memory, ... Repeatable.",
     ),
     click.option(
-        "--reference", "references", metavar="NAME=VALUE", multiple=True, help="A labelled line at this loss. Repeatable."
+        "--reference",
+        "references",
+        metavar="NAME=VALUE",
+        type=_Written(parse_reference),
+        multiple=True,
+        help="A labelled line at this loss. Repeatable.",
     ),
     click.option(
         "--smooth",
@@ -124,8 +146,22 @@ lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-
 @console.section(
     "Axes of images",
     click.option("--x", type=click.Choice(X_AXES), default="step", show_default=True, help="What the x axis counts."),
-    click.option("--x-range", metavar="LOW:HIGH", help="Ends of the x axis, in its unit; either may be left out."),
-    click.option("--y-range", metavar="LOW:HIGH", help="Ends of the y axis of the first metric."),
+    click.option(
+        "--x-range",
+        metavar="LOW:HIGH",
+        type=_Written(parse_range),
+        default=NO_RANGE,
+        show_default=False,
+        help="Ends of the x axis, in its unit; either may be left out.",
+    ),
+    click.option(
+        "--y-range",
+        metavar="LOW:HIGH",
+        type=_Written(parse_range),
+        default=NO_RANGE,
+        show_default=False,
+        help="Ends of the y axis of the first metric.",
+    ),
     click.option("--log-x", is_flag=True, help="Logarithmic x axis."),
     click.option("--log-y", is_flag=True, help="Logarithmic y axes."),
     click.option("--dark", is_flag=True, help="Light on dark."),
@@ -135,24 +171,15 @@ def plot(
     logs: tuple[str, ...],
     output: str | None,
     plain: bool,
-    references: tuple[str, ...],
-    x_range: str | None,
-    y_range: str | None,
     **others: Any,
 ) -> None:
     """Draw loss, gradient norm and speed of the runs, with restarts and faults; without -o as sparklines."""
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot as picture
-    from lt_monitor.views.plot_options import PlotOptions, parse_range, parse_reference
+    from lt_monitor.views.plot_options import PlotOptions
 
     known = Known.of(**{name: others.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
-    options = PlotOptions(
-        references=tuple(parse_reference(reference) for reference in references),
-        x_range=parse_range("--x-range", x_range),
-        y_range=parse_range("--y-range", y_range),
-        **others,
-    )
-    picture.plot(logs, output, known, options)
+    picture.plot(logs, output, known, PlotOptions(**others))
     if output is not None and output != "-":
         if plain:
             click.echo(output)

@@ -45,14 +45,15 @@ class TrainingLogs:
         """The steps of all runs as columns of shape [steps], one run after the other, ascending; read when first asked for.
 
         `run` (str), `step` (int64), `time` (datetime64[us], UTC, NaT where the log has none), and a float64 for each number of
-        the step events: `loss`, `grad_norm`, `step_seconds` and so on, NaN where a step lacks it or has no finite number.
+        the step events: `loss`, `grad_norm`, `step_seconds` and so on, NaN where a step lacks it or has no finite number. `loss`
+        is there even if no step has one. The arrays are read-only, copies can be written to.
 
         As in `lt-monitor plot`, a step that was repeated after a restart is there once, from the latest attempt, steps that a
         restart threw away are not there, and jobs that continue each other's checkpoints are one run.
         """
         runs = run_loader.join_by_checkpoints(run_loader.read(self.paths, need_steps=False))
         steps = [run.steps for run in runs]
-        names = list(dict.fromkeys(name for one in steps for name in one.columns))
+        names = list(dict.fromkeys(["loss", *(name for one in steps for name in one.columns)]))
         lengths = [len(one) for one in steps]
         # Nothing to concatenate is an error to NumPy.
         columns: dict[str, np.ndarray] = {
@@ -61,8 +62,10 @@ class TrainingLogs:
             "time": _datetimes(np.concatenate([np.empty(0), *(one.times for one in steps)])),
         }
         for name in names:
-            column = np.concatenate([one.column(name) for one in steps])
+            column = np.concatenate([np.empty(0), *(one.column(name) for one in steps)])
             columns.setdefault(name, np.where(np.isfinite(column), column, np.nan))
+        for column in columns.values():
+            column.flags.writeable = False
         return columns
 
     def to_pandas(self) -> "pandas.DataFrame":

@@ -17,7 +17,7 @@ from lt_monitor.views import figure_panel, palette
 from lt_monitor.views.annotations import annotations_of
 from lt_monitor.views.figure_panel import Drawn, Panel
 from lt_monitor.views.palette import Palette
-from lt_monitor.views.plot_options import PlotOptions
+from lt_monitor.views.plot_options import NO_RANGE, PlotOptions
 from lt_monitor.views.x_axis import XAxis, tick_label
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def render(form: str, runs: Sequence[Run], names: Sequence[str], known: Known, o
 def draw(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotOptions) -> "Figure":
     """The picture: a panel for each metric that any run has.
 
-    Raises: UsageError for a metric that none has, BadData for an x axis that a log does not show.
+    Raises: UsageError for a metric that none has and for a range without any of its values, BadData for an x axis that a log does
+    not show.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,6 +67,7 @@ def draw(runs: Sequence[Run], names: Sequence[str], known: Known, options: PlotO
     panels = [
         Panel(metric, curves, drawn, options, colours) for metric, curves in metrics.curves_of(runs, known, options.metrics)
     ]
+    panels[0].check_ranges()
     with rc_context(colours.settings()):
         size = 10, 5 + 1.35 * (len(panels) - 1)
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.12, hspace=0.03))
@@ -142,7 +144,7 @@ def _format_x(axes: Sequence["Axes"], panels: Sequence[Panel], options: PlotOpti
         one.tick_params(length=3)
         if options.log_x:
             one.set_xscale("log")
-    if options.x_range != (None, None) or options.log_x:
+    if options.x_range != NO_RANGE or options.log_x:
         axis.set_xlim(low, high if high > low else low + 1)
     figure_panel.set_ticks(axis.xaxis, (low, high), options.log_x, 8, integer=options.x == "step")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda position, _: tick_label(options.x, position)))

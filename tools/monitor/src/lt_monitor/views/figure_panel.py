@@ -25,9 +25,10 @@ from lt_monitor.runs.curves import (
 )
 from lt_monitor.runs.metrics import LOSS, Metric
 from lt_monitor.views.palette import Palette
-from lt_monitor.views.plot_options import PlotOptions
+from lt_monitor.views.plot_options import PlotOptions, Range
 from lt_monitor.views.tick_labels import compact
 from lt_monitor.views.x_axis import XAxis
+from lt_shared.console import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,6 +76,18 @@ class Panel:
             low = None if low is not None and low <= 0 else low
         known = (float(places.min()), float(places.max())) if len(places) else (1.0, 2.0)
         return known[0] if low is None else low, known[1] if high is None else high
+
+    def check_ranges(self) -> None:
+        """Raises UsageError when no value of the metric is within the ranges that were given."""
+        found = [
+            (one.x.at(numbers), values) for one, (numbers, values) in zip(self._drawn, self._curves, strict=True) if len(values)
+        ]
+        positions, values = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+        is_shown = _is_within(positions, self._options.x_range)
+        if not is_shown.any():
+            _refuse("--x-range", self._options.x, positions)
+        if not _is_within(values[is_shown], self._options.y_range).any():
+            _refuse("--y-range", self.metric.short, values[is_shown])
 
     def draw(self, axis: "Axes", is_first: bool) -> None:
         """Everything but what is marked on all panels. A panel that is not the first is small."""
@@ -225,3 +238,12 @@ def _around(curve: Series, seen: np.ndarray) -> Series:
 def _dot(curve: Series) -> dict[str, Any]:
     """A line through a single point cannot be seen."""
     return {"marker": "o"} if len(curve[0]) == 1 else {}
+
+
+def _is_within(values: np.ndarray, ends: Range) -> np.ndarray:
+    low, high = ends
+    return np.asarray((values >= (-np.inf if low is None else low)) & (values <= (np.inf if high is None else high)))
+
+
+def _refuse(option: str, name: str, values: np.ndarray) -> None:
+    raise UsageError(f"{option}: nothing is there", f"{name}: {compact(values.min())} to {compact(values.max())}")

@@ -2,13 +2,12 @@
 
 import dataclasses
 
-from lt_shared.console import UsageError
-
 X_AXES = ("step", "tokens", "hours")
 
 Reference = tuple[str, float]
 # The lower and the upper end, None where it is left to the curves.
 Range = tuple[float | None, float | None]
+NO_RANGE: Range = (None, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +22,8 @@ class PlotOptions:
     references: tuple[Reference, ...] = ()
     smooth_steps: int | None = None
     x: str = "step"
-    x_range: Range = (None, None)
-    y_range: Range = (None, None)
+    x_range: Range = NO_RANGE
+    y_range: Range = NO_RANGE
     log_x: bool = False
     log_y: bool = False
     dark: bool = False
@@ -33,8 +32,8 @@ class PlotOptions:
         """The options that were given and that only pictures have."""
         given = {
             "--x": self.x != "step",
-            "--x-range": self.x_range != (None, None),
-            "--y-range": self.y_range != (None, None),
+            "--x-range": self.x_range != NO_RANGE,
+            "--y-range": self.y_range != NO_RANGE,
             "--log-x": self.log_x,
             "--log-y": self.log_y,
             "--dark": self.dark,
@@ -43,25 +42,23 @@ class PlotOptions:
 
 
 def parse_reference(text: str) -> Reference:
-    """`NAME=VALUE` of --reference. Raises UsageError when it is something else."""
+    """`NAME=VALUE` of --reference. Raises ValueError when it is something else."""
     name, equals, value = text.rpartition("=")
     number = _number(value)
     if not equals or not name or number is None:
-        raise UsageError(f"--reference {text}: expected NAME=VALUE, e.g. unigram=6.53")
+        raise ValueError(f"{text!r}: expected NAME=VALUE, e.g. unigram=6.53")
     return name, number
 
 
-def parse_range(option: str, text: str | None) -> Range:
-    """`LOW:HIGH`, either of which may be left out. Raises UsageError when it is something else."""
-    if text is None:
-        return None, None
+def parse_range(text: str) -> Range:
+    """`LOW:HIGH`, either of which may be left out. Raises ValueError when it is something else."""
     low, colon, high = text.partition(":")
     ends = tuple(_number(end) if end.strip() else None for end in (low, high))
     is_number = all(number is not None for number, end in zip(ends, (low, high), strict=True) if end.strip())
     if not colon or not is_number:
-        raise UsageError(f"{option} {text}: expected LOW:HIGH, LOW: or :HIGH, e.g. 1000:5000")
+        raise ValueError(f"{text!r}: expected LOW:HIGH, LOW: or :HIGH, e.g. 1000:5000")
     if ends[0] is not None and ends[1] is not None and ends[0] >= ends[1]:
-        raise UsageError(f"{option} {text}: {ends[0]:g} is not below {ends[1]:g}")
+        raise ValueError(f"{text!r}: {ends[0]:g} is not below {ends[1]:g}")
     return ends[0], ends[1]
 
 
