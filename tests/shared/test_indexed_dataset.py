@@ -549,6 +549,10 @@ def test_what_to_do_about_a_missing_file(prefix: Path, tmp_path: Path) -> None:
     assert said(f"{prefix}.idx") == (f"{prefix}.idx.idx: no such file", f"a prefix has no extension: {prefix}")
     nothing = "a dataset is PREFIX.bin and PREFIX.idx"
     assert said(tmp_path / "none") == (f"{tmp_path}/none.idx: no such file", nothing)
+    text = tmp_path / "web.jsonl.zst"
+    text.touch()
+    remedy = f"that is no dataset; for text: lt-preprocess {text} --tokenizer TOKENIZER --append-eod -o PREFIX"
+    assert said(text) == (f"{text}.idx: no such file", remedy)
     Path(f"{prefix}.idx").rename(tmp_path / "none_text_document.idx")
     assert said(tmp_path / "none")[1] == f"did you mean {tmp_path}/none_text_document?"
     unfinished = "the dataset was not finished: run its lt-preprocess command again"

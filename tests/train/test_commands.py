@@ -39,6 +39,8 @@ def test_what_is_neither_is_refused() -> None:
     done = run("help", "quantum")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("lt-train: error: quantum: neither a section nor an option\nhint: sections: Model, Layers, ")
+    for word, nearest in (("paralelism", "parallelism"), ("weight_decay", "weight-decay")):
+        assert run("help", word).err.endswith(f"neither a section nor an option\nhint: did you mean {nearest}?\n")
 
 
 def test_models() -> None:

@@ -107,4 +107,6 @@ def hint_for_missing(prefix: str) -> str:
         return "the dataset was not finished: run its lt-preprocess command again"
     if os.path.isfile(idx_path(f"{prefix}_text_document")):
         return f"did you mean {prefix}_text_document?"
+    if os.path.isfile(prefix):
+        return f"that is no dataset; for text: lt-preprocess {prefix} --tokenizer TOKENIZER --append-eod -o PREFIX"
     return "a dataset is PREFIX.bin and PREFIX.idx"

@@ -1,5 +1,8 @@
 """`lt-train help`: a part of the long help, by the name of its section or of options."""
 
+import difflib
+import re
+
 import click
 
 from lt_shared import console
@@ -12,8 +15,12 @@ lt-train help lr
 """
 
 
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [word for word in _words_to_ask_for() if word.startswith(incomplete.lower())]
+
+
 @click.command("help", cls=console.Command, examples=EXAMPLES, context_settings={"ignore_unknown_options": True})
-@click.argument("words", metavar="[SECTION|OPTION]", nargs=-1)
+@click.argument("words", metavar="[SECTION|OPTION]", nargs=-1, shell_complete=_complete)
 def command(words: tuple[str, ...]) -> None:
     """Show the options of a section, or by a word of their name.
 
@@ -45,8 +52,18 @@ def _matching(words: str, sections: dict[str, list[click.Option]]) -> dict[str, 
     if not found and words.startswith("-"):
         raise click.NoSuchOption(words, ctx=click.get_current_context())
     if not found:
-        raise UsageError(f"{words}: neither a section nor an option", f"sections: {', '.join(sections)}")
+        nearest = difflib.get_close_matches(wanted, _words_to_ask_for(), 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(sections)}"
+        raise UsageError(f"{words}: neither a section nor an option", hint)
     return found
+
+
+def _words_to_ask_for() -> list[str]:
+    """The words of the sections' titles, and the names of options without dashes."""
+    sections = console.option_sections(click.Context(schema()))
+    titles = [word for title in sections for word in re.findall(r"\w{3,}", title.lower())]
+    names = [spelling.strip("-") for options in sections.values() for one in options for spelling in one.opts]
+    return sorted({*titles, *names})
 
 
 def _is_called(option: click.Option, wanted: str) -> bool:

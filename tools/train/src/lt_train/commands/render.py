@@ -27,13 +27,41 @@ Function = Callable[..., Any]
 PASSED_ON = {"ignore_unknown_options": True}
 
 
+class TrainingArguments(click.Argument):
+    """Options and data of lt-train, which click does not know here; completed like lt-train's own."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        from lt_train.config.options import schema
+
+        run = schema()
+        before = (ctx.params.get("train") or ("",))[-1]
+        for option in run.params:
+            if isinstance(option, click.Option) and before in option.opts and not option.is_flag:
+                return option.shell_complete(click.Context(run), incomplete)
+        return [CompletionItem(incomplete, type="file")]
+
+
+class JobCommand(console.Command):
+    """Completes the options of the job and, behind them, those of lt-train."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from lt_train.config.options import schema
+
+        found = super().shell_complete(ctx, incomplete)
+        own = {item.value for item in found}
+        run = schema()
+        return found + [item for item in run.shell_complete(click.Context(run), incomplete) if item.value not in own]
+
+
 def stages(function: Function) -> Function:
     for option in reversed(
         (
             click.option("--job-name", default="lt-train", help="Name of the job."),
             click.option("--preprocess", metavar="ARGUMENTS", help="Arguments of lt-preprocess, to make the data first."),
             click.option("--convert", metavar="ARGUMENTS", help="Arguments of lt-convert, to convert the last checkpoint."),
-            click.argument("train", nargs=-1, type=click.UNPROCESSED, metavar="LT-TRAIN-ARGUMENTS..."),
+            click.argument("train", cls=TrainingArguments, nargs=-1, type=click.UNPROCESSED, metavar="LT-TRAIN-ARGUMENTS..."),
         )
     ):
         function = option(function)
@@ -58,7 +86,7 @@ def command() -> None:
     """
 
 
-@command.command(cls=console.Command, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
+@command.command(cls=JobCommand, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
 @click.option("--nodes", type=cluster.NODES, default=1, help="Nodes of the job.")
 @click.option("--instance-type", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.")
 @click.option("--gpus-per-node", type=cluster.GPUS_PER_NODE, help="GPUs to ask Slurm for; needed where it counts them (GRES).")
@@ -75,7 +103,7 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     click.echo(sbatch.render(_job(options, {}), chain, script_options), nl=False)
 
 
-@command.command("k8s", cls=console.Command, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
+@command.command("k8s", cls=JobCommand, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
 @click.option("--nodes", type=cluster.NODES, default=1, envvar=["LT_TRAIN_NODES", "NUM_NODES"], help="Nodes of the job.")
 @click.option(
     "--instance-type",
