@@ -13,9 +13,9 @@ import synthetic
 from running import SMALL, command, environment, losses, run
 
 from lt_shared import checkpoint_layout
+from lt_shared.console import ExitCode
 from lt_shared.manifest import Checkpoint, Dataset
 from lt_train.launch import launcher, rank_processes
-from lt_train.runtime import process_lifetime
 from lt_train.runtime.rank_environment import first_host
 
 STEPS = ("--train-iters", "3")
@@ -110,7 +110,7 @@ def test_srun_ends_the_other_nodes_after_a_hang(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", f"1(x{nodes})")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
-    monkeypatch.setattr(rank_processes, "run", lambda plan: process_lifetime.HUNG)
+    monkeypatch.setattr(rank_processes, "run", lambda plan: ExitCode.NO_PROGRESS)
     assert launcher.launch(synthetic.plan("--mock-data", "--ranks", str(nodes))) == code
 
 

@@ -17,6 +17,7 @@ class ExitCode(enum.IntEnum):
     CANNOT_CREATE = 73
     IO = 74
     TRY_AGAIN = 75
+    NO_PROGRESS = 76
     BAD_CONFIG = 78
     INTERRUPTED = 130
     BROKEN_PIPE = 141

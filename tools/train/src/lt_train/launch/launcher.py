@@ -16,7 +16,7 @@ from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
-from lt_train.runtime import process_lifetime, rank_environment, run_files
+from lt_train.runtime import rank_environment, run_files
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
 
@@ -92,9 +92,9 @@ def _run_again(config: RunConfig) -> int:
 
 
 def _exit_code_of_node(code: int) -> int:
-    """The exit code of this node. After a hang the run can resume: TRY_AGAIN, but under srun HUNG, which ends the other nodes."""
+    """The exit code of this node. After a hang the run can resume: TRY_AGAIN, under srun NO_PROGRESS, which ends all nodes."""
     node = rank_environment.find_node()
-    if code == process_lifetime.HUNG and not (node and node.launcher == "srun"):
+    if code == ExitCode.NO_PROGRESS and not (node and node.launcher == "srun"):
         return ExitCode.TRY_AGAIN
     return code
 

@@ -8,13 +8,11 @@ from lt_shared.console import ExitCode
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "LT_TRAIN_PARENT"
-# The exit code of a rank whose watchdog has ended it. The others may be stopped for good.
-HUNG = 76
 
 
 def hung_code() -> int:
     """The exit code of a rank that waits in vain for others: to lt-train, or to another launcher."""
-    return HUNG if PARENT_VARIABLE in os.environ else ExitCode.TRY_AGAIN
+    return ExitCode.NO_PROGRESS if PARENT_VARIABLE in os.environ else ExitCode.TRY_AGAIN
 
 
 def die_with_launcher() -> None:
