@@ -1,10 +1,8 @@
 """Every way for a tool to end: its exit code, one line on stderr, and never a traceback."""
 
-import contextlib
 import io
 import os
 import platform
-import pty
 import re
 import signal
 import subprocess
@@ -12,6 +10,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import pseudo_terminal
 import pytest
 
 from lt_shared.console import ExitCode, Progress, Stopwatch, note
@@ -300,37 +299,19 @@ def test_progress_without_a_terminal_is_plain_lines(program: list[str]) -> None:
 
 
 def test_progress_on_a_terminal_is_a_bar(program: list[str]) -> None:
-    main, terminal = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
     code = PROGRESS.format(interval=1) + "; time.sleep(0.3)"
-    subprocess.run([*program, "work", code], stderr=terminal, stdout=subprocess.DEVNULL, env=environment, check=True)
-    os.close(terminal)
-    shown = os.read(main, 100_000).decode()
-    os.close(main)
-    assert "\u2501" in shown and "4.0/4.0 MB (100%)" in shown
-
-
-def read_terminal(main: int) -> bytes:
-    """All that is written to the other end until it is closed, which Linux reports as an error."""
-    shown = b""
-    with os.fdopen(main, "rb", buffering=0) as file, contextlib.suppress(OSError):
-        while part := file.read(4096):
-            shown += part
-    return shown
+    done = pseudo_terminal.run([*program, "work", code])
+    assert done.code == 0
+    assert "\u2501" in done.shown and "4.0/4.0 MB (100%)" in done.shown
 
 
 def test_lines_beside_a_progress_bar_are_whole(program: list[str]) -> None:
     line = " [2026-11-21] iteration 1/ 4 |" + " lm loss: 7.6E+00 |" * 10
     work = f"p.advance(1); time.sleep(0.2); p.print({line!r}); print('data'); time.sleep(0.2)"
     code = f"with console.Progress('train', 4, 'steps') as p: {work}"
-    main, terminal = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen([*program, "work", code], stderr=terminal, stdout=subprocess.PIPE, env=environment) as process:
-        os.close(terminal)
-        shown = read_terminal(main).decode()
-        assert process.stdout and process.stdout.read() == b"data\n"
-    assert process.returncode == 0
-    assert line in shown and "1/4 steps (25%)" in shown
+    done = pseudo_terminal.run([*program, "work", code])
+    assert (done.code, done.other) == (0, "data\n")
+    assert line in done.shown and "1/4 steps (25%)" in done.shown
     assert run_code(program, code).stderr.splitlines()[0] == line
 
 

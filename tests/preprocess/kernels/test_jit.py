@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pty
 import re
 import shutil
 import signal
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pseudo_terminal
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,51 +46,29 @@ def test_without_a_writable_directory(run: Run, tmp_path: Path, demo_tokenizer: 
 
 
 def test_a_terminal_shows_that_it_still_compiles(tmp_path: Path, demo_tokenizer: Path) -> None:
-    main, terminal = pty.openpty()
     command = [Path(sys.executable).parent / "lt-preprocess", "-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "200"}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=terminal)
-    os.close(terminal)
-    assert process.stdin is not None
-    process.stdin.write(DOCUMENT.encode())
-    process.stdin.close()
-    shown = b""
-    while True:
-        try:
-            shown += os.read(main, 65536)
-        except OSError:
-            break
-    os.close(main)
-    assert process.wait() == 0
-    seconds = {int(found) for found in re.findall(r"compiling, 10 to 40 s:[^\r\n]*?0:00:(\d\d)", shown.decode())}
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = pseudo_terminal.run(command, columns=200, environment=environment, input=DOCUMENT)
+    assert done.code == 0
+    seconds = {int(found) for found in re.findall(r"compiling, 10 to 40 s:[^\r\n]*?0:00:(\d\d)", done.shown)}
     assert {0, 1, 2} <= seconds
 
 
 def test_an_interrupt_does_not_wait_for_the_compiler(tmp_path: Path, demo_tokenizer: Path) -> None:
     """And the cursor, which the stopwatch hides, is back."""
-    main, terminal = pty.openpty()
     command = [Path(sys.executable).parent / "lt-preprocess", "-", "--tokenizer", demo_tokenizer, "-o", tmp_path / "out"]
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "200"}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=terminal)
-    os.close(terminal)
-    assert process.stdin is not None
-    process.stdin.write(DOCUMENT.encode())
-    process.stdin.close()
-    shown, is_sent = b"", False
-    while True:
-        try:
-            shown += os.read(main, 65536)
-        except OSError:
-            break
-        if b"0:00:01" in shown and not is_sent:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    sent = []
+
+    def interrupt(process: pseudo_terminal.Process, shown: bytes) -> None:
+        if b"0:00:01" in shown and not sent:
             process.send_signal(signal.SIGINT)
-            is_sent = True
-    os.close(main)
-    assert process.stdout is not None and process.stdout.read() == b""
-    process.stdout.close()
-    assert process.wait() == 130
-    assert shown.endswith(b"lt-preprocess: error: interrupted\r\n")
-    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") > 0
+            sent.append(signal.SIGINT)
+
+    done = pseudo_terminal.run(command, columns=200, environment=environment, input=DOCUMENT, on_output=interrupt)
+    assert (done.code, done.other) == (130, "")
+    assert done.shown.endswith("lt-preprocess: error: interrupted\r\n")
+    assert done.shown.rfind("\x1b[?25h") > done.shown.rfind("\x1b[?25l") > 0
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 

@@ -2,13 +2,10 @@
 
 import gzip
 import json
-import os
-import pty
 import re
-import subprocess
-import threading
 from pathlib import Path
 
+import pseudo_terminal
 import pytest
 from running import SMALL, environment, quick_command
 
@@ -28,28 +25,9 @@ def reported(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> tupl
         *("--timing-log-level", "1", "--tensorboard-dir", str(run / "curves"), "--log-throughput"),
         *("--profile", "--profile-step-start", "1", "--profile-step-end", "2", "--profile-ranks", "1"),
     )
-    main, terminal = pty.openpty()
-    shown: list[bytes] = []
-
-    def read() -> None:
-        # A terminal whose last writer has gone reads as an error.
-        while True:
-            try:
-                shown.append(os.read(main, 65536))
-            except OSError:
-                return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    arguments = quick_command(*SMALL, *options, dataset.prefix)
-    variables = environment() | {"TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(arguments, env=variables, stdout=subprocess.PIPE, stderr=terminal, text=True, timeout=240)
-    os.close(terminal)
-    reader.join()
-    os.close(main)
-    error = b"".join(shown).decode()
-    assert done.returncode == 0, error
-    return run, done.stdout, error
+    done = pseudo_terminal.run(quick_command(*SMALL, *options, dataset.prefix), environment=environment())
+    assert done.code == 0, done.shown
+    return run, done.other, done.shown
 
 
 def events_of(run: Path) -> list[run_log.Event]:

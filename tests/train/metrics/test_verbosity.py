@@ -1,10 +1,8 @@
 """-q and -v: what a run says on stderr; train.log has all of it in any case."""
 
-import os
-import pty
-import subprocess
 from pathlib import Path
 
+import pseudo_terminal
 import pytest
 from running import SMALL, environment, quick_command, run
 
@@ -27,21 +25,10 @@ def test_quiet_says_only_what_is_wrong(tmp_path: Path, dataset: Dataset) -> None
 
 @pytest.mark.parametrize("word", ["-v", "--verbose"])
 def test_verbose_shows_the_lines_of_the_log_on_a_terminal(word: str, tmp_path: Path, dataset: Dataset) -> None:
-    main, terminal = pty.openpty()
     command = quick_command(word, *SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
-    variables = environment() | {"TERM": "xterm", "COLUMNS": "250"}
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=terminal)
-    os.close(terminal)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(main, 65536)
-        except OSError:
-            break
-    os.close(main)
-    assert process.wait() == 0 and process.stdout is not None
-    process.stdout.close()
+    done = pseudo_terminal.run(command, columns=250, environment=environment())
+    assert done.code == 0
     for line in (tmp_path / "run/train.log").read_text().splitlines():
-        assert line in shown.decode()
-    assert b"time left" not in shown
-    assert b"lt-train: took " in shown
+        assert line in done.shown
+    assert "time left" not in done.shown
+    assert "lt-train: took " in done.shown

@@ -1,30 +1,18 @@
 """What --dry-run shows on a terminal; in a pipe it is JSON."""
 
 import json
-import os
-import pty
-import subprocess
 from pathlib import Path
 
+import pseudo_terminal
 from running import SMALL, command, environment, run
 
 from lt_shared.manifest import Dataset
 
 
 def on_terminal(*arguments: str) -> dict[str, str]:
-    main, terminal = pty.openpty()
-    process = subprocess.Popen(command(*arguments), env=environment(), stdout=terminal, stderr=subprocess.PIPE)
-    os.close(terminal)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(main, 65536)
-        except OSError:
-            break
-    os.close(main)
-    _, errors = process.communicate()
-    assert (process.returncode, errors) == (0, b"")
-    return {row[:8].strip(): row[8:] for row in shown.decode().splitlines()}
+    done = pseudo_terminal.run(command(*arguments), "stdout", environment=environment())
+    assert (done.code, done.other) == (0, "")
+    return {row[:8].strip(): row[8:] for row in done.shown.splitlines()}
 
 
 def test_a_terminal_shows_a_table(dataset: Dataset, tmp_path: Path) -> None:

@@ -1,19 +1,18 @@
 """watch in a real terminal: keys are pressed, screens are read, and the terminal is afterwards as it was."""
 
 import contextlib
-import fcntl
 import os
 import pty
 import re
 import select
 import signal
-import struct
 import sys
 import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pseudo_terminal
 import pytest
 
 from lt_monitor.views.live import terminal
@@ -26,21 +25,23 @@ LEAVES = "\x1b[?1049l"
 class Terminal:
     """A process with a terminal of its own. `screen` is what it drew last, without colours."""
 
-    def __init__(self, arguments: list[str], rows: int = 30, columns: int = 100, **environment: str):
+    def __init__(self, arguments: list[str], rows: int = 30, columns: int = 100, has_keys: bool = True):
         command = [sys.executable, *arguments]
         settings = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process, self.descriptor = pty.fork()
         if self.process == 0:
             # Nothing is drawn before the size is known.
             os.read(0, 1)
-            os.execve(sys.executable, command, settings | {"TERM": "xterm-256color"} | environment)
+            if not has_keys:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.execve(sys.executable, command, settings | {"TERM": "xterm-256color"})
         self.resize(rows, columns, tell=False)
         self.before = termios.tcgetattr(self.descriptor)
         os.write(self.descriptor, b"\n")
         self.shown = ""
 
     def resize(self, rows: int, columns: int, tell: bool = True) -> None:
-        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        pseudo_terminal.resize(self.descriptor, rows, columns)
         if tell:
             os.kill(self.process, signal.SIGWINCH)
 
@@ -89,9 +90,9 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def watching(*logs: Path, rows: int = 30, columns: int = 100, **environment: str) -> Iterator[Terminal]:
+def watching(*logs: Path, rows: int = 30, columns: int = 100, has_keys: bool = True) -> Iterator[Terminal]:
     arguments = ["-m", "lt_monitor", "watch", *map(str, logs), "--interval", "0.1"]
-    one = Terminal(arguments, rows, columns, **environment)
+    one = Terminal(arguments, rows, columns, has_keys)
     try:
         yield one
     finally:
@@ -147,6 +148,18 @@ def test_a_page_follows_its_log(logs: list[Path]) -> None:
         one.wait_for("42 / 100", "Esc all runs")
         one.press("q")
         assert one.end() == 0
+
+
+def test_without_keys_it_follows_the_log_until_ctrl_c(tmp_path: Path) -> None:
+    log = log_of(tmp_path / "train.log", 2.5)
+    with watching(log, has_keys=False) as one:
+        one.wait_for("41 / 100", "Ctrl-C ends")
+        with log.open("a") as file:
+            file.write(run_log.Step(42, 100, loss=2.4, step_seconds=1.0).format() + "\n")
+        one.wait_for("42 / 100")
+        os.kill(one.process, signal.SIGINT)
+        assert one.end() == 0
+        assert re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", one.shown.rpartition(LEAVES)[2]).strip() == ""
 
 
 def test_a_resized_terminal_is_drawn_anew(logs: list[Path]) -> None:

@@ -1,16 +1,8 @@
 """The live view: what it shows, that it follows the log, and how it ends."""
 
-import contextlib
 import io
-import os
-import pty
-import re
-import select
-import signal
-import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +15,6 @@ from lt_monitor.runs.speed import Known
 from lt_monitor.views.live import reader, watch
 from lt_monitor.views.live import screen as drawing
 from lt_monitor.views.live.view import View
-from lt_shared import run_log
 from lt_shared.console import BadData, NoInput, UsageError
 
 LOGS = Path(__file__).parents[2] / "samples"
@@ -148,41 +139,3 @@ def test_a_log_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch
     logs.look()
     monkeypatch.setattr(run_loader, "read", lambda patterns, need_steps: pytest.fail("read again"))
     logs.look_again()
-
-
-@pytest.mark.parametrize("has_keys", [True, False])
-def test_a_real_terminal_follows_the_log_until_ctrl_c(has_keys: bool, tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text(run_log.Step(41, 100, loss=2.5, step_seconds=1.0).format() + "\n")
-    leader, follower = pty.openpty()
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    command = [sys.executable, "-m", "lt_monitor", "watch", str(log), "--interval", "0.1"]
-    keys = follower if has_keys else subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=keys, stdout=follower, stderr=subprocess.PIPE, env=environment) as process:
-        os.close(follower)
-        try:
-            _wait_for(leader, "41 / 100")
-            with log.open("a") as file:
-                file.write(run_log.Step(42, 100, loss=2.4, step_seconds=1.0).format() + "\n")
-            _wait_for(leader, "42 / 100", "q quits" if has_keys else "Ctrl-C ends")
-            process.send_signal(signal.SIGINT)
-            last = _wait_for(leader, "\x1b[?1049l")
-        finally:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            process.kill()
-        assert process.stderr is not None
-        assert (process.returncode, process.stderr.read()) == (0, b"")
-    assert "\x1b[?25h" in last
-    os.close(leader)
-
-
-def _wait_for(terminal: int, *texts: str) -> str:
-    """Read the terminal until it showed `texts`; fails after 10 s."""
-    shown = ""
-    end = time.monotonic() + 10
-    while not all(text in re.sub(r"\x1b\[[0-9;]*m", "", shown) for text in texts):
-        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
-        assert ready, shown
-        shown += os.read(terminal, 65536).decode(errors="replace")
-    return shown
