@@ -103,9 +103,9 @@ def _show_plan(config: RunConfig, as_json: bool) -> int:
 def _check_memory(config: RunConfig, there: cluster.Cluster) -> None:
     from lt_train.planner import search
 
-    if lacking := search.lacks_memory(config, there) or search.may_lack_memory(config, there):
+    if shortage := search.memory_shortage(config, there):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
-        raise BadConfig(f"the plan does not fit: {lacking}", f"{search.LESS_MEMORY}; {elsewhere}")
+        raise BadConfig(f"the plan does not fit: {shortage.reason}", f"{search.LESS_MEMORY}; {elsewhere}")
 
 
 class Commands(console.Group):

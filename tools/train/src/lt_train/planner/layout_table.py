@@ -1,13 +1,12 @@
 """The layout of a model on a cluster that need not be there, for people and for programs."""
 
-import dataclasses
 from typing import Any
 
 from lt_train.config.checks import layout_problems, problems, problems_on
 from lt_train.config.cluster import GIB, Cluster
 from lt_train.config.draft import assemble
 from lt_train.config.settings import parallelism
-from lt_train.planner import memory_estimate, search
+from lt_train.planner import memory_estimate, run_table, search
 from lt_train.planner.search import Choice, ParallelLayout
 
 SHOWN = 3
@@ -58,7 +57,7 @@ def _record(found: ParallelLayout) -> dict[str, Any]:
         "data": parallel.data,
         "recompute": recompute.granularity if recompute else None,
         "options": found.flags,
-        "rank_memory_bytes": dataclasses.asdict(found.estimate) | {"total": found.estimate.total},
+        "rank_memory_bytes": found.estimate.as_record(),
         "ranks_memory_bytes": [estimate.total for estimate in memory_estimate.of_ranks(found.config)],
         "fits": found.fits,
         "waste": round(found.waste, 4),
@@ -69,23 +68,18 @@ def table(choice: Choice) -> str:
     """The same for people."""
     cluster, best = choice.cluster, choice.best
     assert cluster.gpu
-    config, limit = best.config, search.usable_bytes(cluster) / GIB
-    verdict = "fits into" if best.fits else "does not fit into"
-    batches = config.batches
-    batch = f"{batches.global_batch_size} x {batches.seq_length} tokens, micro batch {batches.micro_batch_size}"
     rows = [
-        ("model", f"{config.architecture.name}, {config.architecture.parameters():,} parameters, {config.precision.dtype}"),
+        ("model", run_table.model_row(best.config)),
         ("cluster", f"{cluster.nodes} node(s) x {cluster.ranks_per_node} {cluster.gpu.name}: {cluster.ranks} ranks"),
-        ("batch", batch),
-        ("layout", config.parallelism.described + (", layers recomputed" if _recomputes(best) else "")),
+        ("batch", run_table.batch_row(best.config)),
+        ("layout", best.config.parallelism.described + (", layers recomputed" if _recomputes(best) else "")),
         *(("why" if number == 0 else "", reason) for number, reason in enumerate(choice.reasons)),
-        ("memory", f"{best.estimate}, {verdict} {limit:.1f}"),
+        ("memory", run_table.memory_row(best.estimate, cluster)),
         *_stages(best),
         *(("instead", f"{_short(other)}, waste of about {other.waste:.0%}") for other in choice.others[:SHOWN]),
         ("options", " ".join(best.flags) or "none: these are the defaults"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows)
+    return run_table.aligned(rows)
 
 
 def _recomputes(found: ParallelLayout) -> bool:

@@ -30,6 +30,9 @@ class Estimate:
     def total(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.gathered + self.activations
 
+    def as_record(self) -> dict[str, int]:
+        return dataclasses.asdict(self) | {"total": self.total}
+
     def __str__(self) -> str:
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
@@ -38,8 +41,7 @@ class Estimate:
 
 def record(config: RunConfig) -> dict[str, dict[str, int]]:
     """The estimate for --dry-run."""
-    found = estimate(config)
-    return {"rank_memory_bytes": dataclasses.asdict(found) | {"total": found.total}}
+    return {"rank_memory_bytes": estimate(config).as_record()}
 
 
 def estimate(config: RunConfig) -> Estimate:

@@ -106,24 +106,26 @@ def usable_bytes(cluster: Cluster) -> int:
     return int(cluster.gpu.memory_bytes * (1 - SPARE_SHARE)) - (RUNTIME_BYTES if cluster.gpu.capability else 0)
 
 
-def lacks_memory(config: RunConfig, cluster: Cluster) -> str | None:
-    """Why a run surely does not fit, or None: weights, gradients and optimizer state are exact, activations are not."""
+@dataclasses.dataclass(frozen=True)
+class Shortage:
+    """Why a run does not fit: `is_certain` by what is exact, weights, gradients and optimizer state; activations are not."""
+
+    reason: str
+    is_certain: bool
+
+
+def memory_shortage(config: RunConfig, cluster: Cluster) -> Shortage | None:
+    """None where the run fits by its estimate, and where the memory is not known."""
     if cluster.gpu is None:
         return None
-    estimate = memory_estimate.estimate(config)
+    estimate, there, usable = memory_estimate.estimate(config), cluster.gpu.memory_bytes, usable_bytes(cluster)
     kept = estimate.weights + estimate.gradients + estimate.optimizer
-    if kept <= cluster.gpu.memory_bytes:
-        return None
-    there = cluster.gpu.memory_bytes / GIB
-    return f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {there:.1f} per rank"
-
-
-def may_lack_memory(config: RunConfig, cluster: Cluster) -> str | None:
-    """Why a run does not fit by its estimate, activations included, or None."""
-    if cluster.gpu is None:
-        return None
-    estimate, usable = memory_estimate.estimate(config), usable_bytes(cluster)
-    return None if estimate.total <= usable else f"{estimate}, {usable / GIB:.1f} are there"
+    if kept > there:
+        alone = f"weights, gradients and optimizer alone take {kept / GIB:.1f} GiB of {there / GIB:.1f} per rank"
+        return Shortage(alone, is_certain=True)
+    if estimate.total > usable:
+        return Shortage(f"{estimate}, {usable / GIB:.1f} are there", is_certain=False)
+    return None
 
 
 def given(options: dict[str, Any]) -> list[str]:

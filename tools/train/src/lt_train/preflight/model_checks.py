@@ -78,8 +78,6 @@ def fits(situation: Situation) -> Iterator[Finding]:
         raise NotChecked("the memory of the GPUs is not known")
     if any(parallelism.check(config.parallelism, config.architecture, config.batches.seq_length)):
         raise NotChecked("the layout does not divide the model and the ranks")
-    gpu = situation.cluster.gpu
-    if lacking := search.lacks_memory(config, situation.cluster):
-        yield error(lacking, gpu.name, search.LESS_MEMORY)
-    elif lacking := search.may_lack_memory(config, situation.cluster):
-        yield warning(lacking, gpu.name, search.LESS_MEMORY)
+    if shortage := search.memory_shortage(config, situation.cluster):
+        report = error if shortage.is_certain else warning
+        yield report(shortage.reason, situation.cluster.gpu.name, search.LESS_MEMORY)
