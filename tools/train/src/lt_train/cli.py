@@ -86,26 +86,33 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
 
 
 def _show_plan(config: RunConfig, as_json: bool) -> int:
-    """Print what a run would do. Raises BadConfig afterwards when its memory does not suffice."""
+    """Print what a run would do: on a terminal a table. Raises BadConfig afterwards when its memory does not suffice."""
     from lt_train.checkpoint import resume
-    from lt_train.planner import memory_estimate, run_table
+    from lt_train.planner import run_table
 
     is_finished = resume.is_finished(config)
+    if as_json or not sys.stdout.isatty():
+        return _print_plan(config, up_to_date=is_finished)
     there = cluster.here(config.parallelism.device, config.parallelism.world_size)
-    if sys.stdout.isatty() and not as_json:
-        click.echo(console.visible(run_table.table(config, there, is_finished)))
-    else:
-        console.print_json(config.as_record() | memory_estimate.record(config) | {"up_to_date": is_finished})
-    _check_memory(config, there)
-    return ExitCode.OK
+    click.echo(console.visible(run_table.table(config, there, is_finished)))
+    return _check_memory(config, there)
 
 
-def _check_memory(config: RunConfig, there: cluster.Cluster) -> None:
+def _print_plan(config: RunConfig, **more: bool) -> int:
+    """As JSON, with `more`; raises as `_show_plan`."""
+    from lt_train.planner import memory_estimate
+
+    console.print_json(config.as_record() | memory_estimate.record(config) | more)
+    return _check_memory(config, cluster.here(config.parallelism.device, config.parallelism.world_size))
+
+
+def _check_memory(config: RunConfig, there: cluster.Cluster) -> int:
     from lt_train.planner import search
 
     if shortage := search.memory_shortage(config, there):
         elsewhere = "lt-train plan --gpu NAME --nodes N shows it on another machine"
         raise BadConfig(f"the plan does not fit: {shortage.reason}", f"{search.LESS_MEMORY}; {elsewhere}")
+    return ExitCode.OK
 
 
 class Commands(console.Group):
@@ -136,15 +143,10 @@ def bench(dry_run: bool, **options: Any) -> int:
     data, and what the training loop's own Python takes.
     """
     from lt_train.launch import launcher
-    from lt_train.planner import memory_estimate
     from lt_train.planner.resolve import resolve_run_config
 
     config = resolve_run_config(with_training_defaults(options) | benchmark.training_options(options), ())
-    if dry_run:
-        console.print_json(config.as_record() | memory_estimate.record(config))
-        _check_memory(config, cluster.here(config.parallelism.device, config.parallelism.world_size))
-        return ExitCode.OK
-    return launcher.launch(config)
+    return _print_plan(config) if dry_run else launcher.launch(config)
 
 
 def main() -> NoReturn:
