@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from lt_shared import lazy_exports
 
 if TYPE_CHECKING:
-    from lt_train.commands.layout_plan import Layout as Layout
-    from lt_train.commands.layout_plan import Plan as Plan
-    from lt_train.commands.layout_plan import plan as plan
+    from lt_train.commands.plan_function import Layout as Layout
+    from lt_train.commands.plan_function import Plan as Plan
+    from lt_train.commands.plan_function import plan as plan
 
 __version__: str
 __all__ = ["Layout", "Plan", "__version__", "plan"]
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_exports(__name__, "lt-train", dict.fromkeys(__all__, "lt_train.commands.layout_plan"))
+    __getattr__, __dir__ = lazy_exports(__name__, "lt-train", dict.fromkeys(__all__, "lt_train.commands.plan_function"))
