@@ -296,10 +296,13 @@ def _with_seal(content: bytes, seal: str) -> bytes:
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
     """What is beside a dataset, or None when there is nothing. Raises BadData for what is no sidecar, or a newer one's."""
     path = sidecar_path(prefix)
-    if not storage.exists(path):
-        return None
+    return parse_sidecar(storage.read_record(path), path) if storage.exists(path) else None
+
+
+def parse_sidecar(content: bytes, path: str) -> dict[str, Any]:
+    """As `read_sidecar`, from the content of `path`."""
     try:
-        record = strict_json.loads(storage.read_record(path), has_paths=True)
+        record = strict_json.loads(content, has_paths=True)
     except ValueError as error:
         raise BadData(f"{path}: not a dataset description: {error}", _WITHOUT_SIDECAR) from None
     if not isinstance(record, dict):

@@ -41,9 +41,12 @@ def fingerprint(prefix: str) -> dict[str, Any]:
 def read_sidecar(prefix: str) -> dict[str, Any] | None:
     """The sidecar, or None when there is none. Raises BadData for one that is not JSON, of another shape or newer."""
     path = manifest.sidecar_path(prefix)
-    record = manifest.read_sidecar(prefix)
-    if record is None:
-        return None
+    return parse_sidecar(storage.read_record(path), path) if storage.exists(path) else None
+
+
+def parse_sidecar(content: bytes, path: str) -> dict[str, Any]:
+    """As `read_sidecar`, from the content of `path`."""
+    record = manifest.parse_sidecar(content, path)
     if wrong := [name for name, is_sound in _SHAPES.items() if record.get(name) is not None and not is_sound(record[name])]:
         raise BadData(f"{path}: not a dataset description: {wrong[0]} is malformed", "delete it to use the dataset without it")
     manifest.checksums_in(record, path)

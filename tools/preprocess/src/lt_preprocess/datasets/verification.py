@@ -112,8 +112,11 @@ def verify(dataset: Dataset, tokenizer: Path | None = None, sample: int = 0) -> 
 def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
     """What the sidecar says besides the description of the dataset."""
     sidecar_path = manifest.sidecar_path(prefix)
+    if not storage.exists(sidecar_path):
+        return {}
+    content = storage.read_record(sidecar_path)
     try:
-        record = provenance.read_sidecar(prefix) or {}
+        record = provenance.parse_sidecar(content, sidecar_path)
     except BadData as error:
         result.find(sidecar_path, str(error).removeprefix(f"{sidecar_path}: "))
         return {}
@@ -121,7 +124,7 @@ def _sidecar(prefix: str, result: Verification) -> dict[str, Any]:
         result.find(sidecar_path, f"version {record['v']}, known is {manifest.SIDECAR_VERSION}")
     elif unknown := sorted(record.keys() - FIELDS):
         result.find(sidecar_path, f"has {unknown[0]!r:.60}, which no sidecar has")
-    if record and manifest.is_sealed(storage.read_record(sidecar_path)) is False:
+    if manifest.is_sealed(content) is False:
         result.find(sidecar_path, "changed since it was written, by its own checksum")
     return record
 
