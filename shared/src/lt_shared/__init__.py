@@ -4,9 +4,10 @@ What `__all__` names is the Python API, here and in the package of each tool; do
 asked for, so that importing a package costs nothing.
 """
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,15 +23,21 @@ if TYPE_CHECKING:
     from lt_shared.console.errors import UsageError as UsageError
 
 
-def version_of(distribution: str) -> str:
-    """The version of an installed distribution; 0+unknown for sources that are imported without being installed."""
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """The versions of those `distributions` that are installed, in their order."""
     # 20 ms, more than all of --help.
     from importlib import metadata
 
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "0+unknown"
+    found = {}
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def version_of(distribution: str) -> str:
+    """The version of an installed distribution; 0+unknown for sources that are imported without being installed."""
+    return installed_versions([distribution]).get(distribution, "0+unknown")
 
 
 def lazy_exports(

@@ -19,8 +19,8 @@ from lt_preprocess.pipeline import run as runs
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
-from lt_shared import manifest, storage
-from lt_shared.console import CannotCreate, installed_versions
+from lt_shared import installed_versions, manifest, storage
+from lt_shared.console import CannotCreate
 
 WriteLines = Callable[[Path, list[Any]], Path]
 Run = Callable[..., subprocess.CompletedProcess[str]]

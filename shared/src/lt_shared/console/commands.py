@@ -4,17 +4,16 @@ A variable is called like its option: LT_TRAIN_SEQ_LENGTH is that of lt-train's 
 names only the variables that break it, which other tools have given their names.
 """
 
-import contextlib
 import math
 import platform
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
-from lt_shared import version_of
+from lt_shared import installed_versions, version_of
 from lt_shared.console.output import Verbosity, choose_verbosity
 
 
@@ -106,18 +105,6 @@ def version_option(tool: str, *distributions: str) -> Callable[[Any], Any]:
     return click.option(
         "--version", is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the version and exit."
     )
-
-
-def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
-    """The versions of those `distributions` that are installed, in their order."""
-    # 20 ms, more than all of --help.
-    from importlib import metadata
-
-    found = {}
-    for name in distributions:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 class Group(click.Group):

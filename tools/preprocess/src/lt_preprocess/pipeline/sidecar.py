@@ -18,9 +18,9 @@ import numpy as np
 from lt_preprocess.datasets import provenance
 from lt_preprocess.pipeline.plan import REQUESTS_AT_ONCE, Plan
 from lt_preprocess.pipeline.state import State
-from lt_shared import credentials, indexed_dataset, manifest, storage
+from lt_shared import credentials, indexed_dataset, installed_versions, manifest, storage
 from lt_shared.checksums import FileChecksum
-from lt_shared.console import BadData, CannotCreate, NoInput, installed_versions
+from lt_shared.console import BadData, CannotCreate, NoInput
 from lt_shared.indexed_dataset import Extent
 
 HEAD_BYTES = 1 << 16

@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from lt_shared.console import installed_versions
+from lt_shared import installed_versions
 
 
 @dataclasses.dataclass(frozen=True)
