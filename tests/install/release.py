@@ -7,6 +7,7 @@ development version is built. What is to be published lies in dist/: `twine uplo
 import datetime
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ import resolution
 
 ROOT = resolution.ROOT
 DIST = ROOT / "dist"
-NEWEST = re.compile(r"^## (\d+\.\d+\.\d+) \((.+)\)$", re.MULTILINE)
+# What the distributions are built with.
+NEWEST: re.Pattern[str] = runpy.run_path(str(ROOT / "shared/hatch_build.py"))["NEWEST"]
 
 
 class NotReleasable(Exception):
