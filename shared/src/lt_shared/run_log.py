@@ -97,6 +97,29 @@ STEP_PAIRS = {
     "number of nan iterations": StepPair("nan_steps", "3d", is_count=True),
 }
 
+# What TensorBoard and Weights & Biases call the fields of Step: Megatron-LM's names, and others in its style.
+STEP_TAGS = {
+    "loss": "lm loss",
+    "learning_rate": "learning-rate",
+    "grad_norm": "grad-norm",
+    "loss_scale": "loss-scale",
+    "global_batch_size": "batch-size",
+    "consumed_samples": "samples",
+    "step_seconds": "iteration-time",
+    "tflops_per_gpu": "throughput",
+    "tokens_per_second_per_gpu": "tokens-per-second-per-gpu",
+    "mfu": "mfu",
+    "memory_bytes": "mem-max-allocated-bytes",
+    "reserved_memory_bytes": "mem-reserved-bytes",
+    "skipped_steps": "skipped-iterations",
+    "nan_steps": "nan-iterations",
+}
+
+
+def evaluation_tags(split: str) -> tuple[str, str]:
+    """The same for the loss and the perplexity of an Evaluation."""
+    return f"lm loss {split}", f"lm loss {split} ppl"
+
 
 def find_step(text: bytes) -> tuple[re.Match[bytes], list[re.Match[bytes]]] | None:
     """The matches of STEP_HEAD and of each STEP_PAIR of the last step line in `text`; None without a whole one.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lt_shared.console import Unavailable, warn
-from lt_shared.run_log import Evaluation, Step
+from lt_shared.run_log import STEP_TAGS, Evaluation, Step, evaluation_tags
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.reporting import Wandb
 from lt_train.runtime import run_files
@@ -41,29 +41,13 @@ def open_trackers(config: RunConfig, first_step: int, arguments: dict[str, Any])
 
 
 def step_values(step: Step) -> dict[str, float]:
-    """The curves of a training step by Megatron's names; those that Megatron lacks have names in its style."""
-    values = {
-        "lm loss": step.loss,
-        "learning-rate": step.learning_rate,
-        "grad-norm": step.grad_norm,
-        "loss-scale": step.loss_scale,
-        "batch-size": step.global_batch_size,
-        "samples": step.consumed_samples,
-        "iteration-time": step.step_seconds,
-        "throughput": step.tflops_per_gpu,
-        "tokens-per-second-per-gpu": step.tokens_per_second_per_gpu,
-        "mfu": step.mfu,
-        "mem-max-allocated-bytes": step.memory_bytes,
-        "mem-reserved-bytes": step.reserved_memory_bytes,
-        "skipped-iterations": step.skipped_steps,
-        "nan-iterations": step.nan_steps,
-    }
-    return {name: float(value) for name, value in values.items() if value is not None}
+    """The curves of a training step by their tags."""
+    values = {tag: getattr(step, field) for field, tag in STEP_TAGS.items()}
+    return {tag: float(value) for tag, value in values.items() if value is not None}
 
 
 def evaluation_values(evaluation: Evaluation) -> dict[str, float]:
-    name = f"lm loss {evaluation.split}"
-    return {name: evaluation.loss, f"{name} ppl": evaluation.perplexity}
+    return dict(zip(evaluation_tags(evaluation.split), (evaluation.loss, evaluation.perplexity), strict=True))
 
 
 class TensorBoardTracker:

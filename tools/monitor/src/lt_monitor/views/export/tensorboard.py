@@ -33,23 +33,9 @@ TAG_CHARACTERS = 200
 EVENT_FILE = "events.out.tfevents.0.lt-monitor"
 UNREAD_NAME = "lt-monitor.events"
 
-TAGS = {
-    "loss": "lm loss",
-    "learning_rate": "learning-rate",
-    "grad_norm": "grad-norm",
-    "loss_scale": "loss-scale",
-    "global_batch_size": "batch-size",
-    "consumed_samples": "samples",
-    "step_seconds": "iteration-time",
-    "tflops_per_gpu": "throughput",
+TAGS = run_log.STEP_TAGS | {
     "tokens_per_second": "tokens-per-second",
-    "tokens_per_second_per_gpu": "tokens-per-second-per-gpu",
     "samples_per_second": "samples-per-second",
-    "mfu": "mfu",
-    "memory_bytes": "mem-max-allocated-bytes",
-    "reserved_memory_bytes": "mem-reserved-bytes",
-    "skipped_steps": "skipped-iterations",
-    "nan_steps": "nan-iterations",
     "skipped_samples": "skipped-train-samples",
     "params_norm": "params-norm",
     "zeros": "num-zeros",
@@ -144,8 +130,9 @@ def curves(run: Run, known: Known, times: np.ndarray) -> dict[str, Curve]:
         if evaluations:
             numbers, seconds, losses = _evaluation_curve(evaluations, steps.numbers, times)
             perplexities = [run_log.Evaluation(0, loss, split).perplexity for loss in losses.tolist()]
-            found[f"lm loss {split}"] = numbers, seconds, losses
-            found[f"lm loss {split} ppl"] = numbers, seconds, np.array(perplexities)
+            loss, perplexity = run_log.evaluation_tags(split)
+            found[loss] = numbers, seconds, losses
+            found[perplexity] = numbers, seconds, np.array(perplexities)
     return found
 
 
