@@ -17,7 +17,21 @@ from lt_shared import installed_versions, version_of
 from lt_shared.console.output import Verbosity, choose_verbosity
 
 
-class Command(click.Command):
+class _Explained(click.Command):
+    """What `Command` and `Group` have in common."""
+
+    examples = ""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _name_environment_variables(self, ctx)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_examples(formatter, self.examples)
+        super().format_help(ctx, formatter)
+
+
+class Command(_Explained):
     """A click command whose help begins with examples and ends with what the environment sets.
 
     With `common`, the parameters that most calls need, --help shows all options and -h those alone.
@@ -31,14 +45,6 @@ class Command(click.Command):
         if common:
             self.params.append(_short_help_option())
         _show_environment_variables(self)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _name_environment_variables(self, ctx)
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_examples(formatter, self.examples)
-        super().format_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, options in option_sections(ctx).items():
@@ -107,7 +113,7 @@ def version_option(tool: str, *distributions: str) -> Callable[[Any], Any]:
     )
 
 
-class Group(click.Group):
+class Group(_Explained, click.Group):
     """A click group with the same help as `Command`; its subcommands are `Command`s."""
 
     command_class = Command
@@ -118,14 +124,6 @@ class Group(click.Group):
         self.examples = examples
         self.params += verbosity_options()
         _show_environment_variables(self)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _name_environment_variables(self, ctx)
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_examples(formatter, self.examples)
-        super().format_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
