@@ -17,11 +17,7 @@ NAMED = 3
 def files(situation: Situation) -> Iterator[Finding]:
     """Each dataset alone: its .bin and .idx fit each other and the manifest, and its documents suffice for the split."""
     given = situation.need("data")
-    if given.mock:
-        raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
-    for dataset in given.all_datasets:
-        if storage.is_remote(dataset.prefix):
-            continue
+    for dataset in _local_datasets(situation):
         part = "validation" if dataset in given.validation_datasets else "test" if dataset in given.test_datasets else None
         alone = dataclasses.replace(
             given, datasets=(dataset,), validation_datasets=(), test_datasets=(), split=None if part else given.split
@@ -39,13 +35,8 @@ def checksums(situation: Situation) -> Iterator[Finding]:
 
     With --verify-data each .bin as well, at the speed of the disk.
     """
-    given = situation.need("data")
-    if given.mock:
-        raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
     endings = ("idx", "bin") if situation.verifies_data else ("idx",)
-    for dataset in given.all_datasets:
-        if storage.is_remote(dataset.prefix):
-            continue
+    for dataset in _local_datasets(situation):
         sidecar = Path(manifest.sidecar_path(dataset.prefix))
         if sidecar.is_file() and manifest.is_sealed(sidecar.read_bytes()) is False:
             yield error("changed since it was written, by its own checksum", str(sidecar), "copy the dataset again")
@@ -55,6 +46,13 @@ def checksums(situation: Situation) -> Iterator[Finding]:
             if recorded and path.is_file() and recorded[ending] != (path.stat().st_size, crc32_of_path(path)):
                 what = "its checksum is another than its sidecar says"
                 yield error(what, str(path), "copy it again, or run its lt-preprocess command again")
+
+
+def _local_datasets(situation: Situation) -> list[Dataset]:
+    given = situation.need("data")
+    if given.mock:
+        raise NotChecked("the data cannot be read" if situation.lacks_data else "the data is made up")
+    return [dataset for dataset in given.all_datasets if not storage.is_remote(dataset.prefix)]
 
 
 def _elsewhere(dataset: Dataset) -> str | None:
