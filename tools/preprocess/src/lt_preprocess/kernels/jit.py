@@ -98,6 +98,7 @@ def apart(work: Callable[[], Result]) -> Result:
         try:
             future.set_result(work())
         except BaseException as error:
+            # numba and LLVM raise anything; the caller gets it from `result`.
             future.set_exception(error)
 
     with AnnounceCompilation():

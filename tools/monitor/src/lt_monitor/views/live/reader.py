@@ -84,6 +84,7 @@ class Reader(threading.Thread):
                 self._logs.look_again()
                 self._notify()
         except Exception as error:
+            # Whatever it is: the main thread raises it when the terminal is as it was. Here it would be printed into the screen.
             self.failure = error
             self._notify()
 
