@@ -1,48 +1,34 @@
 """The pipelines of README.md, word for word, in a shell with pipefail."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
+import documented_blocks
 import numpy
 import pytest
 import torch
+from documented_blocks import ROOT, Block, Done
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lt_shared import indexed_dataset
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PIPELINES = re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def shell(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("LT_")}
-    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    script = f"set -euo pipefail\n{script}"
-    return subprocess.run(["bash", "-c", script], cwd=directory, env=variables, capture_output=True, text=True, timeout=300)
+PIPELINES = documented_blocks.blocks_of(README)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
-    """All blocks in order, in a directory that looks like the repository; later blocks use what earlier ones made."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Done]]:
     directory = tmp_path_factory.mktemp("readme")
-    (directory / "tests").symlink_to(ROOT / "tests")
-    return directory, [shell(block, directory) for block in PIPELINES]
+    return directory, documented_blocks.run_all(PIPELINES, directory)
 
 
-def test_every_pipeline_succeeds(results: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+def test_every_pipeline_succeeds(results: tuple[Path, list[Done]]) -> None:
     _, runs = results
     assert len(runs) == 4
-    for block, done in zip(PIPELINES, runs, strict=True):
-        assert done.returncode == 0, f"{block}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
+    documented_blocks.assert_success(PIPELINES, runs)
 
 
-def test_pipe_and_steps_make_the_same_model(results: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+def test_pipe_and_steps_make_the_same_model(results: tuple[Path, list[Done]]) -> None:
     directory, runs = results
     checkpoint, end = map(json.loads, runs[0].stdout.splitlines())
     assert checkpoint["path"] == str(directory / "pipeline/model")
@@ -51,13 +37,13 @@ def test_pipe_and_steps_make_the_same_model(results: tuple[Path, list[subprocess
     assert weights[0] == weights[1]
 
 
-def test_monitor_sees_the_run(results: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+def test_monitor_sees_the_run(results: tuple[Path, list[Done]]) -> None:
     directory, runs = results
     assert "40 / 40" in runs[2].stdout
     assert (directory / "pipeline/loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_transformers_continues_a_prompt(results: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+def test_transformers_continues_a_prompt(results: tuple[Path, list[Done]]) -> None:
     directory, _ = results
     tokenizer = AutoTokenizer.from_pretrained(directory / "pipeline/model")
     model = AutoModelForCausalLM.from_pretrained(directory / "pipeline/model")
@@ -71,15 +57,14 @@ def test_a_failing_producer_stops_the_pipe(tmp_path: Path) -> None:
     """A bad line in the text: no dataset, no run, no model, and the first failure's exit code."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
-    done = shell(PIPELINES[0].replace("tests/demo/corpus.jsonl.zst", "bad.jsonl"), tmp_path)
+    script = PIPELINES[0].text.replace("tests/demo/corpus.jsonl.zst", "bad.jsonl")
+    done = documented_blocks.run(Block("sh", script), tmp_path)
     assert done.returncode == 66
     assert "bad.jsonl, line 2" in done.stderr or "bad.jsonl:2" in done.stderr
     assert [path.name for path in tmp_path.rglob("*") if "pipeline" in path.parts and path.is_file()] == []
 
 
-def test_the_trainer_and_the_converted_model_agree(
-    tmp_path: Path, results: tuple[Path, list[subprocess.CompletedProcess[str]]]
-) -> None:
+def test_the_trainer_and_the_converted_model_agree(tmp_path: Path, results: tuple[Path, list[Done]]) -> None:
     """The loss of lt-train's next step is the loss that transformers computes with the converted model on the same tokens.
 
     Both are fp32 means over 256 tokens; they differ by the order of the sums, 1e-7 of a loss near 7.
@@ -93,7 +78,8 @@ def test_the_trainer_and_the_converted_model_agree(
             writer.append_document(sample)
         writer.publish()
     options = "--model tiny --device cpu --seq-length 256 --train-iters 41 --log-interval 1 --split 1,0,0 --eval-iters 0"
-    done = shell(f"lt-train {options} --load {directory}/pipeline/run --save {tmp_path}/run {tmp_path}/copies", tmp_path)
+    script = f"lt-train {options} --load {directory}/pipeline/run --save {tmp_path}/run {tmp_path}/copies"
+    done = documented_blocks.run(Block("sh", script), tmp_path)
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     (step,) = [record for record in records if record["kind"] == "step"]

@@ -1,0 +1,45 @@
+"""The code blocks of a page, run in order as a reader would: in a directory that looks like the repository."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 300
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Block(NamedTuple):
+    """`language` is "sh" or "python"."""
+
+    language: str
+    text: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    return [Block(*found) for found in re.findall(r"^```(sh|python)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+
+
+def run(block: Block, directory: Path) -> Done:
+    """Offline, and without variables that set options."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("LT_")} | {"HF_HUB_OFFLINE": "1"}
+    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    is_shell = block.language == "sh"
+    command = ["bash", "-c", f"set -euo pipefail\n{block.text}"] if is_shell else [sys.executable, "-c", block.text]
+    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=SECONDS)
+
+
+def run_all(blocks: list[Block], directory: Path) -> list[Done]:
+    """Later blocks use what earlier ones made."""
+    (directory / "tests").symlink_to(ROOT / "tests")
+    return [run(block, directory) for block in blocks]
+
+
+def assert_success(blocks: list[Block], done: list[Done]) -> None:
+    for block, one in zip(blocks, done, strict=True):
+        assert one.returncode == 0, f"{block.text}\n{one.stderr}"
+        assert "Traceback" not in one.stderr
