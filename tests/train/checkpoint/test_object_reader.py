@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from lt_shared import checkpoint_layout
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_train.checkpoint import object_reader
@@ -217,27 +215,18 @@ def test_malformed_properties_are_refused(state: Any, monkeypatch: pytest.Monkey
         read_index(io.BytesIO(content))
 
 
-@pytest.fixture(scope="module")
-def checkpoint(finished: Path) -> Path:
-    return checkpoint_layout.resolve_checkpoint_directory(finished / "two")
-
-
-def test_a_run_refuses_a_checkpoint_whose_archive_is_ambiguous(tmp_path: Path, checkpoint: Path, dataset: Dataset) -> None:
+def test_a_run_refuses_a_checkpoint_whose_archive_is_ambiguous(tmp_path: Path, unrecorded: Path, dataset: Dataset) -> None:
     """As a user meets it: --load of a directory from a stranger."""
-    stranger = tmp_path / "theirs" / checkpoint.name
-    shutil.copytree(checkpoint, stranger)
-    (stranger / checkpoint_layout.RECORD).unlink()
-    (stranger / FileChecksums.NAME).unlink()
-    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    metadata = pickle.loads((unrecorded / ".metadata").read_bytes())
     archive = two_directories(saved({"a": 1}), saved(Malicious(tmp_path / "ran")))
     for key, info in list(metadata.storage_data.items()):
         if isinstance(metadata.state_dict_metadata[key.fqn], BytesStorageMetadata):
-            shard = stranger / info.relative_path
+            shard = unrecorded / info.relative_path
             metadata.storage_data[key] = type(info)(info.relative_path, shard.stat().st_size, len(archive))
             shard.write_bytes(shard.read_bytes() + archive)
-    (stranger / ".metadata").write_bytes(pickle.dumps(metadata))
-    (tmp_path / "theirs" / checkpoint_layout.TRACKER).write_text(str(checkpoint_layout.iteration_of(checkpoint)))
-    folders = ("--load", str(tmp_path / "theirs"), "--save", str(tmp_path / "ours"))
+    (unrecorded / ".metadata").write_bytes(pickle.dumps(metadata))
+    checkpoint_layout.write_tracker(unrecorded.parent, checkpoint_layout.iteration_of(unrecorded))
+    folders = ("--load", str(unrecorded.parent), "--save", str(tmp_path / "ours"))
     result = train(*SMALL, "--train-iters", "14", "--hidden-dropout", "0.1", *folders, dataset.prefix)
     assert not (tmp_path / "ran").exists()
     assert (result.code, "other bytes precede" in result.err) == (65, True), result.err

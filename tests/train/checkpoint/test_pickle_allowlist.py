@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 import pickle
-import shutil
 import signal
 import types
 import zipfile
@@ -21,8 +20,6 @@ from torch.distributed import checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from lt_shared import checkpoint_layout
-from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_train.checkpoint import pickle_allowlist
@@ -54,24 +51,15 @@ class Malicious:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(finished: Path) -> Path:
-    return checkpoint_layout.resolve_checkpoint_directory(finished / "two")
-
-
 def test_own_checkpoints_pass(checkpoint: Path) -> None:
     pickle_allowlist.check(checkpoint)
 
 
-def test_malicious_index(tmp_path: Path, checkpoint: Path, dataset: Dataset) -> None:
-    stranger = tmp_path / "run" / checkpoint.name
-    shutil.copytree(checkpoint, stranger)
-    (stranger / checkpoint_layout.RECORD).unlink()
-    (stranger / FileChecksums.NAME).unlink()
-    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+def test_malicious_index(tmp_path: Path, unrecorded: Path, dataset: Dataset) -> None:
+    metadata = pickle.loads((unrecorded / ".metadata").read_bytes())
     metadata.planner_data = Malicious(tmp_path / "ran")
-    (stranger / ".metadata").write_bytes(pickle.dumps(metadata))
-    result = train(*SMALL, "--train-iters", "2", "--save", str(tmp_path / "run"), dataset.prefix)
+    (unrecorded / ".metadata").write_bytes(pickle.dumps(metadata))
+    result = train(*SMALL, "--train-iters", "2", "--save", str(unrecorded.parent), dataset.prefix)
     assert result.code == 65
     assert "system" in result.err
     assert not (tmp_path / "ran").exists()

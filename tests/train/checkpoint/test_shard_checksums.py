@@ -12,16 +12,11 @@ import pytest
 import torch
 from running import RUNS, run, train
 
-from lt_shared import checkpoint_layout, checksums
+from lt_shared import checksums
 from lt_shared.checksums import FileChecksums
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
 from lt_train.checkpoint import object_reader
-
-
-@pytest.fixture(scope="module")
-def checkpoint(finished: Path) -> Path:
-    return checkpoint_layout.resolve_checkpoint_directory(finished / "two")
 
 
 def test_every_object_of_all_ranks_has_the_checksum_that_zlib_finds(checkpoint: Path) -> None:
