@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from running import run
+from running import Result, run
 
 REFUSED = {
     "two spellings": ('seq-length = 64\nseq_length = 128\n', "seq-length and seq_length are the same option"),
@@ -16,27 +16,27 @@ REFUSED = {
 }  # fmt: skip
 
 
+def planned(content: str, directory: Path) -> Result:
+    file = directory / "run.toml"
+    file.write_text(content)
+    return run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_ambiguous_is_refused(case: str, tmp_path: Path) -> None:
     content, message = REFUSED[case]
-    file = tmp_path / "run.toml"
-    file.write_text(content)
-    result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    result = planned(content, tmp_path)
     assert result.code == 78, result.err
     assert message in result.err
     assert len(result.err.splitlines()) <= 2
 
 
 def test_a_slip_is_answered_with_the_nearest_option(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text("train_iterss = 2\nseq-lenght = 3\nqzx = 1\n")
-    result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    result = planned("train_iterss = 2\nseq-lenght = 3\nqzx = 1\n", tmp_path)
     assert result.err.splitlines()[-1] == "hint: seq-lenght: did you mean seq-length?; train_iterss: did you mean train-iters?"
 
 
 def test_a_refused_value_is_that_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('lr = "abc"\n')
-    result = run("--config", str(file), "--model", "tiny", "--mock-data", "--dry-run")
+    result = planned('lr = "abc"\n', tmp_path)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("lt-train: error: in the file of --config: Invalid value for '--lr'")
