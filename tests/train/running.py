@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nursery
@@ -79,6 +80,16 @@ def train(*arguments: str, **variables: str) -> Result:
 def _run(command: list[str], stdin: str, variables: dict[str, str]) -> Result:
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, env=environment() | variables)
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def run_tasks(command: list[str], tasks: Iterable[dict[str, str]]) -> list[Result]:
+    """The same command at the same time with the variables of each task, as srun starts it."""
+    started = [
+        subprocess.Popen(command, env=environment() | task, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for task in tasks
+    ]
+    outputs = [process.communicate(timeout=240) for process in started]
+    return [Result(process.returncode, *output) for process, output in zip(started, outputs, strict=True)]
 
 
 def catches(process: int, number: signal.Signals) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
-from running import SMALL, command, environment, losses, run
+from running import SMALL, command, environment, losses, run, run_tasks
 
 from lt_shared import checkpoint_layout
 from lt_shared.console import ExitCode
@@ -73,16 +73,12 @@ def test_under_srun(tmp_path: Path, dataset: Dataset) -> None:
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "0",
     }
-    tasks = []
-    for task in ("0", "1"):
-        variables = environment() | shared | {"SLURM_PROCID": task, "SLURM_LOCALID": task}
-        arguments = command(*SMALL, *STEPS, "--save", str(tmp_path / "run"), dataset.prefix)
-        tasks.append(subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    outputs = [task.communicate(timeout=240) for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], outputs
-    assert "2 ranks found in the environment of srun" in outputs[0][1]
-    assert '"kind":"checkpoint"' in outputs[0][0]
-    assert outputs[1][0] == ""
+    arguments = command(*SMALL, *STEPS, "--save", str(tmp_path / "run"), dataset.prefix)
+    tasks = run_tasks(arguments, [shared | {"SLURM_PROCID": task, "SLURM_LOCALID": task} for task in ("0", "1")])
+    assert [task.code for task in tasks] == [0, 0], tasks
+    assert "2 ranks found in the environment of srun" in tasks[0].err
+    assert '"kind":"checkpoint"' in tasks[0].out
+    assert tasks[1].out == ""
 
 
 @pytest.mark.parametrize(

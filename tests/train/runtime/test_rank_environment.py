@@ -1,12 +1,11 @@
 """What lt-train reads from the environment of each launcher: a rank, a node on which it starts ranks, or nothing."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running import SMALL, environment, losses, quick_command, run
+from running import SMALL, losses, quick_command, run, run_tasks
 
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
@@ -178,17 +177,15 @@ def test_tasks_per_node_of_any_step(counts: list[int], data: st.DataObject) -> N
 def test_a_task_on_each_of_two_nodes_starts_its_ranks(tmp_path: Path, dataset: Dataset) -> None:
     """Both "nodes" are this machine: each starts one rank of a run of two."""
     shared = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "localhost"}
-    nodes = []
-    for index in ("0", "1"):
-        variables = environment() | shared | {"SLURM_PROCID": index, "SLURM_NODEID": index, "SLURM_LOCALID": "0"}
-        arguments = quick_command(*SMALL, "--train-iters", "3", "--save", str(tmp_path / "run"), dataset.prefix)
-        nodes.append(subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    outputs = [node.communicate(timeout=240) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outputs
-    assert "2 node(s) found in the environment of srun, rendezvous localhost:" in outputs[0][1]
-    assert outputs[1] == ("", "")
+    arguments = quick_command(*SMALL, "--train-iters", "3", "--save", str(tmp_path / "run"), dataset.prefix)
+    nodes = run_tasks(
+        arguments, [shared | {"SLURM_PROCID": index, "SLURM_NODEID": index, "SLURM_LOCALID": "0"} for index in ("0", "1")]
+    )
+    assert [node.code for node in nodes] == [0, 0], nodes
+    assert "2 node(s) found in the environment of srun, rendezvous localhost:" in nodes[0].err
+    assert (nodes[1].out, nodes[1].err) == ("", "")
     assert ("step", 3) in losses(tmp_path / "run")
-    assert "on 2 cpu rank(s)" in outputs[0][1]
+    assert "on 2 cpu rank(s)" in nodes[0].err
 
 
 def test_a_rendezvous_that_nobody_can_find_is_an_error_at_once() -> None:
