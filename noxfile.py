@@ -27,7 +27,11 @@ CONSTRAINTS = Path("constraints.txt")
 # With the extras that `nox -s lowest` tries.
 LOWEST = {"shared": "shared[s3]", "tools/preprocess": "tools/preprocess[parquet]", "tools/train": "tools/train[tensorboard]"}
 # Debian packages that the tests need, and the commands that do instead. The shell is Chromium without a window: 96 MB to fetch.
-PROGRAMS = {"strace": ("strace",), "chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome")}
+PROGRAMS = {
+    "strace": ("strace",),
+    "groff-base": ("groff",),
+    "chromium-headless-shell": ("chromium-headless-shell", "chromium", "google-chrome", "chrome"),
+}
 CLUSTER_PROGRAMS = {"slurm-wlm": ("slurmctld",), "munge": ("munged",), "cron": ("cron",), "faketime": ("faketime",)}
 
 # With pip in it, whatever backend is preferred: pip tells how large a torch is, and the tests compare what it resolves.
