@@ -1,21 +1,11 @@
 """Which metrics there are, by which names, and what is said of those that there are not."""
 
 import pytest
+from made_runs import run_of, steps_of
 
-from lt_monitor.events.steps import Steps
 from lt_monitor.runs import metrics
-from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known, Sizes
 from lt_shared.console import BadData, UsageError
-
-
-def steps_of(*records: dict) -> Steps:
-    return Steps.from_records([{"step": number, **record} for number, record in enumerate(records, 1)])
-
-
-def run_of(*records: dict) -> Run:
-    return Run("a", [Attempt(1, steps=steps_of(*records))], [])
-
 
 STEP = {"loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-4, "memory_bytes": 3 * 2**30, "mfu": 0.4, "metrics": {"z Loss": 0.1}}
 

@@ -4,16 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+from made_runs import run_of
 
 from lt_monitor.alerts.thresholds import DEFAULTS
-from lt_monitor.events.steps import Steps
 from lt_monitor.runs import silence
-from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.silence import Silence
 
 
 def of_steps(*steps: dict, updated: float | None = None, files: list[str] | None = None) -> Silence:
-    return Silence.of(Run("a", [Attempt(1, steps=Steps.from_records(steps), end_time=updated)], files or []))
+    return Silence.of(run_of(*steps, files=files, end_time=updated))
 
 
 @pytest.mark.parametrize(("step_seconds", "limit"), [(60.0, 600), (0.1, 300), (None, 300)])

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from made_runs import steps_of
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
@@ -13,10 +14,6 @@ from lt_shared import megatron_arguments, presets
 from lt_shared.console import UsageError
 
 LLAMA = presets.preset("llama3-8b")
-
-
-def steps_of(*records: dict) -> Steps:
-    return Steps.from_records([{"step": number, **record} for number, record in enumerate(records, 1)])
 
 
 def test_the_trainers_own_figures_come_first() -> None:

@@ -7,10 +7,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+from made_runs import run_of
 
-from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import summary_table
@@ -26,9 +25,7 @@ def of_log(name: str, known: Known | None = None) -> Summary:
 
 
 def of_steps(*steps: dict, events: list[dict] | None = None, files: list[str] | None = None) -> Summary:
-    records = [{"step": number, **step} for number, step in enumerate(steps, 1)]
-    attempt = Attempt(1, resumed_at=0, steps=Steps.from_records(records), events=events or [])
-    return summarize(Run("a", [attempt], files or []))
+    return summarize(run_of(*steps, files=files, resumed_at=0, events=events or []))
 
 
 def test_old_megatron_log() -> None:

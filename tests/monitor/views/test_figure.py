@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import run_of, run_of_columns
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import figure, figure_panel, palette, plot
 from lt_monitor.views.plot_options import PlotOptions
@@ -26,10 +27,6 @@ def read(*names: str) -> list[Run]:
 
 def draw(runs: list[Run], options: PlotOptions = DEFAULT) -> object:
     return figure.draw(runs, plot.short_names([run.name for run in runs]), Known(), options)
-
-
-def of_steps(*steps: dict) -> Run:
-    return Run("a", [Attempt(1, steps=Steps.from_records(steps))], [])
 
 
 def texts(result: object) -> list[str]:
@@ -83,7 +80,7 @@ def test_several_runs_share_the_picture_under_short_names() -> None:
 
 
 def test_all_panels_keep_their_place_where_a_run_has_no_marks(recwarn: pytest.WarningsRecorder) -> None:
-    runs = [*read("story.jsonl"), of_steps(*({"step": step, "loss": 2.0, "grad_norm": 1.0} for step in range(1, 9)))]
+    runs = [*read("story.jsonl"), run_of(*({"step": step, "loss": 2.0, "grad_norm": 1.0} for step in range(1, 9)))]
     result = draw(runs)
     result.canvas.draw()
     heights = [axis.get_position().height for axis in result.axes]
@@ -97,18 +94,18 @@ def test_a_reference_beyond_the_curve_is_on_the_picture() -> None:
 
 
 def test_step_time_stands_in_where_the_sequence_length_is_unknown() -> None:
-    run = of_steps(*({"step": step, "loss": 2.0, "step_seconds": 1.5} for step in range(1, 4)))
+    run = run_of(*({"step": step, "loss": 2.0, "step_seconds": 1.5} for step in range(1, 4)))
     assert [axis.get_title(loc="left") for axis in draw([run]).axes] == ["loss (nats per token)", "s/step"]
 
 
 @pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_single_step_makes_a_picture(form: str, magic: bytes) -> None:
-    content = figure.render(form, [of_steps({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], Known(), PlotOptions())
+    content = figure.render(form, [run_of({"step": 1, "loss": 2.0, "grad_norm": 0.0})], ["a"], Known(), PlotOptions())
     assert content.startswith(magic)
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
-    run = of_steps({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
+    run = run_of({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5})
     svgs = {figure.render("svg", [run], ["a"], Known(), PlotOptions()) for _ in range(2)}
     assert len(svgs) == 1
 
@@ -145,7 +142,7 @@ def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:
     from xml.etree import ElementTree
 
     names = ["$\\frac{1", "<script>alert(1)</script>--><x>\x1b[31m"]
-    runs = [of_steps({"step": 1, "loss": 2.0}), of_steps({"step": 1, "loss": 3.0})]
+    runs = [run_of({"step": 1, "loss": 2.0}), run_of({"step": 1, "loss": 3.0})]
     root = ElementTree.fromstring(figure.render("svg", runs, names, Known(), PlotOptions(references=(("$x_", 2.5),))))
     assert not [node for node in root.iter() if isinstance(node.tag, str) and node.tag.rpartition("}")[2] in ("script", "x")]
     assert "$\\frac{1  2.000" in texts(figure.draw(runs, names, Known(), PlotOptions()))
@@ -154,7 +151,7 @@ def test_names_are_drawn_as_they_are_and_cannot_break_the_file() -> None:
 def test_a_million_points_are_thinned_out() -> None:
     numbers = np.arange(1, 1_000_001)
     steps = Steps(numbers, {"loss": 2 + 1 / numbers, "grad_norm": np.ones(len(numbers))}, np.full(len(numbers), np.nan))
-    for line in draw([Run("a", [Attempt(1, steps=steps)], [])]).axes[0].lines:
+    for line in draw([run_of_columns(steps)]).axes[0].lines:
         assert len(line.get_xdata()) <= figure_panel.POINTS
 
 
@@ -162,7 +159,7 @@ def with_event(points: int, event: int, **columns: float) -> Run:
     """A run that is level but for what happens from step `event` on."""
     numbers = np.arange(1, points + 1)
     values = {name: np.where(numbers >= event, high, 2.0) for name, high in columns.items()}
-    return Run("a", [Attempt(1, steps=Steps(numbers, values, np.full(points, np.nan)))], [])
+    return run_of_columns(Steps(numbers, values, np.full(points, np.nan)))
 
 
 @pytest.mark.parametrize("smooth_steps", [None, 1])
@@ -182,7 +179,7 @@ def test_no_line_rises_before_its_event(points: int, smooth_steps: int | None) -
 
 
 def test_large_numbers_on_an_axis_are_in_units() -> None:
-    run = of_steps(*({"step": 1_000_000 * step, "loss": 2.0, "tokens_per_second": 1.6e6} for step in range(1, 4)))
+    run = run_of(*({"step": 1_000_000 * step, "loss": 2.0, "tokens_per_second": 1.6e6} for step in range(1, 4)))
     result = draw([run])
     result.canvas.draw()
     shown = [label.get_text() for axis in result.axes for label in (*axis.get_yticklabels(), *axis.get_xticklabels())]
@@ -219,9 +216,9 @@ def test_the_axes_are_those_asked_for() -> None:
 
 def test_the_scale_is_that_of_the_range() -> None:
     steps = [{"step": step, "loss": 10.0 if step < 500 else 2.0 + step / 1e4} for step in range(1, 1001)]
-    low, high = draw([of_steps(*steps)], PlotOptions(x_range=(600, 900))).axes[0].get_ylim()
+    low, high = draw([run_of(*steps)], PlotOptions(x_range=(600, 900))).axes[0].get_ylim()
     assert 2.0 < low < high < 2.2
-    log_x = draw([of_steps(*steps)], PlotOptions(log_x=True)).axes[0].get_ylim()
+    log_x = draw([run_of(*steps)], PlotOptions(log_x=True)).axes[0].get_ylim()
     assert log_x[1] > 10
 
 
@@ -236,12 +233,12 @@ def test_the_scale_is_that_of_the_range() -> None:
 def test_a_range_without_a_value_is_refused(options: PlotOptions, message: str, hint: str) -> None:
     steps = [{"step": step, "loss": 10.0 if step < 500 else 2.0 + step / 1e4} for step in range(1, 1001)]
     with pytest.raises(UsageError, match=message) as refused:
-        draw([of_steps(*steps)], options)
+        draw([run_of(*steps)], options)
     assert refused.value.hint == hint
 
 
 def test_smoothing_can_be_chosen_or_left_out() -> None:
-    run = of_steps(*({"step": 10 * step, "loss": float(step % 2)} for step in range(1, 201)))
+    run = run_of(*({"step": 10 * step, "loss": float(step % 2)} for step in range(1, 201)))
     (raw,) = draw([run], PlotOptions(smooth_steps=0)).axes[0].lines
     assert raw.get_ydata().tolist() == [1.0, 0.0] * 100
     assert raw.get_alpha() is None
@@ -252,7 +249,7 @@ def test_smoothing_can_be_chosen_or_left_out() -> None:
 def test_a_dark_picture_is_dark() -> None:
     from matplotlib import image
 
-    content = figure.render("png", [of_steps({"step": 1, "loss": 2.0})], ["a"], Known(), PlotOptions(dark=True))
+    content = figure.render("png", [run_of({"step": 1, "loss": 2.0})], ["a"], Known(), PlotOptions(dark=True))
     picture = image.imread(io.BytesIO(content), format="png")[..., :3]
     assert np.median(picture) < 0.2
     assert picture.max() > 0.8
@@ -263,14 +260,14 @@ def test_a_dark_picture_is_dark() -> None:
 def test_values_that_an_axis_may_not_like(values: list[float], log_y: bool) -> None:
     records = [{"step": step, "loss": value, "grad_norm": value} for step, value in enumerate(values, 0)]
     options = PlotOptions(log_y=log_y, log_x=log_y, metrics=("grad_norm", "loss"), x_range=(-1, 9) if log_y else (None, None))
-    assert figure.render("svg", [of_steps(*records)], ["a"], Known(), options)
+    assert figure.render("svg", [run_of(*records)], ["a"], Known(), options)
 
 
 @pytest.mark.parametrize("log_y", [False, True])
 def test_numbers_that_are_too_large_to_draw_are_left_out(log_y: bool) -> None:
     evaluation = {"kind": "eval", "step": 2, "loss": 1.7e308}
     records = [{"step": step, "loss": (-1) ** step * 1.7e308 if step % 3 else 2.0, "grad_norm": 1e308} for step in range(1, 9)]
-    run = Run("a", [Attempt(1, steps=Steps.from_records(records), events=[evaluation])], [])
+    run = run_of(*records, events=[evaluation])
     options = PlotOptions(log_y=log_y)
     assert figure.render("svg", [run], ["a"], Known(), options)
     loss, *others = draw([run], options).axes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import run_of, run_of_columns
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
@@ -139,7 +140,7 @@ def test_several_runs_are_compared_with_the_arguments_that_differ() -> None:
     runs = []
     for name, rate in (("one", 0.1), ("two", 0.2)):
         event = {"kind": "start", "arguments": {"lr": rate, "seq_length": 10}}
-        runs.append(Run(name, [Attempt(1, steps=Steps.from_records([{"step": 1, "loss": 2.0}]), events=[event])], [name]))
+        runs.append(run_of({"step": 1, "loss": 2.0}, name=name, files=[name], events=[event]))
     page = page_of(runs)
     labels = [attributes["data-label"] for tag, attributes in page.elements if tag == "td"]
     assert labels == ["Run", "Step", "Loss"] * 2 + ["Argument", "one", "two"]
@@ -152,7 +153,7 @@ def test_a_run_of_a_million_steps_keeps_its_spikes_and_a_small_page() -> None:
     losses = 2 + 1 / numbers + 0.01 * np.sin(numbers)
     losses[654_321] = 77.0
     columns = {"loss": losses, "grad_norm": np.abs(np.sin(numbers)), "step_seconds": np.ones(len(numbers))}
-    run = Run("a", [Attempt(1, 0, Steps(numbers, columns, 1e9 + numbers))], [])
+    run = run_of_columns(Steps(numbers, columns, 1e9 + numbers), resumed_at=0)
     text = html_report.build([run], ["a"], Known(), PlotOptions())
     assert len(text) < 300_000
     raw = json.loads(Page(text).data)["runs"][0]["curves"]["loss"]["raw"]
@@ -160,7 +161,7 @@ def test_a_run_of_a_million_steps_keeps_its_spikes_and_a_small_page() -> None:
 
 
 def test_a_run_with_losses_alone_has_one_panel() -> None:
-    run = Run("a", [Attempt(1, steps=Steps.from_records([{"step": 1, "loss": 2.0}]))], [])
+    run = run_of({"step": 1, "loss": 2.0})
     page = page_of([run])
     assert [panel["key"] for panel in json.loads(page.data)["panels"]] == ["loss"]
     assert "Attempts" not in page.text
@@ -173,7 +174,7 @@ def test_smoothed_points_that_stand_for_stretches_are_held() -> None:
         numbers = np.arange(1, points + 1)
         event = points // 3 + 7
         losses = np.where(numbers >= event, 9.0, 2.0)
-        run = Run("a", [Attempt(1, 0, Steps(numbers, {"loss": losses, "grad_norm": losses}, 1e9 + numbers))], [])
+        run = run_of_columns(Steps(numbers, {"loss": losses, "grad_norm": losses}, 1e9 + numbers), resumed_at=0)
         (drawn,) = json.loads(page_of([run]).data)["runs"]
         for curve in (drawn["curves"]["loss"], drawn["curves"]["grad_norm"]):
             assert curve["held"] == is_held
@@ -183,7 +184,7 @@ def test_smoothed_points_that_stand_for_stretches_are_held() -> None:
 
 def test_chosen_metrics_are_the_panels_whatever_their_names() -> None:
     records = [{"step": step, "loss": 2.0, "learning_rate": 1e-4, "metrics": {HOSTILE: 1.0, "name": 3.0}} for step in (1, 2)]
-    run = Run("a", [Attempt(1, steps=Steps.from_records(records))], [])
+    run = run_of(*records)
     page = Page(html_report.build([run], ["a"], Known(), PlotOptions(metrics=("lr", HOSTILE, "name"), smooth_steps=0)))
     data = json.loads(page.data)
     assert [panel["key"] for panel in data["panels"]] == ["learning_rate", "metric-1", "metric-2"]

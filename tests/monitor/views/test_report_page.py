@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import run_of, run_of_columns
 from matplotlib import image
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import html_report
 from lt_monitor.views.plot_options import PlotOptions
@@ -265,7 +266,7 @@ def test_no_smoothed_line_rises_before_its_event(browser: Chromium, tmp_path: Pa
     numbers = np.arange(1, 100_001)
     steps = Steps(numbers, {"loss": np.where(numbers >= 40_040, 9.0, 2.0)}, np.full(len(numbers), np.nan))
     page = tmp_path / "event.html"
-    run = Run("a", [Attempt(1, steps=steps)], [])
+    run = run_of_columns(steps)
     page.write_text(html_report.build([run], ["a"], Known(), PlotOptions(smooth_steps=1)))
     browser.open(page, DESKTOP)
     points = browser.evaluate("document.querySelector('#plot-loss .smooth').getAttribute('points')")
@@ -280,7 +281,7 @@ def test_no_smoothed_line_rises_before_its_event(browser: Chromium, tmp_path: Pa
 def test_metrics_of_any_name_are_drawn(browser: Chromium, tmp_path: Path) -> None:
     name = "<img src=x onerror='window.hacked=1'>\"'"
     records = [{"step": step, "loss": 2.0, "metrics": {name: 1.0 + step}} for step in range(1, 50)]
-    run = Run("a", [Attempt(1, steps=Steps.from_records(records))], [])
+    run = run_of(*records)
     page = tmp_path / "metrics.html"
     page.write_text(html_report.build([run], ["a"], Known(), PlotOptions(metrics=(name, "loss"))))
     browser.open(page, DESKTOP)
@@ -294,7 +295,7 @@ def test_runs_are_hidden_and_shown_again(browser: Chromium, tmp_path: Path) -> N
     def of(name: str, level: float, fault: bool = False) -> Run:
         records = [{"step": step, "loss": level + 0.01 * step} for step in range(1, 101)]
         event = {"kind": "fault", "fault": "exit", "cause": "root", "severity": "critical", "message": "x", "step": 50}
-        return Run(name, [Attempt(1, steps=Steps.from_records(records), events=[event] if fault else [])], [])
+        return run_of(*records, name=name, events=[event] if fault else [])
 
     page = tmp_path / "toggles.html"
     names = ["low", "high"]

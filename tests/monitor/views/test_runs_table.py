@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from made_runs import run_of
 
-from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.summary import summarize
 from lt_monitor.views import runs_table
 
@@ -15,7 +15,7 @@ LOGS = Path(__file__).parents[1] / "samples"
 
 def run_with(name: str, **arguments: object) -> Run:
     event = {"kind": "start", "arguments": arguments}
-    return Run(name, [Attempt(1, steps=Steps.from_records([{"step": 5, "loss": 2.0}]), events=[event])], [])
+    return run_of({"step": 5, "loss": 2.0}, name=name, events=[event])
 
 
 def test_a_row_for_each_run(capsys: pytest.CaptureFixture[str]) -> None:

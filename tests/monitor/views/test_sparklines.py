@@ -3,19 +3,15 @@
 from pathlib import Path
 
 import pytest
+from made_runs import run_of
 
-from lt_monitor.events.steps import Steps
 from lt_monitor.runs import metrics, run_loader
-from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import SPARKS
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import sparklines
 
 STORY = str(Path(__file__).parents[1] / "samples" / "story.jsonl")
-
-
-def of_steps(*steps: dict) -> Run:
-    return Run("a", [Attempt(1, steps=Steps.from_records(steps))], [])
 
 
 def shown(run: Run, name: str, width: int) -> str:
@@ -43,10 +39,10 @@ def test_any_width_will_do(width: int) -> None:
 
 
 def test_a_run_with_nothing_but_a_loss() -> None:
-    run = of_steps({"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0})
+    run = run_of({"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0})
     assert shown(run, "a", 40) == "a  step 2\nloss              3 █▁ 2"
 
 
 def test_a_hostile_name_stays_text() -> None:
-    text = shown(of_steps({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", 60)
+    text = shown(run_of({"step": 1, "loss": 3.0}), "a\x1b[2J\x07\n", 60)
     assert text.startswith("a\\x1b[2J\\x07\\n  step 1\n")

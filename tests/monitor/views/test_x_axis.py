@@ -1,9 +1,9 @@
 """Where steps are on an axis of tokens or hours."""
 
+import made_runs
 import pytest
 
-from lt_monitor.events.steps import Steps
-from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views.x_axis import XAxis, tick_label
 from lt_shared.console import BadData
@@ -11,37 +11,36 @@ from lt_shared.console import BadData
 ARGUMENTS = {"seq_length": 1000, "global_batch_size": 8}
 
 
-def run_of(*steps: dict, arguments: dict | None = None, begin: float | None = None) -> Run:
-    events = [{"kind": "start", "arguments": arguments or {}}]
-    return Run("a", [Attempt(1, steps=Steps.from_records(steps), events=events, begin_time=begin)], [])
+def started(*steps: dict, arguments: dict | None = None, begin: float | None = None) -> Run:
+    return made_runs.run_of(*steps, events=[{"kind": "start", "arguments": arguments or {}}], begin_time=begin)
 
 
 def test_steps_are_where_they_are() -> None:
-    axis = XAxis.of(run_of({"step": 10}, {"step": 20}), "step", Known())
+    axis = XAxis.of(started({"step": 10}, {"step": 20}), "step", Known())
     assert axis.at([10, 15, 20]).tolist() == [10, 15, 20]
 
 
 def test_tokens_are_samples_times_sequence_length() -> None:
-    ramped = run_of({"step": 1, "consumed_samples": 2}, {"step": 3, "consumed_samples": 6}, arguments=ARGUMENTS)
+    ramped = started({"step": 1, "consumed_samples": 2}, {"step": 3, "consumed_samples": 6}, arguments=ARGUMENTS)
     assert XAxis.of(ramped, "tokens", Known()).at([1, 2, 3]).tolist() == [2000, 4000, 6000]
-    counted = run_of({"step": 1}, {"step": 3}, arguments=ARGUMENTS)
+    counted = started({"step": 1}, {"step": 3}, arguments=ARGUMENTS)
     assert XAxis.of(counted, "tokens", Known()).positions.tolist() == [8000, 24_000]
-    given = run_of({"step": 1, "consumed_samples": 2})
+    given = started({"step": 1, "consumed_samples": 2})
     assert XAxis.of(given, "tokens", Known(seq_length=10)).positions.tolist() == [20]
 
 
 def test_hours_are_counted_from_the_first_line() -> None:
-    timed = run_of(
+    timed = started(
         {"step": 1, "time": "2026-01-01T10:30:00Z"}, {"step": 2, "time": "2026-01-01T12:00:00Z"}, {"step": 3}, begin=1767261600.0
     )
     axis = XAxis.of(timed, "hours", Known())
     assert (axis.numbers.tolist(), axis.positions.tolist()) == ([1, 2], [0.5, 2.0])
-    without_times = run_of({"step": 2, "step_seconds": 1800.0}, {"step": 4, "step_seconds": 3600.0})
+    without_times = started({"step": 2, "step_seconds": 1800.0}, {"step": 4, "step_seconds": 3600.0})
     assert XAxis.of(without_times, "hours", Known()).positions.tolist() == [1.0, 3.0]
 
 
 def test_a_clock_that_goes_back_does_not_turn_the_curve() -> None:
-    run = run_of({"step": 1, "time": "2026-01-01T10:00:00Z"}, {"step": 2, "time": "2026-01-01T09:00:00Z"})
+    run = started({"step": 1, "time": "2026-01-01T10:00:00Z"}, {"step": 2, "time": "2026-01-01T09:00:00Z"})
     assert XAxis.of(run, "hours", Known()).positions.tolist() == [0, 0]
 
 
@@ -55,7 +54,7 @@ def test_a_clock_that_goes_back_does_not_turn_the_curve() -> None:
 )
 def test_what_a_log_does_not_show(x: str, arguments: dict, message: str) -> None:
     with pytest.raises(BadData, match=message):
-        XAxis.of(run_of({"step": 1}, arguments=arguments), x, Known())
+        XAxis.of(started({"step": 1}, arguments=arguments), x, Known())
 
 
 def test_tick_labels() -> None:

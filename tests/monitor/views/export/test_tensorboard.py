@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_runs import run_of, run_of_columns
 
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views.export import tensorboard
 from lt_shared.console import BadConfig, CannotCreate
@@ -144,15 +144,14 @@ def test_a_log_without_times_ends_when_its_file_changed(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.touch()
     os.utime(log, (5000, 5000))
-    steps = Steps.from_records([{"step": 10, "step_seconds": 2.0}, {"step": 20, "step_seconds": 2.0}, {"step": 30}])
-    attempts = [Attempt(1, steps=steps)]
-    assert tensorboard.wall_times(Run("a", attempts, [str(log)])).tolist() == [4980, 5000, 5000]
-    assert tensorboard.wall_times(Run("a", attempts, ["-"])).tolist() == [0, 20, 20]
+    records = ({"step": 10, "step_seconds": 2.0}, {"step": 20, "step_seconds": 2.0}, {"step": 30})
+    assert tensorboard.wall_times(run_of(*records, files=[str(log)])).tolist() == [4980, 5000, 5000]
+    assert tensorboard.wall_times(run_of(*records, files=["-"])).tolist() == [0, 20, 20]
 
 
 def test_a_step_without_a_time_lies_between_its_neighbours() -> None:
     steps = Steps(np.array([1, 2, 3]), {}, np.array([100.0, np.nan, 104.0]))
-    assert tensorboard.wall_times(Run("a", [Attempt(1, steps=steps)], [])).tolist() == [100, 102, 104]
+    assert tensorboard.wall_times(run_of_columns(steps)).tolist() == [100, 102, 104]
 
 
 def test_files_that_are_not_whole_have_a_name_that_is_not_read() -> None:

@@ -6,11 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from made_runs import run_of
 from rich.console import Console
 
-from lt_monitor.events.steps import Steps
 from lt_monitor.runs import run_loader
-from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views.live import reader, watch
 from lt_monitor.views.live import screen as drawing
@@ -22,8 +21,7 @@ STEP = {"step": 2, "loss": 2.0, "step_seconds": 60.0}
 
 
 def view_of(*steps: dict, name: str = "a", begin: float = 0.0, events: list[dict] | None = None) -> View:
-    attempt = Attempt(1, steps=Steps.from_records(steps), events=events or [], end_time=begin)
-    return View.of(Run(name, [attempt], []), name, Known())
+    return View.of(run_of(*steps, name=name, events=events or [], end_time=begin), name, Known())
 
 
 def screen(views: list[View], now: float = 0.0, width: int = 100, height: int = 40, trouble: str | None = None) -> str:
