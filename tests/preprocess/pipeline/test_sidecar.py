@@ -1,12 +1,10 @@
-"""A repeated command knows what an earlier one has made, and the origin of a dataset is written beside it."""
+"""The origin of a dataset is written beside it."""
 
 import hashlib
 import json
 import os
 import platform
 import re
-import shutil
-import subprocess
 import zlib
 from collections.abc import Callable
 from importlib import metadata
@@ -20,110 +18,10 @@ from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.plan import Plan
 from lt_preprocess.readers.slices import Slice
 from lt_shared import installed_versions, manifest, storage
-from lt_shared.console import CannotCreate
 
 WriteLines = Callable[[Path, list[Any]], Path]
-Run = Callable[..., subprocess.CompletedProcess[str]]
 Planned = Callable[..., Plan]
 Build = Callable[..., manifest.Dataset]
-
-
-@pytest.fixture
-def done(
-    tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, planned: Planned
-) -> Callable[..., list[manifest.Dataset] | None]:
-    """A finished dataset; returns `finished` for the same command with some changes."""
-    write_lines(tmp_path / "a.jsonl", [{"text": "a", "other": "b"}])
-    shutil.copytree(demo_tokenizer, tmp_path / "tokenizer")
-
-    def finished(**options: Any) -> list[manifest.Dataset] | None:
-        return sidecar.up_to_date(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out", **options))
-
-    assert finished() is None
-    made = runs.build(planned([tmp_path / "a.jsonl"], tmp_path / "tokenizer", tmp_path / "out"), 1)
-    assert finished() == made
-    return finished
-
-
-def test_changed_options_are_not_up_to_date(done: Callable[..., Any]) -> None:
-    assert done(append_eod=True) is None
-    assert done(json_keys=("other",)) is None
-    assert done(json_keys=("text", "other")) is None
-    assert done(max_shard_bytes=100) is None
-    assert done(shard=Slice(0, 1)) is None
-
-
-def test_how_bad_lines_are_treated_matters_only_where_there_were_some(
-    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
-) -> None:
-    assert done(on_error="skip") is not None
-    (tmp_path / "b.jsonl").write_bytes(b'bad\n{"text": "a"}\n')
-
-    def wanted(on_error: str) -> Plan:
-        return planned([tmp_path / "b.jsonl"], demo_tokenizer, tmp_path / "b", on_error=on_error)
-
-    runs.build(wanted("skip"), 1)
-    assert sidecar.up_to_date(wanted("skip")) is not None
-    assert sidecar.up_to_date(wanted("fail")) is None
-    assert sidecar.up_to_date(wanted("quarantine")) is None
-
-
-def test_a_changed_input_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
-    os.utime(tmp_path / "a.jsonl", ns=(1, 1))
-    assert done() is None
-
-
-def test_another_tokenizer_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "tokenizer/merges.txt").write_text("#version: 0.2\n")
-    assert done() is None
-
-
-def test_a_moved_tokenizer_is_up_to_date_and_named_where_it_is(
-    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned
-) -> None:
-    found = sidecar.up_to_date(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
-    assert found is not None
-    assert found[0].tokenizer is not None
-    assert found[0].tokenizer.path == str(demo_tokenizer)
-
-
-@pytest.mark.parametrize(
-    "damage", ["no idx", "no bin", "short bin", "no sidecar", "bad sidecar", "empty sidecar", "older sidecar"]
-)
-def test_a_damaged_dataset_is_not_up_to_date(done: Callable[..., Any], tmp_path: Path, damage: str) -> None:
-    prefix = tmp_path / "out_text_document"
-    damages: dict[str, Callable[[], object]] = {
-        "no idx": lambda: Path(f"{prefix}.idx").unlink(),
-        "no bin": lambda: Path(f"{prefix}.bin").unlink(),
-        "short bin": lambda: os.truncate(f"{prefix}.bin", 1),
-        "no sidecar": lambda: Path(f"{prefix}.json").unlink(),
-        "bad sidecar": lambda: Path(f"{prefix}.json").write_text("["),
-        "empty sidecar": lambda: Path(f"{prefix}.json").write_text("{}"),
-        "older sidecar": lambda: Path(f"{prefix}.json").write_text('{"v": 1, "dataset": {}, "inputs": [], "options": {}}'),
-    }
-    damages[damage]()
-    assert done() is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dataset": None},
-        {"dataset": {"prefix": "a", "tokenizer": 5}},
-        {"dataset": {"prefix": "a", "tokens": 1, "dtype": "x"}},
-        {"part": {}},
-        {"part": 5},
-        {"options": 5},
-        {"counts": None},
-    ],
-)
-def test_a_malformed_sidecar_is_made_anew(
-    done: Callable[..., Any], tmp_path: Path, demo_tokenizer: Path, planned: Planned, change: dict[str, Any]
-) -> None:
-    path = tmp_path / "out_text_document.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
-    assert done() is None
-    sidecar.check_tokenizer(planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out"))
 
 
 def test_the_origin_is_written_beside_the_dataset(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -155,71 +53,6 @@ def test_each_part_names_the_inputs_that_it_was_made_from(
     assert [Path(record["sources"][-1]["path"]).name for record in records] == ["a", "b", "c"]
     assert all(len(record["sources"]) <= 2 for record in records)
     assert [record["part"]["is_last"] for record in records] == [False, False, True]
-
-
-def test_a_dataset_that_was_renamed_is_not_up_to_date(
-    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines
-) -> None:
-    """It has the plan's fingerprint, and is another key's, or another part."""
-    file = write_lines(tmp_path / "a.jsonl", [{"text": f"text {number}", "title": f"title {number}"} for number in range(5)])
-    for options, one, other in (
-        ({"json_keys": ("text", "title")}, "out_text_document", "out_title_document"),
-        ({"max_shard_bytes": 1}, "out-part00001_text_document", "out-part00002_text_document"),
-    ):
-        wanted = planned([file], demo_tokenizer, tmp_path / "out", **options)
-        runs.build(wanted, 1)
-        assert sidecar.up_to_date(wanted) is not None
-        for end in (".bin", ".idx", ".json"):
-            (tmp_path / f"{one}{end}").replace(tmp_path / f"{other}{end}")
-            shutil.copy(tmp_path / f"{other}{end}", tmp_path / f"{one}{end}")
-        assert sidecar.up_to_date(wanted) is None
-
-
-def test_parts_of_an_earlier_run_behind_the_last_are_deleted(
-    planned: Planned, tmp_path: Path, demo_tokenizer: Path, write_lines: WriteLines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Only those of lt-preprocess, and only those of this output."""
-    file = tmp_path / "a.jsonl"
-    (tmp_path / "out").mkdir()
-
-    def make(documents: int, name: str = "web") -> None:
-        write_lines(file, [{"text": f"text {number}"} for number in range(documents)])
-        wanted = planned([file], demo_tokenizer, tmp_path / "out" / name, max_shard_bytes=1)
-        runs.build(wanted, 1)
-        assert sidecar.up_to_date(wanted) is not None
-
-    make(6)
-    make(6, "web-part00000_text_document")
-    for number in (5, 7):
-        Path(tmp_path / f"out/web-part0000{number}_text_document.json").unlink(missing_ok=True)
-        Path(tmp_path / f"out/web-part0000{number}_text_document.idx").touch()
-    Path(tmp_path / "out/web-part00004_quarantine.jsonl").touch()
-    Path(tmp_path / "out/web-part00004_title_document.idx").touch()
-    before = {path.name for path in (tmp_path / "out").iterdir()}
-    capsys.readouterr()
-    make(3)
-    gone = {f"web-part0000{number}_text_document{end}" for number in (3, 4) for end in (".bin", ".idx", ".json")}
-    assert before - {path.name for path in (tmp_path / "out").iterdir()} == gone | {"web-part00004_quarantine.jsonl"}
-    said = capsys.readouterr().err
-    assert "web-part00003_text_document and 1 more: deleted" in said
-    for number in (5, 7):
-        assert f"web-part0000{number}_text_document: looks like a part of this run" in said
-
-
-def test_a_dataset_of_another_tokenizer_is_not_replaced_unasked(
-    build: Build, run: Run, tmp_path: Path, demo_tokenizer: Path, gpt2_vocabulary: Path, write_lines: WriteLines
-) -> None:
-    file = write_lines(tmp_path / "a.jsonl", [{"text": "a word"}])
-    made = build([file], demo_tokenizer, tmp_path / "out")
-    before = Path(f"{made.prefix}.bin").read_bytes()
-    arguments = [file, "--tokenizer", gpt2_vocabulary, "-o", tmp_path / "out"]
-    refused = run(*arguments)
-    assert refused.returncode == 73
-    assert "was made with another tokenizer, tokenizer (" in refused.stderr
-    assert "--force" in refused.stderr
-    assert Path(f"{made.prefix}.bin").read_bytes() == before
-    assert run(*arguments, "--force").returncode == 0
-    assert Path(f"{made.prefix}.bin").read_bytes() != before
 
 
 def test_the_sidecar_names_all_that_took_part(build: Build, tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -287,18 +120,6 @@ def test_each_part_counts_its_own_bad_lines(planned: Planned, tmp_path: Path, de
     assert [count["bad_lines"] for count in counts] == [1, 3, 2]
 
 
-def test_whether_one_dataset_is_whole(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a", "title": "b"}\n')
-    plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", json_keys=("text", "title"))
-    runs.build(plan, 1)
-    text, title = str(tmp_path / "out_text_document"), str(tmp_path / "out_title_document")
-    assert sidecar.is_whole(text, plan, 0) is True
-    assert sidecar.is_whole(title, plan, 0) is True
-    Path(f"{title}.bin").unlink()
-    assert sidecar.is_whole(text, plan, 0) is True
-    assert sidecar.is_whole(title, plan, 0) is False
-
-
 def test_a_package_that_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package == "numba":
@@ -327,12 +148,6 @@ def test_a_remote_input_is_named_as_the_store_names_it(build: Build, tmp_path: P
     assert source == storage.fingerprint("memory://sidecar/a.jsonl")
 
 
-def test_standard_input_is_not_named_and_never_up_to_date(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
-    plan = planned(["-"], demo_tokenizer, tmp_path / "out")
-    assert sidecar._sources(plan, sidecar.State(first_input=0, last_input=0)) is None
-    assert sidecar.up_to_date(plan) is None
-
-
 @pytest.mark.parametrize(
     ("first", "last", "count"), [(None, None, 0), (None, 0, 0), (0, None, 0), (0, 0, 1), (0, 2, 3), (1, 2, 2)]
 )
@@ -345,92 +160,6 @@ def test_the_inputs_of_a_part(
     found = sidecar._sources(plan, sidecar.State(first_input=first, last_input=last))
     assert found is not None
     assert [Path(source["path"]).name for source in found] == list("abc")[first or 0 :][:count]
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"part": {"index": 3, "is_last": False}, "options": {"max_shard_bytes": 5}}, True),
-        ({"part": {"index": 2, "is_last": False}, "options": {"max_shard_bytes": 5}}, False),
-        ({"part": {"index": 3, "is_last": False}, "options": {"max_shard_bytes": None}}, False),
-        ({"part": {"index": 3, "is_last": False}, "options": {}}, False),
-        ({"part": {"index": 3, "is_last": False}}, False),
-        ({"options": {"max_shard_bytes": 5}}, False),
-        ({}, False),
-        (None, False),
-    ],
-)
-def test_whether_a_dataset_is_a_part_of_a_run(record: Any, expected: bool, tmp_path: Path) -> None:
-    if record is not None:
-        (tmp_path / "a.json").write_text(json.dumps({"dataset": {"prefix": "a"}} | record))
-    assert sidecar.is_of_part(str(tmp_path / "a"), 3) is expected
-
-
-def test_what_is_said_of_a_dataset_of_another_tokenizer(planned: Planned, tmp_path: Path, demo_tokenizer: Path) -> None:
-    (tmp_path / "a.jsonl").touch()
-    plan = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "out", json_keys=("title", "text"))
-    prefix = str(tmp_path / "out_text_document")
-
-    def other(tokenizer: dict[str, str] | None) -> None:
-        Path(f"{prefix}.json").write_text(json.dumps({"dataset": {"prefix": prefix, "tokenizer": tokenizer}}))
-
-    other({"name": "other", "sha256": "0123456789abcdef"})
-    sidecar.check_tokenizer(plan)
-    Path(f"{prefix}.idx").touch()
-    with pytest.raises(CannotCreate) as caught:
-        sidecar.check_tokenizer(plan)
-    assert str(caught.value) == (
-        f"{prefix}: was made with another tokenizer, other (0123456789ab), not {plan.identity.name} ({plan.identity.sha256[:12]})"
-    )
-    assert caught.value.hint == "choose another output, or pass --force to replace it"
-    other(None)
-    sidecar.check_tokenizer(plan)
-    other({"name": "moved", "sha256": plan.identity.sha256})
-    sidecar.check_tokenizer(plan)
-    in_parts = planned([tmp_path / "a.jsonl"], demo_tokenizer, tmp_path / "parts", max_shard_bytes=1)
-    first = tmp_path / "parts-part00000_text_document"
-    Path(f"{first}.json").write_text(json.dumps({"dataset": {"prefix": "a", "tokenizer": {"name": "other", "sha256": "0"}}}))
-    Path(f"{first}.idx").touch()
-    with pytest.raises(CannotCreate, match="parts-part00000_text_document: was made with another tokenizer"):
-        sidecar.check_tokenizer(in_parts)
-    Path(f"{tmp_path}/out_title_document.json").write_text("[")
-    other({"name": "other", "sha256": "0123456789abcdef"})
-    with pytest.raises(CannotCreate):
-        sidecar.check_tokenizer(plan)
-
-
-@pytest.mark.parametrize(
-    ("change", "is_current"),
-    [
-        ({}, True),
-        ({"v": 1}, False),
-        ({"plan": "other"}, False),
-        ({"plan": None}, False),
-        ({"part": {"index": 1, "is_last": True}}, False),
-        ({"part": {"index": 0, "is_last": False}}, False),
-        ({"part": {"index": 0}}, False),
-        ({"counts": {"bad_lines": 1}}, True),
-        ({"counts": {"bad_lines": 1}, "options": {"on_error": "skip", "json_key": "text"}}, False),
-        ({"counts": {"bad_lines": 0}, "options": {"on_error": "skip", "json_key": "text"}}, True),
-        ({"options": {"on_error": "fail", "json_key": "title"}}, False),
-        ({"options": {"on_error": "fail"}}, False),
-        ({"crc32": None}, True),
-        ({"crc32": {"bin": [2, 0], "idx": [1, 0]}}, False),
-    ],
-)
-def test_what_makes_a_dataset_current(done: Callable[..., Any], tmp_path: Path, change: dict[str, Any], is_current: bool) -> None:
-    path = tmp_path / "out_text_document.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
-    assert (done() is not None) is is_current
-
-
-@pytest.mark.parametrize(("field", "value"), [("tokens", 2), ("tokens", None), ("dtype", "int32"), ("dtype", None)])
-def test_a_dataset_that_is_not_as_described(done: Callable[..., Any], tmp_path: Path, field: str, value: object) -> None:
-    path = tmp_path / "out_text_document.json"
-    record = json.loads(path.read_bytes())
-    record["dataset"][field] = value
-    path.write_text(json.dumps(record))
-    assert done() is None
 
 
 def test_passwords_of_remote_sources_are_not_written() -> None:
