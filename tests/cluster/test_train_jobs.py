@@ -82,6 +82,16 @@ def ranks(job: str) -> dict[str, int]:
     return found
 
 
+def submit_slowly(slurm: Any, name: str, script: str, directory: Path, place: Path) -> tuple[str, Path, Path]:
+    """The job, its log, and the file at which its checkpoints are no longer slow; two steps are done."""
+    fast, log = place / "fast", directory / f"{name}.out"
+    (place / "sitecustomize.py").write_text(SLOW.format(file=str(fast)))
+    options = ("--parsable", "-o", log.name, f"--export=ALL,PYTHONPATH={place}")
+    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
+    wait_for(log, r" iteration +2/")
+    return job, log, fast
+
+
 @pytest.fixture(scope="module")
 def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
     """The log of a printed job that saves before its time limit, is queued again, and loses the second node's rank.
@@ -92,13 +102,7 @@ def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: py
     stages = ("--convert", f"--to hf -o {run}-model", "--save", str(run), str(directory / "pipeline/data_text_document"))
     render = ("lt-train", "render", "slurm", "--nodes", "2", "--time", "00:10:00", *OPTIONS.split(), "--log-interval", "1")
     script = slurm.run(*render, *stages, cwd=directory)
-    slow = tmp_path_factory.mktemp("slow")
-    (slow / "sitecustomize.py").write_text(SLOW.format(file=str(slow / "fast")))
-    options = ("--parsable", "-o", "eventful.out", f"--export=ALL,PYTHONPATH={slow}")
-    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
-    log = directory / "eventful.out"
-
-    wait_for(log, r" iteration +2/")
+    job, log, fast = submit_slowly(slurm, "eventful", script, directory, tmp_path_factory.mktemp("slow"))
     # Within the two minutes before the limit that the signal is sent in.
     elapsed_minutes = int(slurm.run("squeue", "-h", "-O", "TimeUsed", "-j", job).split(":")[-2])
     slurm.run("scontrol", "update", f"JobId={job}", f"TimeLimit={elapsed_minutes + 2}")
@@ -109,7 +113,7 @@ def eventful(slurm: Any, directory: Path, undisturbed: str, tmp_path_factory: py
     wait_for(log, rf"loaded checkpoint from \S+ at iteration {saved}\n(?s:.*) iteration +{saved + 2}/")
     before = ranks(job)
     os.kill(before["1"], signal.SIGKILL)
-    (slow / "fast").touch()
+    fast.touch()
     begin = time.monotonic()
     while set(before.values()) & set(ranks(job).values()):
         assert time.monotonic() - begin < 60, "the other rank still waits"
@@ -136,16 +140,11 @@ def test_a_cancelled_step_is_started_again(
     script = slurm.run(
         "lt-train", "render", "slurm", "--nodes", "2", *OPTIONS.split(), "--log-interval", "1", *stages, cwd=directory
     )
-    slow = tmp_path_factory.mktemp("slow")
-    (slow / "sitecustomize.py").write_text(SLOW.format(file=str(slow / "fast")))
-    options = ("--parsable", "-o", "cancelled.out", f"--export=ALL,PYTHONPATH={slow}")
-    job = slurm.run("sbatch", *options, cwd=directory, stdin=script)
-    log = directory / "cancelled.out"
-    wait_for(log, r" iteration +2/")
+    job, log, fast = submit_slowly(slurm, "cancelled", script, directory, tmp_path_factory.mktemp("slow"))
     steps = slurm.run("squeue", "--steps", "-h", "-o", "%i", "-j", job).split()
     (training,) = (step for step in steps if step.rpartition(".")[2].isdigit())
     slurm.run("scancel", training)
-    (slow / "fast").touch()
+    fast.touch()
     text = slurm.finish(job, log)
     assert f"STEP {training} ON n1 CANCELLED" in text
     assert len(re.findall(r" iteration +40/", text)) == 1
