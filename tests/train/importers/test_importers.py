@@ -1,6 +1,7 @@
 """Configurations of other trainers, as in the guides to them, invented keys included: what comes over, and what is listed."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import assembled
+from running import run
 
 from lt_shared.console import BadData, NoInput
 from lt_train.commands.importing import command
@@ -207,7 +209,7 @@ def test_a_script_with_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_variables_that_contain_themselves_end() -> None:
     lines = ["A=xxxxxxxxxx", *["A=$A$A$A"] * 60, "python pretrain_gpt.py --save $A"]
-    assert megatron_lm.command_in("\n".join(lines))[-1] == "$A$A$A"
+    assert megatron_lm.command_in("\n".join(lines)).words[-1] == "$A$A$A"
 
 
 def test_what_megatron_ignores_is_not_carried() -> None:
@@ -284,12 +286,12 @@ def test_values_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_secrets_and_line_breaks_are_not_printed(tmp_path: Path, as_json: bool) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("cluster_type: slurm\ngit: {token: ghp_secret, branch: 'a\n\n  b'}\nenv_vars: {WANDB_API_KEY: k_secret}\n")
-    shown = CliRunner().invoke(command, [str(file), *(["--json"] if as_json else [])])
-    assert shown.exit_code == 0
-    assert "git.token = (not shown)" in shown.stderr
-    assert "secret" not in shown.output
-    assert [line.count("not carried over: ") for line in shown.stderr.splitlines()] == [1] * 4
+    file.write_text("cluster_type: slurm\ngit: {token: ghp_hidden, branch: 'a\n\n  b'}\nenv_vars: {WANDB_API_KEY: k_hidden}\n")
+    shown = run("import", "--partial", "-v", str(file), *(["--json"] if as_json else []))
+    assert shown.code == 0
+    assert "git.token = (not shown)" in shown.err
+    assert "_hidden" not in shown.out + shown.err
+    assert len(re.findall(r"not carried over, changes \w+: \S+ = ", shown.err)) == 4
 
 
 SECRET_YAML = """\
@@ -312,19 +314,21 @@ srun --export=HF_TOKEN=SECRET,ALL python pretrain_gpt.py --tokenizer-model https
 )
 def test_secrets_in_values_are_not_printed(tmp_path: Path, name: str, content: str, as_json: bool) -> None:
     (tmp_path / name).write_text(content)
-    shown = CliRunner().invoke(command, [str(tmp_path / name), *(["--json"] if as_json else [])])
-    assert "SECRET" not in f"{shown.output}{shown.exception}"
+    shown = run("import", "--partial", "-v", str(tmp_path / name), *(["--json"] if as_json else []))
+    assert "SECRET" not in shown.out + shown.err
     if name == "a.sh":
-        assert "wandb_key = (not shown): wandb reads it from WANDB_API_KEY" in shown.stderr
-        assert "save = s3://(not shown)@bucket/x: it holds a secret" in shown.stderr
+        assert "wandb_key = (not shown): wandb reads it from WANDB_API_KEY" in shown.err
+        assert "save = s3://(not shown)@bucket/x: it holds a secret" in shown.err
 
 
 def test_command(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(command, [str(PLACE / "guide.toml")])
-    assert tomllib.loads(shown.stdout)["model"] == "llama3.1-8b"
-    assert "not carried over: training.compile = True: lt-train does not compile the model" in shown.stderr
+    shown = run("import", "-v", str(PLACE / "guide.toml"))
+    assert tomllib.loads(shown.out)["model"] == "llama3.1-8b"
+    assert "not carried over, changes speed: training.compile = True: lt-train does not compile the model" in shown.err
+    assert "the model has 8,030,261,248 parameters; the original says 8b" in shown.err
     words = [
         "--json",
+        "--partial",
         "--",
         "torchrun",
         "--nproc-per-node",

@@ -1,26 +1,36 @@
 """`lt-train import`: another trainer's configuration as a file for --config."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lt_shared import console
-from lt_shared.console import UsageError
+from lt_shared.console import BadData, ToolError, UsageError
+
+if TYPE_CHECKING:
+    from lt_train.config.run_config import RunConfig
+    from lt_train.importers.ledger import Translation
 
 EXAMPLES = """
 lt-train import llama3_70b.toml | tee mine.toml
+lt-train import pretrain.sbatch --set TENSOR_PARALLEL=4 --set PIPELINE_PARALLEL=2
 lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 --hidden-size 4096 --num-attention-heads 32 --fp16
 """
 
 
 @click.command("import", cls=console.Command, examples=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of TOML.")
+@click.option("--partial", is_flag=True, help="Write what was carried over, even if that is another model, or none.")
+@click.option(
+    "--set", "given", metavar="NAME=VALUE", multiple=True, help="A key of FILE, or a variable of the script. Repeatable."
+)
 @click.argument("source", nargs=-1, type=click.UNPROCESSED, metavar="FILE | -- COMMAND LINE")
-def command(as_json: bool, source: tuple[str, ...]) -> Any:
+def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[str, ...]) -> Any:
     """Turn another trainer's configuration into one for --config.
 
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, or a script that starts pretrain_gpt.py. The options go to standard
-    output as TOML, and each key that is not carried over to standard error, with the reason.
+    output as TOML, and what is not carried over to standard error, with the reason. Exit code 65, and no output, when the model
+    would be another one.
     """
     from lt_train.importers import source as sources
 
@@ -28,11 +38,75 @@ def command(as_json: bool, source: tuple[str, ...]) -> Any:
         raise UsageError(
             "no FILE and no command line", "lt-train import FILE, or lt-train import -- torchrun ... pretrain_gpt.py ..."
         )
-    translation = sources.translate_file(source[0]) if len(source) == 1 else sources.translate_command(source)
-    for entry in translation.dropped:
-        value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
-        console.note(f"not carried over: {entry.key} = {value}: {entry.reason}")
+    if len(source) == 1:
+        translation = sources.translate_file(source[0], _assignments(given))
+    elif given:
+        raise UsageError("--set is for a FILE", "write the values into the command line")
+    else:
+        translation = sources.translate_command(source)
+    _tell_losses(translation)
+    problem = _model_problem(translation, source[0] if len(source) == 1 else "")
+    if problem and not partial:
+        raise problem
+    if problem:
+        console.warn(f"{problem}; --partial accepts it")
     if as_json:
         console.print_json(translation.record())
     else:
         click.echo(translation.toml(), nl=False)
+
+
+def _assignments(given: tuple[str, ...]) -> dict[str, str]:
+    for entry in given:
+        if not entry.partition("=")[0] or "=" not in entry:
+            raise UsageError(f"--set {entry}: expected NAME=VALUE, e.g. TENSOR_PARALLEL=4")
+    return dict(entry.split("=", 1) for entry in given)
+
+
+def _tell_losses(translation: "Translation") -> None:
+    """Those that matter in a line each, the others by their names, or with -v likewise."""
+    from lt_train.importers.effects import Effect
+
+    for effect in Effect:
+        lost = translation.lost(effect)
+        for entry in lost:
+            value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
+            tell = console.note if effect in (Effect.MODEL, Effect.RESULT) else console.detail
+            tell(f"not carried over, changes {effect}: {entry.key} = {value}: {entry.reason}")
+        if lost and effect in (Effect.SPEED, Effect.NONE):
+            console.note(f"not carried over, changes {effect}: {len(lost)} keys; -v lists them")
+
+
+def _model_problem(translation: "Translation", path: str) -> ToolError | None:
+    """Why the file would be no run, or one of another model; says how large the model is that it has."""
+    from lt_train.importers import imported_run
+    from lt_train.importers.effects import Effect
+
+    where = f"{path}: " if path else ""
+    if translation.unknown_variables:
+        unknown = translation.unknown_variables
+        remedy = " ".join(f"--set {name}=VALUE" for name in unknown)
+        return BadData(f"{where}{', '.join(unknown)}: only a run of the script knows the value", f"give it: {remedy}")
+    if not {"model", "num_layers"} & translation.options.keys():
+        return BadData(
+            f"{where}no model: neither its name nor its layers are known", "lt-train models lists the names of --model"
+        )
+    lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL))
+    another = BadData(f"{where}another model would result, without {lost}", "--partial writes it nevertheless") if lost else None
+    try:
+        config = imported_run.resolve(translation)
+        refused = imported_run.first_problem(config)
+    except ToolError as error:
+        return another or BadData(f"{where}lt-train refuses the result: {error}", error.hint)
+    if refused:
+        return another or BadData(f"{where}lt-train refuses the result: {refused}", refused.hint)
+    console.note(_size(config, imported_run.stated_size(path.rpartition("/")[2], *translation.names), translation))
+    return another
+
+
+def _size(config: "RunConfig", stated: str | None, translation: "Translation") -> str:
+    model = config.architecture
+    beside = f"; the original says {stated}" if stated else ""
+    is_known = {"vocab_size", "model"} & translation.options.keys()
+    vocabulary = "" if is_known else f" with a vocabulary of {model.vocab_size:,}, which the data decides"
+    return f"the model has {model.parameters():,} parameters{vocabulary}{beside}"

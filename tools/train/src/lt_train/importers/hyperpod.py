@@ -1,10 +1,13 @@
 """Recipes of SageMaker HyperPod (YAML for Hydra), as they were until December 2025."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+from lt_shared.console import BadData
+from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
-from lt_train.importers.nemo import JOB, optimizer, precision, tensorboard
+from lt_train.importers.nemo import JOB, fp8, optimizer, precision, tensorboard
 
 SOURCE = "HyperPod recipes"
 FSDP = "FSDP2 does so by itself"
@@ -27,7 +30,8 @@ REASONS = {
     "distributed_backend": "it follows from --device",
     "model.val_batch_size": "evaluation has the micro batch size",
     "model.log_reduced_training_loss": "the loss is that of all ranks in any case",
-    "model.moe": "--num-experts says it",
+    "model.moe_all_to_all_dispatcher": "see --moe-token-dispatcher-type",
+    "model.global_token_shuffle": "the router sees all tokens of a rank",
     "model.activation_loading_horizon": "lt-train has no such setting of offloading",
     "model.delayed_param": "weights are made where they stay, in any case",
     "model.forward_prefetch": FSDP,
@@ -78,14 +82,36 @@ RENAMED = {
     "model.optim.sched.warmup_steps": "lr_warmup_iters",
     "model.optim.sched.min_lr": "min_lr",
 }
+# Keys of HyperPod's recipes alone, and of NeMo's models alone.
+OF_RECIPES = (
+    *("use_smp_model", "cluster_type", "model.model_type", "model.train_batch_size"),
+    *("model.tensor_model_parallel_degree", "model.num_hidden_layers", "run.model_type"),
+)
+OF_NEMO = {"model.encoder_seq_length", "model.micro_batch_size", "model.mcore_gpt", "model.megatron_amp_O2"}
+OF_CONFIG = "--model takes the config.json of Hugging Face that it names"
+DENSE, EXPERTS = ("llama", "mistral"), ("mixtral",)
 LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True}
+EXPERT_KEYS = {"model.num_local_experts": "num_experts", "model.num_experts_per_tok": "moe_router_topk"}
 # Of Llama 3.1's scaling only the factor is a setting, the others are Megatron's constants.
 SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+def is_recipe(values: Mapping[str, Any]) -> bool:
+    """NeMo's launcher has a `run` section, too; its models have NeMo's keys."""
+    names = {key.removeprefix("recipes.") for key in values}
+    if any(name.startswith("distributed_strategy.") for name in names):
+        return True
+    return any(name.startswith(OF_RECIPES) for name in names) and not names & OF_NEMO
+
+
 def translate(values: dict[str, Any]) -> Translation:
-    """`values` are the keys with dots, references resolved."""
-    ledger = Ledger(SOURCE, {key.removeprefix("recipes."): value for key, value in values.items()})
+    """`values` are the keys with dots, references resolved. Raises BadData for a model whose shape is not in the recipe."""
+    values = {key.removeprefix("recipes."): value for key, value in values.items()}
+    if str(values.get("run.model_type", "")).startswith("amazon.nova"):
+        raise BadData("Amazon's Nova: its shape is not public", "lt-train models lists what --model knows")
+    if any(key.startswith("distributed_strategy.") for key in values):
+        raise BadData("a recipe for Trainium: the model's shape is in its model_config", OF_CONFIG)
+    ledger = Ledger(SOURCE, values)
     _model(ledger)
     for key, option in RENAMED.items():
         ledger.carry(key, option)
@@ -93,7 +119,7 @@ def translate(values: dict[str, Any]) -> Translation:
         ledger.default("max_position_embeddings", ledger.get("seq_length"))
     precision(ledger, "trainer.precision")
     if ledger.take("model.fp8"):
-        ledger.set("fp8_format", "hybrid", "model.fp8")
+        fp8(ledger, "hybrid", "model.fp8")
     if ledger.take("model.activation_checkpointing"):
         ledger.set("recompute_granularity", "full", "model.activation_checkpointing")
     if ledger.take("model.offload_activations"):
@@ -113,8 +139,12 @@ def translate(values: dict[str, Any]) -> Translation:
 
 def _model(ledger: Ledger) -> None:
     kind = ledger.take("model.model_type")
-    if kind is not None and not str(kind).startswith("llama"):
-        ledger.drop_value("model.model_type", kind, "its shape is taken to be Llama's")
+    if kind is not None and not str(kind).startswith((*DENSE, *EXPERTS)):
+        ledger.drop_value("model.model_type", kind, "lt-train has Llama, Mistral and Mixtral of those", Effect.MODEL)
+    _experts(ledger)
+    window = ledger.take_number("model.sliding_window")
+    if window:
+        ledger.set("window_size", f"{int(window)},0", "model.sliding_window")
     if ledger.has("model.num_hidden_layers"):
         for option, value in LLAMA.items():
             ledger.default(option, value, "model.model_type")
@@ -128,10 +158,23 @@ def _model(ledger: Ledger) -> None:
         ledger.carry_value("model.rope_scaling.factor", "rope_scaling_factor", factor)
     elif factor:
         for key, value in (("rope_type", kind), ("factor", factor)):
-            ledger.drop_value(f"model.rope_scaling.{key}", value, "lt-train has Llama 3.1's scaling")
+            ledger.drop_value(f"model.rope_scaling.{key}", value, "lt-train has Llama 3.1's scaling", Effect.MODEL)
     for key, constant in SCALING.items():
         ledger.drop(f"model.rope_scaling.{key}", f"it is {constant} in megatron-core")
     ledger.take("model.rope_scaling")
+
+
+def _experts(ledger: Ledger) -> None:
+    """Of a model that has any; the keys of one that has none say nothing."""
+    if not ledger.take("model.moe", False):
+        for key in (*EXPERT_KEYS, "model.moe_load_balancing"):
+            ledger.drop(key, "the model has no experts")
+        return
+    for key, option in EXPERT_KEYS.items():
+        ledger.carry(key, option)
+    balancing = ledger.take_text("model.moe_load_balancing")
+    if balancing not in (None, "aux_loss"):
+        ledger.drop_value("model.moe_load_balancing", balancing, "experts are balanced by --moe-aux-loss-coeff", Effect.RESULT)
 
 
 def _sharding(ledger: Ledger) -> None:

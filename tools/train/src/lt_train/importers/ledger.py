@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
@@ -17,6 +17,7 @@ from lt_shared.console import BadData
 from lt_shared.credentials import covered
 from lt_train.config import credentials
 from lt_train.config.options import schema
+from lt_train.importers.effects import Effect, effect_of
 
 MOST_KEYS = 10_000
 # Steps, sizes and seeds are 64-bit integers where they are used.
@@ -26,6 +27,7 @@ NOT_SET = "it is not set"
 IS_OFF = "it is off or empty, and lt-train does nothing of the kind unasked"
 IS_IMPLIED = "lt-train does so in any case, or it has no effect beside the other keys"
 A_NUMBER, A_TEXT = "a number is needed there", "a text is needed there"
+NAMING = ("model.flavor", "run.name", "name", "model.name", "exp_manager.name")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -34,16 +36,30 @@ class Dropped:
     key: str
     value: Any
     reason: str
+    effect: Effect
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """`options` by the names of lt-train's parameters. Those in `defaults` are not in the configuration but follow from it."""
+    """`options` by the names of lt-train's parameters. Those in `defaults` are not in the configuration but follow from it.
+
+    `names` are what the configuration calls itself and its model. `unknown_variables` of a script are those that an option needs
+    and that only a run of the script would know.
+    """
 
     source: str
     options: dict[str, Any]
     defaults: frozenset[str]
     dropped: tuple[Dropped, ...]
+    names: tuple[str, ...] = ()
+    unknown_variables: tuple[str, ...] = ()
+
+    def without(self, names: Collection[str]) -> "Translation":
+        """The same without some options."""
+        return dataclasses.replace(self, options={name: self.options[name] for name in self.options if name not in names})
+
+    def lost(self, effect: Effect) -> list[Dropped]:
+        return [entry for entry in self.dropped if entry.effect is effect]
 
     def toml(self) -> str:
         """What --config reads."""
@@ -61,7 +77,7 @@ class Translation:
             "source": self.source,
             "options": {name.replace("_", "-"): value for name, value in self.options.items()},
             "defaults": sorted(name.replace("_", "-") for name in self.defaults),
-            "not_carried": [dataclasses.asdict(entry) for entry in self.dropped],
+            "not_carried": [dataclasses.asdict(entry) | {"effect": entry.effect.name.lower()} for entry in self.dropped],
         }
 
 
@@ -150,39 +166,49 @@ class Ledger:
         return self._options.get(option)
 
     def drop(self, key: str, reason: str) -> None:
+        """Drop a key of which `reason` says why a run learns the same without it."""
         if key in self._left:
-            self._drop(key, self._left.pop(key), reason)
+            value = self._left.pop(key)
+            self._drop(key, value, reason, Effect.SPEED if effect_of(key, value) is Effect.SPEED else Effect.NONE)
 
-    def drop_value(self, key: str, value: Any, reason: str) -> None:
-        """Drop a key that was taken before."""
-        self._drop(key, value, reason)
+    def drop_value(self, key: str, value: Any, reason: str, effect: Effect | None = None) -> None:
+        """Drop a key that was taken before. `effect` says what that changes where the key's name does not."""
+        self._drop(key, value, reason, effect)
 
     def drop_all(self, reasons: Mapping[str, str]) -> None:
-        """Drop keys, and with a name that ends in a dot all keys below it, each group for its reason."""
+        """Drop keys, and with a name that ends in a dot all keys below it, of which any may change the model."""
         for name, reason in reasons.items():
-            for key in [key for key in self._left if key == name or (name.endswith(".") and key.startswith(name))]:
-                self.drop(key, reason)
+            if name.endswith("."):
+                for key in [key for key in self._left if key.startswith(name)]:
+                    self._drop(key, self._left.pop(key), reason)
+            else:
+                self.drop(name, reason)
 
-    def close(self, unknown: str) -> Translation:
-        for key in list(self._left):
-            self.drop(key, unknown)
+    def close(self, unknown: str, unknown_variables: Collection[str] = ()) -> Translation:
+        for key, value in self._left.items():
+            self._drop(key, value, unknown)
         listed = {entry.key for entry in self._dropped}
         for key, value in self._given.items():
             if self._name(key) not in listed and key not in self._carried:
                 self._drop(key, value, IS_IMPLIED if value else IS_OFF)
-        return Translation(self.source, self._options, frozenset(self._defaults), tuple(self._dropped))
+        names = tuple(str(self._given[key]) for key in NAMING if isinstance(self._given.get(key), str | int | float))
+        return Translation(
+            self.source, self._options, frozenset(self._defaults), tuple(self._dropped), names, tuple(unknown_variables)
+        )
 
     def _not_taken(self, key: str, value: Any, reason: str, otherwise: Any = None) -> Any:
         self._drop(key, value, reason)
         return otherwise
 
-    def _drop(self, key: str, value: Any, reason: str) -> None:
+    def _drop(self, key: str, value: Any, reason: str, effect: Effect | None = None) -> None:
         if value is None:
             reason = NOT_SET
+        if reason in (NOT_SET, IS_OFF, IS_IMPLIED):
+            effect = Effect.NONE
         if value is not None or key in self._given:
             shown = credentials.NOT_SHOWN if credentials.is_secret(key) else covered(value)
             shown = " ".join(map(str, shown)) if isinstance(shown, list) else shown
-            self._dropped.append(Dropped(self._name(key), shown, reason))
+            self._dropped.append(Dropped(self._name(key), shown, reason, effect or effect_of(key, value)))
 
     def _name(self, key: str) -> str:
         return str(covered(self._written.get(key, key)))

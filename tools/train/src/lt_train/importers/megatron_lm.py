@@ -6,19 +6,26 @@ beta2. These defaults are carried over too, since the same command should train 
 
 import itertools
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from lt_shared.console import BadData
 from lt_train.config.settings.layers import WITHOUT_EFFECT
+from lt_train.importers.effects import Effect, effect_of
+from lt_train.importers.layer_style import ZERO_CENTERED, complete
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
-from lt_train.importers.shell_script import commands, needs_shell
+from lt_train.importers.shell_script import ShellCommand, commands, needs_shell, variables_in
 
 SOURCE = "Megatron-LM"
 # What stands behind an option of a launcher that has no value.
 PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
+PROGRAM_OF_GPT = re.compile(r"(^|/)pretrain_(gpt|llama)\w*\.py$")
+OTHER_PROGRAM = re.compile(r"(^|/)\w*(pretrain|finetune|train)\w*\.py$")
+OF_NEMO = "import the YAML that its --config-name names, with --set KEY=VALUE for what the command line overrides"
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
 OF_SHELL = "it needs the shell: pass the command line with its value"
 LAUNCHER = "the launcher's: lt-train reads the rank from the environment, or --ranks"
@@ -46,6 +53,8 @@ REASONS = {
     "log_params_norm": "lt-train has no such number",
     "log_num_zeros_in_grad": "lt-train has no such number",
     "log_progress": "the log has it",
+    "apply_layernorm_1p": ZERO_CENTERED,
+    "layernorm_zero_centered_gamma": ZERO_CENTERED,
     "wandb_key": "wandb reads it from WANDB_API_KEY",
 }
 DEFAULTS = {
@@ -60,8 +69,11 @@ DEFAULTS = {
 }
 
 
-def translate(words: Sequence[str]) -> Translation:
-    """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
+def translate(words: Sequence[str], conditional: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Translation:
+    """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py.
+
+    `conditional` are variables of its script whose value depends on a condition, with the words that an array may have.
+    """
     script = next((index for index, word in enumerate(words) if _is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
@@ -79,22 +91,47 @@ def translate(words: Sequence[str]) -> Translation:
     for key in values:
         _carry(ledger, key)
     _defaults(ledger)
-    return ledger.close("lt-train has no such option")
+    complete(ledger, "disable_bias_linear")
+    return ledger.close("lt-train has no such option", _asked_for(of_shell, conditional))
 
 
-def command_in(text: str) -> list[str]:
-    """The words of the command that starts pretrain_gpt.py in a shell script. Raises BadData without one."""
+def command_in(text: str, given: Mapping[str, str] | None = None) -> ShellCommand:
+    """The command that starts pretrain_gpt.py in a shell script. Raises BadData without one."""
+    other: str | None = None
     try:
-        for words in commands(text):
-            if any(map(_is_script, words)) and words[0] not in ("echo", "printf"):
-                return words
+        for command in commands(text, given):
+            if command.words[:1] and command.words[0] not in ("echo", "printf"):
+                if any(map(_is_script, command.words)):
+                    return command
+                other = other or next(filter(OTHER_PROGRAM.search, command.words), None)
     except ValueError as error:
         raise BadData(f"not a command line: {error}") from None
+    if other:
+        name = other.rpartition("/")[2]
+        hint = OF_NEMO if name.startswith("megatron_") else "pass the command line of pretrain_gpt.py, or a configuration file"
+        raise BadData(f"the script starts {name}, and lt-train imports pretrain_gpt.py", hint)
     raise BadData("no command with pretrain_gpt.py in the script", "pass it: lt-train import -- torchrun ... pretrain_gpt.py ...")
 
 
+def _asked_for(of_shell: Mapping[str, Sequence[str]], conditional: Mapping[str, Sequence[str]]) -> list[str]:
+    """The variables without which the run would be another one: those of numbers, and of options that a condition chooses."""
+    found: dict[str, None] = {}
+    for key, words in of_shell.items():
+        option = options().get(key)
+        is_number = option is not None and isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
+        for name in (name for word in words for name in variables_in(word)):
+            chosen = _parse(conditional.get(name, ())) if words == [key] else {}
+            if is_number or any(_changes_training(option_name, value) for option_name, value in chosen.items()):
+                found[name] = None
+    return list(found)
+
+
+def _changes_training(key: str, value: Any) -> bool:
+    return key not in REASONS and key not in WITHOUT_EFFECT and effect_of(key, value) in (Effect.MODEL, Effect.RESULT)
+
+
 def _is_script(word: str) -> bool:
-    return word.endswith(".py") and "pretrain" in word
+    return PROGRAM_OF_GPT.search(word) is not None
 
 
 def _launcher(words: Sequence[str]) -> dict[str, Any]:
@@ -116,7 +153,7 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
     """Options with their list of words; a word that needs the shell is one of a single option's, or has a key of its own."""
     values: dict[str, Any] = {}
     option: str | None = None
-    for word in words:
+    for word in itertools.chain.from_iterable(map(_split, words)):
         if word.startswith("--"):
             name, is_assigned, value = word[2:].partition("=")
             option = name.replace("-", "_")
@@ -126,6 +163,11 @@ def _parse(words: Sequence[str]) -> dict[str, Any]:
         else:
             values[option].append(word)
     return values
+
+
+def _split(word: str) -> list[str]:
+    """An array may hold an option and its value in one text; unquoted, bash makes two words of it."""
+    return shlex.split(word) if word.startswith("--") and " " in word and not needs_shell(word) else [word]
 
 
 def _takes_no_value(option: str) -> bool:
@@ -155,6 +197,9 @@ def _contradictions(ledger: Ledger) -> None:
         ledger.drop_value("load", load[0], "a run continues from its own --save")
     elif load:
         ledger.set("load", load[0], "load")
+    if not ledger.get("load"):
+        for key in ("no_load_optim", "no_load_rng", "finetune"):
+            ledger.drop(key, "it says what to take from --load; a run continues from its own --save with all that is there")
 
 
 def _carry(ledger: Ledger, key: str) -> None:

@@ -3,6 +3,9 @@
 import os
 from typing import Any
 
+from lt_shared.console import BadData
+from lt_train.importers.effects import Effect
+from lt_train.importers.layer_style import ZERO_CENTERED, complete
 from lt_train.importers.ledger import Ledger, Translation
 
 SOURCE = "NeMo"
@@ -27,6 +30,7 @@ REASONS = {
     "model.pre_process": IN_ANY_CASE,
     "model.post_process": IN_ANY_CASE,
     "model.persist_layer_norm": IN_ANY_CASE,
+    "model.layernorm_zero_centered_gamma": ZERO_CENTERED,
     "model.apply_query_key_layer_scaling": "attention sums in float32 instead",
     "model.make_vocab_size_divisible_by": "the vocabulary is padded to 128 x tensor parallel size",
     "model.tokenizer.": TOKENIZER,
@@ -72,6 +76,7 @@ RENAMED = {
     "model.ffn_hidden_size": "ffn_hidden_size",
     "model.num_attention_heads": "num_attention_heads",
     "model.num_query_groups": "num_query_groups",
+    "model.num_kv_heads": "num_query_groups",
     "model.kv_channels": "kv_channels",
     "model.init_method_std": "init_method_std",
     "model.hidden_dropout": "hidden_dropout",
@@ -91,6 +96,11 @@ RENAMED = {
     "model.optim.lr": "lr",
     "model.optim.weight_decay": "weight_decay",
     "model.optim.eps": "adam_eps",
+    "model.num_moe_experts": "num_experts",
+    "model.moe_router_topk": "moe_router_topk",
+    "model.moe_aux_loss_coeff": "moe_aux_loss_coeff",
+    "model.moe_ffn_hidden_size": "moe_ffn_hidden_size",
+    "model.override_vocab_size": "vocab_size",
     "model.optim.sched.warmup_steps": "lr_warmup_iters",
     "model.optim.sched.min_lr": "min_lr",
 }
@@ -100,13 +110,53 @@ FLAGS = {
     "model.data.reset_attention_mask": "reset_attention_mask",
     "model.data.eod_mask_loss": "eod_mask_loss",
     "model.wrap_with_zero": "use_distributed_optimizer",
+    "model.qkv_bias": "add_qkv_bias",
+    "model.moe_grouped_gemm": "moe_grouped_gemm",
+    # Of Llama 3.1, with a factor of 8.
+    "model.scale_positional_embedding": "use_rope_scaling",
 }
+# Keys that only models other than decoders have, and their kind.
+OTHER_KINDS = {
+    "model.bert_": "BERT",
+    "model.mask_prob": "an encoder",
+    "model.encoder.": "an encoder and a decoder",
+    "model.enc_": "a retrieval model",
+    "model.retro": "RETRO",
+    "model.decoder.": "an encoder and a decoder",
+    "model.unet": "a diffusion model",
+    "model.mm_cfg.": "a vision-language model",
+    "model.vision": "a vision model",
+    "model.hyena": "Hyena",
+    "model.task_templates": "prompt learning",
+    "model.language_model_path": "prompt learning",
+    "model.data.masked_lm_prob": "an encoder",
+    "model.data.seq_length_dec": "an encoder and a decoder",
+}
+EXPERT_SETTINGS = ("model.moe_router_topk", "model.moe_aux_loss_coeff", "model.moe_ffn_hidden_size", "model.moe_grouped_gemm")
 SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root"}
 
 
 def translate(values: dict[str, Any]) -> Translation:
-    """`values` are the keys with dots, references resolved."""
+    """`values` are the keys with dots, references resolved. Raises BadData for a model that is no decoder like GPT's."""
+    for prefix, kind in OTHER_KINDS.items():
+        if any(key.startswith(prefix) for key in values):
+            raise BadData(f"{kind}: lt-train trains decoders like GPT's and Llama's", "lt-train models lists them")
     ledger = Ledger(SOURCE, values)
+    if (values.get("model.num_moe_experts") or 1) == 1:
+        for key in ("model.num_moe_experts", *EXPERT_SETTINGS):
+            ledger.drop(key, "the model has no experts")
+    if values.get("model.activations_checkpoint_granularity") != "full":
+        for key in ("model.activations_checkpoint_method", "model.activations_checkpoint_num_layers"):
+            ledger.drop(key, "it belongs to full recomputation")
+    if values.get("model.position_embedding_type") != "rope":
+        for key in ("model.rotary_percentage", "model.rotary_base"):
+            ledger.drop(key, "it belongs to rotary positions")
+    if values.get("model.name") != "megatron_falcon_gpt":
+        for key in (
+            "model.mcore_customization_config.parallel_attention",
+            "model.mcore_customization_config.new_decoder_architecture",
+        ):
+            ledger.drop(key, "Falcon's layers alone read it")
     precision(ledger, "trainer.precision")
     _style(ledger)
     for key, option in RENAMED.items():
@@ -123,8 +173,11 @@ def translate(values: dict[str, Any]) -> Translation:
     if any(given):
         ledger.set("transformer_impl", "te", *switches)
     for key, form in (("model.fp8_e4m3", "e4m3"), ("model.fp8_hybrid", "hybrid")):
-        if ledger.take(key):
-            ledger.set("fp8_format", form, key)
+        # The format is stated in any case; `model.fp8` switches it on.
+        if values.get("model.fp8", True) and ledger.take(key):
+            fp8(ledger, form, key)
+        else:
+            ledger.drop(key, "fp8 is off")
     _data(ledger)
     optimizer(ledger, "model.optim")
     _saving(ledger, values)
@@ -149,24 +202,37 @@ def precision(ledger: Ledger, key: str) -> None:
         ledger.drop_value(key, kind, "lt-train takes bf16, 16 or 32 there")
 
 
+def fp8(ledger: Ledger, form: str, key: str) -> None:
+    if ledger.get("num_experts"):
+        ledger.drop_value(
+            key, True, "experts are not computed in fp8: the numbers of their tokens do not divide by 16", Effect.SPEED
+        )
+    else:
+        ledger.set("fp8_format", form, key)
+
+
 def optimizer(ledger: Ledger, section: str) -> None:
     """Name, betas and schedule; what has one counterpart is renamed elsewhere."""
     name = str(ledger.take(f"{section}.name", "")).lower()
     if "distributed" in name:
         ledger.set("use_distributed_optimizer", True, f"{section}.name")
     elif name and "adam" not in name:
-        ledger.drop_value(f"{section}.name", name, "lt-train has AdamW and Muon")
+        ledger.drop_value(f"{section}.name", name, "lt-train has AdamW and Muon", Effect.RESULT)
     betas = ledger.take(f"{section}.betas")
     if isinstance(betas, list) and len(betas) == 2:
         for name, beta in zip(("adam_beta1", "adam_beta2"), betas, strict=True):
             ledger.carry_value(f"{section}.betas", name, beta)
     else:
-        ledger.drop_value(f"{section}.betas", betas, "two numbers are needed there")
+        ledger.drop_value(f"{section}.betas", betas, "two numbers are needed there", Effect.RESULT)
+    warmup = ledger.get("lr_warmup_iters")
+    if warmup and warmup >= (ledger.get("train_iters") or warmup + 1):
+        # A run that ends while it warms up.
+        ledger.default("lr_decay_iters", warmup + 1)
     schedule = ledger.take_text(f"{section}.sched.name")
     if schedule in SCHEDULES:
         ledger.set("lr_decay_style", SCHEDULES[schedule], f"{section}.sched.name")
     elif schedule:
-        ledger.drop_value(f"{section}.sched.name", schedule, "lt-train has other schedules: --lr-decay-style")
+        ledger.drop_value(f"{section}.sched.name", schedule, "lt-train has other schedules: --lr-decay-style", Effect.RESULT)
     if ledger.peek(f"{section}.sched.constant_steps") != 0:
         ledger.drop(f"{section}.sched.constant_steps", "only WSD stays at the peak, before its decay")
     ledger.drop_all({f"{section}.": "lt-train has no such setting of the optimizer"})
@@ -181,23 +247,35 @@ def tensorboard(ledger: Ledger, directory: str | None) -> None:
 
 
 def _style(ledger: Ledger) -> None:
+    width = ledger.take_number("model.sliding_window_size")
+    if width:
+        ledger.carry_value("model.sliding_window_size", "window_size", f"{int(width) - 1},0")
+    window = ledger.take("model.window_size")
+    if isinstance(window, list) and len(window) == 2 and window[0] >= 0:
+        ledger.carry_value("model.window_size", "window_size", f"{window[0]},{window[1]}")
     position = ledger.take("model.position_embedding_type", "learned_absolute")
     if position == "rope":
         ledger.set("position_embedding_type", "rope", "model.position_embedding_type")
     elif position != "learned_absolute":
-        ledger.drop_value("model.position_embedding_type", position, "lt-train takes rope or learned_absolute there")
+        ledger.drop_value(
+            "model.position_embedding_type", position, "lt-train takes rope or learned_absolute there", Effect.MODEL
+        )
     norm = ledger.take_text("model.normalization", "layernorm").lower()
-    if norm == "rmsnorm":
+    if norm == "layernorm1p":
+        ledger.drop_value("model.normalization", norm, ZERO_CENTERED, Effect.NONE)
+    elif norm == "rmsnorm":
         ledger.set("normalization", "RMSNorm", "model.normalization")
     elif norm != "layernorm":
-        ledger.drop_value("model.normalization", norm, "lt-train has LayerNorm and RMSNorm")
+        ledger.drop_value("model.normalization", norm, "lt-train has LayerNorm and RMSNorm", Effect.MODEL)
     activation = ledger.take("model.activation", "gelu")
     if activation in ("swiglu", "fast-swiglu"):
         ledger.set("swiglu", True, "model.activation")
     elif activation != "gelu":
-        ledger.drop_value("model.activation", activation, "lt-train has GELU and SwiGLU")
-    if ledger.take("model.bias", True) is False:
-        ledger.set("disable_bias_linear", True, "model.bias")
+        ledger.drop_value("model.activation", activation, "lt-train has GELU and SwiGLU", Effect.MODEL)
+    if ledger.take("model.bias", ledger.peek("model.has_bias")) is False:
+        ledger.set("disable_bias_linear", True, "model.bias", "model.has_bias")
+    ledger.drop("model.has_bias", "model.bias says it")
+    complete(ledger, "model.bias")
     if ledger.take("model.share_embeddings_and_output_weights", True) is False:
         ledger.set("untie_embeddings_and_output_weights", True, "model.share_embeddings_and_output_weights")
 

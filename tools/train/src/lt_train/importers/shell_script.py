@@ -1,15 +1,19 @@
 """What a shell script says without being run: assignments, defaults and arrays are followed, and nothing else.
 
 Scripts around Megatron-LM keep its options in variables: `: "${NUM_LAYERS:=36}"`, `ARGS=(--num-layers $NUM_LAYERS)`, then
-`pretrain_gpt.py "${ARGS[@]}"`. A variable that is set under a condition, or by a command's output, is not known here, and a word
-that needs it keeps its dollar sign. The environment is not looked at: a script is translated alike everywhere.
+`pretrain_gpt.py "${ARGS[@]}"`. A variable that is set by a command's output, or under a condition that known values leave open,
+is not known here, and a word that needs it keeps its dollar sign. The environment is not looked at: a script is translated alike
+everywhere.
 """
 
+import dataclasses
+import itertools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lt_train.config import credentials
+from lt_train.importers.shell_conditions import Branch, Branches, decide
 
 ARRAY = re.compile(r"\s*(?:declare\s+-a\s+|local\s+-a\s+)?(\w+)\+?=\(")
 ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
@@ -18,6 +22,7 @@ WHOLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 PART = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\})")
 COMMENT = re.compile(r"(^|\s)#.*")
 DECLARING = ("export", "declare", "local", "readonly")
+CONDITIONAL = ("if", "elif")
 OPENING, CLOSING = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 TESTING = (*OPENING, "then", "else", "elif", "[", "[[", "test")
 LONGEST_STATEMENT_LINES = 100
@@ -25,33 +30,99 @@ LONGEST_STATEMENT_LINES = 100
 LONGEST_VALUE = 100_000
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command, variables replaced where they are known. Raises ValueError for a quote that is left open."""
-    variables: dict[str, list[str]] = {}
-    depth = 0
+@dataclasses.dataclass(frozen=True)
+class ShellCommand:
+    """Its words, variables replaced where they are known.
+
+    `conditional` are the variables whose value depends on a condition; an array among them has the words that it may have.
+    """
+
+    words: list[str]
+    conditional: Mapping[str, Sequence[str]]
+
+
+def commands(text: str, given: Mapping[str, str] | None = None) -> Iterator[ShellCommand]:
+    """Each command that may be run; values in `given` come before the script's own. Raises ValueError for a quote left open."""
+    variables = _Variables({name: [value] for name, value in (given or {}).items()})
+    branches = Branches()
     for words, array in _statements(text):
         if array:
-            known = variables.get(array, []) if words[:1] == ["+"] else []
-            _set(variables, array, [*known, *(part for word in words[1:] for part in _expanded(word, variables))], depth)
+            if branches.now is not Branch.LEFT_OUT:
+                content = [part for word in words[1:] for part in _expanded(word, variables)]
+                variables.assign_array(array, content, words[0] == "+", branches.now)
             continue
-        opens = words[0] in OPENING
-        depth += opens
+        is_whole = _follow(branches, words, variables)
+        if branches.now is Branch.LEFT_OUT:
+            continue
         if words[0] in TESTING:
             for name, _, _ in _matches(ASSIGNMENT, words):
-                _set(variables, name, [], 1)
+                variables.assign(name, [], Branch.UNKNOWN)
+            if words[0] in (*CONDITIONAL, "[", "[[", "test") and not is_whole:
+                continue
         assignments = _leading_assignments(words)
         rest = words[len(assignments) :]
         if rest[:1] == [":"]:
             for name, value in _matches(DEFAULT, rest[1:]):
                 if name not in variables:
-                    _set(variables, name, [_replaced(value, variables)], depth)
+                    variables.assign(name, [_replaced(value, variables)], branches.now)
         elif not rest:
             for name, more, value in _matches(ASSIGNMENT, assignments):
                 known_text = " ".join(variables.get(name, [])) if more else ""
-                _set(variables, name, [known_text + _replaced(value, variables)], depth)
+                variables.assign(name, [known_text + _replaced(value, variables)], branches.now)
         else:
-            yield [part for word in rest for part in _expanded(word, variables)]
-        depth = max(0, depth - (words[-1 if opens else 0].rstrip(";") in CLOSING))
+            yield ShellCommand([part for word in rest for part in _expanded(word, variables)], dict(variables.conditional))
+
+
+def _follow(branches: Branches, words: Sequence[str], variables: Mapping[str, list[str]]) -> bool:
+    """Open, change or close a condition; whether the statement is a whole one on one line, whose parts are not told apart."""
+    first, last = words[0], words[-1].rstrip(";")
+    if first in OPENING:
+        if last in CLOSING:
+            return True
+        branches.open(_decided(words, variables) if first == "if" else None)
+    elif first == "elif":
+        branches.otherwise(_decided(words, variables))
+    elif first == "else":
+        branches.otherwise()
+    elif first.rstrip(";") in CLOSING:
+        branches.close()
+    return False
+
+
+def _decided(words: Sequence[str], variables: Mapping[str, list[str]]) -> bool | None:
+    test = list(itertools.takewhile(lambda word: word != "then", words[1:]))
+    return decide([_replaced(word, variables) for word in test])
+
+
+class _Variables(dict[str, list[str]]):
+    """Those that are given stay as they are."""
+
+    def __init__(self, given: Mapping[str, list[str]]):
+        super().__init__(given)
+        self._given = frozenset(given)
+        self.conditional: dict[str, list[str]] = {}
+
+    def assign(self, name: str, values: list[str], branch: Branch) -> None:
+        """Under a condition a variable has one value or another. A secret stays behind the name of its variable."""
+        if name in self._given:
+            return
+        if branch is Branch.UNKNOWN:
+            self.conditional.setdefault(name, [])
+        if branch is Branch.UNKNOWN or credentials.is_secret(name) or sum(map(len, values)) > LONGEST_VALUE:
+            values = [f"${name}"]
+        self[name] = values
+
+    def assign_array(self, name: str, words: list[str], is_appended: bool, branch: Branch) -> None:
+        """Words that a condition adds stand behind the name of the array, after those that it has in any case."""
+        if name in self._given:
+            return
+        known = self.get(name, []) if is_appended else []
+        if branch is Branch.UNKNOWN:
+            self.conditional.setdefault(name, []).extend(words)
+            marker = f"${name}"
+            self[name] = known if marker in known else [*known, marker]
+        else:
+            self.assign(name, [*known, *words], branch)
 
 
 def _matches(pattern: re.Pattern[str], words: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -63,11 +134,8 @@ def needs_shell(word: str) -> bool:
     return "$" in word or "`" in word
 
 
-def _set(variables: dict[str, list[str]], name: str, values: list[str], depth: int) -> None:
-    """Under a condition a variable has one value or another. A secret stays behind the name of its variable."""
-    if depth or credentials.is_secret(name) or sum(map(len, values)) > LONGEST_VALUE:
-        values = [f"${name}"]
-    variables[name] = values
+def variables_in(word: str) -> list[str]:
+    return [found[1] or found[2] for pattern in (WHOLE, PART) for found in pattern.finditer(word)]
 
 
 def _leading_assignments(words: Sequence[str]) -> list[str]:
@@ -80,7 +148,7 @@ def _leading_assignments(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _expanded(word: str, variables: dict[str, list[str]]) -> list[str]:
+def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
     """A word that is one variable becomes its words."""
     whole = WHOLE.fullmatch(word)
     values = variables.get(whole[1] or whole[2]) if whole else None
@@ -94,7 +162,7 @@ def _expanded(word: str, variables: dict[str, list[str]]) -> list[str]:
         return values
 
 
-def _replaced(text: str, variables: dict[str, list[str]]) -> str:
+def _replaced(text: str, variables: Mapping[str, list[str]]) -> str:
     def value(matched: re.Match[str]) -> str:
         known = variables.get(matched[1] or matched[2])
         if known is not None:

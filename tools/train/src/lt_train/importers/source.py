@@ -1,9 +1,12 @@
 """Which trainer a configuration belongs to, and its keys with references resolved."""
 
+import functools
+import operator
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
 
 from lt_shared import storage
@@ -14,12 +17,26 @@ from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
 REFERENCE = re.compile(r"\$\{([^${}]+)\}")
-# Keys that only one of the two has, for the rare file without its sections.
-OF_RECIPES = ("run.", "recipes.", "use_smp_model", "cluster_type", "model.train_batch_size", "model.tensor_model_parallel_degree")
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "multiply": operator.mul,
+    "sum": operator.add,
+    "divide_floor": operator.floordiv,
+    "divide_ceil": lambda left, right: -(-left // right),
+    "int_div": operator.floordiv,
+}
+ARITHMETIC = re.compile(rf"\$\{{({'|'.join(OPERATIONS)}): *(-?\d+(?: *, *-?\d+)+) *\}}")
+IN_PYTHON = (
+    "TorchTitan since 2026, NeMo 2 and Megatron-Bridge are configured so: name a preset with --model (lt-train models lists"
+    " them), or import the command line of pretrain_gpt.py that it stands for"
+)
 
 
-def translate_file(path: str) -> Translation:
-    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, or a script that starts pretrain_gpt.py. Raises NoInput or BadData."""
+def translate_file(path: str, given: Mapping[str, str] | None = None) -> Translation:
+    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, or a script that starts pretrain_gpt.py.
+
+    `given` are values of the configuration's keys, or of the script's variables, that come before its own. Raises NoInput or
+    BadData.
+    """
     credentials.check(path, "FILE")
     try:
         text = storage.read_bytes(path).decode()
@@ -27,15 +44,8 @@ def translate_file(path: str) -> Translation:
         raise NoInput(str(error), "lt-train import FILE, or lt-train import -- COMMAND LINE") from None
     except UnicodeDecodeError:
         raise BadData(f"{path}: not a text file", SYNTAX) from None
-    suffix = PurePath(path).suffix.lower()
     try:
-        if suffix == ".toml":
-            return torchtitan.translate(flatten(tomllib.loads(text)))
-        if suffix in (".yaml", ".yml"):
-            values = _yaml(text)
-            is_recipe = any(key.startswith(OF_RECIPES) for key in values)
-            return hyperpod.translate(values) if is_recipe else nemo.translate(values)
-        return megatron_lm.translate(megatron_lm.command_in(text))
+        return _translate(PurePath(path).suffix.lower(), text, given or {})
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}", SYNTAX) from None
     except RecursionError:
@@ -44,24 +54,44 @@ def translate_file(path: str) -> Translation:
         raise BadData(f"{path}: {error}", error.hint or SYNTAX) from None
 
 
+def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
+    if suffix == ".toml":
+        return torchtitan.translate(flatten(tomllib.loads(text)) | _read(given))
+    if suffix == ".py":
+        raise BadData("a configuration in Python would have to be executed", IN_PYTHON)
+    if suffix not in (".yaml", ".yml"):
+        command = megatron_lm.command_in(text, given)
+        return megatron_lm.translate(command.words, command.conditional)
+    values = _yaml(text, _read(given))
+    return hyperpod.translate(values) if hyperpod.is_recipe(values) else nemo.translate(values)
+
+
+def _read(given: Mapping[str, str]) -> dict[str, Any]:
+    """Values as YAML writes them."""
+    try:
+        return {key: strict_yaml.loads(value) for key, value in given.items()}
+    except ValueError as error:
+        raise BadData(f"--set: not YAML: {error}") from None
+
+
 def translate_command(words: Sequence[str]) -> Translation:
     """The command line of pretrain_gpt.py. Raises BadData for another one."""
     return megatron_lm.translate(words)
 
 
-def _yaml(text: str) -> dict[str, Any]:
+def _yaml(text: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     try:
         content = strict_yaml.loads(text)
     except ValueError as error:
         raise BadData(f"not YAML: {error}", SYNTAX) from None
     if not isinstance(content, dict):
         raise BadData("not a configuration: it has no keys")
-    flat = flatten({str(key): value for key, value in content.items()})
-    return {key: _resolved(key, value, flat) for key, value in flat.items()}
+    flat = flatten({str(key): value for key, value in content.items()}) | dict(given)
+    return {key: _computed(_resolved(key, value, flat)) for key, value in flat.items()}
 
 
 def _resolved(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any:
-    """References of OmegaConf: ${a.b} from the top, ${.b} beside `key`. One that is not in the file stays as it is."""
+    """References of OmegaConf: ${a.b} from the top, ${.b} beside `key`, ${..b} beside its section. Others stay as they are."""
     if not isinstance(value, str) or depth > 8:
         return value
     whole = REFERENCE.fullmatch(value)
@@ -76,7 +106,17 @@ def _resolved(key: str, value: Any, flat: dict[str, Any], depth: int = 0) -> Any
     return REFERENCE.sub(text, value)
 
 
+def _computed(value: Any) -> Any:
+    """The arithmetic of NeMo's resolvers: ${multiply:4, 1024} is 4096. What needs a value that is not there stays as it is."""
+    found = ARITHMETIC.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    numbers = [int(word) for word in found[2].split(",")]
+    return functools.reduce(OPERATIONS[found[1]], numbers)
+
+
 def _target(key: str, name: str, flat: dict[str, Any]) -> str | None:
     if name.startswith("."):
-        name = f"{key.rpartition('.')[0]}.{name[1:]}".removeprefix(".")
-    return next((found for found in (name, name.removeprefix("recipes.")) if found in flat), None)
+        below = name.lstrip(".")
+        name = ".".join([*key.split(".")[: -(len(name) - len(below))], below])
+    return next((found for found in (name, name.removeprefix("recipes."), name.removeprefix("training.")) if found in flat), None)

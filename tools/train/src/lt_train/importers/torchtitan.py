@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
 
 SOURCE = "TorchTitan"
@@ -12,6 +13,9 @@ MODELS = {
     ("llama3", "405b"): "llama3.1-405b",
     ("llama3", "1b"): "llama3.2-1b",
     ("llama3", "3b"): "llama3.2-3b",
+    ("llama", "7b"): "llama2-7b",
+    ("llama", "13b"): "llama2-13b",
+    ("llama", "70b"): "llama2-70b",
     ("llama2", "7b"): "llama2-7b",
     ("llama2", "13b"): "llama2-13b",
     ("llama2", "70b"): "llama2-70b",
@@ -22,19 +26,30 @@ MODELS = {
     ("qwen3", "14b"): "qwen3-14b",
     ("qwen3", "32b"): "qwen3-32b",
 }
+# Where keys of 2024 are since.
+MOVED = {
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.batch_size": "training.local_batch_size",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "experimental.pipeline_parallel_split_points": "parallelism.pipeline_parallel_split_points",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "checkpoint.enable_checkpoint": "checkpoint.enable",
+    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
+}
 # Keys that TorchTitan never had, and where its own are.
 INVENTED = {
-    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
     "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     "training.context_parallel_degree": "parallelism.context_parallel_degree",
     "training.micro_batch_size": "training.local_batch_size",
-    "training.batch_size": "training.local_batch_size",
     "training.max_steps": "training.steps",
     "training.lr": "optimizer.lr",
-    "training.warmup_steps": "lr_scheduler.warmup_steps",
     "training.sequence_length": "training.seq_len",
     "training.activation_checkpoint": "activation_checkpoint.mode",
-    "checkpoint.enable_checkpoint": "checkpoint.enable",
     "checkpoint.checkpoint_dir": "checkpoint.folder",
     "checkpoint.checkpoint_interval": "checkpoint.interval",
     "checkpoint.resume_from_checkpoint": "checkpoint.initial_load_path",
@@ -86,7 +101,7 @@ def translate(values: dict[str, Any]) -> Translation:
     moved: dict[str, Any] = {}
     written: dict[str, str] = {}
     for key, value in values.items():
-        name = INVENTED.get(key, key)
+        name = (MOVED | INVENTED).get(key, key)
         name = key if name in values or name in moved else name
         moved[name], written[name] = value, key
     ledger = Ledger(SOURCE, moved, written)
@@ -98,8 +113,8 @@ def translate(values: dict[str, Any]) -> Translation:
     _checkpoints(ledger)
     _reports(ledger)
     ledger.drop_all(REASONS)
-    for key, name in INVENTED.items():
-        ledger.drop(key, f"TorchTitan has no such key, and {name} stands beside it")
+    for key, name in (MOVED | INVENTED).items():
+        ledger.drop(key, f"{name} stands beside it")
     return ledger.close("not a key that TorchTitan had, nor one that is known from guides")
 
 
@@ -112,7 +127,7 @@ def _model(ledger: Ledger) -> None:
         ledger.set("model", preset, "model.name", "model.flavor")
     else:
         for key, value in (("model.name", name), ("model.flavor", flavor)):
-            ledger.drop_value(key, value, "lt-train has no such model; give its sizes (--num-layers ...)")
+            ledger.drop_value(key, value, "lt-train has no such model; give its sizes (--num-layers ...)", Effect.MODEL)
 
 
 def _batches(ledger: Ledger) -> None:
@@ -166,7 +181,7 @@ def _parallelism(ledger: Ledger) -> None:
 def _optimizer(ledger: Ledger) -> None:
     name = ledger.take("optimizer.name")
     if name not in (None, "AdamW"):
-        ledger.drop_value("optimizer.name", name, "lt-train has AdamW and Muon")
+        ledger.drop_value("optimizer.name", name, "lt-train has AdamW and Muon", Effect.RESULT)
     for key, option in (
         ("lr", "lr"),
         ("beta1", "adam_beta1"),

@@ -1,0 +1,60 @@
+"""The run that an imported configuration describes, by lt-train's own checks, and how large its model is.
+
+It is checked on as few GPUs as its parallel sizes need; how many the other trainer had is not in its configuration.
+"""
+
+import math
+import re
+import tempfile
+from pathlib import Path
+
+import click
+
+from lt_shared.console import ToolError, UsageError
+from lt_train.config import cluster
+from lt_train.config.checks import problems
+from lt_train.config.draft import assemble
+from lt_train.config.options import schema
+from lt_train.config.run_config import RunConfig
+from lt_train.importers.ledger import Translation
+
+PARALLEL_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "num_distributed_optimizer_instances",
+)
+# What names files of the other machine, or a length that follows from data.
+OF_MACHINES = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "split")
+STATED_SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
+
+
+def resolve(translation: Translation) -> RunConfig:
+    """The configuration that `lt-train --config` makes of the written file. Raises ToolError for what it refuses."""
+    left_out = OF_MACHINES if not translation.options.get("mock_data") else (*OF_MACHINES, "mock_data")
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "imported.toml")
+        file.write_text(translation.without(left_out).toml())
+        try:
+            options = schema().make_context("lt-train", ["--config", str(file), "--mock-data"]).params
+        except click.UsageError as error:
+            raise UsageError(error.format_message()) from None
+    for name in ("data", "dry_run", "as_json"):
+        options.pop(name, None)
+    ranks = math.prod(int(translation.options.get(size) or 1) for size in PARALLEL_SIZES)
+    return assemble(options, (), cluster.Cluster(None, 1, ranks))
+
+
+def first_problem(config: RunConfig) -> ToolError | None:
+    """Why lt-train would not run it."""
+    return next(iter(problems(config)), None)
+
+
+def stated_size(*names: str) -> str | None:
+    """The size in the first name that has one: "8b" of "llama3_8b.yaml", "8x7b" of "mixtral_8x7b"."""
+    for name in names:
+        found = STATED_SIZE.search(re.sub(r"[_\-/ ]", " ", name.lower()))
+        if found:
+            return found[0]
+    return None
