@@ -77,9 +77,10 @@ def below(context: click.Context) -> Iterator[CommandPage]:
 
 
 def new_context(command: click.Command, parent: click.Context | None, name: str) -> click.Context:
-    prefix = name.upper().replace("-", "_") if parent is None else None
+    # A command below takes the prefix of its own settings, else of its parent.
+    prefix = {"auto_envvar_prefix": name.upper().replace("-", "_")} if parent is None else {}
     # Parsing names the variables of the options.
-    context = command.make_context(name, [], parent=parent, auto_envvar_prefix=prefix, resilient_parsing=True)
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True, **prefix)
     context.max_content_width = context.terminal_width = WIDTH_CHARACTERS
     return context
 
@@ -87,8 +88,8 @@ def new_context(command: click.Command, parent: click.Context | None, name: str)
 def page(context: click.Context, commands: tuple[str, ...]) -> CommandPage:
     help_text = context.get_help()
     rule = re.search(r"^The environment sets options.*", help_text, re.MULTILINE | re.DOTALL)
-    # A rule may be followed by the list of commands.
-    environment = " ".join(rule[0].partition("\n\n")[0].split()) if rule else ""
+    # The list of commands may follow the rule, and a line of it may end after a hyphen.
+    environment = " ".join(re.sub(r"-\n", "-", rule[0].partition("\n\n")[0]).split()) if rule else ""
     return CommandPage(
         name=context.command_path,
         usage=" ".join(context.get_usage().removeprefix("Usage:").split()),
