@@ -44,7 +44,7 @@ def exit_codes() -> str:
         if inspect.isclass(one) and issubclass(one, console.ToolError) and one is not console.ToolError
     }
     rows = [(str(int(code)), f"`{code.name}`", meanings[code], errors.get(code, "")) for code in console.ExitCode]
-    tools = [f"- [{tool}](../../tools/{tool.removeprefix('lt-')}/README.md#exit-codes)" for tool in tool_names()]
+    tools = [f"- [{tool}](../guides/exit-codes.md#{tool})" for tool in tool_names()]
     return "\n\n".join(
         [
             "# Exit codes",
@@ -131,14 +131,14 @@ def alert_rules() -> str:
 
 
 def files() -> str:
-    """Where the manuals say what passes between the tools and what each one writes."""
+    """Where it is said what passes between the tools and what each one writes."""
     return (
         "# Manifest lines and files\n\n"
         "| what | where it is described |\n|---|---|\n"
         "| manifest lines, from tool to tool | [How it works](../how-it-works.md#manifest-lines) |\n"
         "| datasets, and the sidecar beside them | [lt-preprocess](../../tools/preprocess/README.md#the-sidecar) |\n"
         "| checkpoints, log, metrics | [lt-train](../../tools/train/README.md#the-runs-directory) |\n"
-        "| the four checkpoint formats | [lt-convert](../../tools/convert/README.md#what-is-written) |\n"
+        "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#what-is-written) |\n"
         "| events, state files | [lt-monitor](../../tools/monitor/README.md#scrape) |\n"
     )
 

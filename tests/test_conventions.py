@@ -154,20 +154,34 @@ def test_no_arguments_are_a_usage_error_and_not_a_wait(tool: str) -> None:
     assert len(done.stderr.splitlines()) == 2
 
 
-# Those of lt-train are in the reference that docs/generate.py makes from the code.
-@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "lt-train"])
-def test_the_manual_page_names_every_option(tool: str) -> None:
-    manual = (ROOT / "tools" / tool.removeprefix("lt-") / "README.md").read_text()
-    documented = set(re.findall(r"(?<!\S)`?(--?[a-z][\w-]*)", manual))
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages of the commands, as the documentation site has them."""
+    build = tmp_path_factory.mktemp("reference")
+    subprocess.run([sys.executable, ROOT / "docs/generate.py", build], check=True, capture_output=True)
+    return build / "pages/reference/commands"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_reference_names_every_option(tool: str, reference: Path) -> None:
+    pages = "".join(page.read_text() for page in reference.glob(f"{tool}*.md"))
+    documented = set(re.findall(r"(?<!\S)`?(--?[a-z][\w-]*)", pages))
     for page in help_pages(tool).values():
         missing = [names for names in options(page) if not documented.intersection(names.split(", "))]
         assert missing == []
 
 
+def guides_of(tool: str) -> list[Path]:
+    """Those whose tables list options of this tool alone."""
+    subjects = {"lt-convert": ["conversion"]}
+    return [ROOT / f"docs/guides/{subject}.md" for subject in subjects.get(tool, ())]
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_manual_page_names_no_option_that_is_gone(tool: str) -> None:
     """Only lines that call the tool or list an option are looked at: text may name the options of others."""
-    manual = (ROOT / "tools" / tool.removeprefix("lt-") / "README.md").read_text()
+    pages = (ROOT / "tools" / tool.removeprefix("lt-") / "README.md", *guides_of(tool))
+    manual = "".join(page.read_text() for page in pages)
     calls = [part for line in manual.splitlines() if line.startswith("    ") for part in line.split("|") if f"{tool} " in part]
     listed = re.findall(r"^\|? *`(?:-\w, )?(--[a-z][\w-]*)", manual, re.MULTILINE)
     called = [option for call in calls for option in re.findall(r"(?<=\s)--[a-z][\w-]*", call.partition(f"{tool} ")[2])]

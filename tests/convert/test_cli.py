@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -20,7 +21,8 @@ from lt_shared import checkpoint_layout
 from lt_shared.architecture import Architecture
 
 BINARIES = Path(sys.executable).parent
-README = Path(__file__).parents[2] / "tools" / "convert" / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "tools/convert/README.md", ROOT / "docs/guides/conversion.md")
 
 
 def run(*arguments: object, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
@@ -48,7 +50,12 @@ def place(made: Path, tmp_path: Path) -> Path:
 
 
 EXAMPLES = [line for text in (cli.EXAMPLES, cli.INSPECT_EXAMPLES, cli.VERIFY_EXAMPLES) for line in text.strip().splitlines()]
-INDENTED = [line.strip() for line in README.read_text().splitlines() if line.startswith("    lt-convert")]
+INDENTED = [
+    line.strip()
+    for page in PAGES
+    for line in page.read_text().splitlines()
+    if re.match("    (lt-train .* [|] )?lt-convert ", line)
+]
 
 
 @pytest.mark.parametrize("example", dict.fromkeys(EXAMPLES + INDENTED))
@@ -68,11 +75,6 @@ def test_examples(example: str, place: Path) -> None:
         *checkpoints, last = map(json.loads, done.stdout.splitlines())
         assert last == {"v": 1, "kind": "end", "count": len(checkpoints)}
         assert all(each["kind"] == "checkpoint" and Path(each["path"]).is_dir() for each in checkpoints)
-
-
-@pytest.mark.parametrize("command", [(), ("inspect",), ("verify",)])
-def test_readme_shows_the_help(command: tuple[str, ...]) -> None:
-    assert run(*command, "--help", env=os.environ | {"COLUMNS": "80"}).stdout.rstrip() in README.read_text()
 
 
 def test_output_is_a_manifest_and_the_same_again(place: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from lt_monitor.events import records
 from lt_preprocess.cli import datasets, tokenize
 from lt_shared import console, presets
 from lt_train import cli as train
+from lt_train.runtime import process_lifetime
 
 ROOT = Path(__file__).parents[2]
 TOOLS = {
@@ -69,6 +71,27 @@ def test_the_reference_has_every_option_of_every_command(build: Path, name: str)
     assert "(commands/" + name + ".md)" in (build / "pages/reference/commands.md").read_text()
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_reference_says_all_that_help_says(build: Path, name: str) -> None:
+    """Word for word: each paragraph, each option with its description, each example."""
+    tool = next(tool for tool in TOOLS if name.startswith(tool))
+    words = [Path(sys.executable).parent / tool, *name.removeprefix(tool).removeprefix("-").split("-"), "--help"]
+    help_page = subprocess.run([word for word in words if word], capture_output=True, text=True).stdout
+    page = squeezed((build / f"pages/reference/commands/{name}.md").read_text())
+    said = [
+        part
+        for part in re.split(r"\n\n|\n(?=  -)", help_page.partition("\nCommands:\n")[0])
+        if not part.endswith(":") and "Usage: " not in part
+    ]
+    assert len(said) > 3
+    assert [part for part in said if squeezed(part) not in page and not part.startswith("  -h, --help")] == []
+
+
+def squeezed(text: str) -> str:
+    """Without what Markdown or a narrow terminal adds."""
+    return re.sub(r"[\s\\`|]", "", text)
+
+
 def test_the_reference_has_no_other_command(build: Path) -> None:
     assert {path.stem for path in (build / "pages/reference/commands").iterdir()} == set(COMMANDS)
 
@@ -109,13 +132,29 @@ def test_links_of_the_site_lead_somewhere(build: Path) -> None:
     assert broken == []
 
 
-def test_guides_include_the_sections_that_they_name(build: Path) -> None:
+def test_guides_are_text_and_not_links(build: Path) -> None:
     for guide in (ROOT / "docs/guides").glob("*.md"):
-        included = re.findall(r"^\[[^\]]+\]\(\.\./\.\./([^)#]+)#[^)]+\)$", guide.read_text(), re.MULTILINE)
-        assert included
         page = (build / f"pages/guides/{guide.name}").read_text()
-        assert len(page) > 2 * len(guide.read_text())
+        assert len(page.split()) > 100, guide
         assert not re.search(r"^\[[^\]]+\]\([^)]+\)$", page, re.MULTILINE)
+
+
+def test_every_guide_is_in_the_navigation_and_on_the_first_page() -> None:
+    guides = {f"guides/{guide.name}" for guide in (ROOT / "docs/guides").glob("*.md")}
+    assert set(re.findall(r": (guides/\S+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == guides
+    assert set(re.findall(r"\((guides/[^)#]+)\)", (ROOT / "docs/index.md").read_text())) == guides
+
+
+def test_exit_codes_of_each_tool_are_those_of_all(build: Path) -> None:
+    page = (ROOT / "docs/guides/exit-codes.md").read_text()
+    own = {"128+n", str(128 + signal.SIGTERM), str(process_lifetime.HUNG)}
+    known = {str(int(code)) for code in console.ExitCode} | own
+    sections = re.findall(r"^## (lt-\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert {tool for tool, _ in sections} == set(TOOLS)
+    for tool, section in sections:
+        codes = {code for codes in re.findall(r"^\| (\d[^|]*) \|", section, re.MULTILINE) for code in codes.split(", ")}
+        assert {"0", "2", "75"} <= codes <= known, tool
+        assert f"(../guides/exit-codes.md#{tool})" in (build / "pages/reference/exit-codes.md").read_text()
 
 
 def test_pictures_are_small_shown_and_load_nothing(build: Path) -> None:

@@ -154,17 +154,17 @@ def test_tokenizers_travel(bucket: str, small: Path, tmp_path: Path) -> None:
     assert inspection.inspect(f"{bucket}/back")["tokenizer"]["sha256"] == gpt2.sha256()
 
 
-README = Path(__file__).parents[3] / "tools" / "convert" / "README.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/conversion.md"
 
 
 def test_examples(server: Server, small: Path, tmp_path: Path) -> None:
-    """Those of the README that name a store, one after the other."""
+    """Those of the guide that name a store, one after the other."""
     import s3fs
 
     for name in ("models", "runs"):
         s3fs.S3FileSystem().mkdir(name)
     upload(small, "s3://models/Llama-3.2-1B")
-    examples = [line for line in README.read_text().splitlines() if line.startswith("lt-convert ") and "s3://" in line]
+    examples = [line for line in GUIDE.read_text().splitlines() if line.startswith("lt-convert ") and "s3://" in line]
     assert len(examples) > 2
     for example in examples:
         done = subprocess.run([COMMAND, *example.split()[1:]], cwd=tmp_path, capture_output=True, text=True)

@@ -186,8 +186,9 @@ def test_features_that_no_family_has_together() -> None:
 
 
 def test_the_manual_shows_a_family_as_it_is() -> None:
-    manual = (Path(__file__).parents[4] / "tools" / "convert" / "README.md").read_text()
-    (shown,) = re.findall(r"```python\n(.*?)```", manual, re.DOTALL)
+    docs = Path(__file__).parents[4] / "docs"
+    (shown,) = re.findall(r"```python\n(.*?)```", (docs / "weight-tables.md").read_text(), re.DOTALL)
+    manual = (docs / "guides/conversion.md").read_text()
     assert shown.strip() in Path(str(qwen2.__file__)).read_text()
     for name, family in FAMILIES.items():
         row = next(line for line in manual.splitlines() if line.startswith(f"| {family.name} |"))
