@@ -102,7 +102,7 @@ def models() -> str:
 
 
 def events() -> str:
-    """The names in lt-monitor's events. What each kind holds is in its manual."""
+    """The names in lt-monitor's events. What each kind holds is in docs/guides/logs.md."""
     names = {
         "Faults": records.FAULTS,
         "Causes of a fault": records.CAUSES,
@@ -111,8 +111,8 @@ def events() -> str:
         "Reasons of an end": records.END_REASONS,
     }
     sections = [f"## {title}\n\n{', '.join(f'`{name}`' for name in group)}" for title, group in names.items()]
-    manual = "The kinds of events and their keys are in the [manual](../../tools/monitor/README.md#scrape)."
-    return "\n\n".join(["# Events of lt-monitor", manual, *sections]) + "\n"
+    guide = "The kinds of events and their keys: [Logs and events](../guides/logs.md#kinds-of-events)."
+    return "\n\n".join(["# Events of lt-monitor", guide, *sections]) + "\n"
 
 
 def alert_rules() -> str:
@@ -123,7 +123,7 @@ def alert_rules() -> str:
     return "\n\n".join(
         [
             "# Alert rules of lt-monitor",
-            "When each fires is in the [manual](../../tools/monitor/README.md#alert). A file for `--rules` changes these"
+            "When each fires: [Alerts](../guides/alerts.md#rules). A file for `--rules` changes these"
             f" thresholds, and of every rule {' and '.join(f'`{name}`' for name in thresholds.COMMON)}.",
             table(("rule", "thresholds and their defaults"), rows) + "\n",
         ]
@@ -139,7 +139,7 @@ def files() -> str:
         "| datasets, and the sidecar beside them | [lt-preprocess](../../tools/preprocess/README.md#the-sidecar) |\n"
         "| checkpoints, log, metrics | [lt-train](../../tools/train/README.md#the-runs-directory) |\n"
         "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#what-is-written) |\n"
-        "| events, state files | [lt-monitor](../../tools/monitor/README.md#scrape) |\n"
+        "| events, state files | [Logs and events](../guides/logs.md#events-of-scrape) |\n"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_wrong_threshold_is_told_the_right_ones(tmp_path: Path) -> None:
 
 
 def test_the_manual_names_every_threshold() -> None:
-    manual = (Path(__file__).parents[3] / "tools/monitor/README.md").read_text()
+    manual = (Path(__file__).parents[3] / "docs/guides/alerts.md").read_text()
     for rule, values in thresholds.DEFAULTS.items():
         for name, value in values.items():
             assert f"`{rule}`" in manual
