@@ -136,7 +136,7 @@ def files() -> str:
         "# Manifest lines and files\n\n"
         "| what | where it is described |\n|---|---|\n"
         "| manifest lines, from tool to tool | [How it works](../how-it-works.md#manifest-lines) |\n"
-        "| datasets, and the sidecar beside them | [lt-preprocess](../../tools/preprocess/README.md#the-sidecar) |\n"
+        "| datasets, and the sidecar beside them | [Tokenizing](../guides/data.md#the-sidecar) |\n"
         "| checkpoints, log, metrics | [lt-train](../../tools/train/README.md#the-runs-directory) |\n"
         "| the four checkpoint formats | [Converting checkpoints](../guides/conversion.md#what-is-written) |\n"
         "| events, state files | [Logs and events](../guides/logs.md#events-of-scrape) |\n"

@@ -173,7 +173,11 @@ def test_the_reference_names_every_option(tool: str, reference: Path) -> None:
 
 def guides_of(tool: str) -> list[Path]:
     """Those whose tables list options of this tool alone."""
-    subjects = {"lt-convert": ["conversion"], "lt-monitor": ["monitoring", "logs", "alerts", "metrics"]}
+    subjects = {
+        "lt-preprocess": ["data", "tokenizers", "datasets"],
+        "lt-convert": ["conversion"],
+        "lt-monitor": ["monitoring", "logs", "alerts", "metrics"],
+    }
     return [ROOT / f"docs/guides/{subject}.md" for subject in subjects.get(tool, ())]
 
 

@@ -3,7 +3,7 @@
     nox -s bench -- preprocess                        # builds the corpus on the first run; then about 15 minutes
     nox -s bench -- preprocess --quick                # a rough look, under 3 minutes
     nox -s bench -- preprocess --check                # ids of the whole mixed corpus against the libraries, nothing timed
-    nox -s bench -- preprocess --megatron ~/Megatron-LM --markdown tools/preprocess/README.md
+    nox -s bench -- preprocess --megatron ~/Megatron-LM --markdown docs/guides/tokenizing-speed.md
 
 Every figure is of a process of its own. Programs that are compared run one after the other on the same documents, round by
 round, so that whatever else the machine does falls on all of them; figures are medians of the rounds, ratios medians of the

@@ -21,14 +21,13 @@ from lt_shared import console, indexed_dataset
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-README = (Path(__file__).parents[3] / "tools/preprocess/README.md").read_text(encoding="utf-8")
-SECTION = README.partition("\n## Commands for finished datasets\n")[2].partition("\n## ")[0]
+GUIDE = (Path(__file__).parents[3] / "docs/guides/datasets.md").read_text(encoding="utf-8")
 
 
 def documented_commands() -> list[str]:
     in_help = [line for command in commands.commands.values() for line in examples(command)]
-    in_readme = re.findall(r"^    (.*lt-preprocess .*)$", SECTION, re.MULTILINE)
-    return list(dict.fromkeys([*in_help, *in_readme]))
+    in_guide = re.findall(r"^    (.*lt-preprocess .*)$", GUIDE, re.MULTILINE)
+    return list(dict.fromkeys([*in_help, *in_guide]))
 
 
 def examples(command: click.Command) -> list[str]:
@@ -74,7 +73,7 @@ def test_documented_examples(workplace: Path, command: str) -> None:
 
 def test_every_command_is_documented() -> None:
     for name in commands.commands:
-        assert f"\n### {name}\n" in SECTION
+        assert f"\n## {name}\n" in GUIDE
 
 
 @pytest.mark.parametrize("name", commands.commands)

@@ -25,7 +25,9 @@ from lt_shared import indexed_dataset, manifest
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WriteLines = Callable[[Path, list[Any]], Path]
 
-README = (Path(__file__).parents[3] / "tools/preprocess/README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+README = ROOT / "tools/preprocess/README.md"
+PAGES = (README, *(ROOT / f"docs/guides/{name}.md" for name in ("data", "tokenizers", "resume")))
 HEAVY = {
     "numba",
     "numpy",
@@ -73,14 +75,10 @@ def test_help_begins_with_examples(run: Run) -> None:
     assert "LT_PREPROCESS_TOKENIZER" in result.stdout
 
 
-def test_readme_shows_the_help(run: Run) -> None:
-    shown = run("--help", env=os.environ | {"COLUMNS": "80"}).stdout
-    assert f"```\n{shown}```\n" in README
-
-
 def documented_commands() -> list[str]:
-    in_readme = re.findall(rf"^    (?=\S*.*lt-preprocess (?!{'|'.join(commands.commands)}\b))(.+)$", README, re.MULTILINE)
-    return list(dict.fromkeys([*EXAMPLES.strip().splitlines(), *in_readme]))
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    in_pages = re.findall(rf"^    (?=\S*.*lt-preprocess (?!{'|'.join(commands.commands)}\b))(.+)$", text, re.MULTILINE)
+    return list(dict.fromkeys([*EXAMPLES.strip().splitlines(), *in_pages]))
 
 
 @pytest.mark.parametrize("command", documented_commands())
@@ -99,6 +97,7 @@ def test_documented_examples(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "data").mkdir()
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "gpt2").symlink_to(demo_tokenizer)
     (tmp_path / "llama3").symlink_to(llama3_model.parent)
     (tmp_path / "llama2").mkdir()
@@ -116,6 +115,19 @@ def test_documented_examples(
     assert result.returncode == 0, result.stderr
     if "--dry-run" not in command:
         assert list((tmp_path / "data").glob("*_document.idx"))
+
+
+def test_the_readme_shows_what_is_printed(run: Run, tmp_path: Path) -> None:
+    """Of its commands in order, up to what it leaves out."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    (tmp_path / "data").mkdir()
+    text = README.read_text(encoding="utf-8")
+    commands = re.findall(r"^    lt-preprocess (.+)$", text, re.MULTILINE)
+    printed = "".join(run(*command.split(), cwd=tmp_path).stdout for command in commands)
+    blocks = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    shown = [line.partition("...")[0].replace("/fsx", str(tmp_path)) for block in blocks for line in block.splitlines()]
+    assert len(shown) > 5
+    assert [line for line in shown if line not in printed] == []
 
 
 def test_documents_without_an_end_are_warned_of(run: Run, tmp_path: Path, file: Path, demo_tokenizer: Path) -> None:
