@@ -46,7 +46,7 @@ class Site:
             origin, content = self._waiting.popitem()
             page = links.site_path(origin)
             if origin.endswith(".md"):
-                content = links.assembled(content.decode(), origin, page, self._need).encode()
+                content = links.rewritten(content.decode(), origin, page, self._need).encode()
             yield page, content
 
     def _need(self, path: str, origin: str) -> bool:

@@ -175,6 +175,7 @@ def guides_of(tool: str) -> list[Path]:
     """Those whose tables list options of this tool alone."""
     subjects = {
         "lt-preprocess": ["data", "tokenizers", "datasets"],
+        "lt-train": ["training", "models", "parallelism", "precision", "launching", "preflight", "checkpoints", "reports"],
         "lt-convert": ["conversion"],
         "lt-monitor": ["monitoring", "logs", "alerts", "metrics"],
     }

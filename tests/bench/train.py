@@ -3,7 +3,7 @@
     nox -s bench -- train                                          # an H200: about 50 minutes, a process for each contender
     nox -s bench -- train --shapes llama3.2-1b --only lt-train torch-loop --seconds 300
     nox -s bench -- train --shapes llama3.1-8b --gpus 2            # data parallel, through torchrun for the others
-    nox -s bench -- train --from results.json --readme             # writes the table that README.md shows
+    nox -s bench -- train --from results.json --guide              # writes the tables of docs/guides/speed.md
 
 First the losses of lt-train's fast paths are compared with those of its fp32 run. Then each contender trains the same model on as
 many made-up tokens; the floor is the sum of the best times of the step's matrix products and attention alone. A contender whose
@@ -33,7 +33,7 @@ from training.contenders import CONTENDERS, FLOOR_SECONDS
 from training.process import Process
 from training.workload import SHAPES, Workload
 
-README = Path(__file__).resolve().parents[2] / "tools/train/README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/speed.md"
 # A GPU gets warm: behind 4 steps those of one run took 797 to 822 ms, behind 20 802 to 811 (8B's width, H200, 2026-11-22), and
 # contenders come to their first step from pauses of different length.
 WARMUP_STEPS, STEPS = 20, 10
@@ -263,7 +263,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / f"bench-train-{os.getpid()}")
     parser.add_argument("--json", type=Path, help="a file for all figures, written after each measurement")
     parser.add_argument("--from", dest="source", type=Path, nargs="+", help="show the figures of such files; measure nothing")
-    parser.add_argument("--readme", action="store_true", help=f"write the table into {README.name} of lt-train")
+    parser.add_argument("--guide", action="store_true", help=f"write the tables into {GUIDE.name}")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Workload.from_json, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -284,13 +284,13 @@ def main() -> int:
     if chosen.contender:
         run_contender(chosen.contender, chosen.work, chosen.result)
         return 0
-    if chosen.readme:
-        report.check_markers(README)
+    if chosen.guide:
+        report.check_markers(GUIDE)
     found = results.merged([json.loads(path.read_text()) for path in chosen.source]) if chosen.source else measure(chosen)
     tables = results.tables(found)
     print("\n".join(table.plain() for table in tables))
-    if chosen.readme:
-        report.write_markdown(README, "\n".join(table.markdown() for table in tables))
+    if chosen.guide:
+        report.write_markdown(GUIDE, "\n".join(table.markdown() for table in tables))
     return 1 if found.get("has_failed") else 0
 
 

@@ -18,23 +18,37 @@ from running import environment, run
 from lt_shared.manifest import Dataset
 from lt_train.cli import EXAMPLES, commands
 
-README = (Path(__file__).parents[2] / "tools/train/README.md").read_text()
+ROOT = Path(__file__).parents[2]
+GUIDES = [
+    "training",
+    "models",
+    "parallelism",
+    "precision",
+    "launching",
+    "slurm",
+    "kubernetes",
+    "preflight",
+    "checkpoints",
+    "reports",
+    "speed",
+]
+PAGES = (ROOT / "tools/train/README.md", ROOT / "docs/coming-from.md", *(ROOT / f"docs/guides/{name}.md" for name in GUIDES))
 NO_CONTEXT = click.Context(commands)
 OF_COMMANDS = [
     line
     for name in commands.list_commands(NO_CONTEXT)
     for line in getattr(commands.get_command(NO_CONTEXT, name), "examples", "").strip().splitlines()
 ]
-IN_README = re.findall(r"^    (?=\S*.*lt[-_]train )(.+)$", README, re.MULTILINE)
+IN_PAGES = [line for page in PAGES for line in re.findall(r"^    (?=\S*.*lt[-_]train )(.+)$", page.read_text(), re.MULTILINE)]
 # Needs a scheduler; test_launch.py runs two tasks under the variables that srun sets.
 NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) |\| (sbatch|kubectl)")
 # Eight layers of a large model, for a GPU: here as far as its plan.
 NEEDS_A_GPU = re.compile(r"bench --model llama3-8b")
 
 
-def test_readme_shows_the_help() -> None:
+def test_the_guide_shows_the_help() -> None:
     shown = run("-h", COLUMNS="80").out
-    assert f"```\n{shown}```\n" in README
+    assert f"```\n{shown}```\n" in (ROOT / "docs/guides/training.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +75,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     sorted(
         {
             *EXAMPLES.strip().splitlines(),
-            *(line for line in (*OF_COMMANDS, *IN_README) if not NEEDS_A_CLUSTER.search(line)),
+            *(line for line in (*OF_COMMANDS, *IN_PAGES) if not NEEDS_A_CLUSTER.search(line)),
         }
     ),
 )

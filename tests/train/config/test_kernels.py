@@ -404,7 +404,7 @@ def test_the_choice_stands_in_a_measurement() -> None:
 
 
 def test_the_manual_lists_the_implementations_and_the_packages() -> None:
-    manual = (Path(__file__).parents[3] / "tools/train/README.md").read_text()
+    manual = (Path(__file__).parents[3] / "docs/guides/models.md").read_text()
     listed = dict(re.findall(r"^\| `(--[a-z-]+)` \| (`[a-z-]+`(?:, `[a-z-]+`)+) \|", manual, re.MULTILINE))
     expected = {option: ", ".join(f"`{name}`" for name in names) for option, names in kernels.IMPLEMENTATIONS.items()}
     assert listed == expected

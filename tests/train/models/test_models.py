@@ -275,8 +275,8 @@ def test_the_implementation_follows_the_device_and_what_is_asked_and_installed(
 
 
 def test_the_manual_names_every_preset() -> None:
-    readme = (HERE.parents[1] / "tools/train/README.md").read_text()
-    assert [name for name in PRESETS if f"`{name}`" not in readme] == []
+    manual = (HERE.parents[1] / "docs/guides/models.md").read_text()
+    assert [name for name in PRESETS if f"`{name}`" not in manual] == []
 
 
 @pytest.mark.parametrize("name", ["gpt3-1.7b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b"])

@@ -20,7 +20,7 @@ from lt_train.config.cluster import GPUS, Cluster
 from lt_train.planner import memory_estimate, search
 from lt_train.planner.resolve import resolve_run_config
 
-README = Path(__file__).parents[3] / "tools/train/README.md"
+ROOT = Path(__file__).parents[3]
 BF16 = ("--bf16", "--mock-data", "--eval-iters", "0", "--device", "cpu")
 
 
@@ -197,9 +197,10 @@ def test_auto_on_this_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "layout: --tensor-model-parallel-size 2 --sequence-parallel" in capsys.readouterr().err
 
 
-def test_readme_shows_a_plan() -> None:
-    text = README.read_text()
-    arguments, shown = re.findall(r"^    lt-train (plan .*)\n\n```\n(.*?)```$", text, re.MULTILINE | re.DOTALL)[0]
+@pytest.mark.parametrize("page", ["tools/train/README.md", "docs/guides/parallelism.md"])
+def test_a_page_shows_a_plan(page: str) -> None:
+    text = (ROOT / page).read_text()
+    arguments, shown = re.findall(r"^    lt-train (plan [^\n]*)\n\n```\n(.*?)```$", text, re.MULTILINE | re.DOTALL)[0]
     assert run(*shlex.split(arguments)).out == shown
 
 
