@@ -1,6 +1,7 @@
 """The manual page and the help show the same, and every example in them works."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -62,6 +63,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
         write_dataset(place / f"data/{name}_text_document", documents=100)
     demo = Path(__file__).parents[1] / "demo"
     (place / "gpt2").symlink_to(demo / "tokenizer")
+    (place / "tests").symlink_to(demo.parent)
     with (demo / "corpus.jsonl.zst").open("rb") as compressed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
     (place / "corpus.jsonl").write_text("".join(lines[:100]))
@@ -92,3 +94,18 @@ def test_every_example_runs(example: str, workplace: Path) -> None:
     done = subprocess.run(["bash", "-c", script], cwd=workplace, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 or "error: the plan does not fit" in done.stderr, done.stderr
     assert done.stdout or "0 error(s)" in done.stderr
+
+
+def test_the_readme_shows_the_loss_of_its_run(tmp_path: Path) -> None:
+    readme = (ROOT / "tools/train/README.md").read_text()
+    (example,) = re.findall(r"^    (lt-preprocess .*)$", readme, re.MULTILINE)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    variables = environment() | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "LT_TRAIN_DEVICE": "cpu",
+    }
+    script = f"set -o pipefail\n{example}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
+    (shown,) = re.findall(r'^{"v":1,"kind":"checkpoint",.*}$', readme, re.MULTILINE)
+    printed = done.stdout.splitlines()[-2]
+    assert json.loads(printed)["loss"] == pytest.approx(json.loads(shown)["loss"], abs=0.02), done.stderr
