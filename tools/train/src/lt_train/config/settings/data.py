@@ -10,6 +10,7 @@ import click
 from lt_shared import console, manifest, storage
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
+from lt_train.config.settings import stated_tokenizer
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
@@ -40,6 +41,7 @@ OPTIONS = console.section(
         type=click.Path(file_okay=False),
         help="Where each node keeps its copy of datasets from s3://; needed for them.",
     ),
+    *stated_tokenizer.OPTIONS,
 )
 
 
@@ -154,10 +156,12 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
         raise UsageError("--split, but training, validation and test data are named separately", "drop --split")
     if options["mock_data"] and options["split"]:
         note("--split has no meaning for made-up data")
+    validation, test = (_read(tuple(options[name])) for name in ("valid_data_path", "test_data_path"))
+    stated_tokenizer.check(options, (*datasets, *validation, *test))
     return Data(
         datasets=datasets,
-        validation_datasets=_read(tuple(options["valid_data_path"])),
-        test_datasets=_read(tuple(options["test_data_path"])),
+        validation_datasets=validation,
+        test_datasets=test,
         split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or DEFAULT_SPLIT,
         eval_iters=options["eval_iters"],
         eval_interval=options["eval_interval"],
