@@ -46,6 +46,13 @@ NEEDS_A_CLUSTER = re.compile(r"^(srun|sbatch) |\| (sbatch|kubectl)")
 # Eight layers of a large model, for a GPU: here as far as its plan.
 NEEDS_A_GPU = re.compile(r"bench --model llama3-8b")
 
+# Configurations of other trainers, as the documentation calls them.
+SAMPLES = {
+    "llama3_70b.toml": "llama3_70b.toml",
+    "conditions.sbatch": "2.distributed-training.sbatch",
+    "nemo.yaml": "megatron_gpt_config.yaml",
+}
+
 
 def test_the_guide_shows_the_help() -> None:
     shown = run("-h", COLUMNS="80").out
@@ -67,7 +74,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, write_dataset: Callable[
     with (demo / "corpus.jsonl.zst").open("rb") as compressed:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(compressed), encoding="utf-8").readlines()
     (place / "corpus.jsonl").write_text("".join(lines[:100]))
-    shutil.copy(Path(__file__).parent / "importers/samples/llama3_70b.toml", place / "llama3_70b.toml")
+    for sample, name in SAMPLES.items():
+        shutil.copy(Path(__file__).parent / "importers/samples" / sample, place / name)
     (place / "run.toml").write_text('model = "tiny"\nseq-length = 256\ntrain-iters = 20\n')
     return place
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 lt-train import llama3_70b.toml | tee mine.toml
-lt-train import pretrain.sbatch --set TENSOR_PARALLEL=4 --set PIPELINE_PARALLEL=2
+lt-train import 2.distributed-training.sbatch --set NODES=2
 lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 --hidden-size 4096 --num-attention-heads 32 --fp16
 """
 
