@@ -269,3 +269,83 @@ def test_biases_that_a_guide_to_llama_has_by_silence_are_told() -> None:
     words = ("import", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama)
     assert "changes the result: disable_bias_linear = False: there are biases in linear layers then" in run(*words).err
     assert "biases in linear layers" not in run(*words, "--disable-bias-linear").err
+
+
+# As Megatron-Bridge writes it, fields of the same kind left out.
+RUN_CONFIG = """\
+_target_: megatron.bridge.training.config.ConfigContainer
+checkpoint: {{_target_: megatron.bridge.training.config.CheckpointConfig, save: /a, load: /a, save_interval: 500}}
+dataset: {{sequence_length: 1024, mock: true, split: '1,1,1', blend: null}}
+ddp: {{use_distributed_optimizer: true, overlap_grad_reduce: true, overlap_param_gather: true, average_in_collective: true}}
+mixed_precision: {{bf16: true, fp8: null, params_dtype: {{_call_: false, _target_: torch.bfloat16}}}}
+model:
+  _target_: megatron.bridge.models.{provider}
+  activation_func: {{_call_: false, _target_: torch.nn.functional.silu}}
+  add_bias_linear: false
+  bf16: true
+  ffn_hidden_size: 8192
+  gated_linear_unit: true
+  generation_config: {{_call_: true, config_dict: {{max_length: 20, temperature: 0.6}}}}
+  hidden_size: 2048
+  high_freq_factor: 4.0
+  kv_channels: 64
+  low_freq_factor: 1.0
+  mamba_head_dim: 64
+  mamba_state_dim: 128
+  moe_layer_freq: 1
+  moe_router_score_function: softmax
+  moe_router_topk: 2
+  moe_token_dispatcher_type: allgather
+  multi_latent_attention: false
+  normalization: RMSNorm
+  num_attention_heads: 32
+  num_layers: 16
+  num_moe_experts: null
+  num_query_groups: 8
+  old_context_len: 8192
+  position_embedding_type: rope
+  rotary_base: 500000.0
+  rotary_interleaved: {interleaved}
+  scale_factor: 32.0
+  seq_length: 131072
+  share_embeddings_and_output_weights: true
+  softmax_type: vanilla
+  vocab_size: 128256
+optimizer: {{_target_: x, lr: 0.0003, min_lr: 3.0e-05, optimizer: adam, clip_grad: 1.0}}
+scheduler: {{lr_decay_style: cosine, lr_warmup_iters: 10, lr_decay_iters: 100}}
+train: {{micro_batch_size: 1, global_batch_size: 8, train_iters: 100, eval_iters: 0}}
+"""
+LLAMA31_PROVIDER = "llama.llama_provider.Llama31ModelProvider"
+
+
+def test_the_run_config_of_a_checkpoint_of_megatron_bridge(tmp_path: Path) -> None:
+    file = tmp_path / "run_config.yaml"
+    file.write_text(RUN_CONFIG.format(provider=LLAMA31_PROVIDER, interleaved="false"))
+    done = run("import", "--json", str(file))
+    # As transformers counts the parameters of Llama 3.2 1B.
+    assert parameters(done) == 1_235_814_400
+    expected: dict[str, Any] = {
+        "use-rope-scaling": True,
+        "rope-scaling-factor": 32.0,
+        "max-position-embeddings": 131072,
+        "seq-length": 1024,
+        "save": "/a",
+        "bf16": True,
+        "mock-data": True,
+        "lr-warmup-iters": 10,
+    }
+    assert json.loads(done.out)["options"].items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("provider", "interleaved", "message"),
+    [
+        (LLAMA31_PROVIDER, "true", "another model would result, without model.rotary_interleaved"),
+        ("mamba.mamba_provider.MambaModelProvider", "false", "MambaModelProvider: lt-train has no such model"),
+    ],
+)
+def test_other_models_of_megatron_bridge_are_refused(tmp_path: Path, provider: str, interleaved: str, message: str) -> None:
+    file = tmp_path / "run_config.yaml"
+    file.write_text(RUN_CONFIG.format(provider=provider, interleaved=interleaved))
+    done = run("import", str(file))
+    assert (done.code, done.out) == (65, "") and message in done.err

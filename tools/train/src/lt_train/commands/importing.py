@@ -28,9 +28,9 @@ lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 -
 def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[str, ...]) -> Any:
     """Turn another trainer's configuration into one for --config.
 
-    FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, or a script that starts pretrain_gpt.py. The options go to standard
-    output as TOML, and what is not carried over to standard error, with the reason. Exit code 65, and no output, when the model
-    would be another one.
+    FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script that starts
+    pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard error, with the reason.
+    Exit code 65, and no output, when the model would be another one.
     """
     from lt_train.importers import source as sources
 

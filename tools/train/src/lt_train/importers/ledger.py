@@ -162,6 +162,10 @@ class Ledger:
             self._options[option] = value
             self._defaults.add(option)
 
+    def leave_out(self, option: str) -> None:
+        """Take back what was carried over."""
+        self._options.pop(option, None)
+
     def get(self, option: str) -> Any:
         return self._options.get(option)
 

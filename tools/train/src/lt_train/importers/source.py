@@ -12,7 +12,7 @@ from typing import Any
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 from lt_train.config import credentials
-from lt_train.importers import hyperpod, megatron_lm, nemo, strict_yaml, torchtitan
+from lt_train.importers import hyperpod, megatron_bridge, megatron_lm, nemo, strict_yaml, torchtitan
 from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
@@ -26,13 +26,13 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
 }
 ARITHMETIC = re.compile(rf"\$\{{({'|'.join(OPERATIONS)}): *(-?\d+(?: *, *-?\d+)+) *\}}")
 IN_PYTHON = (
-    "TorchTitan since 2026, NeMo 2 and Megatron-Bridge are configured so: name a preset with --model (lt-train models lists"
-    " them), or import the command line of pretrain_gpt.py that it stands for"
+    "name a preset with --model (lt-train models lists them); of Megatron-Bridge import the run_config.yaml that its checkpoints"
+    " have"
 )
 
 
 def translate_file(path: str, given: Mapping[str, str] | None = None) -> Translation:
-    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, or a script that starts pretrain_gpt.py.
+    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, or a script with pretrain_gpt.py.
 
     `given` are values of the configuration's keys, or of the script's variables, that come before its own. Raises NoInput or
     BadData.
@@ -63,6 +63,8 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
         command = megatron_lm.command_in(text, given)
         return megatron_lm.translate(command.words, command.conditional)
     values = _yaml(text, _read(given))
+    if megatron_bridge.is_run_config(values):
+        return megatron_bridge.translate(values)
     return hyperpod.translate(values) if hyperpod.is_recipe(values) else nemo.translate(values)
 
 
