@@ -54,6 +54,15 @@ def manifests(*arguments: str) -> list[dict[str, Any]]:
     return documents
 
 
+def training_command(documents: list[dict[str, Any]]) -> list[str]:
+    """The command of the containers that train, the same in all pods."""
+    (job,) = [document for document in documents if document["kind"] in OPERATORS]
+    replicas = job["spec"]["pytorchReplicaSpecs"].values()
+    commands = [replica["template"]["spec"]["containers"][0]["command"] for replica in replicas]
+    assert all(command == commands[0] for command in commands)
+    return list(map(str, commands[0]))
+
+
 def _validate_operated(document: dict[str, Any]) -> None:
     schema, replicas = OPERATORS[document["kind"]]
     jsonschema.validate(document, json.loads((SCHEMAS / schema).read_text()))

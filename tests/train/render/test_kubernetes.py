@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import Cluster, manifests, render, scripts
+from rendering import Cluster, manifests, render, scripts, training_command
 
 from lt_shared.console import UsageError
 
@@ -20,8 +20,7 @@ def k8s(mount: Path | str, *arguments: str) -> list[dict[str, Any]]:
 
 
 def training_script(documents: list[dict[str, Any]]) -> str:
-    (job,) = [document for document in documents if document["kind"] == "PyTorchJob"]
-    return str(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"][2])
+    return training_command(documents)[2]
 
 
 def test_every_kind_of_manifest() -> None:
@@ -79,7 +78,9 @@ def test_tokenizing_takes_no_gpu() -> None:
         assert ("nvidia.com/gpu" in str(document)) is (document["kind"] == "PyTorchJob")
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, 0), (75, 138), (78, 78), (66, 66), (137, 137)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, 0), (75, 203), (76, 204), (74, 202), (70, 198), (69, 197), (78, 78), (66, 66), (137, 137)]
+)
 def test_the_operator_restarts_what_can_continue(tmp_path: Path, code: int, status: int) -> None:
     """It restarts a pod for codes from 128 on."""
     cluster = Cluster(tmp_path)
@@ -100,7 +101,7 @@ def test_the_end_of_a_pod_lets_the_run_save(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     shell.send_signal(signal.SIGTERM)
-    assert shell.wait(timeout=20) == 138
+    assert shell.wait(timeout=20) == 203
     assert (tmp_path / "saved").exists()
 
 

@@ -116,6 +116,14 @@ def test_a_killed_rank_starts_again_within_the_job(
     assert not any(call.startswith("scontrol requeue") for call in cluster.calls)
 
 
+@pytest.mark.parametrize("code", [69, 70, 74])
+def test_an_attempt_that_failed_starts_again_within_the_job(cluster: Cluster, tmp_path: Path, code: int) -> None:
+    cluster.add("lt-train", f'[ "$(grep -c ^lt-train {tmp_path}/calls)" -gt 1 ] || exit {code}; {END}')
+    done = cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN))
+    assert done.returncode == 0, done.stderr
+    assert sum(call.startswith("lt-train") for call in cluster.calls) == 2
+
+
 def test_a_signal_to_the_task_waits_for_lt_train(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm signals every process of a step, the shell around lt-train too."""
     cluster.add(

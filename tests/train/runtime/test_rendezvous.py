@@ -3,6 +3,7 @@
 import datetime
 import threading
 
+import pytest
 import torch
 
 from lt_shared.console import ExitCode, Unavailable
@@ -41,6 +42,20 @@ def test_the_first_names_those_who_do_not_come_and_the_others_end_silently() -> 
     assert "of 4 ranks, number 1, 3 did not come within 0.005 minutes" in str(ends[0])
     assert isinstance(ends[2], SystemExit)
     assert ends[2].code == ExitCode.UNAVAILABLE
+
+
+def test_a_rank_that_was_started_again_waits_for_the_store_of_this_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = torch.distributed.HashStore(), torch.distributed.HashStore()
+    found = iter((old, old, old, new))
+    monkeypatch.setattr(rendezvous, "open_store", lambda rank_env, timeout: next(found))
+    monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.0)
+    rank_env = RankEnvironment(1, 1, 2, 2, "127.0.0.1", 0, "srun")
+    long, short = datetime.timedelta(seconds=20), datetime.timedelta(seconds=-1)
+    assert rendezvous.open_own_store(rank_env, long) is old
+    assert rendezvous.open_own_store(rank_env, long) is new
+    monkeypatch.setattr(rendezvous, "open_store", lambda rank_env, timeout: new)
+    with pytest.raises(Unavailable, match="has a rank 1 already"):
+        rendezvous.open_own_store(rank_env, short)
 
 
 def test_groups_of_a_process_group_with_a_device_are_not_connected_at_once() -> None:

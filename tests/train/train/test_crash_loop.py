@@ -63,3 +63,11 @@ def test_ranks_are_started_again_until_the_failure_has_repeated(dataset: Dataset
     assert ended.code == 78
     assert ended.err.count("starting the ranks again") == crash_loop.LIMIT - 1
     assert "3 attempts from iteration 0 have failed after iteration 3" in ended.err
+
+
+def test_ranks_that_never_train_are_started_three_times(dataset: Dataset, tmp_path: Path) -> None:
+    """A rank is killed when it opens the log, before its first step."""
+    options = (*SMALL, "--train-iters", "6", "--ranks", "2", "--save", str(tmp_path / "run"), dataset.prefix)
+    ends = [train(*options, **faulty("0:open:train.log:SIGKILL:rank")) for _ in range(crash_loop.LIMIT + 1)]
+    assert [end.code for end in ends] == [137, 137, 137, 78]
+    assert "3 attempts from iteration 0 have failed after iteration 0" in ends[-1].err

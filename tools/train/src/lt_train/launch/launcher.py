@@ -16,12 +16,9 @@ from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
-from lt_train.runtime import rank_environment, run_files
+from lt_train.runtime import rank_environment, restart_policy, run_files
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
-
-# How ranks end that would end so again: the work is done, saved for another time, or cannot be done.
-NOT_AGAIN = (ExitCode.OK, ExitCode.TRY_AGAIN, ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.BAD_CONFIG)
 
 
 def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
@@ -65,30 +62,45 @@ def launch(config: RunConfig) -> int:
     if rank_env is not None:
         return _become(config, rank_env)
     if not is_first:
-        return _run_again(config)
+        return _run_again(config, is_first)
     if node is not None:
         note(node.described)
     _describe(config)
     with _run_directory(config):
-        return _run_again(config)
+        return _run_again(config, is_first)
 
 
-def _run_again(config: RunConfig) -> int:
+def _run_again(config: RunConfig, is_first: bool) -> int:
     """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
     code: int = ExitCode.OK
     for left in reversed(range(config.faults.max_restarts + 1)):
         try:
-            code = rank_processes.run(config)
+            code = _run_ranks(config, is_first)
         except rank_processes.RankKilled as error:
             if not left:
                 raise
             warn(str(error))
             code = error.exit_code
-        if not left or code in NOT_AGAIN:
+        if not left or not restart_policy.starts_ranks_again(code):
             break
         config = _fetch_start(prepare(config))
         note(f"starting the ranks again, {left - 1} more time(s) after this")
     return _exit_code_of_node(code)
+
+
+def _run_ranks(config: RunConfig, is_first: bool) -> int:
+    """As `rank_processes.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
+    before = crash_loop.attempts(config)
+    code: int = ExitCode.OK
+    try:
+        code = rank_processes.run(config)
+    except rank_processes.RankKilled as error:
+        code = error.exit_code
+        raise
+    finally:
+        if is_first and restart_policy.starts_ranks_again(code) and crash_loop.attempts(config) == before:
+            crash_loop.add_failed_start(config)
+    return code
 
 
 def _exit_code_of_node(code: int) -> int:

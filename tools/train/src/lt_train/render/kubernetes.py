@@ -1,7 +1,7 @@
 """Manifests for `kubectl apply -f -`: Jobs that download and tokenize, a PyTorchJob, a Job that converts, what watches the run.
 
 Kubernetes starts everything at once, so each stage waits for a file that the one before it finishes with, on the volume that all
-share. The operator restarts pods whose exit code is 128 or more and gives up on others: 75, "continue me", is passed on as 138.
+share. The operator restarts pods whose exit code is 128 or more and gives up on others; 128 is added to those that are retried.
 The manifests hold no secrets; a Secret called lt-secrets, where there is one, becomes environment variables of every container.
 """
 
@@ -19,12 +19,14 @@ from lt_shared.credentials import covered
 from lt_train.config.instances import EFA
 from lt_train.render import shell
 from lt_train.render.job_spec import Job, check_value
+from lt_train.runtime import restart_policy
 
 SECRET = "lt-secrets"
 # A CronJob's name has at most 52 characters; the longest that is added to the job's is -monitor there.
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,42}[a-z0-9])?")
 CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 GRACE_SECONDS = 600
+AGAIN_CODES = (*restart_policy.CONTINUED, *restart_policy.FAILED)
 # Of a run that is continued again and again; a failure that repeats at the same step ends with another code.
 RESTARTS = 100
 MONITOR_SCHEDULE = "*/5 * * * *"
@@ -40,7 +42,7 @@ status=0
 wait "$child" || status=$?
 # The signal has ended the first wait.
 if [ "$status" -eq 143 ]; then status=0; wait "$child" || status=$?; fi
-if [ "$status" -eq 75 ]; then status=138; fi
+case "$status" in {again}) status=$((status + {signalled})) ;; esac
 exit "$status\""""
 
 
@@ -214,7 +216,7 @@ def _training(job: Job, claim: str, mount: str) -> dict[str, Any]:
         f'mkdir -p "$(dirname {checkpoints})"',
         # The first rank alone has something to say there.
         f'output=/dev/null; if [ "$PET_NODE_RANK" -eq 0 ]; then output={checkpoints}; fi',
-        TRAIN.format(output='"$output"'),
+        TRAIN.format(output='"$output"', again=shell.pattern(AGAIN_CODES), signalled=restart_policy.SIGNALLED),
     ]
     wait_for = f"[ -e {shlex.quote(job.beside('data.manifest'))} ]" if job.preprocess else None
 

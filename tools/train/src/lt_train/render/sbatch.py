@@ -1,20 +1,21 @@
 """A job file for sbatch: all stages in one job, or a job for each stage and a script that submits them in a row.
 
 One task per node starts the ranks of its node, so neither the number of GPUs nor torchrun is in the file. A job ends early with
-exit code 75 when it has saved and can continue, and goes back into the queue then, and only then: another code would come again.
-`srun --kill-on-bad-exit` ends the other nodes when one fails. It would also end those that still save when the first is done with
-75, so that code is kept from srun, and known by the missing last line of the manifest. A rank that was killed or has crashed is
-another matter: nothing was saved for it, but the nodes are there, so the step starts again within the job. A run that does not
-move is ended with 76: srun ends the other nodes, stopped processes too, and the job goes back into the queue.
+exit code 75 when it has saved and can continue, and goes back into the queue then. `srun --kill-on-bad-exit` ends the other nodes
+when one fails. It would also end those that still save when the first is done with 75, so that code is kept from srun, and known
+by the missing last line of the manifest. An attempt that failed, as after a rank was killed, has saved nothing more, but the
+nodes are there, so the step starts again within the job. A run that does not move is ended with 76: srun ends the other nodes,
+stopped processes too, and the job goes back into the queue. Which code says what is in `runtime/restart_policy.py`.
 """
 
 import dataclasses
 import re
 import shlex
 
-from lt_shared.console import UsageError
+from lt_shared.console import ExitCode, UsageError
 from lt_train.render import shell
 from lt_train.render.job_spec import Job, check_value
+from lt_train.runtime import restart_policy
 
 # Before the time limit; of a short limit a fifth.
 SIGNAL_SECONDS = 300
@@ -58,9 +59,11 @@ profiling() {
 # In a task: a signal is for lt-train, which this shell waits for. srun's status is the largest of its tasks', and those that it
 # ends when one has failed have 143: what must not start again within the job becomes larger than that.
 PERMANENT = 170
+PERMANENT_CODES = (*restart_policy.NEVER, ExitCode.NO_PROGRESS)
+AGAIN_CODES = (*restart_policy.FAILED, *(restart_policy.SIGNALLED + number for number in restart_policy.CRASHES))
 TASK = (
-    'trap : TERM USR1; lt-train "$@" || { status=$?; case "$status" in 75) ;;'
-    f' 2 | 65 | 66 | 73 | 76 | 78) exit $((status + {PERMANENT})) ;; *) exit "$status" ;; esac; }}'
+    f'trap : TERM USR1; lt-train "$@" || {{ status=$?; case "$status" in {ExitCode.TRY_AGAIN:d}) ;;'
+    f' {shell.pattern(PERMANENT_CODES)}) exit $((status + {PERMANENT})) ;; *) exit "$status" ;; esac; }}'
 )
 
 
@@ -194,14 +197,14 @@ def _train(job: Job) -> str:
         "",
         *([] if job.preprocess else _directory(job)),
         "profiling --pause",
-        f"# After SIGABRT, SIGBUS, SIGKILL or SIGSEGV of a rank all start again from what is saved, {RESTARTS} times at most.",
+        f"# When a rank was killed, or failed as it need not again, all start again from what is saved, {RESTARTS} times at most.",
         "# srun ends the other nodes with SIGTERM then, and its status is the largest: 143.",
         f"for _ in {{0..{RESTARTS}}}; do",
         "  status=0",
         '  srun --kill-on-bad-exit=1 "${cpu_bind[@]}" "${auto_resume[@]}" "${container[@]}" \\',
         f'    bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
         f"    > {checkpoints} || status=$?",
-        '  case "$status" in 134 | 135 | 137 | 139 | 143) ;; *) break ;; esac',
+        f'  case "$status" in {shell.pattern(AGAIN_CODES)}) ;; *) break ;; esac',
         "done",
         f'if [ "$status" -gt {PERMANENT} ]; then status=$((status - {PERMANENT})); fi',
         "profiling --resume",

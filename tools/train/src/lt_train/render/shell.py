@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lt_train.config.settings.parallelism import AUTO
 from lt_train.render.job_spec import BATCHES, LAYOUT, OWN_LAYOUT, SIZES, Job, changes_preset
@@ -55,6 +55,11 @@ def sizes_from_environment(job: Job) -> str:
         any_layout = "".join(f"${{{name}:-}}" for name in LAYOUT)
         lines.append(f'if [ -n "{any_layout}" ]; then train+=({" ".join(OWN_LAYOUT)}); fi')
     return "\n".join(lines)
+
+
+def pattern(codes: Iterable[int]) -> str:
+    """The pattern of `case` for some exit codes."""
+    return " | ".join(str(int(code)) for code in sorted(codes))
 
 
 def command(words: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,13 +31,14 @@ LATER_SECONDS = 60.0
 # Ranks import torch and megatron-core at speeds of their own.
 LEAST_SECONDS = 120.0
 KEY = "lt-train/joined"
+POLL_SECONDS = 0.5
 
 
 def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float) -> None:
     """Make the process group of all ranks. Raises Unavailable in rank 0 when others do not come; those that came end silently."""
     device.communicate_on_loopback(rank_env)
     joining = datetime.timedelta(seconds=max(timeout_seconds, LEAST_SECONDS))
-    store = open_store(rank_env, joining)
+    store = open_own_store(rank_env, joining)
     meet(store, rank_env, joining)
     # Longer than the watchdog's, which knows more.
     timeout = datetime.timedelta(seconds=watchdog.SLOW * timeout_seconds + LATER_SECONDS)
@@ -49,6 +51,20 @@ def join(rank_env: RankEnvironment, where: torch.device, timeout_seconds: float)
         device_id=where if where.type == device.CUDA else None,
         timeout=timeout,
     )
+
+
+def open_own_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:
+    """The store of this attempt, in which this rank is for the first time. Raises as `open_store`, and Unavailable.
+
+    A rank that was started again by itself, as in a pod, may be back before rank 0 of the attempt before has ended.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while (store := open_store(rank_env, timeout)).add(f"{KEY}/starts/{rank_env.rank}", 1) > 1:
+        if time.monotonic() > deadline:
+            where = f"{rank_env.master_address}:{rank_env.master_port}"
+            raise Unavailable(f"{where} has a rank {rank_env.rank} already", "see whether two runs have the same rendezvous")
+        time.sleep(POLL_SECONDS)
+    return store
 
 
 def open_store(rank_env: RankEnvironment, timeout: datetime.timedelta) -> Any:

@@ -2,7 +2,8 @@
 
 A job that is put back into the queue after every failure runs for ever when the failure is in the data or the configuration: it
 dies at the same step each time. Rank 0 writes a line to SAVE/attempts.jsonl when an attempt begins to train and when it ends in
-order, and the number of the current step to a file of eight bytes, which survives every way to die.
+order, and the number of the current step to a file of eight bytes, which survives every way to die. Ranks that fail before they
+train count as an attempt that did not get beyond its start: lt-train on the first node writes the line for them.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lt_shared import checkpoint_layout
 from lt_shared.console import BadConfig
 from lt_train.config.run_config import RunConfig
 from lt_train.runtime import run_files
@@ -37,11 +39,29 @@ class Attempt:
     def end(self, iteration: int) -> None:
         """The attempt ends in order: at the last step, or at one that was saved."""
         self._append({"v": 1, "end": iteration})
+        self.close()
+
+    def close(self) -> None:
         os.close(self._step)
 
     def _append(self, record: dict[str, Any]) -> None:
         with run_files.appended(self._file) as file:
             file.write(json.dumps(record) + "\n")
+
+
+def attempts(config: RunConfig) -> int:
+    """The size of the file, which grows with every attempt."""
+    directory = config.checkpointing.directory
+    file = Path(directory or "") / FILE
+    return file.stat().st_size if directory is not None and file.exists() else 0
+
+
+def add_failed_start(config: RunConfig) -> None:
+    """Write down an attempt that failed before its ranks trained."""
+    settings = config.checkpointing
+    if settings.directory is not None:
+        start = checkpoint_layout.iteration_of(Path(settings.start)) if settings.start and settings.continues else 0
+        Attempt(Path(settings.directory), config, start or 0).close()
 
 
 def fingerprint(config: RunConfig) -> str:

@@ -1,0 +1,46 @@
+"""What follows the end of lt-train, by its exit code: the one table of all that start it again.
+
+| policy | codes | --max-restarts | Slurm | Kubernetes |
+|---|---|---|---|---|
+| CONTINUE | 75 saved, or busy; 76 no progress | 76 is started again | the job is put back into the queue | all pods start again |
+| RESTART | 69, 70, 74; 128 + a signal | is started again | the step is started again within the job | all pods start again |
+| NEVER | 0 and all others | ends | the job ends | the job ends |
+
+A node starts again even if only another knows why: when a rank is killed, the others end with 74, since a connection was closed.
+What cannot work ends with another code, and `crash_loop` gives the code 78 to what fails three times at the same step, so that
+nothing is started again for ever.
+
+mpirun starts nothing again: it ends all processes and passes on the code of the first that failed.
+"""
+
+import enum
+import signal
+
+from lt_shared.console import ExitCode
+
+
+class Policy(enum.Enum):
+    CONTINUE = "continue"
+    RESTART = "restart"
+    NEVER = "never"
+
+
+CONTINUED = (ExitCode.TRY_AGAIN, ExitCode.NO_PROGRESS)
+# A GPU that is gone, ranks that did not come; an error of CUDA or NCCL; a file, or the connection to a rank that was killed.
+FAILED = (ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO)
+NEVER = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.NO_INPUT, ExitCode.CANNOT_CREATE, ExitCode.BAD_CONFIG)
+SIGNALLED = 128
+# By which a rank dies, and SIGTERM, with which srun ends the other nodes.
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+
+
+def policy(code: int) -> Policy:
+    """What is done after lt-train has ended with `code`."""
+    if code in CONTINUED:
+        return Policy.CONTINUE
+    return Policy.RESTART if code in FAILED or code > SIGNALLED else Policy.NEVER
+
+
+def starts_ranks_again(code: int) -> bool:
+    """Whether --max-restarts does; not after a signal that has asked the run to save and end."""
+    return code == ExitCode.NO_PROGRESS or policy(code) is Policy.RESTART
