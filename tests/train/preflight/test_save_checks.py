@@ -94,6 +94,19 @@ def test_inside_a_container(tmp_path: Path) -> None:
     assert "gone when the job ends" in said(save_checks.shared, situation(tmp_path, *run))[0]
 
 
+@pytest.mark.parametrize("names", save_checks.SCHEDULED)
+def test_inside_a_container_that_a_scheduler_starts_again(names: tuple[str, ...], tmp_path: Path) -> None:
+    variables = dict.fromkeys(names, "1")
+    for kind in ("overlay", "xfs"):
+        write(tmp_path, "/proc/mounts", f"root / {kind} rw 0 0\nfsx@tcp:/x {tmp_path}/fsx {kind} rw 0 0\n")
+        (found,) = said(save_checks.shared, situation(tmp_path, "--save", str(tmp_path / "run"), **variables, nodes=2))
+        assert found.startswith("error: ") and "from step 0 each time" in found
+    (tmp_path / "fsx").mkdir()
+    assert not said(save_checks.shared, situation(tmp_path, "--save", str(tmp_path / "fsx/run"), **variables))
+    alone = situation(tmp_path, "--save", str(tmp_path / "run"), **{names[0]: "1"})
+    assert not said(save_checks.shared, alone)
+
+
 def test_a_filesystem_of_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop has no /fsx; a login node has, and its room is that of the run."""
     elsewhere = ("--save", "/no-such-fsx/run")

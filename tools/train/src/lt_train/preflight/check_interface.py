@@ -129,10 +129,14 @@ class Situation:
 
     def filesystem(self, path: Path) -> str | None:
         """The type of the filesystem that holds `path`, None when the table of mounts does not say."""
-        wanted, found, best = os.path.realpath(path), None, -1
+        return self.mount(path)[1]
+
+    def mount(self, path: Path) -> tuple[str, str | None]:
+        """Where that filesystem is mounted, and its type."""
+        wanted, point, kind = os.path.realpath(path), "", None
         for line in self.read("/proc/mounts").splitlines():
             fields = line.split()
             mount_point = fields[1].replace("\\040", " ")
-            if (wanted == mount_point or wanted.startswith(mount_point.rstrip("/") + "/")) and len(mount_point) >= best:
-                found, best = fields[2], len(mount_point)
-        return found
+            if (wanted == mount_point or wanted.startswith(mount_point.rstrip("/") + "/")) and len(mount_point) >= len(point):
+                point, kind = mount_point, fields[2]
+        return point, kind

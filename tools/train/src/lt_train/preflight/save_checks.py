@@ -16,6 +16,8 @@ LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overl
 IN_CONTAINER = {"overlay", "tmpfs", "ramfs", "squashfs"}
 OF_THE_KERNEL = {"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "mqueue", "bpf"}
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+# Variables of a scheduler and of the container in which it starts a job: pyxis, and the operators of Kubernetes.
+SCHEDULED = (("SLURM_JOB_ID", "ENROOT_ROOTFS"), ("PET_NNODES", "KUBERNETES_SERVICE_HOST"))
 
 
 def is_set(situation: Situation) -> Iterator[Finding]:
@@ -78,12 +80,22 @@ def space(situation: Situation) -> Iterator[Finding]:
 
 
 def shared(situation: Situation) -> Iterator[Finding]:
-    """By the type of the filesystem; `--network` tries it."""
+    """By the type of the filesystem; `--network` tries it.
+
+    In a container of a scheduler, SAVE inside of the container is an error: the job that is started again, in a new container,
+    would begin at step 0 each time, for as long as somebody pays.
+    """
     save, there = _directory(situation)
-    kind = situation.filesystem(there)
+    point, kind = situation.mount(there)
     if kind is None:
         raise NotChecked("the table of mounts does not say what it is")
-    if situation.nodes > 1 and kind in LOCAL:
+    if _is_scheduled(situation) and (kind in IN_CONTAINER or point == "/"):
+        yield error(
+            f"{there} is on {kind}, inside the container: the job would start from step 0 each time",
+            f"--save {save}",
+            "name a directory that is mounted into the container, or a URL",
+        )
+    elif situation.nodes > 1 and kind in LOCAL:
         yield warning(
             f"{there} is on {kind}, which each node has for itself: a checkpoint would be in pieces",
             f"--save {save}",
@@ -95,6 +107,10 @@ def shared(situation: Situation) -> Iterator[Finding]:
             f"--save {save}",
             "name a directory that is mounted into the container",
         )
+
+
+def _is_scheduled(situation: Situation) -> bool:
+    return any(all(situation.environment.get(name) for name in names) for names in SCHEDULED)
 
 
 def _in_container(situation: Situation) -> bool:
