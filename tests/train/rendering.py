@@ -17,7 +17,7 @@ from lt_train.commands.render import command
 
 SCHEMAS = Path(__file__).parent / "render/schemas"
 KUBERNETES_VERSION = "1.30"
-OPERATORS = {"PyTorchJob": ("pytorchjob.json", "pytorchReplicaSpecs")}
+OPERATORS = ("PyTorchJob", "JobSet", "TrainJob", "TrainingRuntime")
 
 
 def render(*arguments: str) -> str:
@@ -54,20 +54,36 @@ def manifests(*arguments: str) -> list[dict[str, Any]]:
     return documents
 
 
+def training_pods(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The specifications of the pods of an operator's object, one for each of its templates."""
+    if document["kind"] == "PyTorchJob":
+        return [replica["template"]["spec"] for replica in document["spec"]["pytorchReplicaSpecs"].values()]
+    sets = {"JobSet": lambda spec: spec, "TrainingRuntime": lambda spec: spec["template"]["spec"]}
+    if document["kind"] not in sets:
+        return []
+    jobs = sets[document["kind"]](document["spec"])["replicatedJobs"]
+    return [job["template"]["spec"]["template"]["spec"] for job in jobs]
+
+
 def training_command(documents: list[dict[str, Any]]) -> list[str]:
     """The command of the containers that train, the same in all pods."""
-    (job,) = [document for document in documents if document["kind"] in OPERATORS]
-    replicas = job["spec"]["pytorchReplicaSpecs"].values()
-    commands = [replica["template"]["spec"]["containers"][0]["command"] for replica in replicas]
+    commands = [pod["containers"][0]["command"] for document in documents for pod in training_pods(document)]
     assert all(command == commands[0] for command in commands)
     return list(map(str, commands[0]))
 
 
 def _validate_operated(document: dict[str, Any]) -> None:
-    schema, replicas = OPERATORS[document["kind"]]
-    jsonschema.validate(document, json.loads((SCHEMAS / schema).read_text()))
-    for specification in document["spec"][replicas].values():
-        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": specification["template"]}
+    schema = json.loads((SCHEMAS / f"{document['kind'].lower()}.json").read_text())
+    jsonschema.validate(document, schema)
+    if document["kind"] == "TrainingRuntime":
+        template = document["spec"]["template"]["spec"]
+        _validate_operated({"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {}, "spec": template})
+    if document["kind"] == "JobSet":
+        for replicated in document["spec"]["replicatedJobs"]:
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": replicated["template"]["spec"]}
+            kubernetes_validate.validate(job, KUBERNETES_VERSION, strict=True)
+    for pod in training_pods(document):
+        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": {"spec": pod}}
         kubernetes_validate.validate(template, KUBERNETES_VERSION, strict=True)
 
 

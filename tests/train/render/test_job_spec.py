@@ -118,7 +118,7 @@ def test_every_example_of_the_help(example: str) -> None:
     line, _, consumer = example.partition(" | ")
     program, named, *arguments = shlex.split(line)
     assert (program, named) == ("lt-train", "render")
-    assert render(*arguments).startswith("#!/bin/bash" if arguments[0] == "slurm" else "---")
+    assert render(*arguments).startswith("#!/bin/bash" if arguments[0] == "slurm" else "# All of this run is deleted by: kubectl")
     assert consumer in ("", "sbatch" if arguments[0] == "slurm" else "kubectl apply -f -")
 
 

@@ -40,17 +40,19 @@ def test_every_kind_of_manifest() -> None:
         *("--tensorboard-dir", "/fsx/run/curves"),
     )
     assert [(document["kind"], document["metadata"]["name"]) for document in documents] == [
-        ("Job", "gpt-download"),
-        ("Job", "gpt-preprocess"),
+        ("ServiceAccount", "gpt-data"),
+        ("Role", "gpt-data"),
+        ("RoleBinding", "gpt-data"),
+        ("Job", "gpt-data"),
         ("PyTorchJob", "gpt"),
         ("Job", "gpt-convert"),
         ("CronJob", "gpt-monitor"),
         ("Deployment", "gpt-tensorboard"),
         ("Service", "gpt-tensorboard"),
     ]
-    replicas = documents[2]["spec"]["pytorchReplicaSpecs"]
+    replicas = documents[4]["spec"]["pytorchReplicaSpecs"]
     assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Master": 1, "Worker": 2}
-    assert documents[2]["spec"]["nprocPerNode"] == "8"
+    assert documents[4]["spec"]["nprocPerNode"] == "8"
 
 
 @pytest.mark.parametrize(
@@ -70,12 +72,6 @@ def test_the_machines(instance: str, gpus: int, efa: int) -> None:
     assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
     # The operator looks for both names.
     assert (container["name"], container["ports"][0]["name"]) == ("pytorch", "pytorchjob-port")
-
-
-def test_tokenizing_takes_no_gpu() -> None:
-    documents = k8s("/fsx", "--preprocess", "/fsx/a.jsonl --tokenizer /fsx/t -o /fsx/web", "--convert", "--to hf -o /fsx/hf")
-    for document in documents:
-        assert ("nvidia.com/gpu" in str(document)) is (document["kind"] == "PyTorchJob")
 
 
 @pytest.mark.parametrize(
@@ -105,31 +101,43 @@ def test_the_end_of_a_pod_lets_the_run_save(tmp_path: Path) -> None:
     assert (tmp_path / "saved").exists()
 
 
-def test_stages_wait_for_each_other(tmp_path: Path) -> None:
-    """All scripts together, in the wrong order: each waits for the file of the one before it."""
+def test_the_stages(tmp_path: Path) -> None:
+    """The containers of the Job in their order, then the training; the conversion waits for its end."""
     cluster = Cluster(tmp_path)
     for tool in ("lt-preprocess", "lt-train", "lt-convert"):
         cluster.add(tool, END)
-    cluster.add("sleep", "exec /bin/sleep 0.1")
     cluster.add("curl", 'while [ "$1" != --output ]; do shift; done; touch "$2"')
+    cluster.add("sleep", "exec /bin/sleep 0.1")
     documents = k8s(
         tmp_path,
         *("--download", "https://host/a.jsonl", "--download", "https://host/b.jsonl?x=1"),
         *("--preprocess", f"{tmp_path}/download -o {tmp_path}/web --tokenizer t", "--convert", f"--to hf -o {tmp_path}/hf"),
     )
-    (tmp_path / "calls").write_text("")
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PET_NODE_RANK": "0"}
-    shells = [
-        subprocess.Popen(["bash", "-c", "".join(scripts(document))], env=environment)
-        for document in reversed(documents)
-        if document["kind"] in ("Job", "PyTorchJob")
-    ]
-    assert [shell.wait(timeout=30) for shell in shells] == [0] * 4
-    assert [call.split()[0] for call in cluster.calls if not call.startswith("sleep")] == [
-        *("curl", "curl", "lt-preprocess", "lt-train", "lt-convert")
-    ]
-    assert {file.name for file in (tmp_path / "download").iterdir()} == {"a.jsonl", "b.jsonl"}
+    download, preprocess, _ = scripts(documents[3])
+    wait, convert = scripts(documents[5])
+    waiting = subprocess.Popen(["bash", "-c", wait], env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    for script in (download, preprocess, training_script(documents)):
+        done = cluster.run(script, PET_NODE_RANK="0")
+        assert done.returncode == 0, done.stderr
     assert any(call.startswith(f"lt-train @{tmp_path}/run/data.manifest") for call in cluster.calls)
+    assert waiting.wait(timeout=30) == 0
+    assert cluster.run(convert).returncode == 0
+    assert {file.name for file in (tmp_path / "download").iterdir()} == {"a.jsonl", "b.jsonl"}
+
+
+@pytest.mark.parametrize(("code", "ends_at_once"), [(78, True), (74, False)])
+def test_a_conversion_does_not_wait_for_a_run_that_has_failed(tmp_path: Path, code: int, ends_at_once: bool) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.add("lt-train", f"exit {code}")
+    documents = k8s(tmp_path, "--mock-data", "--convert", f"--to hf -o {tmp_path}/hf")
+    wait, _ = scripts(documents[1])
+    cluster.run(training_script(documents), PET_NODE_RANK="0")
+    # Later the run fails for good.
+    cluster.add("sleep", f"echo 'it has ended' > {tmp_path}/run/checkpoints.manifest.failed")
+    done = cluster.run(wait)
+    assert done.returncode == 1
+    said = "lt-train has ended with exit code 78" if ends_at_once else "it has ended"
+    assert done.stderr == f"no checkpoint to convert: {said}\n"
 
 
 def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +156,15 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--save", "/fsx/run", "--mock-data", "--job-name", "a" * 45), "44"),
         (("--save", "/fsx/run", "--mock-data", "--claim", "My_Claim"), "--claim"),
         (("--save", "/fsx/run", "--mock-data", "--mount", "fsx"), "below /"),
+        (("--save", "/fsx/run", "--mock-data", "--namespace", "My Team"), "--namespace"),
+        (("--save", "/fsx/run", "--mock-data", "--service-account", "a/b"), "--service-account"),
+        (("--save", "/fsx/run", "--mock-data", "--priority-class", ""), "--priority-class"),
+        (("--save", "/fsx/run", "--mock-data", "--queue", "a b"), "--queue"),
+        (("--save", "/fsx/run", "--mock-data", "--toleration", "gpu:Never"), "--toleration"),
+        (("--save", "/fsx/run", "--mock-data", "--node-selector", "pool"), "--node-selector"),
+        (("--save", "/fsx/run", "--mock-data", "--cpus", "many"), "--cpus"),
+        (("--save", "/fsx/run", "--mock-data", "--memory", "1500GiB"), "--memory"),
+        (("--save", "/fsx/run", "--mock-data", "--shared-memory", "half"), "--shared-memory"),
         (("--save", "/fsx/run", "--mock-data", "--mount", "/"), "below /"),
         (("--save", "/fsx/../home/run", "--mock-data"), "not on the volume"),
         (("--save", "/fsx/run", "--mock-data", "--tensorboard-dir", "/home/curves"), "not on the volume"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rendering import Cluster, render, shellcheck
 
+from lt_shared.console import UsageError
 from lt_train.config.instances import INSTANCES
 
 END = """echo '{"v":1,"kind":"end","count":1}'"""
@@ -177,7 +178,7 @@ def test_profiling_is_paused_where_dcgm_is(cluster: Cluster, tmp_path: Path) -> 
 
 
 def test_the_container(cluster: Cluster, tmp_path: Path) -> None:
-    arguments = ("--save", f"{tmp_path}/run", "--mock-data", *TRAIN, "--container-mounts", "/a b:/a")
+    arguments = ("--save", f"{tmp_path}/run", "--mock-data", *TRAIN, "--container-mounts", f"/a b:/a,{tmp_path}")
     script = render("slurm", "--image", f"{tmp_path}/lt.sqsh", *arguments)
     shellcheck(script)
     missing = cluster.run(script)
@@ -187,13 +188,39 @@ def test_the_container(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "lt.sqsh").touch()
     assert cluster.run(script).returncode == 0
     (call,) = [call for call in cluster.calls if "lt-train" in call and call.startswith("srun")]
-    assert f"--container-image={tmp_path}/lt.sqsh --container-mounts=/a b:/a bash" in call
+    assert f"--container-image={tmp_path}/lt.sqsh --container-mounts=/a b:/a,{tmp_path} bash" in call
     # The names that the scripts around Megatron-LM read.
     (tmp_path / "other.sqsh").touch()
     assert cluster.run(script, IMAGE=f"{tmp_path}/other.sqsh", FSX_MOUNT="/fsx:/fsx").returncode == 0
     assert any(f"--container-image={tmp_path}/other.sqsh --container-mounts=/fsx:/fsx" in call for call in cluster.calls)
     registry = render("slurm", "--image", "docker://nvcr.io#nvidia/pytorch:25.06-py3", *arguments)
     assert "-e" not in registry.partition("IMAGE=")[2].partition("container=(")[0]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "arguments", "reason"),
+    [
+        ("/fsx:/fsx", ("--save", "run"), "--save run is not on a directory of"),
+        ("/fsx:/fsx", ("--save", "/home/me/run"), "--save /home/me/run is not on"),
+        ("/fsx:/fsx", ("--save", "/fsx/run", "--tensorboard-dir", "curves"), "--tensorboard-dir curves is not on"),
+        ("/fsx:/fsx", ("--save", "/fsx/run", "--load", "/home/base"), "--load /home/base is not on"),
+        ("/fsx:/fsx", ("--save", "/fsx/run", "data/web"), "DATA data/web is not on"),
+        ("/fsx:/fsx", ("--save", "/fsx/run", "--convert", "--to hf -o hf"), "--convert '-o ...' hf is not on"),
+        ("/lustre/me:/fsx", ("--save", "/fsx/run"), "under one path"),
+        ("/lustre/me:/fsx,/data", ("--save", "/data/run", "--load", "/fsx/run"), None),
+        ("/data:/data:ro,/fsx:/fsx:rw", ("--save", "/fsx/run", "--load", "/data/run"), None),
+        ("/fsx:/fsx", ("--save", "s3://bucket/run"), None),
+    ],
+)
+def test_what_would_be_gone_with_the_container(mounts: str, arguments: tuple[str, ...], reason: str | None) -> None:
+    data = () if "data/web" in arguments else ("--mock-data",)
+    words = ("slurm", "--image", "/fsx/lt.sqsh", "--container-mounts", mounts, *TRAIN, *data, *arguments)
+    if reason is None:
+        assert "--container-image" in render(*words)
+        return
+    with pytest.raises(UsageError, match=re.escape(reason)) as caught:
+        render(*words)
+    assert caught.value.hint and "or a URL" in caught.value.hint
 
 
 @pytest.mark.parametrize("is_hyperpod", [True, False])
@@ -210,7 +237,7 @@ def test_auto_resume_on_hyperpod_alone(cluster: Cluster, tmp_path: Path, is_hype
 def test_words_arrive_as_they_were_given(cluster: Cluster, tmp_path: Path) -> None:
     odd = 'it\'s $(touch pwned) `id` "x" {a,b} * #}'
     words = ("--split", "98,2,0", "--wandb-exp-name", odd, "--wandb-project", "p")
-    container = ("--image", f"{tmp_path}/}}'$(id)`.sqsh", "--container-mounts", f"/a b:/c {odd}")
+    container = ("--image", f"{tmp_path}/}}'$(id)`.sqsh", "--container-mounts", f"{tmp_path},/a b:/c {odd}")
     (tmp_path / "}'$(id)`.sqsh").touch()
     script = render("slurm", "--save", f"{tmp_path}/{odd}", "--mock-data", *container, *TRAIN, *words)
     shellcheck(script)
@@ -220,7 +247,7 @@ def test_words_arrive_as_they_were_given(cluster: Cluster, tmp_path: Path) -> No
     done = cluster.run(script)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "words").read_text().splitlines()[-len(words) :] == list(words)
-    assert f"--container-image={tmp_path}/}}'$(id)`.sqsh\n--container-mounts=/a b:/c {odd}\n" in options.read_text()
+    assert f"--container-image={tmp_path}/}}'$(id)`.sqsh\n--container-mounts={tmp_path},/a b:/c {odd}\n" in options.read_text()
     assert (tmp_path / odd / "checkpoints.manifest").exists()
     assert not list(tmp_path.glob("**/pwned"))
 

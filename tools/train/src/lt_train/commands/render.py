@@ -118,18 +118,50 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     help="GPUs to ask for; by default all of the instance.",
 )
 @click.option("--image", envvar=["LT_TRAIN_IMAGE", "IMAGE_URI"], help="Container image with the lt tools.")
+@click.option(
+    "--kind",
+    type=click.Choice(["pytorchjob", "jobset", "trainjob"]),
+    default="pytorchjob",
+    help="What trains: for the training operator, the JobSet controller, or the Kubeflow Trainer (v2).",
+)
+@click.option("--namespace", help="Namespace of all objects; by default kubectl's, and 'default' where data are made first.")
+@click.option("--queue", metavar="NAME", help="LocalQueue of Kueue that admits the training.")
+@click.option("--service-account", metavar="NAME", help="Of the pods, for example one with access to S3.")
+@click.option("--toleration", metavar="TAINT", multiple=True, help="KEY, KEY:EFFECT or KEY=VALUE:EFFECT. Repeatable.")
+@click.option("--node-selector", metavar="KEY=VALUE", multiple=True, help="Of the pods that train. Repeatable.")
+@click.option("--priority-class", metavar="NAME", help="Of the pods that train.")
+@click.option("--cpus", metavar="QUANTITY", help="CPUs that each pod that trains requests, for example 90.")
+@click.option("--memory", metavar="QUANTITY", help="Memory that each pod that trains requests, for example 1500Gi.")
+@click.option("--shared-memory", metavar="QUANTITY", help="Size of /dev/shm; by default half of the node's memory.")
 @click.option("--claim", default="fsx-claim", help="PersistentVolumeClaim of the shared filesystem.")
 @click.option("--mount", default="/fsx", help="Where it is mounted.")
 @click.option("--download", multiple=True, metavar="URL", help="File to download first. Repeatable.")
 @click.option("--download-to", help="Directory for these files; by default MOUNT/download.")
 @stages
-def k8s(claim: str, mount: str, download: tuple[str, ...], download_to: str | None, **options: Any) -> None:
-    """Print manifests for kubectl: Jobs, a PyTorchJob, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir."""
+def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: str | None, **options: Any) -> None:
+    """Print manifests for kubectl: what trains, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir.
+
+    With --download or --preprocess a Job without GPUs makes the data first, and the training is suspended until they are there.
+    The number of nodes is fixed: elastic training, as of 1 to 64 nodes, is not supported.
+    """
     from lt_train.render import kubernetes
+    from lt_train.render.pods import PodOptions
 
     job = _job(options, os.environ)
-    directory = (download_to or f"{mount.rstrip('/')}/download").rstrip("/")
-    click.echo(kubernetes.render(job, claim, mount, download, directory), nl=False)
+    pods = PodOptions(
+        claim=options["claim"],
+        mount=options["mount"],
+        namespace=options["namespace"],
+        service_account=options["service_account"],
+        tolerations=options["toleration"],
+        node_selectors=options["node_selector"],
+        priority_class=options["priority_class"],
+        cpus=options["cpus"],
+        memory=options["memory"],
+        shared_memory=options["shared_memory"],
+    )
+    directory = (download_to or f"{pods.mount.rstrip('/')}/download").rstrip("/")
+    click.echo(kubernetes.render(job, kind, pods, queue, download, directory), nl=False)
 
 
 def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:

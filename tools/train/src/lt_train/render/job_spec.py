@@ -50,7 +50,8 @@ class Job:
     `data_paths` the manifests and datasets among them.
 
     `preprocess` and `convert` are words of lt-preprocess and lt-convert, None for no such stage. `save` is the run's directory or
-    URL. `accelerators` is the number of ranks on a node, None when lt-train is to find out.
+    URL. `accelerators` is the number of ranks on a node, None when lt-train is to find out. `manifests` is the directory for
+    manifests of a run whose SAVE is a URL, None for the working directory.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Job:
     data_paths: tuple[str, ...]
     preprocess: tuple[str, ...] | None
     convert: tuple[str, ...] | None
+    manifests: str | None = None
 
     @property
     def save(self) -> str:
@@ -73,8 +75,10 @@ class Job:
         return self.instance.environment() if self.instance else {}
 
     def beside(self, name: str) -> str:
-        """A file of the job: in SAVE, or in the working directory when that is a URL."""
-        return f"lt-{self.name}-{name}" if storage.is_remote(self.save) else f"{self.save}/{name}"
+        """A file of the job: in SAVE, or in `manifests` when that is a URL."""
+        if not storage.is_remote(self.save):
+            return f"{self.save}/{name}"
+        return f"{self.manifests}/lt-{self.name}-{name}" if self.manifests else f"lt-{self.name}-{name}"
 
 
 def make(

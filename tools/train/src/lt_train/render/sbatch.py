@@ -12,8 +12,9 @@ import dataclasses
 import re
 import shlex
 
+from lt_shared import storage
 from lt_shared.console import ExitCode, UsageError
-from lt_train.render import shell
+from lt_train.render import container_paths, shell
 from lt_train.render.job_spec import Job, check_value
 from lt_train.runtime import restart_policy
 
@@ -79,6 +80,8 @@ class SbatchOptions:
 def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
     """The job file, or with `chain` DEPENDENCY a script that submits one per stage. Raises UsageError for no time limit."""
     check_value(sbatch.mounts, "--container-mounts")
+    if job.image is not None:
+        job = _in_container(job, sbatch.mounts)
     stages = [
         *([("preprocess", 1, _preprocess(job))] if job.preprocess else []),
         ("train", job.nodes, _train(job)),
@@ -107,6 +110,25 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
         ]
         before = name
     return "\n".join(lines)
+
+
+def _in_container(job: Job, mounts: str) -> Job:
+    """The job, when all that it keeps is outside of the container. Raises UsageError.
+
+    The script and lt-train both write to SAVE, one outside and one inside, so that its path must be the same on both sides.
+    """
+    pairs = [(source, target.partition(":")[0] or source) for source, _, target in map(_partition, mounts.split(","))]
+    targets = [target for _, target in pairs]
+    container_paths.check(job, targets, f"a directory of --container-mounts {mounts}")
+    same = [target for source, target in pairs if source == target]
+    if not storage.is_remote(job.save):
+        container_paths.check_path("--save", job.save, same, f"a directory that --container-mounts {mounts} has under one path")
+    return dataclasses.replace(job, manifests=same[0] if same else None)
+
+
+def _partition(mount: str) -> tuple[str, str, str]:
+    """SOURCE[:TARGET[:FLAGS]]"""
+    return mount.strip().partition(":")
 
 
 def _script(job: Job, name: str, nodes: int, stages: str, sbatch: SbatchOptions) -> str:
@@ -197,7 +219,7 @@ def _train(job: Job) -> str:
         "",
         *([] if job.preprocess else _directory(job)),
         "profiling --pause",
-        f"# When a rank was killed, or failed as it need not again, all start again from what is saved, {RESTARTS} times at most.",
+        f"# After a rank was killed, or failed as it need not again, all start from what is saved, {RESTARTS} times at most.",
         "# srun ends the other nodes with SIGTERM then, and its status is the largest: 143.",
         f"for _ in {{0..{RESTARTS}}}; do",
         "  status=0",
