@@ -110,7 +110,7 @@ def _set_spec(job: Job, options: PodOptions, command: list[str], **more: Any) ->
     return {
         "failurePolicy": {
             "maxRestarts": RESTARTS,
-            "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            "rules": [{"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
         },
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": {**more, "spec": specification}}],
     }
