@@ -40,7 +40,7 @@ LARGE = re.compile(r"^lt-train --model")
 FINDS = re.compile(r"lt-train preflight")
 STAND_INS = {
     "sbatch": 'cat "${@:-/dev/stdin}" > "$KEPT/$(ls "$KEPT" | wc -l).sbatch"; echo 77',
-    "srun": 'export SLURM_PROCID=0 SLURM_NTASKS=1; exec "$@"',
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; export SLURM_PROCID=0 SLURM_NTASKS=1; exec "$@"',
 }
 RECIPE = """\
 trainer: {devices: 8, num_nodes: 4, precision: bf16, max_steps: 40}
@@ -151,6 +151,16 @@ def test_every_counterpart_works(page: Path, tmp_path: Path, run_directory: Path
         shellcheck(file.read_text())
     for file in tmp_path.glob("**/*.manifest"):
         assert json.loads(file.read_text().splitlines()[-1])["kind"] == "end"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_jobs_have_what_their_page_installs(page: Path) -> None:
+    """A node without a container has what was installed by pip: TensorBoard and s3fs are extras, in the image and not there."""
+    for command in counterparts(page):
+        if "render slurm" in command and ("--tensorboard-dir" in command or "s3://" in command):
+            assert "--image /fsx/lt.sqsh" in command
+        if command.startswith("srun ") and "lt-preprocess" in command:
+            assert "--exclusive --cpu-bind=none --container-image=/fsx/lt.sqsh" in command
 
 
 def _render(words: list[str], consumer: str) -> None:

@@ -6,28 +6,34 @@
 #
 #   enroot import -o /fsx/lt.sqsh dockerd://lt:latest
 #
-# The base brings PyTorch, NCCL and TransformerEngine that were built for each other, and its pip keeps to these versions.
-FROM nvcr.io/nvidia/pytorch:25.06-py3
+# PyTorch's wheels bring CUDA 13, cuDNN and NCCL; the driver is the host's, 580 or newer. TransformerEngine, for --transformer-impl te
+# alone, is compiled against them: pip install --no-build-isolation 'transformer_engine[pytorch,core_cu13]' on a -devel base.
+FROM nvidia/cuda:13.0.2-base-ubuntu24.04
 
-ARG EFA_INSTALLER_VERSION=1.43.2
+ARG EFA_INSTALLER_VERSION=1.48.0
+# Of the speed figures in tools/train/README.md.
+ARG TORCH_VERSION=2.11.0
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# libfabric and the NCCL plugin come from AWS; the kernel module is the host's. Another Open MPI than the base's stays out.
+# Triton compiles a launcher with gcc for each kernel. libfabric and the NCCL plugin come from AWS; the kernel module is the host's.
 # hadolint ignore=DL3003,DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends openssh-server pciutils xz-utils \
+    && apt-get install -y --no-install-recommends ca-certificates curl gcc libc6-dev pciutils python3-dev python3-venv xz-utils \
     && curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-${EFA_INSTALLER_VERSION}.tar.gz" | tar -xz -C /tmp \
     && (cd /tmp/aws-efa-installer && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify) \
-    && mkdir -p /run/sshd \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/*
 
 ENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH \
-    PATH=/opt/amazon/efa/bin:$PATH
+    PATH=/opt/lt/python/bin:/opt/amazon/efa/bin:$PATH
 
+COPY CHANGELOG.md constraints.txt /opt/lt/
 COPY shared /opt/lt/shared
 COPY tools /opt/lt/tools
-# The base has torch, numpy and the like in its constraint file.
-RUN pip install --no-cache-dir /opt/lt/shared /opt/lt/tools/preprocess "/opt/lt/tools/train[tensorboard,wandb,s3]" \
+# The versions of constraints.txt, but PyTorch's own and what belongs to it.
+RUN python3 -m venv /opt/lt/python \
+    && sed -E '/^(torch|triton|setuptools|cuda-toolkit|nvidia-(cu(blas|da|dnn|f|rand|so|sp)|n)[^=]*)=/d' /opt/lt/constraints.txt > /opt/lt/image-constraints.txt \
+    && pip install --no-cache-dir -c /opt/lt/image-constraints.txt "torch==${TORCH_VERSION}" "/opt/lt/shared[s3]" \
+        "/opt/lt/tools/preprocess[parquet,s3]" "/opt/lt/tools/train[flash,muon,s3,tensorboard,wandb]" \
         /opt/lt/tools/convert /opt/lt/tools/monitor \
     && lt-train --version && lt-preprocess --version && lt-convert --version && lt-monitor --version
