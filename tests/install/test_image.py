@@ -75,7 +75,7 @@ def test_everything_resolves(image: Path) -> None:
 
 def test_the_figures_were_made_with_that_torch() -> None:
     (version,) = re.findall(r"^ARG TORCH_VERSION=(\S+)$", FILE.read_text(), re.MULTILINE)
-    assert f"torch {version}" in (resolution.ROOT / "tools/train/README.md").read_text()
+    assert f"torch {version}" in (resolution.ROOT / "docs/guides/speed.md").read_text()
 
 
 def test_every_extra_of_a_job_is_installed() -> None:
