@@ -1,4 +1,4 @@
-"""Two pods of a printed PyTorchJob as two processes, with the variables of the training operator, and its rule for their ends."""
+"""Two pods of a printed run as two processes, with the variables of their operator, and its rule for the ends of pods."""
 
 import contextlib
 import os
@@ -16,16 +16,20 @@ from lt_shared.manifest import Dataset
 from lt_train.runtime.ports import free_port
 
 RUN = (*SMALL, "--train-iters", "12", "--save-interval", "4", "--lr", "1e-3", "--use-distributed-optimizer")
-# An operator deletes a failed pod, and makes a new one, from this code on; for a lower one the job has failed.
+# The training operator replaces a pod that fails with this code or a larger one; after a smaller one the job has failed. The
+# controller of JobSets replaces all pods, unless the code is one of those for which the Job is to fail.
 RETRYABLE = 128
 LIMIT_SECONDS = 240
 
 
 class Operator:
-    """Runs the two pods until the master has succeeded or the job has failed; `ends` are the codes of pods that did not."""
+    """Runs the two pods until they have succeeded or the job has failed; `ends` are the codes of pods that did not.
 
-    def __init__(self, command: list[str], folder: Path):
-        self.command, self.folder = command, folder
+    `never` are the codes of a JobSet's rule, None for a PyTorchJob.
+    """
+
+    def __init__(self, command: list[str], folder: Path, never: list[int] | None):
+        self.command, self.folder, self.never = command, folder, never
         self.port = free_port()
         self.ends: list[tuple[int, int]] = []
         tools = folder / "bin"
@@ -43,10 +47,13 @@ class Operator:
                     if code is None or code == 0:
                         continue
                     self.ends.append((rank, code))
-                    if code < RETRYABLE:
+                    if code < RETRYABLE if self.never is None else code in self.never:
                         return False
+                    if self.never is not None:
+                        self._delete(pods[1 - rank])
+                        pods[1 - rank] = self._start(1 - rank, {})
                     pods[rank] = self._start(rank, {})
-                if pods[0].poll() == 0:
+                if all(pod.poll() == 0 for pod in pods):
                     return True
                 time.sleep(0.1)
             raise AssertionError(self.log)
@@ -55,6 +62,11 @@ class Operator:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pod.pid, signal.SIGKILL)
                 pod.wait()
+
+    def _delete(self, pod: subprocess.Popen[bytes]) -> None:
+        """As the kubelet: the first process of a container is asked to end, and has time for it."""
+        pod.terminate()
+        pod.wait(timeout=60)
 
     def _start(self, rank: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
         world = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
@@ -70,29 +82,39 @@ class Operator:
         return "".join(file.read_text() for file in sorted(self.folder.glob("pod*.log")))
 
 
-def operator(tmp_path: Path, *options: str) -> Operator:
+def operator(tmp_path: Path, kind: str, *options: str) -> Operator:
     options = (*options, "--save", f"{tmp_path}/run")
-    printed = manifests("k8s", "--image", "lt", "--nodes", "2", "--gpus-per-node", "1", "--mount", str(tmp_path), *options)
-    return Operator(training_command(printed), tmp_path)
+    printed = manifests(
+        "k8s", "--kind", kind, "--image", "lt", "--nodes", "2", "--gpus-per-node", "1", "--mount", str(tmp_path), *options
+    )
+    never = None
+    if kind == "jobset":
+        (replicated,) = printed[0]["spec"]["replicatedJobs"]
+        (rule,) = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
+        never = rule["onExitCodes"]["values"]
+    return Operator(training_command(printed), tmp_path, never)
 
 
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_and_its_survivor_start_again_together(dataset: Dataset, tmp_path: Path, rank: int) -> None:
+def test_a_killed_rank_and_its_survivor_start_again_together(dataset: Dataset, tmp_path: Path, rank: int, kind: str) -> None:
     """A rank is killed in its second save. The pod of the other one cannot know why the connection was closed."""
     data = tmp_path / "data"
     data.mkdir()
     for suffix in (".bin", ".idx"):
         (data / f"web{suffix}").hardlink_to(f"{dataset.prefix}{suffix}")
-    job = operator(tmp_path, *RUN, str(data / "web"))
+    job = operator(tmp_path, kind, *RUN, str(data / "web"))
     assert job.run(**faulty(f"{rank}:fsync:iter_0000008:SIGKILL:rank")), job.log
-    assert sorted(job.ends) == sorted([(rank, 128 + 9), (1 - rank, 128 + 74)])
+    ends = [(rank, 128 + 9), (1 - rank, 128 + 74)]
+    assert sorted(job.ends) == sorted(ends) if kind == "pytorchjob" else job.ends[0] in ends
     undisturbed = train(*RUN, "--ranks", "2", "--save", str(tmp_path / "one"), str(data / "web"))
     assert undisturbed.code == 0, undisturbed.err
     assert losses(tmp_path / "run") == losses(tmp_path / "one")
     assert "at iteration 4" in job.log
 
 
-def test_what_cannot_work_is_not_tried_again(tmp_path: Path) -> None:
-    job = operator(tmp_path, *RUN, str(tmp_path / "nowhere"))
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
+def test_what_cannot_work_is_not_tried_again(tmp_path: Path, kind: str) -> None:
+    job = operator(tmp_path, kind, *RUN, str(tmp_path / "nowhere"))
     assert not job.run()
     assert {code for _, code in job.ends} == {66}
