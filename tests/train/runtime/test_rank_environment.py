@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import SMALL, losses, quick_command, run, run_tasks
 
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, Unavailable
 from lt_shared.manifest import Dataset
 from lt_train.runtime import rank_environment
 from lt_train.runtime.rank_environment import Node, RankEnvironment
@@ -71,6 +71,27 @@ def test_srun_with_a_task_per_node() -> None:
     node = rank_environment.find_node(task)
     assert node == Node(1, 2, None, "gpu003", 20000 + 77 * 7 + 3, "srun")
     assert node.rank_environment(3, 8) == RankEnvironment(11, 3, 8, 16, "gpu003", node.master_port, "lt-train")
+
+
+def test_a_pod_waits_for_the_name_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with the pod's address; under Slurm all nodes have theirs, and a name without one is a mistake."""
+    answers = iter([OSError(-2, "unknown"), OSError(-2, "unknown"), None])
+
+    def lookup(host: str, port: object) -> None:
+        if answer := next(answers):
+            raise answer
+
+    monkeypatch.setattr(rank_environment.socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(rank_environment, "POLL_SECONDS", 0.0)
+    pod = rank_environment.find_node(PYTORCHJOB)
+    assert pod
+    rank_environment.check_rendezvous(pod)
+    answers = iter([OSError(-2, "unknown")] * 2)
+    monkeypatch.setattr(rank_environment, "POD_SECONDS", 0.0)
+    with pytest.raises(Unavailable, match="run-master-0 has no address"):
+        rank_environment.check_rendezvous(pod)
+    with pytest.raises(BadConfig, match="has no address"):
+        rank_environment.check_rendezvous(RankEnvironment(0, 0, 1, 2, "n1", 20000, "srun"))
 
 
 def test_two_steps_of_a_job_meet_on_other_ports() -> None:

@@ -44,7 +44,7 @@ def launch(config: RunConfig) -> int:
     """Run what `config` says to its end, or report that it is up to date; returns the exit code."""
     rank_env, node = rank_environment.find(), rank_environment.find_node()
     if found := rank_env or node:
-        rank_environment.check_rendezvous(found.master_address)
+        rank_environment.check_rendezvous(found)
     if config.faults.max_restarts and (rank_env or node):
         raise BadConfig(
             "--max-restarts starts the ranks of one machine again, and a launcher has started this one",

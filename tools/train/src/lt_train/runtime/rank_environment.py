@@ -16,15 +16,20 @@ import dataclasses
 import os
 import re
 import socket
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, Unavailable
 
 FIRST_PORT = 20000
 PORTS = 20000
 LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
+KUBERNETES = "Kubernetes"
+# Another node may have to load the image first.
+POD_SECONDS = 600.0
+POLL_SECONDS = 2.0
 SHOWN = 16
 # torchrun's own default, which the operators of Kubernetes use as well.
 TORCH_PORT = 29500
@@ -110,15 +115,25 @@ def shown(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:SHOWN])) + (" and more" if len(numbers) > SHOWN else "")
 
 
-def check_rendezvous(address: str) -> None:
-    """Raises BadConfig for a host without an address: the ranks would look for it in silence until they time out."""
-    try:
-        socket.getaddrinfo(address, None)
-    except OSError as error:
-        raise BadConfig(
-            f"the rendezvous {address} has no address on {socket.gethostname()}: {error.strerror}",
-            "set MASTER_ADDR to an address of the first node",
-        ) from None
+def check_rendezvous(found: RankEnvironment | Node) -> None:
+    """Raises BadConfig for a host without an address: the ranks would look for it in silence until they time out.
+
+    A pod has its name when it has been scheduled, which may be later than others of its job: they wait, and raise Unavailable.
+    """
+    is_pod = found.launcher == KUBERNETES
+    deadline = time.monotonic() + (POD_SECONDS if is_pod else 0.0)
+    while True:
+        try:
+            socket.getaddrinfo(found.master_address, None)
+            return
+        except OSError as error:
+            message = f"the rendezvous {found.master_address} has no address on {socket.gethostname()}: {error.strerror}"
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    if is_pod:
+        raise Unavailable(message, "see whether the first pod of the job has been scheduled: kubectl get pods")
+    raise BadConfig(message, "set MASTER_ADDR to an address of the first node")
 
 
 def _found(environment: Mapping[str, str]) -> RankEnvironment | Node | None:
@@ -214,7 +229,7 @@ def _from_kubernetes(environment: Mapping[str, str]) -> Node:
         ranks=int(ranks) if ranks.isdigit() else None,
         master_address=environment["PET_MASTER_ADDR"],
         master_port=_number(environment, "PET_MASTER_PORT", TORCH_PORT),
-        launcher="Kubernetes",
+        launcher=KUBERNETES,
     )
 
 
