@@ -19,7 +19,7 @@ RUN = (*SMALL, "--train-iters", "12", "--save-interval", "4", "--lr", "1e-3", "-
 # The training operator replaces a pod that fails with this code or a larger one; after a smaller one the job has failed. The
 # controller of JobSets replaces all pods, unless the code is one of those for which the Job is to fail.
 RETRYABLE = 128
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 900
 
 
 class Operator:
@@ -66,7 +66,7 @@ class Operator:
     def _delete(self, pod: subprocess.Popen[bytes]) -> None:
         """As the kubelet: the first process of a container is asked to end, and has time for it."""
         pod.terminate()
-        pod.wait(timeout=60)
+        pod.wait(timeout=LIMIT_SECONDS)
 
     def _start(self, rank: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
         world = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
