@@ -250,6 +250,48 @@ def test_values_that_are_given_decide(tmp_path: Path, given: str, tensor: int) -
     assert not {"fp16", "no-load-optim"} & options.keys()
 
 
+OF_DEEPSPEED = """\
+DIR=`pwd`
+OUT=${DIR}/output
+NUM_EXPERTS=1
+options=" --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --num-experts ${NUM_EXPERTS} --bf16 --loss-scale 12 \\
+    --micro-batch-size 1 --global-batch-size 8 --seq-length 2048 --max-position-embeddings 2048 --train-iters 10 \\
+    --save ${OUT}/checkpoint --load ${OUT}/checkpoint --exit-duration-in-mins 30"
+if [ "$ACTIVATION_CHECKPOINT" = "true" ]; then
+options="${options} \\
+    --checkpoint-activations"
+fi
+run="deepspeed ${DIR}/pretrain_gpt.py ${options} --vocab-size 51200 &> ${OUT}/log.txt"
+echo ${run}
+eval ${run}
+"""
+
+
+def test_a_command_that_is_put_together_in_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(OF_DEEPSPEED)
+    done = run("import", "--json", str(tmp_path / "run.sh"))
+    assert parameters(done) == GPT_PARAMETERS
+    assert not {"num-experts", "loss-scale", "exit-duration-in-mins", "save"} & json.loads(done.out)["options"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--use-rotary-position-embeddings", "--normalization", "rmsnorm"), {"position-embedding-type": "rope"}),
+        (
+            ("--position-embedding-type", "rope", "--normalization", "rmsnorm", "--num-key-value-heads", "4"),
+            {"num-query-groups": 4},
+        ),
+        (("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--rope-theta", "500000"), {"rotary-base": 500000}),
+    ],
+)
+def test_earlier_names_and_those_of_megatron_deepspeed(words: tuple[str, ...], expected: dict[str, Any]) -> None:
+    llama = ("--swiglu", "--disable-bias-linear", "--max-position-embeddings", "2048")
+    done = run("import", "--json", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama, *words)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["options"].items() >= {"normalization": "RMSNorm", **expected}.items()
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [

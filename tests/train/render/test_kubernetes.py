@@ -97,7 +97,7 @@ def test_the_end_of_a_pod_lets_the_run_save(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     shell.send_signal(signal.SIGTERM)
-    assert shell.wait(timeout=20) == 203
+    assert shell.wait(timeout=240) == 203
     assert (tmp_path / "saved").exists()
 
 
@@ -120,7 +120,7 @@ def test_the_stages(tmp_path: Path) -> None:
         done = cluster.run(script, PET_NODE_RANK="0")
         assert done.returncode == 0, done.stderr
     assert any(call.startswith(f"lt-train @{tmp_path}/run/data.manifest") for call in cluster.calls)
-    assert waiting.wait(timeout=30) == 0
+    assert waiting.wait(timeout=240) == 0
     assert cluster.run(convert).returncode == 0
     assert {file.name for file in (tmp_path / "download").iterdir()} == {"a.jsonl", "b.jsonl"}
 

@@ -57,6 +57,12 @@ REASONS = {
     "layernorm_zero_centered_gamma": ZERO_CENTERED,
     "wandb_key": "wandb reads it from WANDB_API_KEY",
 }
+RENAMED = {
+    "num_key_value_heads": "num_query_groups",
+    "rotary_position_embeddings_theta": "rotary_base",
+    "rope_theta": "rotary_base",
+}
+NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 DEFAULTS = {
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
@@ -77,7 +83,7 @@ def translate(words: Sequence[str], conditional: Mapping[str, Sequence[str]] = M
     script = next((index for index, word in enumerate(words) if _is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
-    values = _parse(words[script + 1 :])
+    values = _as_megatrons(_parse(words[script + 1 :]))
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words))}
     launcher = _launcher(words[:script])
     ledger = Ledger(SOURCE, values | launcher)
@@ -90,6 +96,7 @@ def translate(words: Sequence[str], conditional: Mapping[str, Sequence[str]] = M
     _contradictions(ledger)
     for key in values:
         _carry(ledger, key)
+    _without_a_directory(ledger)
     _defaults(ledger)
     complete(ledger, "disable_bias_linear")
     return ledger.close("lt-train has no such option", _asked_for(of_shell, conditional))
@@ -175,11 +182,44 @@ def _takes_no_value(option: str) -> bool:
     return found is not None and found.is_flag
 
 
+def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
+    """Options of Megatron-DeepSpeed, and earlier ones of Megatron-LM, under the names that they have now."""
+    found = {RENAMED.get(key, key): value for key, value in values.items()}
+    if "use_rotary_position_embeddings" in found:
+        del found["use_rotary_position_embeddings"]
+        found.setdefault("position_embedding_type", ["rope"])
+    if "num_key_value_heads" in values:
+        found.setdefault("group_query_attention", [])
+    if "normalization" in found:
+        found["normalization"] = [NORMS.get(word.lower(), word) for word in found["normalization"]]
+    return found
+
+
+def _without_a_directory(ledger: Ledger) -> None:
+    """What lt-train refuses for want of one: the directory's name is often known to the shell alone."""
+    if not ledger.get("save"):
+        for option in ("exit_duration_in_mins", "exit_interval"):
+            _take_back(ledger, option, "a run that ends early needs a directory to resume from: add it with --save")
+    if not (ledger.get("save") or ledger.get("tensorboard_dir")):
+        _take_back(ledger, "profile", "a profile needs a directory: --save or --tensorboard-dir")
+
+
+def _take_back(ledger: Ledger, option: str, reason: str) -> None:
+    ledger.drop_value(option, ledger.get(option), reason, Effect.NONE)
+    ledger.leave_out(option)
+
+
 def _contradictions(ledger: Ledger) -> None:
     if ledger.has("recompute_activations"):
         ledger.drop("recompute_granularity", "beside --recompute-activations Megatron-LM quietly takes selective")
         ledger.drop("recompute_method", "for full recomputation, which --recompute-activations excludes")
         ledger.drop("recompute_num_layers", "for full recomputation, which --recompute-activations excludes")
+    if ledger.peek("num_experts") == ["1"]:
+        for key in ("num_experts", "moe_router_topk", "moe_aux_loss_coeff", "expert_model_parallel_size"):
+            ledger.drop(key, "the model has no experts")
+    if ledger.has("bf16"):
+        for key in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
+            ledger.drop(key, "gradients in bfloat16 need no scale")
     if not ledger.has("group_query_attention"):
         ledger.drop("num_query_groups", "without --group-query-attention it has no effect")
     is_given = ledger.has("tensor_model_parallel_size")

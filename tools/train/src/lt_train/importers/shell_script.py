@@ -20,6 +20,8 @@ ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 DEFAULT = re.compile(r"\$\{(\w+):?=(.*)\}", re.DOTALL)
 WHOLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 PART = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\})")
+# What stands behind the words of a command: a redirection, or another command.
+REDIRECTION = re.compile(r"\d?(>|>>|<|>&|&>)\d?(&\d)?|\||\|&|&&|\|\||;|&")
 COMMENT = re.compile(r"(^|\s)#.*")
 DECLARING = ("export", "declare", "local", "readonly")
 CONDITIONAL = ("if", "elif")
@@ -70,7 +72,19 @@ def commands(text: str, given: Mapping[str, str] | None = None) -> Iterator[Shel
                 known_text = " ".join(variables.get(name, [])) if more else ""
                 variables.assign(name, [known_text + _replaced(value, variables)], branches.now)
         else:
-            yield ShellCommand([part for word in rest for part in _expanded(word, variables)], dict(variables.conditional))
+            expanded = [part for word in rest for part in _expanded(word, variables)]
+            kept = itertools.takewhile(lambda word: not REDIRECTION.fullmatch(word), _evaluated(expanded))
+            yield ShellCommand(list(kept), dict(variables.conditional))
+
+
+def _evaluated(words: list[str]) -> list[str]:
+    """A command that a script puts together in a variable is run by `eval "$command"`."""
+    if words[:1] != ["eval"]:
+        return words
+    try:
+        return _joined(shlex.split(" ".join(words[1:])))
+    except ValueError:
+        return words
 
 
 def _follow(branches: Branches, words: Sequence[str], variables: Mapping[str, list[str]]) -> bool:
@@ -107,6 +121,11 @@ class _Variables(dict[str, list[str]]):
         if name in self._given:
             return
         if branch is Branch.UNKNOWN:
+            before = self.get(name, [])
+            if len(values) == len(before) == 1 and values[0].startswith(before[0]) and not before[0].endswith(f"${name}"):
+                self.conditional.setdefault(name, []).extend(values[0][len(before[0]) :].split())
+                self[name] = [f"{before[0]} ${name}"]
+                return
             self.conditional.setdefault(name, [])
         if branch is Branch.UNKNOWN or credentials.is_secret(name) or sum(map(len, values)) > LONGEST_VALUE:
             values = [f"${name}"]
@@ -154,7 +173,7 @@ def _expanded(word: str, variables: Mapping[str, list[str]]) -> list[str]:
     values = variables.get(whole[1] or whole[2]) if whole else None
     if values is None:
         return [_replaced(word, variables)]
-    if len(values) != 1 or needs_shell(values[0]):
+    if len(values) != 1 or values == [word]:
         return values
     try:
         return _joined(shlex.split(values[0]))
