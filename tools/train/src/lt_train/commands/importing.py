@@ -8,8 +8,13 @@ from lt_shared import console
 from lt_shared.console import BadData, ToolError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lt_train.config.run_config import RunConfig
-    from lt_train.importers.ledger import Translation
+    from lt_train.importers.ledger import Dropped, Translation
+
+# Keys of one section with one reason: more of them are one line, so that those that matter are seen.
+MOST_ALIKE = 3
 
 EXAMPLES = """
 lt-train import llama3_70b.toml | tee mine.toml
@@ -28,8 +33,9 @@ lt-train import -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 36 -
 def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[str, ...]) -> Any:
     """Turn another trainer's configuration into one for --config.
 
-    FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script that starts
-    pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard error, with the reason.
+    FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or a manifest of
+    Kubernetes that starts pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard
+    error, with the reason.
     Exit code 65, and no output, when the model would be another one.
     """
     from lt_train.importers import source as sources
@@ -69,12 +75,29 @@ def _tell_losses(translation: "Translation") -> None:
 
     for effect in Effect:
         lost = translation.lost(effect)
-        for entry in lost:
-            value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
-            tell = console.note if effect in (Effect.MODEL, Effect.RESULT) else console.detail
-            tell(f"not carried over, changes {effect}: {entry.key} = {value}: {entry.reason}")
-        if lost and effect in (Effect.SPEED, Effect.NONE):
+        matters = effect in (Effect.MODEL, Effect.RESULT)
+        for entries in _alike(lost):
+            together = matters and len(entries) > MOST_ALIKE
+            if together:
+                section = entries[0].key.rpartition(".")[0]
+                console.note(
+                    f"not carried over, changes {effect}: {section}, {len(entries)} keys: {entries[0].reason}; -v lists them"
+                )
+            for entry in entries:
+                value = entry.value.replace("\n", "\\n") if isinstance(entry.value, str) else entry.value
+                tell = console.note if matters and not together else console.detail
+                tell(f"not carried over, changes {effect}: {entry.key} = {value}: {entry.reason}")
+        if lost and not matters:
             console.note(f"not carried over, changes {effect}: {len(lost)} keys; -v lists them")
+
+
+def _alike(lost: "Sequence[Dropped]") -> "list[list[Dropped]]":
+    """Keys of one part of a section that are not carried over for the same reason; others are alone."""
+    found: dict[tuple[str, str], list[Dropped]] = {}
+    for entry in lost:
+        part = entry.key.rpartition(".")[0]
+        found.setdefault((part if "." in part else entry.key, entry.reason), []).append(entry)
+    return list(found.values())
 
 
 def _model_problem(translation: "Translation", path: str) -> ToolError | None:

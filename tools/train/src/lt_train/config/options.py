@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lt_shared import console
-from lt_train.config import config_file, credentials
+from lt_train.config import config_file, credentials, precedence
 from lt_train.config.settings import (
     batches,
     checkpointing,
@@ -37,6 +37,7 @@ class RunCommand(console.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, data_settings.spread(args))
+        precedence.apply(ctx)
         credentials.check_options(ctx.params)
         return rest
 

@@ -7,7 +7,7 @@ from typing import Any
 from lt_shared.console import BadData
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger, Translation
-from lt_train.importers.nemo import JOB, fp8, optimizer, precision, tensorboard
+from lt_train.importers.nemo import JOB, fp8, fp8_scales, optimizer, precision, tensorboard
 
 SOURCE = "HyperPod recipes"
 FSDP = "FSDP2 does so by itself"
@@ -51,7 +51,6 @@ REASONS = {
     "model.data.": "data is tokenized first: lt-preprocess, then DATA",
     "model.lr_decay_iters": "the decay takes the whole run",
     "model.precision": "trainer.precision says it",
-    "model.fp8_amax_": "the scale of fp8 is computed anew for each GEMM, or --fp8-recipe delayed",
     "model.": "lt-train has no such setting of the model",
     **dict.fromkeys(("defaults", "cluster_type", "instance_type", "base_results_dir", "container", "training_config"), LAUNCHER),
     **dict.fromkeys(("hydra.", "git.", "env_vars.", "cluster.", "debug", "dry_run"), LAUNCHER),
@@ -131,9 +130,8 @@ def translate(values: dict[str, Any]) -> Translation:
         ledger.set("mock_data", True, "model.data.use_synthetic_data")
     optimizer(ledger, "model.optim")
     _saving(ledger)
+    fp8_scales(ledger)
     ledger.drop_all(REASONS)
-    for group in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo"):
-        ledger.drop(group, "the scale of fp8 is computed anew for each GEMM, or --fp8-recipe delayed")
     return ledger.close("not a key of a recipe")
 
 

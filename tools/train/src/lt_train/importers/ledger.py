@@ -110,6 +110,10 @@ class Ledger:
     def peek(self, key: str) -> Any:
         return self._left.get(key)
 
+    def left(self) -> list[str]:
+        """The keys that were neither taken nor dropped yet."""
+        return list(self._left)
+
     def take(self, key: str, otherwise: Any = None) -> Any:
         """The value, which the caller carries over or drops; if it does neither, `close` lists it."""
         return number(self._left.pop(key, otherwise))

@@ -1,6 +1,7 @@
 """NeMo's YAML for GPT and Llama (`megatron_gpt_config.yaml` and its descendants, AWS's fork for Trainium among them)."""
 
 import os
+import re
 from typing import Any
 
 from lt_shared.console import BadData
@@ -133,6 +134,7 @@ OTHER_KINDS = {
     "model.data.seq_length_dec": "an encoder and a decoder",
 }
 EXPERT_SETTINGS = ("model.moe_router_topk", "model.moe_aux_loss_coeff", "model.moe_ffn_hidden_size", "model.moe_grouped_gemm")
+OF_FINE_TUNING = re.compile(r"model\.data\.(train|validation|test)_ds\.")
 SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root"}
 
 
@@ -178,6 +180,7 @@ def translate(values: dict[str, Any]) -> Translation:
             fp8(ledger, form, key)
         else:
             ledger.drop(key, "fp8 is off")
+    fp8_scales(ledger)
     _data(ledger)
     optimizer(ledger, "model.optim")
     _saving(ledger, values)
@@ -209,6 +212,15 @@ def fp8(ledger: Ledger, form: str, key: str) -> None:
         )
     else:
         ledger.set("fp8_format", form, key)
+
+
+def fp8_scales(ledger: Ledger) -> None:
+    """How a GEMM's scale follows from the largest values of earlier steps; without fp8 nothing reads it."""
+    for key in ("model.fp8_amax_history_len", "model.fp8_amax_compute_algo", "model.fp8_interval", "model.fp8_margin"):
+        if ledger.get("fp8_format"):
+            ledger.drop_value(key, ledger.take(key), "the scale of fp8 is computed anew for each GEMM, or --fp8-recipe delayed")
+        else:
+            ledger.drop(key, "fp8 is off")
 
 
 def optimizer(ledger: Ledger, section: str) -> None:
@@ -281,6 +293,9 @@ def _style(ledger: Ledger) -> None:
 
 
 def _data(ledger: Ledger) -> None:
+    if ledger.has("model.data.data_prefix"):
+        for key in [key for key in ledger.left() if OF_FINE_TUNING.match(key)]:
+            ledger.drop(key, "fine-tuning alone reads it: pretraining reads model.data.data_prefix")
     prefix = ledger.take("model.data.data_prefix")
     if isinstance(prefix, list) and prefix:
         ledger.set("data_path", [str(word) for word in prefix], "model.data.data_prefix")

@@ -20,8 +20,9 @@ ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 DEFAULT = re.compile(r"\$\{(\w+):?=(.*)\}", re.DOTALL)
 WHOLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
 PART = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^{}]*))?\})")
-# What stands behind the words of a command: a redirection, or another command.
-REDIRECTION = re.compile(r"\d?(>|>>|<|>&|&>)\d?(&\d)?|\||\|&|&&|\|\||;|&")
+# What stands behind the words of a command: a redirection, or a pipe to another command.
+REDIRECTION = re.compile(r"\d?(>|>>|<|>&|&>)\d?(&\d)?|\||\|&")
+SEPARATORS = ("&&", "||", ";", "&")
 COMMENT = re.compile(r"(^|\s)#.*")
 DECLARING = ("export", "declare", "local", "readonly")
 CONDITIONAL = ("if", "elif")
@@ -61,20 +62,41 @@ def commands(text: str, given: Mapping[str, str] | None = None) -> Iterator[Shel
                 variables.assign(name, [], Branch.UNKNOWN)
             if words[0] in (*CONDITIONAL, "[", "[[", "test") and not is_whole:
                 continue
-        assignments = _leading_assignments(words)
-        rest = words[len(assignments) :]
-        if rest[:1] == [":"]:
-            for name, value in _matches(DEFAULT, rest[1:]):
-                if name not in variables:
-                    variables.assign(name, [_replaced(value, variables)], branches.now)
-        elif not rest:
-            for name, more, value in _matches(ASSIGNMENT, assignments):
-                known_text = " ".join(variables.get(name, [])) if more else ""
-                variables.assign(name, [known_text + _replaced(value, variables)], branches.now)
-        else:
-            expanded = [part for word in rest for part in _expanded(word, variables)]
-            kept = itertools.takewhile(lambda word: not REDIRECTION.fullmatch(word), _evaluated(expanded))
+        for part in [words] if words[0] in TESTING else _chained(words):
+            yield from _followed(part, variables, branches.now)
+
+
+def _followed(words: Sequence[str], variables: "_Variables", branch: Branch) -> Iterator[ShellCommand]:
+    """Assign what one command assigns, or give it with its variables replaced."""
+    assignments = _leading_assignments(words)
+    rest = words[len(assignments) :]
+    if rest[:1] == [":"]:
+        for name, value in _matches(DEFAULT, rest[1:]):
+            if name not in variables:
+                variables.assign(name, [_replaced(value, variables)], branch)
+    elif not rest:
+        for name, more, value in _matches(ASSIGNMENT, assignments):
+            known_text = " ".join(variables.get(name, [])) if more else ""
+            variables.assign(name, [known_text + _replaced(value, variables)], branch)
+    else:
+        expanded = [part for word in rest for part in _expanded(word, variables)]
+        for command in _chained(_evaluated(expanded)):
+            kept = itertools.takewhile(lambda word: not REDIRECTION.fullmatch(word), command)
             yield ShellCommand(list(kept), dict(variables.conditional))
+
+
+def _chained(words: Sequence[str]) -> Iterator[list[str]]:
+    """The commands of one line: `cd /workspace && torchrun ...`, `cd /workspace; torchrun ...`."""
+    command: list[str] = []
+    for word in words:
+        ends = word in SEPARATORS or word.endswith(";")
+        if word not in SEPARATORS:
+            command.append(word.removesuffix(";") if ends else word)
+        if ends and command:
+            yield command
+            command = []
+    if command:
+        yield command
 
 
 def _evaluated(words: list[str]) -> list[str]:

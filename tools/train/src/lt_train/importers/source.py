@@ -12,7 +12,7 @@ from typing import Any
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 from lt_train.config import credentials
-from lt_train.importers import hyperpod, megatron_bridge, megatron_lm, nemo, strict_yaml, torchtitan
+from lt_train.importers import hyperpod, kubernetes_manifest, megatron_bridge, megatron_lm, nemo, strict_yaml, torchtitan
 from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
@@ -32,7 +32,8 @@ IN_PYTHON = (
 
 
 def translate_file(path: str, given: Mapping[str, str] | None = None) -> Translation:
-    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, or a script with pretrain_gpt.py.
+    """A TorchTitan TOML, a HyperPod recipe, a NeMo YAML, Megatron-Bridge's run_config.yaml, or what starts pretrain_gpt.py: a
+    script, or a manifest of Kubernetes.
 
     `given` are values of the configuration's keys, or of the script's variables, that come before its own. Raises NoInput or
     BadData.
@@ -59,6 +60,9 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
         return torchtitan.translate(flatten(tomllib.loads(text)) | _read(given))
     if suffix == ".py":
         raise BadData("a configuration in Python would have to be executed", IN_PYTHON)
+    if suffix.startswith((".yaml", ".yml")) and kubernetes_manifest.is_manifest(text):
+        command = kubernetes_manifest.command_in(text, given)
+        return megatron_lm.translate(command.words, command.conditional)
     if suffix not in (".yaml", ".yml"):
         command = megatron_lm.command_in(text, given)
         return megatron_lm.translate(command.words, command.conditional)

@@ -16,15 +16,36 @@ def loads(text: str) -> Any:
 
     try:
         loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check(node, {})
-        return loader.construct_document(node)
+        return _constructed(loader, loader.get_single_node())
     except yaml.YAMLError as error:
-        # Not the lines of the file, which the whole message has: there may be a password in them.
-        reason = getattr(error, "problem", None) or "a character that it does not have"
-        raise ValueError(f"{reason}{_place(getattr(error, 'problem_mark', None))}") from None
+        raise _reason(error) from None
+
+
+def loads_all(text: str) -> list[Any]:
+    """The documents in `text`, likewise."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        documents = []
+        while loader.check_node():
+            documents.append(_constructed(loader, loader.get_node()))
+        return documents
+    except yaml.YAMLError as error:
+        raise _reason(error) from None
+
+
+def _constructed(loader: Any, node: Any) -> Any:
+    if node is None:
+        return None
+    _check(node, {})
+    return loader.construct_document(node)
+
+
+def _reason(error: Exception) -> ValueError:
+    """Without the lines of the file, which the whole message has: there may be a password in them."""
+    reason = getattr(error, "problem", None) or "a character that it does not have"
+    return ValueError(f"{reason}{_place(getattr(error, 'problem_mark', None))}")
 
 
 def _check(node: Any, counts: dict[int, int]) -> int:
