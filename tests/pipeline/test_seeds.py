@@ -2,9 +2,10 @@
 
 What is rendered for sbatch goes through shellcheck, for kubectl through the schemas. `sbatch` is a stand-in that keeps what it is
 given, and `srun` one that runs its command as one task. Directories of the pages stand below a temporary one. What cannot run
-here is Docker, a cluster, and a network.
+here is Docker, a cluster, and a network. The last column of each table says which of this happens to its row.
 """
 
+import functools
 import io
 import json
 import lzma
@@ -21,6 +22,7 @@ import zstandard
 from rendering import Cluster, manifests, remarks, render, shellcheck
 
 from lt_train.cli import command as training
+from lt_train.commands.render import command as jobs
 from lt_train.config.cluster import GPUS
 from lt_train.config.cluster import Cluster as Gpus
 from lt_train.planner import layout_table
@@ -56,30 +58,90 @@ model:
   tensor_model_parallel_degree: 4
 """
 MEGATRON = """\
+: "${TENSOR_PARALLEL:=4}"
+: "${PIPELINE_PARALLEL:=2}"
 : "${NUM_LAYERS:=36}"
+: "${HIDDEN_SIZE:=4096}"
+: "${NUM_ATTENTION_HEADS:=32}"
+: "${SEQ_LENGTH:=2048}"
+: "${MAX_POSITION_EMBEDDINGS:=2048}"
+: "${MICRO_BATCH_SIZE:=1}"
+: "${GLOBAL_BATCH_SIZE:=288}"
 declare -a MEGATRON_ARGS=(
-    --num-layers $NUM_LAYERS --hidden-size 4096 --num-attention-heads 32
-    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 288
+    --num-layers $NUM_LAYERS --hidden-size $HIDDEN_SIZE --num-attention-heads $NUM_ATTENTION_HEADS
+    --seq-length $SEQ_LENGTH --max-position-embeddings $MAX_POSITION_EMBEDDINGS
+    --micro-batch-size $MICRO_BATCH_SIZE --global-batch-size $GLOBAL_BATCH_SIZE
+    --tensor-model-parallel-size $TENSOR_PARALLEL --pipeline-model-parallel-size $PIPELINE_PARALLEL
 )
 srun -l python -m torch.distributed.run --nnodes=$SLURM_JOB_NUM_NODES pretrain_gpt.py "${MEGATRON_ARGS[@]}" \\
-    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --train-samples 146484375 --split 98,2,0 \\
+    --train-samples 146484375 --split 98,2,0 \\
     --data-path /fsx/data/gpt2/my-gpt2_text_document --fp16 --recompute-activations
+"""
+OPTIONS_OF_OURS = ("`--", "` or `--")
+MANIFEST = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: megatron}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: ${NUM_NODES}
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              command: ["/usr/local/bin/torchrun", "--nproc_per_node=${GPU_PER_NODE}", "--nnodes=${NUM_NODES}"]
+              args:
+                - /workspace/Megatron-LM/pretrain_gpt.py
+                - --tensor-model-parallel-size=${TENSOR_PARALLEL}
+                - --pipeline-model-parallel-size=${PIPELINE_PARALLEL}
+                - --num-layers=${NUM_LAYERS}
+                - --hidden-size=${HIDDEN_SIZE}
+                - --num-attention-heads=${NUM_ATTENTION_HEADS}
+                - --seq-length=${SEQ_LENGTH}
+                - --max-position-embeddings=${MAX_POSITION_EMBEDDINGS}
+                - --micro-batch-size=${MICRO_BATCH_SIZE}
+                - --global-batch-size=${GLOBAL_BATCH_SIZE}
+                - --train-samples=146484375
+                - --lr-decay-samples=126953125
+                - --lr-warmup-samples=183105
+                - --data-path=/fsx/gpt2/my-gpt2_text_document
+                - --split=98,2,0
+                - --fp16
+                - --recompute-activations
 """
 # The guides' table: attention heads, hidden size, layers, and billions of parameters.
 SIZES = ((24, 2304, 24, 1.7), (32, 3072, 30, 3.6), (32, 4096, 36, 7.5), (48, 6144, 40, 18.4))
 TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nsteps = 1000\nlocal_batch_size = 1\n'
 
 
+def rows(page: Path) -> list[tuple[str, str, set[str]]]:
+    """What a guide says, what stands for it here, and how the row says that it is checked."""
+    found = []
+    for line in page.read_text().partition("\n## The guide, part by part")[0].splitlines():
+        if line.startswith("| ") and not line.startswith("| the guide"):
+            there, here, checked = (cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            found.append((there, here, set(checked.split(", "))))
+    return found
+
+
+def commands(cell: str) -> list[str]:
+    """The commands of our tools in a cell that can run here."""
+    return [span for span in re.findall(r"`([^`]+)`", cell) if OF_OURS.search(span) and not CANNOT_RUN.search(span)]
+
+
 def counterparts(page: Path) -> list[str]:
-    """The commands of our tools in the second column of a page's tables."""
-    rows = [
-        [cell.replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in page.read_text().splitlines()
-        if line.startswith("| ")
-    ]
-    assert all(len(row) == 2 and row[1].strip() for row in rows), page
-    spans = [span for _, after in rows for span in re.findall(r"`([^`]+)`", after)]
-    return [span for span in spans if OF_OURS.search(span) and not CANNOT_RUN.search(span)]
+    return [command for _, here, _ in rows(page) for command in commands(here)]
+
+
+def checks(cell: str) -> set[str]:
+    """What the tests of this file do with the second cell of a row."""
+    found = {
+        "rendered" if RENDERED.fullmatch(command) else "planned" if LARGE.search(command) else "run" for command in commands(cell)
+    }
+    if not found and any(option in cell for option in OPTIONS_OF_OURS):
+        found.add("options")
+    return found or {"read"}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +178,7 @@ def workplace(place: Path, run_directory: Path) -> dict[str, str]:
     (place / "2.distributed-training.sbatch").write_text(MEGATRON)
     (place / "custom_config.toml").write_text(TITAN)
     shutil.copy(ROOT / "tests/train/importers/samples/nemo.yaml", place / "megatron_llama_config.yaml")
+    (place / "pytorchjob.yaml-template").write_text(MANIFEST)
     for directory in ("bin", "kept"):
         (place / directory).mkdir()
     for name, body in STAND_INS.items():
@@ -151,6 +214,50 @@ def test_every_counterpart_works(page: Path, tmp_path: Path, run_directory: Path
         shellcheck(file.read_text())
     for file in tmp_path.glob("**/*.manifest"):
         assert json.loads(file.read_text().splitlines()[-1])["kind"] == "end"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_row_says_how_it_is_checked(page: Path) -> None:
+    for there, here, stated in rows(page):
+        files = {word.strip("`") for word in stated if word.startswith("`")}
+        assert all((ROOT / file).is_file() for file in files), there
+        computed = checks(here)
+        assert stated - {f"`{file}`" for file in files} == (set() if files and computed == {"read"} else computed), there
+        if computed == {"options"}:
+            named = set(re.findall(r"(?<=[` ])--[a-z][a-z0-9-]+(?![a-z0-9=-])", here))
+            assert named <= set(options_of_ours()), there
+
+
+@functools.cache
+def options_of_ours() -> list[str]:
+    renderers = jobs.commands.values()
+    return [spelling for command in (training, *renderers) for option in command.params for spelling in option.opts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_small_run_of_the_guide(page: Path, tmp_path: Path, run_directory: Path) -> None:
+    """From text to a model, with the guide's configuration: stopped halfway, continued, converted."""
+    variables = workplace(tmp_path, run_directory)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line.get("iteration") for line in printed if line["kind"] == "checkpoint"] == [10, 20, 20]
+    configuration = json.loads((tmp_path / "try/model/config.json").read_text())
+    assert {"n_layer", "num_hidden_layers"} & configuration.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_part_of_a_guide_has_a_verdict(page: Path) -> None:
+    parts = page.read_text().partition("## The guide, part by part")[2]
+    verdicts = [re.split(r"(?<!\\)\|", line)[1:-1] for line in parts.splitlines() if line.startswith("| ")][1:]
+    assert len(verdicts) >= 16
+    for part, verdict, here in verdicts:
+        assert verdict.strip() in ("works", "differs", "cannot be done", "as before"), part
+        assert here.strip() or verdict.strip() in ("works", "as before"), part
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -250,6 +250,15 @@ def test_values_that_are_given_decide(tmp_path: Path, given: str, tensor: int) -
     assert not {"fp16", "no-load-optim"} & options.keys()
 
 
+def test_a_variable_that_the_script_does_not_have_is_refused(tmp_path: Path) -> None:
+    """Its value would go nowhere, and the run would have the sizes of the script."""
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    misspelt = run("import", "--set", "TPS=2", "--set", "NODES=2", str(tmp_path / "run.sh"))
+    assert (misspelt.code, misspelt.out) == (65, "")
+    assert "--set TPS: it has no such variable\nhint: did you mean TP?" in misspelt.err
+    assert "hint: it has " in run("import", "--set", "HIDDEN=2", str(tmp_path / "run.sh")).err
+
+
 OF_DEEPSPEED = """\
 DIR=`pwd`
 OUT=${DIR}/output

@@ -1,5 +1,6 @@
 """Which trainer a configuration belongs to, and its keys with references resolved."""
 
+import difflib
 import functools
 import operator
 import re
@@ -16,6 +17,7 @@ from lt_train.importers import hyperpod, kubernetes_manifest, megatron_bridge, m
 from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
+VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=|\$\{?([A-Za-z_]\w*)", re.MULTILINE)
 REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "multiply": operator.mul,
@@ -60,7 +62,10 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
         return torchtitan.translate(flatten(tomllib.loads(text)) | _read(given))
     if suffix == ".py":
         raise BadData("a configuration in Python would have to be executed", IN_PYTHON)
-    if suffix.startswith((".yaml", ".yml")) and kubernetes_manifest.is_manifest(text):
+    is_manifest = suffix.startswith((".yaml", ".yml")) and kubernetes_manifest.is_manifest(text)
+    if is_manifest or suffix not in (".yaml", ".yml"):
+        _check_variables(text, given)
+    if is_manifest:
         command = kubernetes_manifest.command_in(text, given)
         return megatron_lm.translate(command.words, command.conditional)
     if suffix not in (".yaml", ".yml"):
@@ -70,6 +75,16 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
     if megatron_bridge.is_run_config(values):
         return megatron_bridge.translate(values)
     return hyperpod.translate(values) if hyperpod.is_recipe(values) else nemo.translate(values)
+
+
+def _check_variables(text: str, given: Mapping[str, str]) -> None:
+    """Raises BadData for a name that the script does not have: its value would go nowhere."""
+    for name in given:
+        if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+            known = sorted({found for names in VARIABLE.findall(text) for found in names if found})
+            nearest = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(known) or 'no variables'}"
+            raise BadData(f"--set {name}: it has no such variable", remedy)
 
 
 def _read(given: Mapping[str, str]) -> dict[str, Any]:
