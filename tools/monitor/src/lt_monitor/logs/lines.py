@@ -22,6 +22,8 @@ _PREFIX = re.compile(
     rb"|\[(?P<role>[a-z]{1,20})(?P<rank>\d{1,6})\]: ?"
     rb"|\[titan\] ){0,8}"
 )
+# A progress bar of tqdm or Lightning ends without a line end: what is printed next stands behind it.
+_BAR = re.compile(rb"[^|\r\n]{0,200}?\d{1,3}%\|[^|\r\n]{0,400}\| {0,9}\S{1,40} {0,9}\[[^\[\]\r\n]{1,2000}\][ ,]{0,9}(?=\S)")
 _OWN_TIME = re.compile(rb"[\s\[]{0,9}(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?)(?![\d:])")
 # A time within the text is a label only where labels stand around it.
 _INNER_TIME = re.compile(rb"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?(?![\d:])")
@@ -33,8 +35,9 @@ MAXIMUM_LABEL_BYTES = 32
 class Line:
     """One physical line, which starts at byte `offset` of its log.
 
-    `text` is the line without colours and line end, `body` the index where the prefixes end. `labels` says where in `text` the
-    task (of srun), rank (of torchrun) and time are; the line's own time takes precedence over that of kubectl.
+    `text` is the line without colours and line end, `body` the index where the prefixes end, and a progress bar behind them.
+    `labels` says where in `text` the task (of srun), rank (of torchrun) and time are; the line's own time takes precedence over
+    that of kubectl.
     """
 
     def __init__(self, raw: bytes, offset: int):
@@ -46,20 +49,28 @@ class Line:
         elif b"m" in raw and _LOST_ESCAPE.search(raw):
             raw = self._without(_COLOUR_WITHOUT_ESCAPE, raw)
         self.text = raw
-        prefix = _PREFIX.match(raw)
-        assert prefix is not None
-        self.body = prefix.end()
         self.labels: list[Value] = []
-        self.node = prefix["pod"].decode(errors="replace") if prefix["pod"] else None
-        if prefix["task"] is not None:
-            self.labels.append((TASK, *prefix.span("task")))
-        if prefix["rank"] is not None and prefix["role"] == b"rank":
-            self.labels.append((RANK, *prefix.span("rank")))
+        self.node: str | None = None
+        prefix = self._take_prefix(0)
+        bar = _BAR.match(raw, self.body) if b"%|" in raw else None
+        if bar is not None:
+            self._take_prefix(bar.end())
         own = _OWN_TIME.match(raw, self.body)
         if own is not None:
             self.labels.append((TIME, *own.span("time")))
         if prefix["time"] is not None:
             self.labels.append((TIME if own is None else None, *prefix.span("time")))
+
+    def _take_prefix(self, begin: int) -> re.Match[bytes]:
+        prefix = _PREFIX.match(self.text, begin)
+        assert prefix is not None
+        self.body = prefix.end()
+        self.node = prefix["pod"].decode(errors="replace") if prefix["pod"] else self.node
+        if prefix["task"] is not None:
+            self.labels.append((TASK, *prefix.span("task")))
+        if prefix["rank"] is not None and prefix["role"] == b"rank":
+            self.labels.append((RANK, *prefix.span("rank")))
+        return prefix
 
     def relabel(self, event: int) -> None:
         """Take time and rank from the labels nearest before the event at `event` in the physical line."""

@@ -18,7 +18,7 @@ import orjson
 from lt_monitor.events import records
 from lt_monitor.events.records import Record
 from lt_monitor.logs.dumps import Dumps
-from lt_monitor.logs.fields import read_values
+from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import StepLine
 from lt_monitor.logs.formats.table import PARSERS, keywords
 from lt_monitor.logs.line_templates import LineTemplate
@@ -31,6 +31,8 @@ MINIMUM_ALIKE_LINES = 16
 MAXIMUM_TEMPLATES = 256
 MAXIMUM_SHAPES = 4096
 MAXIMUM_TEMPLATE_BYTES = 2000
+# More steps and faults than stand on one line of a log whose carriage returns were lost in a copy of the terminal's last lines.
+MAXIMUM_PARTS = 64
 
 # Kinds of manifest lines, and what they have that no event of the same kind has.
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
@@ -40,8 +42,12 @@ _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte
 _EVENT_RECORD, _DUMP = -1, -2
 _PREFILTER = Prefilter({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
 
+_BETWEEN_EVENTS = b" ]|,\t"
+
 Item = tuple[int, Record]
 """A record with the offset that orders it among the others."""
+Hits = dict[int, list[int]]
+"""Of each parser whose keywords a line has, where they are in the block, ascending."""
 
 
 @dataclasses.dataclass
@@ -166,10 +172,11 @@ class LogParser:
         steps = 0
         line_end = -1
         line_begin = 0
-        hits: dict[int, int] = {}
+        hits: Hits = {}
         for hit_offset, meaning in _PREFILTER.confirmed(block, candidates.tolist()):
             if hit_offset < line_end:
-                hits |= dict.fromkeys(meaning, hit_offset)
+                for parser in meaning:
+                    hits.setdefault(parser, []).append(hit_offset)
                 continue
             if hits:
                 steps += self._read_line(block, line_begin, line_end, offset, hits, items)
@@ -179,13 +186,13 @@ class LogParser:
             line_end = block.find(b"\n", hit_offset)
             if line_end < 0:
                 line_end = len(block)
-            hits = dict.fromkeys(meaning, hit_offset)
+            hits = {parser: [hit_offset] for parser in meaning}
         if hits:
             self._read_line(block, line_begin, line_end, offset, hits, items)
         return len(block)
 
-    def _read_line(self, block: bytes, begin: int, end: int, offset: int, hits: dict[int, int], items: list[Item]) -> bool:
-        """Parse one line; whether a template may fit it. `hits`: the parser of each keyword in it, and where."""
+    def _read_line(self, block: bytes, begin: int, end: int, offset: int, hits: Hits, items: list[Item], depth: int = 0) -> bool:
+        """Parse one line, or a part of one; whether a template may fit it."""
         raw = block[begin:end]
         if _EVENT_RECORD in hits and (beginnings := list(_RECORD.finditer(raw))):
             record = self._event_record(raw[beginnings[-1].start() :], offset + begin)
@@ -201,19 +208,52 @@ class LogParser:
         for index in sorted(hits):
             if index < 0:
                 continue
-            line.relabel(hits[index] - begin)
+            line.relabel(hits[index][-1] - begin)
             parsed = PARSERS[index][0](line)
             if isinstance(parsed, StepLine):
                 try:
                     record = {"kind": "step", **read_values(line.text, parsed.values)}
                 except ValueError:
                     return False
-                items.append((offset + begin, {"v": records.VERSION, **record, **_node(line), "src": {"offset": offset + begin}}))
-                return self._learn(raw, line, parsed)
+                keywords_at = [at - begin for found in hits.values() for at in found]
+                return self._read_step(raw, line, parsed, record, keywords_at, items, depth)
             if parsed is not None:
                 items.append((offset + begin, _completed(parsed, line)))
                 return False
         return False
+
+    def _read_step(
+        self, raw: bytes, line: Line, step: StepLine, record: Record, keywords_at: list[int], items: list[Item], depth: int
+    ) -> bool:
+        """Add the step of a line, and what stands before and behind it; whether a template may fit the line.
+
+        A progress bar ends without a line end, so what is printed next is on its line: a fault, or the next frame of the bar.
+        """
+        begin, end = map(line.raw_index, step.span())
+        is_alone, offset = True, line.offset
+        if any(at < begin for at in keywords_at) and self._read_part(raw, 0, begin, line, items, depth):
+            is_alone, offset = False, line.offset + begin
+        items.append((offset, {"v": records.VERSION, **record, **_node(line), "src": {"offset": offset}}))
+        if any(at >= end for at in keywords_at) and self._read_part(raw, end, len(raw), line, items, depth):
+            is_alone = False
+        return is_alone and self._learn(raw, line, step)
+
+    def _read_part(self, raw: bytes, begin: int, end: int, line: Line, items: list[Item], depth: int) -> bool:
+        """Parse a part of a line that was printed by itself; whether there is an event in it."""
+        text = raw[begin:end].lstrip(_BETWEEN_EVENTS)
+        begin = end - len(text)
+        hits: Hits = {}
+        for at, meaning in _PREFILTER.confirmed(text, _PREFILTER.candidates(text).tolist()):
+            for parser in meaning:
+                hits.setdefault(parser, []).append(at)
+        known = len(items)
+        if depth < MAXIMUM_PARTS:
+            self._read_line(
+                text, 0, len(text), line.offset + begin, {key: at for key, at in hits.items() if key >= 0}, items, depth + 1
+            )
+        for _, record in items[known:]:
+            record |= {field: value for field, value in _origin(line).items() if field not in record}
+        return len(items) > known
 
     def _learn(self, raw: bytes, line: Line, numbers: StepLine) -> bool:
         """Whether there is a template for lines like this one; makes it when its shape is new."""
@@ -305,6 +345,12 @@ def _last_step(items: list[Item]) -> list[Item]:
 
 def _node(line: Line) -> Record:
     return {} if line.node is None else {"node": line.node}
+
+
+def _origin(line: Line) -> Record:
+    """The task and the node that a launcher put before the whole line."""
+    tasks = [int(line.text[begin:end]) for field, begin, end in line.labels if field is TASK]
+    return ({"task": tasks[0]} if tasks else {}) | _node(line)
 
 
 def _lines(block: bytes, begin: int, end: int, offset: int) -> Iterator[Line]:

@@ -9,14 +9,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
-from lt_monitor.logs.fields import Value
+from lt_monitor.logs.fields import RANK, TASK, TIME, Value
 from lt_monitor.logs.lines import Line
+
+LABELS = (RANK, TASK, TIME)
 
 
 class StepLine(NamedTuple):
-    """A training step's line: where its values are."""
+    """A training step's line: where its values are, and where what the trainer printed begins and ends in the text.
+
+    Without `begin` or `end`, at its first value or its last. What stands outside was printed by others and is read, too.
+    """
 
     values: list[Value]
+    begin: int | None = None
+    end: int | None = None
+
+    def span(self) -> tuple[int, int]:
+        fields = [(begin, end) for field, begin, end in self.values if field not in LABELS] or [(0, 0)]
+        begin = min(begin for begin, _ in fields) if self.begin is None else self.begin
+        return begin, max(end for _, end in fields) if self.end is None else self.end
 
 
 Parser = Callable[[Line], StepLine | Record | None]

@@ -78,7 +78,8 @@ def step(line: Line) -> StepLine | None:
         if not pair["rest"].isspace():
             values.append((None, *pair.span("rest")))
     own = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]
-    return StepLine([*values, *own, *(label for label in line.labels if label[0] is not TIME)])
+    end = pairs[-1].end() if pairs else head.end()
+    return StepLine([*values, *own, *(label for label in line.labels if label[0] is not TIME)], head.start(), end)
 
 
 def evaluation(line: Line) -> Record | None:

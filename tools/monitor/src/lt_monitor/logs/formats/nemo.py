@@ -89,7 +89,7 @@ def step(line: Line) -> StepLine | None:
         known = key in _FIELDS
         field = _FIELDS[key] if known else Field(key.decode(), is_metric=True)
         values.append((Field("loss") if key == b"loss" else field, *span))
-    return StepLine([*values, *line.labels])
+    return StepLine([*values, *line.labels], head.start())
 
 
 def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool) -> list[Value]:

@@ -72,7 +72,7 @@ def step(line: Line) -> StepLine | Record | None:
         return None
     values: list[Value] = [(field, *match.span(name)) for name, field in _FIELDS.items() if match[name] is not None]
     if match["validate"] is None:
-        return StepLine([*values, *line.labels])
+        return StepLine([*values, *line.labels], match.start(), match.end())
     loss = _FIELDS["loss"]
     assert loss is not None
     record = {"kind": "eval", "step": int(match["step"]), "loss": loss.read(match["loss"]), "split": "validation"}
