@@ -1,8 +1,10 @@
 """The alert rules, each on the smallest story that makes it speak, and on one that must not."""
 
 import math
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from lt_monitor.alerts.alert import AlertPass
 from lt_monitor.alerts.thresholds import DEFAULTS, Thresholds
 from lt_monitor.events.alert_findings import Finding
+from lt_monitor.runs.run_state import RunState
 
 BEGIN = 1_768_500_000.0
 
@@ -85,7 +88,76 @@ def test_no_hang_after_an_end_a_failure_or_in_the_queue() -> None:
     assert rules([*steps(50), fault()], 9000) == ["xid"]
     assert rules([*steps(50), {"kind": "job", "job": "7", "state": "PENDING"}], 9000) == []
     assert rules([*steps(50), {"kind": "job", "job": "7", "state": "RUNNING"}], 9000) == ["hang"]
-    assert rules([*steps(50), fault("requeue", "cascade", "info")], 9000) == ["hang", "requeue"]
+    assert rules([*steps(50), fault("nccl-error", "unknown", "warning")], 9000) == ["nccl-error", "hang"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "severity"),
+    [
+        ("time-limit", "root", "warning"),
+        ("preemption", "root", "warning"),
+        ("cancelled", "root", "info"),
+        ("cancelled", "cascade", "info"),
+        ("requeue", "cascade", "info"),
+        ("exit", "cascade", "info"),
+        ("killed", "cascade", "warning"),
+    ],
+)
+def test_no_hang_after_what_ends_a_job(name: str, cause: str, severity: str) -> None:
+    assert rules([*steps(50), fault(name, cause, severity)], 9000) == [name]
+    noise = [fault("nccl-error", "unknown", "warning")] * 150
+    assert "hang" not in rules([*steps(50), *noise, fault(name, cause, severity)], 9000)
+
+
+def test_no_hang_of_a_job_of_another_week() -> None:
+    """A log that ends without a word, read years later."""
+    assert rules(steps(50), 500 + 6 * 86400) == ["hang"]
+    assert rules(steps(50), 500 + 8 * 86400) == []
+    assert rules(steps(50), 500 + 8 * 86400, hang={"maximum_seconds": 9 * 86400}) == ["hang"]
+
+
+def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "time"} for record in records]
+
+
+def test_lines_without_times_do_not_hang_when_they_are_read_for_the_first_time() -> None:
+    assert rules(untimed(steps(50)), 9000) == []
+    begun = {"kind": "note", "note": "initialized", "message": "", "fields": {}, "time": clock(-1e8)}
+    assert rules([begun, *untimed(steps(50))], 9000) == []
+
+
+def test_a_log_without_times_that_grows_no_more_hangs(tmp_path: Path) -> None:
+    runs: dict[str, RunState] = {}
+    log = tmp_path / "x.log"
+
+    def seen(records: list[dict[str, Any]], now: float, changed: bool) -> list[str]:
+        if changed or not log.exists():
+            log.touch()
+            os.utime(log, (BEGIN + now, BEGIN + now))
+        examination = AlertPass(runs, Thresholds({}), BEGIN + now)
+        for record in records:
+            examination.take({"v": 1, "run": "r", **record, "src": {"file": str(log), "offset": record.get("step", 0)}})
+        return [finding.rule for finding in examination.findings()]
+
+    assert seen(untimed(steps(50)), 600, changed=True) == []
+    assert seen([], 1200, changed=False) == []
+    assert seen(untimed(steps(20, 51)), 1500, changed=True) == []
+    assert seen([], 1700, changed=False) == []
+    assert seen([], 1900, changed=False) == ["hang"]
+
+
+def test_checkpoint_stale_never_mixes_the_clocks_of_log_and_machine() -> None:
+    """Old Slurm logs: the start has a time, the steps have none, and the log is read years later."""
+    start = {"kind": "start", "arguments": {"save_interval": 10}, "time": clock(0)}
+    saved = {"kind": "checkpoint", "step": 20, "time": clock(200)}
+    assert rules([start, *untimed(steps(15))], 2000 * 86400) == []
+    assert rules([start, *untimed(steps(20)), saved, *untimed(steps(15, 21))], 2000 * 86400) == []
+    assert rules([start, *untimed(steps(20)), saved | {"step": 20, "time": None}, *untimed(steps(5, 21))], 9000) == []
+
+
+def test_checkpoint_stale_not_of_a_job_that_has_ended() -> None:
+    start = {"kind": "start", "arguments": {"save_interval": 100}, "time": clock(0)}
+    assert rules([start, *steps(210), fault("time-limit", severity="warning")], 2110) == ["time-limit"]
 
 
 def test_no_hang_after_the_last_step() -> None:

@@ -23,7 +23,7 @@ FAULTS = {
     "[E ProcessGroupNCCL.cpp:828] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, "
     "Timeout(ms)=600000) ran for 600060 milliseconds before timing out.": "nccl-timeout",
     "slurmstepd: error: *** STEP 42221.0 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***": "time-limit",
-    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity": "out-of-memory",
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total": "out-of-memory",
     "RuntimeError: DataLoader worker (pid 77) exited unexpectedly": "traceback",
 }
 

@@ -157,8 +157,8 @@ def _problem(directory: Path, step: int) -> str | None:
 
 
 def _blind(state: CommandState, limits: Thresholds, now: float) -> Iterable[Finding]:
-    """A finding when the logs have no training events although the trainer has had time to start."""
-    if any(run.step_lines or run.arguments for run in state.runs.values()) or not limits.is_enabled("blind"):
+    """A finding when the logs have no training events although the trainer has had time to start, nor say why."""
+    if any(run.step_lines or run.arguments or run.fault_counts for run in state.runs.values()) or not limits.is_enabled("blind"):
         return
     logs = [path for path in log_files.expand(state.patterns, quiet=True) if os.path.isfile(path)]
     silent = now - max((os.path.getmtime(path) for path in logs), default=now)

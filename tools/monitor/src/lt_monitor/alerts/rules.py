@@ -143,7 +143,7 @@ def _value_and_rank(field: object) -> tuple[float, int] | None:
 
 def _job(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[Finding]:
     stopped = STOPPED_JOB_STATES.get(record["state"])
-    if stopped is None or (stopped[0] == "job-failed" and failure_causes.has_critical_fault(state)):
+    if stopped is None or (stopped[0] == "job-failed" and state.has_failed):
         return
     rule, severity = stopped
     code = f", exit code {record['exit_code']}" if record.get("exit_code") else ""
@@ -180,13 +180,11 @@ def _neuron(state: RunState, record: Record, thresholds: Thresholds) -> Iterator
 
 def _hang(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
     waiting = hang_limit(state, thresholds)
-    if waiting is None or state.is_over or failure_causes.has_critical_fault(state):
-        return
-    if state.job and state.job.get("state") != "RUNNING":
+    if waiting is None or state.has_ended:
         return
     limit, said = waiting
-    since = _last_sign(state, snapshot)
-    if since is None or snapshot.now - since <= limit:
+    since = _last_sign(state)
+    if since is None or snapshot.now - since <= limit or not _may_run(state, snapshot, thresholds.of("hang", "maximum_seconds")):
         return
     step = state.attempt.last_step
     key = f"hang:{len(state.attempts)}:{step}:{state.saving is not None}"
@@ -216,18 +214,28 @@ def _line_steps(state: RunState) -> int:
     return max([1, *(after - before for before, after in itertools.pairwise(numbers))])
 
 
-def _last_sign(state: RunState, snapshot: Snapshot) -> float | None:
-    """When the run last made progress. Where lines have no times: when the line was read, or when its log last changed."""
-    modified = max((snapshot.modified[file] for file in state.logs if file in snapshot.modified), default=None)
+def _last_sign(state: RunState) -> float | None:
+    """When the run last made progress: by the times in its lines, and where these have none by when a line was read."""
     if state.attempt.last_step is not None:
-        read = state.last_at
-        unknown = state.seen
+        read = state.last_step_time
     else:
-        read, unknown = state.attempt.end, state.first_seen
-    if read is None:
-        known = [time for time in (unknown, modified) if time is not None]
-        read = min(known) if known else None
+        read = state.attempt.end if state.attempt.end is not None else state.attempt_seen
     return max(read, state.saving) if read is not None and state.saving is not None else read
+
+
+def _may_run(state: RunState, snapshot: Snapshot, maximum_seconds: float) -> bool:
+    """Whether a log may still be written. A job that died without a word, years ago or on another cluster, is no hang.
+
+    Slurm knows. Without it two kinds of log are taken for dead: those whose last time is older than `maximum_seconds`, and those without times that have
+    not changed since they were first read.
+    """
+    if state.job:
+        return bool(state.job.get("state") == "RUNNING")
+    totals = state.attempt
+    if totals.end is not None and totals.begin is not None:
+        return snapshot.now - max(totals.end, totals.begin + totals.step_seconds) <= maximum_seconds
+    modified = max((snapshot.modified[file] for file in state.logs if file in snapshot.modified), default=None)
+    return modified is None or state.first_seen is None or modified > state.first_seen
 
 
 def _straggling(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
@@ -270,10 +278,14 @@ def _throughput_drop(state: RunState, snapshot: Snapshot, thresholds: Thresholds
 
 
 def _checkpoint_stale(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
-    """Measured at the last step: a run that hangs has one finding already."""
+    """Measured at the last step: a run that hangs has one finding already. By the log's clock alone, or by this machine's."""
     interval, last = state.save_interval_seconds(), state.last_step_time
-    since = max((time for time in (state.checkpoint.get("at"), state.attempt.begin) if time is not None), default=None)
-    if state.is_over or interval is None or last is None or since is None:
+    if state.last_at is not None:
+        begins = [state.checkpoint.get("at") if state.checkpoint.get("exact") else None, state.attempt.begin]
+    else:
+        begins = [state.checkpoint.get("seen"), state.attempt_seen]
+    since = max((time for time in begins if time is not None), default=None)
+    if state.has_ended or interval is None or last is None or since is None:
         return
     limit = max(thresholds.of("checkpoint-stale", "minimum_seconds"), thresholds.of("checkpoint-stale", "intervals") * interval)
     if last - since > limit:
@@ -289,9 +301,13 @@ def _checkpoint_stale(state: RunState, snapshot: Snapshot, thresholds: Threshold
 
 
 def _checkpoint_missing(state: RunState, snapshot: Snapshot, thresholds: Thresholds) -> Iterator[Finding]:
-    """Critical where the directory is here and the checkpoint is not; another machine may just not have the directory."""
+    """Critical where the directory is here and the checkpoint is not; another machine may just not have the directory.
+
+    The log of a job that has ended may have been copied from that machine.
+    """
     damage = snapshot.damaged.get(state.run)
-    if damage:
+    is_live = not state.has_ended and _may_run(state, snapshot, thresholds.of("hang", "maximum_seconds"))
+    if damage and (damage.is_visible or is_live):
         step = state.checkpoint["step"]
         said = f"the log says that the checkpoint of step {step} was saved, but {damage.problem}"
         fields = {"attempt": len(state.attempts), "checkpoint_step": step, "path": state.checkpoint.get("path")}

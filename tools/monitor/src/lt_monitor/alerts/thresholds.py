@@ -33,6 +33,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "step_factor": silence.STEP_FACTOR,
         "startup_seconds": 1800,
         "checkpoint_seconds": 1800,
+        "maximum_seconds": 7 * 86400,
     },
     "nan": {"lines_without_loss": 3},
     "loss-spike": {"score": 6, "minimum_rise": 0.05, "maximum_factor": 10, "points": 20, "quiet_lines": 100},

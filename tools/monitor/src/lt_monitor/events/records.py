@@ -40,6 +40,8 @@ FAULTS = (
     "hyperpod",
     "gpu-lost",
 )
+# What ends a job whatever its severity: a job that was cancelled does not hang.
+ENDINGS = frozenset({"preemption", "time-limit", "requeue", "cancelled", "node-failure", "killed", "exit"})
 NOTES = (
     "efa",
     "socket",
@@ -124,6 +126,11 @@ _TEXTS = frozenset(
     {"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note", "state", "uuid"}
 )
 _FLAGS = frozenset({"asynchronous", "begun"})
+
+
+def ends_job(fault: Record) -> bool:
+    """Whether a fault explains why there are no steps after it."""
+    return fault["severity"] == "critical" or fault["fault"] in ENDINGS
 
 
 def problem(record: object) -> str | None:

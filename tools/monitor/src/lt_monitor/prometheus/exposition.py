@@ -15,7 +15,7 @@ from lt_monitor.alerts.rules import hang_limit
 from lt_monitor.alerts.thresholds import Thresholds
 from lt_monitor.events.records import FAULTS
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import failure_causes, speed, time_accounting
+from lt_monitor.runs import speed, time_accounting
 from lt_monitor.runs.run_state import RunState, positive
 from lt_monitor.runs.speed import Known, Sizes
 
@@ -102,7 +102,7 @@ def samples(state: RunState, now: float, known_sizes: Known) -> Iterator[Sample]
         ("consumed_samples", last.get("consumed_samples")),
         ("skipped_steps_total", state.skipped_steps),
         ("nan_steps_total", state.nan_steps),
-        ("failed", float(failure_causes.has_critical_fault(state))),
+        ("failed", float(state.has_failed)),
         ("running", float(is_running(state))),
         ("last_step_timestamp_seconds", state.last_step_time),
         ("last_checkpoint_timestamp_seconds", state.checkpoint.get("at")),
@@ -137,7 +137,7 @@ def _worked_out(state: RunState, known: Known) -> dict[str, float | None]:
 
 def is_running(state: RunState) -> bool:
     """Whether steps are to be expected: not after its end, nor when the scheduler says that its job does not run."""
-    return bool(state.step_lines) and not state.is_over and state.job.get("state", "RUNNING") == "RUNNING"
+    return bool(state.step_lines) and not state.has_ended and state.job.get("state", "RUNNING") == "RUNNING"
 
 
 def render(states: Iterable[RunState], now: float, known: Known = NOTHING_KNOWN) -> str:

@@ -33,11 +33,6 @@ def failure_findings(state: RunState) -> list[Finding]:
     return findings
 
 
-def has_critical_fault(state: RunState) -> bool:
-    """Whether a critical fault explains why there are no steps any more."""
-    return any(fault["severity"] == "critical" for fault in state.faults)
-
-
 def _grouped(faults: Sequence[Record]) -> list[list[Record]]:
     groups: dict[tuple[object, ...], list[Record]] = {}
     for fault in faults:

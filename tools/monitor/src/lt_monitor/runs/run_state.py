@@ -12,7 +12,7 @@ import math
 import statistics
 from typing import Any, Self
 
-from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record
+from lt_monitor.events.records import CAUSES, FAULTS, SEVERITIES, Record, ends_job
 from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.runs.attempt_boundary import begins_attempt, guessed_resume, log_interval, start_key
 from lt_monitor.runs.log_state import LogState
@@ -41,7 +41,8 @@ _ARGUMENTS = (
 @dataclasses.dataclass
 class RunState:
     """One run. `last` is the record of its last step, `last_at` the time in it, `seen` when it was read; `recent` are the last
-    steps with the fields that rules need.
+    steps with the fields that rules need. `first_seen` and `attempt_seen` are when the first record of the run and of the present
+    attempt were read.
 
     Times are seconds since 1970. `losses_missing` and `skipped_in_a_row` count step lines in a row without a loss and with a
     skipped step. `episodes` is for rules that must not report one episode at each of its steps.
@@ -56,6 +57,7 @@ class RunState:
     recent: list[Record] = dataclasses.field(default_factory=list)
     seen: float | None = None
     first_seen: float | None = None
+    attempt_seen: float | None = None
     highest_step: int = 0
     step_lines: int = 0
     skipped_steps: int = 0
@@ -92,6 +94,16 @@ class RunState:
         return bool(self.end) or (step is not None and total is not None and step >= total)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a critical fault followed the last step."""
+        return any(fault["severity"] == "critical" for fault in self.faults)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over, or something that ends jobs followed the last step: a failure, a time limit, scancel."""
+        return self.is_over or any(map(ends_job, self.faults))
+
+    @property
     def last_step_time(self) -> float | None:
         """When the last step was logged, or read where the log has no times."""
         return self.seen if self.last_at is None else self.last_at
@@ -99,6 +111,7 @@ class RunState:
     def take(self, record: Record, now: float) -> bool:
         """Add a record of this run. False for a repetition: another rank's line, or a record that was taken before."""
         self.first_seen = now if self.first_seen is None else self.first_seen
+        self.attempt_seen = now if self.attempt_seen is None else self.attempt_seen
         kind = record["kind"]
         if kind in ("gpu", "neuron"):
             if kind == "gpu":
@@ -120,7 +133,10 @@ class RunState:
         self._read.add(file)
         if log.is_repeated(record, first):
             return False
+        attempts = len(self.attempts)
         self._enter(log, record)
+        if len(self.attempts) > attempts:
+            self.attempt_seen = now
         totals = self.attempts[log.attempt]
         current = log.attempt == len(self.attempts) - 1
         if kind == "step":
@@ -284,6 +300,8 @@ class RunState:
             totals.failed = totals.failed or fault["severity"] == "critical"
             if len(self.faults) < RECENT_FAULTS:
                 self.faults.append(fault)
+            elif ends_job(fault) and not ends_job(self.faults[-1]):
+                self.faults[-1] = fault
             self.fault_counts[fault["fault"]] = self.fault_counts.get(fault["fault"], 0) + 1
 
     def _checkpoint(self, totals: AttemptTotals, record: Record, at: float | None, now: float) -> None:
@@ -302,7 +320,7 @@ class RunState:
         before = self.checkpoint.get("at")
         if at is not None and before is not None and self.checkpoint.get("exact") and at > before:
             self.save_seconds = [*self.save_seconds[1 - RECENT_SAVES :], at - before]
-        self.checkpoint = {"step": step, "at": time, "exact": at is not None, "attempt": len(self.attempts)}
+        self.checkpoint = {"step": step, "at": time, "exact": at is not None, "seen": now, "attempt": len(self.attempts)}
         if isinstance(record.get("path"), str):
             self.checkpoint["path"] = record["path"]
 
