@@ -2,9 +2,14 @@
 
 import datetime
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lt_shared import run_log
+
+LOGS = Path(__file__).parents[1] / "samples"
 
 
 def event(kind: str, offset: int, seconds: float | None = None, file: str = "r.log", **fields: Any) -> str:
@@ -142,3 +147,33 @@ def test_a_clock_of_another_zone_may_be_ahead(tool: Any) -> None:
     )
     done = tool("goodput", "--json", "-", stdin=story)
     assert (json.loads(done.stdout)["has_times"], done.stderr) == (True, "")
+
+
+def test_a_job_that_timed_out_and_its_second_that_ran_out_of_time(tool: Any) -> None:
+    """By hand: 1340 s and 810 s were allocated, and 500 steps of 2 s count; 90 steps were done twice."""
+    one = json.loads(tool("goodput", "--json", str(LOGS / "restart.log")).stdout)
+    assert (one["allocated_seconds"], one["productive_seconds"], one["goodput"]) == (2150, 1000, 0.465116)
+    assert (one["lost_steps"], one["restarts"]) == (90, 1)
+    assert one["lost_seconds"] == {"queue": 320, "start": 200, "checkpoint": 170, "lost-work": 180, "hang": 600}
+
+
+def test_a_run_that_began_again_in_the_same_log(tool: Any) -> None:
+    """By hand: of 200 steps of 2 s none count, of 100 steps of 1 s all do; two saves of 30 s."""
+    log = str(LOGS / "two_runs.log")
+    one = json.loads(tool("goodput", "--json", log).stdout)
+    assert (one["productive_seconds"], one["lost_seconds"]["lost-work"], one["lost_steps"]) == (100, 400, 200)
+    (summary,) = json.loads(tool("summarize", "--json", log).stdout)["runs"]
+    assert (summary["lost_steps"], summary["restarts"]) == (200, 1)
+
+
+@pytest.mark.parametrize("interval", [1, 10, 100])
+def test_goodput_does_not_depend_on_the_log_interval(tool: Any, tmp_path: Path, interval: int) -> None:
+    """100 s of start and 1000 steps of a second: 1000 / 1100, however many steps a line is for."""
+    begin = datetime.datetime(2026, 1, 16, 7)
+    lines = [f"[before the start of training step] datetime: {begin:%Y-%m-%d %H:%M:%S}"]
+    for step in range(interval, 1001, interval):
+        time = begin + datetime.timedelta(seconds=100 + step)
+        lines.append(run_log.Step(step, 1000, step_seconds=1.0, loss=2.0, nan_steps=0, time=time).format())
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    one = json.loads(tool("goodput", "--json", str(tmp_path / "a.log")).stdout)
+    assert (one["productive_seconds"], one["allocated_seconds"], one["goodput"]) == (1000, 1100, 0.909091)

@@ -226,8 +226,8 @@ def _last_sign(state: RunState) -> float | None:
 def _may_run(state: RunState, snapshot: Snapshot, maximum_seconds: float) -> bool:
     """Whether a log may still be written. A job that died without a word, years ago or on another cluster, is no hang.
 
-    Slurm knows. Without it two kinds of log are taken for dead: those whose last time is older than `maximum_seconds`, and those without times that have
-    not changed since they were first read.
+    Slurm knows. Without it two kinds of log are taken for dead: those whose last time is older than `maximum_seconds`, and those
+    without times that have not changed since they were first read.
     """
     if state.job:
         return bool(state.job.get("state") == "RUNNING")

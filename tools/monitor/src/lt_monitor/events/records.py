@@ -52,6 +52,7 @@ NOTES = (
     "allocation-retries",
     "parameters",
     "initialized",
+    "training-start",
     "hyperpod",
     "mlperf",
     "wandb",

@@ -10,6 +10,9 @@ from typing import TypeVar
 
 from lt_monitor.events.records import Record
 
+# Notes of Megatron before its first step.
+STARTS = ("initialized", "training-start")
+
 Stream = TypeVar("Stream", bound=Hashable)
 
 
@@ -22,7 +25,7 @@ def begins_attempt(record: Record, stream: Stream, last_steps: Mapping[Stream, i
         return bool(record["step"] < last_steps.get(stream, 0))
     if record["kind"] == "start":
         return bool(last_steps) or start_key(record, stream) in started
-    return bool(last_steps) and (record["kind"] == "load" or record.get("note") == "initialized")
+    return bool(last_steps) and (record["kind"] == "load" or record.get("note") in STARTS)
 
 
 def start_key(record: Record, stream: Hashable) -> str:

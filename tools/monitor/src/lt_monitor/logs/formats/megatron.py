@@ -24,6 +24,7 @@ _DATETIME = re.compile(rb"\] datetime: (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
 _STARTED = re.compile(
     rb"\[after megatron is initialized\] datetime|time to initialize megatron \(seconds\): (?P<seconds>[\d.]{1,20})"
 )
+_TRAINING_STARTS = re.compile(rb"\[before the start of training step\] datetime")
 _DONE = re.compile(rb"\[after training is done\] datetime")
 _PARAMETERS = re.compile(
     rb"number of parameters on \(tensor, pipeline\) model parallel rank \((?P<tensor>\d{1,6}), (?P<pipeline>\d{1,6})\): "
@@ -141,6 +142,8 @@ def lifecycle(line: Line) -> Record | None:
         record = {"kind": "end", "reason": "completed"}
     elif (match := _STARTED.search(line.text)) is not None:
         record = note(line, "initialized", {"seconds": decimal(match["seconds"])} if match["seconds"] else {})
+    elif _TRAINING_STARTS.search(line.text) is not None:
+        record = note(line, "training-start", {})
     stamp = _DATETIME.search(line.text)
     if record is not None and stamp is not None:
         record["time"] = stamp["time"].decode().replace(" ", "T")
