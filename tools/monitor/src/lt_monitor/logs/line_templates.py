@@ -14,6 +14,7 @@ import numpy as np
 
 from lt_monitor.events.records import MAXIMUM_COUNT
 from lt_monitor.events.steps import epoch_seconds, is_local
+from lt_monitor.logs.digit_words import RowPattern, integer
 from lt_monitor.logs.fields import MAXIMUM_DIGITS, MINIMUM_RATE_PER_SECOND, Field, Value
 from lt_monitor.logs.lines import Line
 
@@ -22,7 +23,8 @@ _POWERS = np.array([10.0**exponent for exponent in range(MAXIMUM_EXPONENT + 1)])
 _PLAIN_NUMBER = re.compile(
     rb"(?P<sign>[-+]?)(?P<mantissa>[\d,]+(?:\.\d*)?)(?:[eE](?P<exponent_sign>[-+]?)(?P<exponent>\d{1,2}))?"
 )
-_DIGIT, _SPACE = 48, 32
+_DIGIT = 48
+HOUR_BYTES = len("2026-01-16T07")
 # Month, day, hour, minute and second in "2026-01-16T07:32:24".
 _TIME_BOUNDS = ((5, 12), (8, 31), (11, 23), (14, 59), (17, 59))
 
@@ -55,15 +57,15 @@ class Column:
 
     def is_exact(self, rows: np.ndarray) -> np.ndarray:
         """Where (bool) `read` gives what Python's float does: up to a power of ten that float64 holds exactly."""
-        return _integer(rows, self.exponent_digits) + self.decimals <= MAXIMUM_EXPONENT
+        return integer(rows, self.exponent_digits) + self.decimals <= MAXIMUM_EXPONENT
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """The values (float64) of all rows (uint8, one line each) in base units; infinite for a word such as nan."""
         if self.is_null:
             return np.full(len(rows), np.inf)
-        number = _integer(rows, self.digits).astype(np.float64)
+        number = integer(rows, self.digits).astype(np.float64)
         if self.exponent_digits:
-            exponent = _integer(rows, self.exponent_digits) * self.exponent_sign - self.decimals
+            exponent = integer(rows, self.exponent_digits) * self.exponent_sign - self.decimals
             power = _POWERS[np.abs(exponent)]
             number = np.where(exponent < 0, number / power, number * power)
         elif self.decimals:
@@ -83,10 +85,7 @@ class LineTemplate:
         self.length = len(sample)
         self.columns = columns
         self.node = node
-        self._sample = sample
-        self._constant_mask = np.where(variable, 0, 255).astype(np.uint8)
-        self._digits = np.flatnonzero(variable)
-        self._padded = padding[self._digits]
+        self._pattern = RowPattern(sample, variable, padding)
         self._time = next((column for column in columns if column.field.is_time), None)
 
     @classmethod
@@ -122,16 +121,14 @@ class LineTemplate:
             columns.append(column)
         return cls(sample, columns, variable, padding, line.node)
 
+    @property
+    def width(self) -> int:
+        """The bytes of a row, the length rounded up."""
+        return self._pattern.width
+
     def matches(self, rows: np.ndarray) -> np.ndarray:
-        """Which of the rows (uint8, shape (lines, length)) have this template (bool)."""
-        # Whole rows with a mask take half the time of gathering their constant bytes first.
-        alike: np.ndarray = np.bitwise_or.reduce((rows ^ self._sample) & self._constant_mask, axis=1) == 0
-        cells = rows[:, self._digits]
-        is_digit = (cells - _DIGIT) <= 9
-        alike &= (is_digit | (self._padded & (cells == _SPACE))).all(axis=1)
-        # A space behind a digit of the same number would be another number.
-        broken = ~is_digit[:, 1:] & is_digit[:, :-1] & (np.diff(self._digits) == 1)
-        alike &= ~broken.any(axis=1)
+        """Which of the rows (uint8, shape (lines, width), contiguous) have this template (bool)."""
+        alike = self._pattern.matches(rows)
         for column in self.columns:
             if column.exponent_digits:
                 alike &= column.is_exact(rows)
@@ -143,7 +140,7 @@ class LineTemplate:
         assert self._time is not None
         valid = np.ones(len(rows), dtype=bool)
         for index, bound in _TIME_BOUNDS:
-            valid &= _integer(rows, [self._time.begin + index, self._time.begin + index + 1]) <= bound
+            valid &= integer(rows, [self._time.begin + index, self._time.begin + index + 1]) <= bound
         return valid
 
     def values(self, column: Column, rows: np.ndarray) -> np.ndarray:
@@ -172,11 +169,14 @@ class LineTemplate:
         begin, length = self._time.begin, texts.dtype.itemsize
         if not len(rows) or not is_local(texts[0].decode("ascii")):
             return np.array([epoch_seconds(text.decode("ascii")) for text in texts.tolist()])
-        hours, hour_of = np.unique(texts.astype("S13"), return_inverse=True)
-        seconds = np.array([epoch_seconds(f"{hour.decode('ascii')}:00:00") for hour in hours.tolist()])[hour_of]
-        seconds += _integer(rows, [begin + 14, begin + 15]) * 60 + _integer(rows, [begin + 17, begin + 18])
+        # The hour in a line is nearly always that of the line before.
+        hours = rows[:, begin : begin + HOUR_BYTES]
+        changes = np.flatnonzero(np.concatenate(([True], (hours[1:] != hours[:-1]).any(axis=1))))
+        known = [epoch_seconds(texts[index][:HOUR_BYTES].decode("ascii") + ":00:00") for index in changes.tolist()]
+        seconds = np.repeat(known, np.diff(changes, append=len(rows)))
+        seconds += integer(rows, [begin + 14, begin + 15]) * 60 + integer(rows, [begin + 17, begin + 18])
         fraction = list(range(begin + 20, begin + length))
-        return np.asarray(seconds + _integer(rows, fraction) / _POWERS[len(fraction)])
+        return np.asarray(seconds + integer(rows, fraction) / _POWERS[len(fraction)])
 
 
 def _is_small_count(field: Field, text: bytes) -> bool:
@@ -186,15 +186,6 @@ def _is_small_count(field: Field, text: bytes) -> bool:
         return True
     digits = len(match["mantissa"].replace(b",", b"").partition(b".")[0]) + 2
     return match["exponent"] is None and 10.0**digits / field.divisor * field.factor <= MAXIMUM_COUNT
-
-
-def _integer(rows: np.ndarray, columns: list[int]) -> np.ndarray:
-    """The digits in some `columns` of each row (uint8, one line each) as one integer (int64); a space counts as zero."""
-    number = np.zeros(len(rows), dtype=np.int64)
-    for column in columns:
-        number *= 10
-        number += rows[:, column] & 15
-    return number
 
 
 def _padding(raw: bytes, begin: int) -> int:

@@ -187,7 +187,7 @@ def blocks(read: Callable[[int], bytes], final: bool = False) -> Iterator[bytes]
     while data := read(BLOCK_BYTES):
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
-            yield pending + data[:end]
+            yield b"".join((pending, memoryview(data)[:end]))
             pending = data[end:]
         else:
             pending += data

@@ -13,6 +13,7 @@ import orjson
 
 from lt_monitor.events.records import VERSION, Record
 from lt_monitor.events.steps import Steps
+from lt_monitor.logs.fields import RANK, TASK
 from lt_monitor.logs.line_templates import LineTemplate
 
 Stream = tuple[object, ...]
@@ -111,7 +112,8 @@ class StepBlock:
     @classmethod
     def of(cls, rows: list[StepRows]) -> "StepBlock":
         offsets = np.concatenate([part.offsets for part in rows])
-        order = np.argsort(offsets) if len(rows) > 1 else None
+        # Those of each template are in order already, which a stable sort makes use of.
+        order = np.argsort(offsets, kind="stable") if len(rows) > 1 else None
         streams, stream_of = _streams(rows)
         if order is None:
             return cls(rows, offsets, order, streams, stream_of)
@@ -149,12 +151,12 @@ class StepBlock:
 
 
 def _streams(rows: list[StepRows]) -> tuple[list[Stream], np.ndarray | None]:
-    block = StepBlock(rows, np.empty(0), None, [], None)
     nodes = list(dict.fromkeys(part.template.node for part in rows))
+    if nodes == [None] and not any(column.field in (TASK, RANK) for part in rows for column in part.template.columns):
+        return [UNNAMED], None
+    block = StepBlock(rows, np.empty(0), None, [], None)
     node_of = np.concatenate([np.full(len(part.offsets), float(nodes.index(part.template.node))) for part in rows])
     table = np.stack([block.column("task"), block.column("rank"), node_of], axis=1)
-    if nodes == [None] and np.isnan(table[:, :2]).all():
-        return [UNNAMED], None
     table = np.nan_to_num(table, nan=-1.0)
     if (table == table[0]).all():
         unique, stream_of = table[:1], np.zeros(len(table), dtype=np.int64)
