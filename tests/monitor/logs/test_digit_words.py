@@ -1,5 +1,7 @@
 """Rows of text read eight bytes at a time, compared with reading them a byte at a time."""
 
+import random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,25 +17,23 @@ def rows_of(lines: list[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(line.ljust(width, b"\n") for line in lines), np.uint8).reshape(len(lines), width)
 
 
-@given(SHAPES, st.data())
-def test_lines_match_where_each_byte_may_be(shape: list[tuple[str, int]], data: st.DataObject) -> None:
+@given(SHAPES, st.integers(0, 2**32))
+def test_lines_match_where_each_byte_may_be(shape: list[tuple[str, int]], seed: int) -> None:
     sample, variable, padding = b"", [], []
     for kind, length in shape:
         sample += (b"x" if kind == "c" else b"7") * length
         variable += [kind != "c"] * length
         padding += [kind == "P"] * length
-    text = st.text("x0123456789 !):;/.*?A\x80", min_size=len(sample), max_size=len(sample)).map(lambda text: text.encode("latin-1"))
-    near = st.lists(st.tuples(st.integers(0, len(sample) - 1), st.sampled_from(b"0 9:/x?!)")), max_size=6)
-    lines = data.draw(st.lists(st.one_of(text, near.map(lambda edits: edited(sample, edits))), min_size=1, max_size=40))
+    choice = random.Random(seed)
+    where = [index for index, may_differ in enumerate(variable) if may_differ] or [0]
+    lines = [sample]
+    for _ in range(200):
+        line = bytearray(sample)
+        for index in choice.choices(where, k=choice.randrange(4)):
+            line[index] = choice.choice(b"09   !)/:?A\x80")
+        lines.append(bytes(line))
     found = RowPattern(np.frombuffer(sample, np.uint8), np.array(variable), np.array(padding)).matches(rows_of(lines))
     assert found.tolist() == [is_alike(line, sample, variable, padding) for line in lines]
-
-
-def edited(sample: bytes, edits: list[tuple[int, int]]) -> bytes:
-    line = bytearray(sample)
-    for index, byte in edits:
-        line[index] = byte
-    return bytes(line)
 
 
 def is_alike(line: bytes, sample: bytes, variable: list[bool], padding: list[bool]) -> bool:
