@@ -30,7 +30,7 @@ def test_lines_match_where_each_byte_may_be(shape: list[tuple[str, int]], seed: 
     for _ in range(200):
         line = bytearray(sample)
         for index in choice.choices(where, k=choice.randrange(4)):
-            line[index] = choice.choice(b"09   !)/:?A\x80")
+            line[index] = choice.choice(b"09   !)/:?A\x80\x00\x12")
         lines.append(bytes(line))
     found = RowPattern(np.frombuffer(sample, np.uint8), np.array(variable), np.array(padding)).matches(rows_of(lines))
     assert found.tolist() == [is_alike(line, sample, variable, padding) for line in lines]
