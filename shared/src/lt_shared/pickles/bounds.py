@@ -56,10 +56,10 @@ def _operations() -> list[tuple[int, int, int, int] | None]:
     return table
 
 
-def check(data: bytes) -> None:
+def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int = MAX_LARGE) -> None:
     """Raise UnpicklingError for a size or an index above what is there, and for more than MAX_TUPLES tuples in one another.
 
-    What is cut off or breaks the rules of a stack may raise IndexError or ValueError as well.
+    Numbers of up to 8 bytes may be as many as there are: at most nine of them have the same hash. What is cut off or breaks the rules of a stack may raise IndexError or ValueError as well.
     """
     operations, position, end = _operations(), 0, len(data)
     # Tuples in each object on the stack, and in those that the pickle has numbered; what cannot be hashed counts as none.
@@ -126,7 +126,7 @@ def check(data: bytes) -> None:
             stack.append(0)
             number_bytes = _number_bytes(data[start:position], size)
             large += number_bytes >= _LARGE_BYTES
-            if number_bytes > _NUMBER_BYTES or large > MAX_LARGE:
+            if number_bytes > number_bytes_limit or large > large_limit:
                 raise pickle.UnpicklingError(_TOO_LARGE)
         elif action == _DUP:
             stack.append(stack[-1])

@@ -146,6 +146,27 @@ def loads(data: bytes, origin: str) -> Any:
         raise BadData(f"{origin}: not a readable pickle: {error}") from None
 
 
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+
+    def persistent_load(self, identifier: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to an object outside of it")
+
+
+def load_plain(data: bytes, origin: str) -> Any:
+    """Unpickle what consists of containers, texts and numbers alone, of which 64-bit ones (times) may be as many as there are.
+
+    Raises BadData, naming `origin`, for a pickle that names any class or function, and for a malformed one.
+    """
+    try:
+        bounds.check(data, number_bytes_limit=8, large_limit=len(data))
+        with memory.garbage_collection_paused():
+            return _PlainUnpickler(io.BytesIO(data)).load()
+    except _MALFORMED as error:
+        raise BadData(f"{origin}: not a pickle of plain values: {error}", "do not load it: it may run code") from None
+
+
 def names(data: bytes, origin: str) -> set[str]:
     """Every class and function that a pickle names, as "module.name": what an ordinary unpickler would call.
 

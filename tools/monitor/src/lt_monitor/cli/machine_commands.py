@@ -1,4 +1,4 @@
-"""The commands for cron and other programs: goodput, alert, prom, rules, dashboard, and samples of GPUs, Neuron and Slurm."""
+"""The commands for cron and other programs: goodput, alert, prom, rules, dashboard, stuck, and samples of GPUs, Neuron and Slurm."""
 
 import sys
 from typing import Any
@@ -177,10 +177,36 @@ def slurm(saved: str | None, jobs: tuple[str, ...]) -> None:
     _print(source.sample(saved, jobs))
 
 
+@click.command(
+    cls=console.Command,
+    examples="""
+lt-monitor stuck run1
+lt-monitor stuck '/tmp/nccl_trace_rank_*'
+lt-monitor stuck --json dumps pyspy_rank_3.txt | jq .suspects
+""",
+)
+@click.argument("dumps", metavar="FILE...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all findings and stacks instead of lines.")
+def stuck(dumps: tuple[str, ...], as_json: bool) -> console.ExitCode:
+    """Print which rank is missing in which collective, and where the ranks stand. Exit code 1 when something is stuck.
+
+    FILE is a dump of one rank (of torch's flight recorder, of py-spy, or the stacks of lt-train's watchdog), a directory of them
+    or a pattern.
+    """
+    from lt_monitor.hangs import dump_files, report
+
+    found = report.report(dump_files.read(dumps))
+    if as_json:
+        console.print_json(found.to_record())
+    else:
+        click.echo("\n".join(found.lines()))
+    return console.ExitCode.FOUND if found.is_stuck else console.ExitCode.OK
+
+
 def _print(records: list[dict[str, Any]]) -> None:
     for record in records:
         console.print_json(record)
     sys.stdout.flush()
 
 
-COMMANDS = (goodput, alert, prom, rules, dashboard, gpu, neuron, slurm)
+COMMANDS = (goodput, alert, prom, rules, dashboard, gpu, neuron, slurm, stuck)

@@ -1,0 +1,275 @@
+"""What is wrong in each process group, and which of it is the cause of the rest.
+
+In a group, the first collective that is not finished decides: a rank that has not enqueued it is missing, a rank without a dump may
+be. Calls of one number that differ are a mismatch, finished or not. torch's own analyzer asks the same of every group alone; a job
+with several kinds of parallelism then shows a missing rank in each of them. Here, what a missing rank itself waits for is followed:
+a finding whose missing ranks all wait in another one is its consequence. When nothing is left after that, the ranks wait for each
+other in a circle, which is a different order of calls.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from lt_monitor.hangs.flight_recorder import Call
+from lt_monitor.hangs.process_groups import GroupCalls, GroupName, Job, operations
+from lt_monitor.hangs.stack_dumps import place
+
+MISSING, ABSENT, MISMATCH, UNFINISHED, UNMATCHED, ELSEWHERE = (
+    "missing", "absent", "mismatch", "unfinished", "unmatched", "elsewhere",
+)  # fmt: skip
+# A dump of a healthy run has calls that are on their way.
+ON_THEIR_WAY_SECONDS = 30.0
+# Their sizes, or types, may differ from rank to rank.
+_OTHER_INPUTS = ("all_to_all", "alltoall", "scatter")
+_OTHER_OUTPUTS = ("all_to_all", "alltoall", "gather")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """`missing` have a dump without the call, `absent` no dump. `variants` are the calls that differ, the most common first."""
+
+    kind: str
+    group: GroupName
+    operation: str = ""
+    sequence: int | None = None
+    members: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    variants: tuple[tuple[tuple[int, ...], str], ...] = ()
+    order: str = ""
+    seconds: float | None = None
+    since_ns: int | None = None
+    last: tuple[tuple[tuple[int, ...], int | None, str], ...] = ()
+    suspects: tuple[int, ...] = ()
+    is_consequence: bool = False
+    is_circular: bool = False
+
+    @property
+    def blocking(self) -> tuple[int, ...]:
+        return self.missing + self.absent
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is more than a call that was on its way when the dump was written."""
+        return self.kind != UNFINISHED or self.seconds is None or self.seconds >= ON_THEIR_WAY_SECONDS
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """Of a mismatch, the ranks that do not call what more than half of them call."""
+        counts = [len(ranks) for ranks, _ in self.variants]
+        if not counts or 2 * counts[0] <= sum(counts):
+            return ()
+        return tuple(sorted(rank for ranks, _ in self.variants[1:] for rank in ranks))
+
+
+def find(job: Job) -> list[Finding]:
+    """All findings, causes first, and of these first the ones that name the fewest ranks."""
+    found = [finding for group in job.groups() for finding in _of_group(group, job)]
+    if not job.flights:
+        found = list(_elsewhere(job))
+    elif not found:
+        found = list(_without_dump(job))
+    return sorted(_with_causes(found), key=lambda each: (each.is_consequence, each.kind != MISMATCH, len(each.blocking)))
+
+
+def _of_group(group: GroupCalls, job: Job) -> Iterator[Finding]:
+    mismatch = _mismatch(group, job)
+    sequence = group.first_unfinished()
+    if mismatch is not None:
+        yield mismatch
+    if sequence is not None and (mismatch is None or mismatch.sequence is None or sequence < mismatch.sequence):
+        yield _unfinished(group, sequence, job)
+    yield from _unmatched(group, job)
+
+
+def _unfinished(group: GroupCalls, sequence: int, job: Job) -> Finding:
+    calls = group.calls(sequence)
+    members, absent = group.members, tuple(rank for rank in group.members if rank not in job.flights)
+    missing = tuple(
+        rank for rank in members if rank in job.flights and rank not in calls and group.enqueued.get(rank, -1) < sequence
+    )
+    waiting = tuple(sorted(rank for rank, found in calls.items() if not all(call.is_finished for call in found)))
+    shown = calls[waiting[0]][0]
+    finding = Finding(
+        kind=MISSING if missing else ABSENT if absent else UNFINISHED,
+        group=group.name,
+        operation=shown.operation,
+        sequence=sequence,
+        members=members,
+        waiting=waiting,
+        finished=tuple(sorted(calls.keys() - set(waiting))),
+        missing=missing,
+        absent=absent,
+        last=_last_calls(group, missing),
+    )
+    return _timed(finding, [call for rank in waiting for call in calls[rank]], job)
+
+
+def _timed(finding: Finding, calls: Sequence[Call], job: Job) -> Finding:
+    since = min((call.created_ns for call in calls if call.created_ns), default=None)
+    dumped = job.dumped_ns
+    seconds = (dumped - since) / 1e9 if dumped is not None and since is not None else None
+    return dataclasses.replace(finding, since_ns=since, seconds=seconds)
+
+
+def _last_calls(group: GroupCalls, ranks: Sequence[int]) -> tuple[tuple[tuple[int, ...], int | None, str], ...]:
+    """The number and state of the last collective of these ranks in the group, those that agree together."""
+    found: dict[tuple[int | None, str], list[int]] = {}
+    for rank in ranks:
+        last = group.last(rank)
+        number = group.enqueued.get(rank)
+        state = last.state_in_words if last is not None and last.sequence == number else ""
+        found.setdefault((number, state), []).append(rank)
+    return tuple((tuple(each), number, state) for (number, state), each in found.items())
+
+
+def _mismatch(group: GroupCalls, job: Job) -> Finding | None:
+    """The first number for which the ranks called something else. The first entries of a ring may be half of a coalesced call."""
+    begun = max((min(found) for rank, found in group.collectives.items() if found and job.wrapped(rank)), default=-1)
+    numbers = sorted({number for found in group.collectives.values() for number in found if number > begun})
+    for number in numbers:
+        calls = group.calls(number)
+        signatures = {rank: _signature(found) for rank, found in calls.items()}
+        if len(set(signatures.values())) > 1:
+            return _mismatch_at(group, number, calls, signatures, job)
+    return None
+
+
+_Signature = tuple[tuple[object, ...], ...]
+
+
+def _mismatch_at(
+    group: GroupCalls, number: int, calls: dict[int, list[Call]], signatures: dict[int, _Signature], job: Job
+) -> Finding:
+    by_signature: dict[_Signature, list[int]] = {}
+    for rank in sorted(signatures):
+        by_signature.setdefault(signatures[rank], []).append(rank)
+    ordered = sorted(by_signature.values(), key=len, reverse=True)
+    waiting = tuple(sorted(rank for rank, found in calls.items() if not all(call.is_finished for call in found)))
+    finding = Finding(
+        kind=MISMATCH,
+        group=group.name,
+        operation=calls[ordered[0][0]][0].operation,
+        sequence=number,
+        members=group.members,
+        waiting=waiting,
+        finished=tuple(sorted(calls.keys() - set(waiting))),
+        absent=(),
+        variants=tuple((tuple(ranks), _in_words(calls[ranks[0]])) for ranks in ordered),
+        order=_order(group, number, ordered[0][0], ordered[1][0]),
+    )
+    return _timed(finding, [call for rank in waiting for call in calls[rank]], job)
+
+
+def _signature(calls: list[Call]) -> _Signature:
+    """What has to agree; the types of empty inputs or outputs need not."""
+    found = []
+    for call in operations(calls):
+        is_uneven = "coalesced" in call.operation.lower() or len(calls) > 1
+        has_input = not call.operation.startswith(_OTHER_INPUTS) and not is_uneven
+        has_output = not call.operation.startswith(_OTHER_OUTPUTS) and not is_uneven
+        found.append(
+            (
+                call.operation,
+                call.input_sizes if has_input else None,
+                call.output_sizes if has_output else None,
+                call.input_types if has_input and any(call.input_sizes) else None,
+                call.output_types if has_output and any(call.output_sizes) else None,
+            )
+        )
+    return tuple(found)
+
+
+def _in_words(calls: list[Call]) -> str:
+    first = next(operations(calls), calls[0])
+    more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+    types = "/".join(dict.fromkeys((*first.input_types, *first.output_types)))
+    into = f" to {_sizes(first.output_sizes)}" if first.output_sizes != first.input_sizes else ""
+    return f"{first.operation} of {_sizes(first.input_sizes)}{into}{f' {types}' if types else ''}{more}"
+
+
+def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
+    shown = ", ".join("x".join(map(str, one)) or "a number" for one in sizes[:3])
+    return f"{shown or 'nothing'}{f' and {len(sizes) - 3} more' if len(sizes) > 3 else ''}"
+
+
+def _order(group: GroupCalls, number: int, usual: int, odd: int) -> str:
+    """Whether the two ranks agree again when one of them is moved by a call."""
+
+    def signature(rank: int, at: int) -> _Signature | None:
+        found = group.collectives[rank].get(at)
+        return None if found is None else _signature(found)
+
+    if signature(odd, number + 1) is not None and signature(odd, number + 1) == signature(usual, number):
+        return f"rank {odd} makes a call more than rank {usual}, or the same ones in another order"
+    if signature(usual, number + 1) is not None and signature(usual, number + 1) == signature(odd, number):
+        return f"rank {odd} leaves out a call that rank {usual} makes, or makes the same ones in another order"
+    return ""
+
+
+def _unmatched(group: GroupCalls, job: Job) -> Iterator[Finding]:
+    """Messages that wait for a rank that has not called their other half."""
+    members = group.members
+    pending = {rank: [call for call in calls if not call.is_finished] for rank, calls in group.messages.items()}
+    for rank, calls in pending.items():
+        told: set[int] = set()
+        halves: collections.Counter[tuple[bool, int]] = collections.Counter()
+        for call in calls:
+            if call.source is None or call.destination is None or max(call.source, call.destination) >= len(members):
+                continue
+            is_send = call.operation.startswith("send")
+            peer = members[call.destination if is_send else call.source]
+            halves[is_send, peer] += 1
+            others = sum(
+                (other.source, other.destination) == (call.source, call.destination) and other.operation[:4] != call.operation[:4]
+                for other in pending.get(peer, ())
+            )
+            if halves[is_send, peer] <= others or peer in told or peer == rank:
+                continue
+            told.add(peer)
+            missing, absent = ((peer,), ()) if peer in job.flights else ((), (peer,))
+            finding = Finding(UNMATCHED, group.name, call.operation, None, members, (rank,), (), missing, absent)
+            yield _timed(finding, [call], job)
+
+
+def _without_dump(job: Job) -> Iterator[Finding]:
+    """A dump that is not there may be that of the rank for which somebody took the others."""
+    absent = tuple(rank for rank in job.ranks if rank not in job.flights)
+    if absent:
+        yield Finding(ABSENT, GroupName("", "", ()), members=tuple(job.ranks), absent=absent)
+
+
+def _elsewhere(job: Job) -> Iterator[Finding]:
+    """From stacks alone: ranks that are not where most of them are."""
+    places: dict[str, list[int]] = {}
+    for rank, dump in sorted(job.stacks.items()):
+        frame = place(dump.main.frames) if dump.main else None
+        places.setdefault(str(frame), []).append(rank)
+    ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
+    if len(ordered) > 1 and 2 * len(ordered[0][1]) > len(job.stacks):
+        odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks))
+        most = tuple(ordered[0][1])
+        yield Finding(ELSEWHERE, GroupName("", "", ()), members=tuple(job.ranks), waiting=most, missing=odd)
+
+
+def _with_causes(found: list[Finding]) -> list[Finding]:
+    holding = [each for each in found if each.blocking or each.kind == MISMATCH]
+    # By rank, in how many of them it waits.
+    waits = collections.Counter(rank for each in holding for rank in each.waiting)
+    marked = [_with_suspects(each, waits) for each in found]
+    if not holding or any(each.kind == MISMATCH or each.suspects for each in marked):
+        return marked
+    return [dataclasses.replace(each, is_consequence=not each.blocking, is_circular=bool(each.blocking)) for each in marked]
+
+
+def _with_suspects(finding: Finding, waits: collections.Counter[int]) -> Finding:
+    """A rank that waits in another finding is held up itself."""
+    if finding.kind == MISMATCH:
+        return dataclasses.replace(finding, suspects=finding.odd)
+    if finding.kind == UNFINISHED:
+        return dataclasses.replace(finding, is_consequence=any(waits[rank] for rank in finding.waiting))
+    free = tuple(rank for rank in finding.blocking if waits[rank] <= (rank in finding.waiting))
+    return dataclasses.replace(finding, suspects=free, is_consequence=not free)

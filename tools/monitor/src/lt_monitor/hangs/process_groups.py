@@ -1,0 +1,115 @@
+"""The dumps of all ranks side by side: for each process group its ranks, and what each of them called there.
+
+A group is known by its name and its ranks: groups that `split_group` makes have one name on all ranks, and other ranks on each side.
+Where a dump names no ranks (gloo), the ranks of a group are those that called something in it, and a rank that never did is not
+missed. A dump is a ring: what a rank called before its first entry is unknown, not absent.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from lt_monitor.hangs.flight_recorder import COALESCED, Call, FlightDump
+from lt_monitor.hangs.stack_dumps import StackDump
+
+DAY_NS = 86_400_000_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupName:
+    """`ranks` is empty where no dump says them."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class GroupCalls:
+    """`enqueued` is the number of each rank's last collective there. A coalesced collective is several calls of one number."""
+
+    name: GroupName
+    collectives: dict[int, dict[int, list[Call]]] = dataclasses.field(default_factory=dict)
+    messages: dict[int, list[Call]] = dataclasses.field(default_factory=dict)
+    enqueued: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.name.ranks or tuple(sorted(self.collectives.keys() | self.messages.keys()))
+
+    def add(self, rank: int, call: Call) -> None:
+        if call.is_point_to_point:
+            self.messages.setdefault(rank, []).append(call)
+        else:
+            self.collectives.setdefault(rank, {}).setdefault(call.sequence, []).append(call)
+            self.enqueued[rank] = max(self.enqueued.get(rank, -1), call.sequence)
+
+    def calls(self, sequence: int) -> dict[int, list[Call]]:
+        return {rank: found[sequence] for rank, found in self.collectives.items() if sequence in found}
+
+    def last(self, rank: int) -> Call | None:
+        found = self.collectives.get(rank)
+        return found[max(found)][0] if found else None
+
+    def first_unfinished(self) -> int | None:
+        unfinished = (
+            sequence
+            for found in self.collectives.values()
+            for sequence, calls in found.items()
+            if not all(call.is_finished for call in calls)
+        )
+        return min(unfinished, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The dumps by rank. `written_ns` is when the last flight recorder dump was written, as far as its file says."""
+
+    flights: Mapping[int, FlightDump]
+    stacks: Mapping[int, StackDump]
+    written_ns: int | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks of the job that any dump names."""
+        named = {rank for dump in self.flights.values() for group in dump.groups for rank in group.ranks}
+        return sorted(named | self.flights.keys() | self.stacks.keys())
+
+    @property
+    def dumped_ns(self) -> int | None:
+        """None when the files have been copied since, or a clock is wrong: later than the last call, and not by a day."""
+        newest = max((call.created_ns or 0 for dump in self.flights.values() for call in dump.calls), default=0)
+        return self.written_ns if self.written_ns and newest <= self.written_ns < newest + DAY_NS else None
+
+    def groups(self) -> list[GroupCalls]:
+        """Every group that a rank called something in, in the order of their names."""
+        found: dict[GroupName, GroupCalls] = {}
+        for rank, dump in self.flights.items():
+            names = _names(dump)
+            for call in dump.calls:
+                name = names.get((call.group, call.description)) or GroupName(call.group, call.description, ())
+                found.setdefault(name, GroupCalls(name)).add(rank, call)
+            for (group, description), sequence in dump.enqueued.items():
+                name = names.get((group, description)) or GroupName(group, description, ())
+                calls = found.get(name)
+                if calls is not None:
+                    calls.enqueued[rank] = max(calls.enqueued.get(rank, -1), sequence)
+        return sorted(found.values(), key=lambda each: (len(each.name.name), each.name.name, each.name.ranks))
+
+    def last_call(self, rank: int) -> Call | None:
+        dump = self.flights.get(rank)
+        return max(dump.calls, key=lambda call: call.record, default=None) if dump else None
+
+    def wrapped(self, rank: int) -> bool:
+        """Whether a rank has called more than its dump has room for."""
+        calls = self.flights[rank].calls
+        return bool(calls) and min(call.record for call in calls) > 0
+
+
+def _names(dump: FlightDump) -> dict[tuple[str, str], GroupName]:
+    named = [GroupName(group.name, group.description, group.ranks) for group in dump.groups]
+    return {(each.name, each.description): each for each in named}
+
+
+def operations(calls: list[Call]) -> Iterator[Call]:
+    """Those of one number, without the entry that only ends a coalesced one."""
+    return (call for call in calls if call.operation != COALESCED or len(calls) == 1)
