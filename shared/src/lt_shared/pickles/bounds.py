@@ -59,7 +59,8 @@ def _operations() -> list[tuple[int, int, int, int] | None]:
 def check(data: bytes, number_bytes_limit: int = _NUMBER_BYTES, large_limit: int = MAX_LARGE) -> None:
     """Raise UnpicklingError for a size or an index above what is there, and for more than MAX_TUPLES tuples in one another.
 
-    Numbers of up to 8 bytes may be as many as there are: at most nine of them have the same hash. What is cut off or breaks the rules of a stack may raise IndexError or ValueError as well.
+    Numbers of up to 8 bytes may be as many as there are: at most nine of them have the same hash. What is cut off or breaks the
+    rules of a stack may raise IndexError or ValueError as well.
     """
     operations, position, end = _operations(), 0, len(data)
     # Tuples in each object on the stack, and in those that the pickle has numbered; what cannot be hashed counts as none.

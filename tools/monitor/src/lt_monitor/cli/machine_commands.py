@@ -1,4 +1,4 @@
-"""The commands for cron and other programs: goodput, alert, prom, rules, dashboard, stuck, and samples of GPUs, Neuron and Slurm."""
+"""The commands for cron and other programs: goodput, alert, prom, rules, dashboard, stuck, samples of GPUs, Neuron and Slurm."""
 
 import sys
 from typing import Any

@@ -1,9 +1,9 @@
-"""The dumps among files, by rank. The rank is what the dump says, else the number after `rank` in the file's name, else the last one.
+"""The dumps among files, by rank. The rank is what the dump says, else the number after `rank` in its name, else the last number.
 
-A directory means the files in it and in its `stacks`, where lt-train's watchdog writes; what there is no dump is left out with a
-note, and a file that is named itself must be one. Two dumps of one kind and rank are of two jobs or two moments, which must not be
-mixed. A dump is read whole: 20,000 calls take 5 MB, so more than 32 MiB is not read, nor a pickle of more containers than fit into
-some hundred megabytes, as an empty one is a byte there.
+A directory means the files in it and in its `stacks`, where lt-train's watchdog writes; what there is no dump is left out with
+a note, and a file that is named itself must be one. Two dumps of one kind and rank are of two jobs or two moments, which must
+not be mixed. A dump is read whole: 20,000 calls take 5 MB, so more than 32 MiB is not read, nor a pickle of more containers
+than fit into some hundred megabytes, as an empty one is a byte there.
 """
 
 import os

@@ -1,10 +1,10 @@
 """What is wrong in each process group, and which of it is the cause of the rest.
 
-In a group, the first collective that is not finished decides: a rank that has not enqueued it is missing, a rank without a dump may
-be. Calls of one number that differ are a mismatch, finished or not. torch's own analyzer asks the same of every group alone; a job
-with several kinds of parallelism then shows a missing rank in each of them. Here, what a missing rank itself waits for is followed:
-a finding whose missing ranks all wait in another one is its consequence. When nothing is left after that, the ranks wait for each
-other in a circle, which is a different order of calls.
+In a group, the first collective that is not finished decides: a rank that has not enqueued it is missing, a rank without a dump
+may be. Calls of one number that differ are a mismatch, finished or not. torch's own analyzer asks the same of every group
+alone; a job with several kinds of parallelism then shows a missing rank in each of them. Here, what a missing rank itself waits
+for is followed: a finding whose missing ranks all wait in another one is its consequence. When nothing is left after that, the
+ranks wait for each other in a circle, which is a different order of calls.
 """
 
 import collections

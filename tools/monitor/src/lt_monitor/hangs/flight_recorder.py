@@ -1,11 +1,11 @@
 """Dumps of torch's flight recorder: the last collectives that a rank enqueued, and how far each of them came.
 
-The format is that of FlightRecorder.hpp and, before torch 2.7, TraceUtils.h: an object with `version`, `pg_config`, `pg_status` and
-`entries`, as a pickle of plain values or as JSON. The oldest dumps (torch 2.2) are the list of entries alone, and have `seq_id` for
-`collective_seq_id`. JSON has no frames, 0 for a time that has not come, and texts for the numbers in `pg_status`.
+The format is that of FlightRecorder.hpp and, before torch 2.7, TraceUtils.h: an object with `version`, `pg_config`, `pg_status`
+and `entries`, as a pickle of plain values or as JSON. The oldest dumps (torch 2.2) are the list of entries alone, and have
+`seq_id` for `collective_seq_id`. JSON has no frames, 0 for a time that has not come, and texts for the numbers in `pg_status`.
 
-A call is finished when its state is `completed`, or when `pg_status` says that its group has completed one with its number: gloo
-never sets the state. `retired` alone does not finish one, as a call that timed out is retired, too.
+A call is finished when its state is `completed`, or when `pg_status` says that its group has completed one with its number:
+gloo never sets the state. `retired` alone does not finish one, as a call that timed out is retired, too.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """The dumps of all ranks side by side: for each process group its ranks, and what each of them called there.
 
-A group is known by its name and its ranks: groups that `split_group` makes have one name on all ranks, and other ranks on each side.
-Where a dump names no ranks (gloo), the ranks of a group are those that called something in it, and a rank that never did is not
-missed. A dump is a ring: what a rank called before its first entry is unknown, not absent.
+A group is known by its name and its ranks: groups that `split_group` makes have one name on all ranks, and other ranks on each
+side. Where a dump names no ranks (gloo), the ranks of a group are those that called something in it, and a rank that never did
+is not missed. A dump is a ring: what a rank called before its first entry is unknown, not absent.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """`lt-monitor stuck`: the findings in a line each, and where the ranks stand, those that stand together in one line.
 
-Of a rank with a stack its main thread is shown, of another the call that it waits in, or its last one. The frames of libraries are
-passed over, since every rank that waits is in the same lines of torch; `--json` has all of them.
+Of a rank with a stack its main thread is shown, of another the call that it waits in, or its last one. The frames of libraries
+are passed over, since every rank that waits is in the same lines of torch; `--json` has all of them.
 """
 
 import dataclasses

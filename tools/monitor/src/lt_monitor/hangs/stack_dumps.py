@@ -1,7 +1,7 @@
 """Where the threads of a process stand: dumps of py-spy (text, --json, --native, --locals) and of Python's faulthandler.
 
-lt-train's watchdog writes the latter to SAVE/stacks, below a line with the rank. A frame of --native has no line, and its file is
-a shared library. Of a process only the thread matters that runs the program, not those of the libraries.
+lt-train's watchdog writes the latter to SAVE/stacks, below a line with the rank. A frame of --native has no line, and its file
+is a shared library. Of a process only the thread matters that runs the program, not those of the libraries.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class StackDump:
 
     @property
     def main(self) -> Thread | None:
-        """The thread that runs the program: the one called so, else the one that began a module, else the last that Python lists."""
+        """The one called so, else the one that began a module, else the last, as Python lists the main thread."""
         named = next((each for each in self.threads if each.name == "MainThread"), None)
         begun = next((each for each in self.threads if each.frames and each.frames[-1].function in _OUTERMOST), None)
         return named or begun or (self.threads[-1] if self.threads else None)
