@@ -11,6 +11,7 @@ from typing import Any
 
 from running import SMALL, command, environment
 
+from lt_shared import pickles
 from lt_shared.console import ExitCode
 from lt_shared.manifest import Dataset
 from lt_train.runtime import watchdog
@@ -65,6 +66,8 @@ def test_a_stopped_rank_is_named_and_the_run_may_be_tried_again(dataset: Dataset
     assert "suspect rank 1: no answer" in log.read_text()
     stacks = (tmp_path / "run" / "stacks" / "rank-00000.txt").read_text()
     assert "train_step.py" in stacks and "most recent call first" in stacks
+    dump = pickles.load_plain((tmp_path / "run" / "stacks" / "nccl_trace_rank_0").read_bytes(), "the dump")
+    assert "gloo:" in dump["entries"][-1]["profiling_name"]
 
 
 # Its argument is the port of a store.

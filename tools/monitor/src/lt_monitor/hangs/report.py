@@ -146,7 +146,8 @@ def in_words(finding: Finding) -> str:
         of = _group(finding.group, finding.members)
         return f"{lacks} the {half} for {finding.operation} of {of}: {_named(finding.waiting)} waits{_since(finding)}"
     finished = f", {len(finding.finished)} have finished" if finding.finished else ""
-    return f"no rank is missing in {of}: {waiting}{finished}"
+    known = "no rank" if finding.group.ranks else "no rank with a dump"
+    return f"{known} is missing in {of}: {waiting}{finished}"
 
 
 def _call_name(finding: Finding) -> str:

@@ -15,7 +15,7 @@ from lt_shared import console
 from lt_shared.console import BadConfig
 from lt_train.config.run_config import RunConfig
 from lt_train.kernels import compile_caches
-from lt_train.runtime import process_lifetime, rank_environment, signals
+from lt_train.runtime import flight_recorder, process_lifetime, rank_environment, signals
 from lt_train.runtime.rank_environment import RankEnvironment
 
 
@@ -40,6 +40,7 @@ def start(config: RunConfig, rank_env: RankEnvironment) -> int:
     _keep_standard_output_for_data()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    flight_recorder.keep_calls()
     compile_caches.use_private_directories()
     from lt_train.runtime import device
 

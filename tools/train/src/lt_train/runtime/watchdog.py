@@ -2,8 +2,8 @@
 
 When one rank stops in a data loader, a filesystem or a broken network card, all others wait for it in a collective; the
 communication libraries then end them after a while with an error about the collective, on the ranks that are innocent. Here every
-rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks and shares with the others where
-it waits. The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. They
+rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks, with what torch's flight recorder
+has of its collectives, and shares with the others where it waits. The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. They
 exchange this through the store in rank 0, which is the suspect when the store is silent. The limits of the libraries are longer,
 so that this comes first.
 """
@@ -26,7 +26,7 @@ from typing import Any
 import click
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lt_train.runtime import process_lifetime, run_files
+from lt_train.runtime import flight_recorder, process_lifetime, run_files
 from lt_train.runtime.rank_environment import RankEnvironment, shown
 
 # At most.
@@ -84,6 +84,8 @@ class Watchdog:
     def _end(self) -> None:
         """Write the stacks, find the suspect together with the other ranks, and end this process."""
         self._write_stacks()
+        recording = threading.Thread(target=self._write_collectives, name="watchdog-collectives", daemon=True)
+        recording.start()
         # A store that is stopped accepts connections and never answers.
         comparing = threading.Thread(target=self._compare, name="watchdog-compare", daemon=True)
         comparing.start()
@@ -91,6 +93,7 @@ class Watchdog:
             comparing.join(2 * self.answers_seconds)
         if comparing.is_alive():
             self._suspect_first()
+        recording.join(self.answers_seconds)
         os._exit(process_lifetime.hung_code())
 
     def _suspect_first(self) -> None:
@@ -111,6 +114,14 @@ class Watchdog:
                 faulthandler.dump_traceback(file)
         except OSError:
             faulthandler.dump_traceback()
+
+    def _write_collectives(self) -> None:
+        """What torch's flight recorder has, which may wait for a device that does not answer; for lt-monitor stuck."""
+        if self.directory is None:
+            return
+        path = self.directory / f"{flight_recorder.PREFIX}{self.rank_env.rank}"
+        with contextlib.suppress(OSError, RuntimeError), run_files.renewed(path) as file:
+            file.buffer.write(flight_recorder.dump())
 
     def _state(self) -> dict[str, Any]:
         frame = sys._current_frames().get(self._main)

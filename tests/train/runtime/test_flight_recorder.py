@@ -1,0 +1,13 @@
+"""torch records the collectives of a rank, as many as the environment says."""
+
+import pytest
+
+from lt_train.runtime import flight_recorder
+
+
+@pytest.mark.parametrize("said", [{}, {"TORCH_FR_BUFFER_SIZE": "7"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}])
+def test_the_environment_says_how_many_calls_are_kept(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: dict[str, str] = dict(said)
+    monkeypatch.setattr(flight_recorder.os, "environ", environment)
+    flight_recorder.keep_calls()
+    assert environment == (said or dict.fromkeys(flight_recorder.BUFFER_SIZES, "2000"))
