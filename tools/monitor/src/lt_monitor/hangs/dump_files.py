@@ -6,6 +6,7 @@ not be mixed. A dump is read whole: 20,000 calls take 5 MB, so more than 32 MiB 
 than fit into some hundred megabytes, as an empty one is a byte there.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -29,62 +30,70 @@ _LAST_NUMBER = re.compile(r"(\d{1,7})(?=\D{0,20}$)")
 _PICKLE = b"\x80"
 
 
+@dataclasses.dataclass(frozen=True)
+class _File:
+    path: str
+    rank: int
+    dump: FlightDump | StackDump
+
+    @property
+    def kind(self) -> str:
+        return "flight recorder" if isinstance(self.dump, FlightDump) else "stack"
+
+
 def read(patterns: Sequence[str]) -> Job:
     """The dumps of one job. Raises BadData for a named file that is no dump, NoInput when there is none at all."""
-    flights: dict[int, FlightDump] = {}
-    stacks: dict[int, StackDump] = {}
-    paths: dict[tuple[str, int], str] = {}
-    written: list[int] = []
-    for path in _dump_paths(patterns):
-        dump = _dump(path)
-        rank = _rank(path, dump)
-        kind = "flight recorder" if isinstance(dump, FlightDump) else "stack"
-        if (kind, rank) in paths:
-            other = log_files.printable(paths[kind, rank])
-            raise BadData(
-                f"two {kind} dumps of rank {rank}: {other} and {log_files.printable(path)}", "name the dumps of one job"
-            )
-        paths[kind, rank] = path
-        if isinstance(dump, FlightDump):
-            flights[rank] = dump
-            written.append(os.stat(path).st_mtime_ns)
-        else:
-            stacks[rank] = dump
-    return Job(dict(sorted(flights.items())), dict(sorted(stacks.items())), max(written, default=None))
-
-
-def _dump_paths(patterns: Sequence[str]) -> Iterator[str]:
-    """The files, each once; those of a directory only when they are dumps."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        for path in storage.expand([pattern]):
-            if os.path.isdir(path):
-                found.update(dict.fromkeys(_dumps_in(path)))
-            else:
-                found[path] = None
+    found: dict[tuple[str, int], _File] = {}
+    for file in _files(patterns):
+        other = found.setdefault((file.kind, file.rank), file)
+        if other is not file:
+            both = f"{log_files.printable(other.path)} and {log_files.printable(file.path)}"
+            raise BadData(f"two {file.kind} dumps of rank {file.rank}: {both}", "name the dumps of one job")
     if not found:
         raise NoInput(f"{', '.join(map(log_files.printable, patterns))}: no dump there", EXPECTED)
-    yield from found
+    files = sorted(found.values(), key=lambda file: file.rank)
+    flights = {file.rank: file.dump for file in files if isinstance(file.dump, FlightDump)}
+    stacks = {file.rank: file.dump for file in files if isinstance(file.dump, StackDump)}
+    written = [os.stat(file.path).st_mtime_ns for file in files if file.rank in flights and file.kind != "stack"]
+    return Job(flights, stacks, max(written, default=None))
 
 
-def _dumps_in(directory: str) -> list[str]:
+def _files(patterns: Sequence[str]) -> Iterator[_File]:
+    """What the arguments mean, each file once; those of a directory only when they are dumps."""
+    seen: set[str] = set()
+    for pattern in patterns:
+        for path in storage.expand([pattern]):
+            if path in seen:
+                continue
+            seen.add(path)
+            if os.path.isdir(path):
+                yield from (file for file in _in_directory(path) if file.path not in seen)
+            else:
+                yield _read(path)
+
+
+def _in_directory(directory: str) -> list[_File]:
     paths = [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     inside = os.path.join(directory, STACKS)
     if os.path.isdir(inside):
         paths += [os.path.join(inside, name) for name in sorted(os.listdir(inside))]
-    files = [path for path in paths if os.path.isfile(path)]
-    dumps = [path for path in files if _is_dump(path)]
-    if dumps and len(dumps) < len(files):
-        note(f"{log_files.printable(directory)}: {len(files) - len(dumps)} of {len(files)} files are no dumps")
+    paths = [path for path in paths if os.path.isfile(path)]
+    dumps = [file for file in map(_if_dump, paths) if file is not None]
+    if dumps and len(dumps) < len(paths):
+        note(f"{log_files.printable(directory)}: {len(paths) - len(dumps)} of {len(paths)} files are no dumps")
     return dumps
 
 
-def _is_dump(path: str) -> bool:
+def _if_dump(path: str) -> _File | None:
     try:
-        _rank(path, _dump(path))
-    except BadData:
-        return False
-    return True
+        return _read(path)
+    except (BadData, NoInput):
+        return None
+
+
+def _read(path: str) -> _File:
+    dump = _dump(path)
+    return _File(path, _rank(path, dump), dump)
 
 
 def _dump(path: str) -> FlightDump | StackDump:

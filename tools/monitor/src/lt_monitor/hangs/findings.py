@@ -66,13 +66,17 @@ class Finding:
 
 
 def find(job: Job) -> list[Finding]:
-    """All findings, causes first, and of these first the ones that name the fewest ranks."""
+    """All findings: causes first, and of these mismatches, then what names the fewest ranks, then what names none."""
     found = [finding for group in job.groups() for finding in _of_group(group, job)]
     if not job.flights:
         found = list(_elsewhere(job))
     elif not found:
         found = list(_without_dump(job))
-    return sorted(_with_causes(found), key=lambda each: (each.is_consequence, each.kind != MISMATCH, len(each.blocking)))
+    return sorted(_with_causes(found), key=_rank_of)
+
+
+def _rank_of(finding: Finding) -> tuple[bool, bool, bool, int]:
+    return finding.is_consequence, finding.kind != MISMATCH, finding.kind == UNFINISHED, len(finding.blocking)
 
 
 def _of_group(group: GroupCalls, job: Job) -> Iterator[Finding]:
@@ -259,7 +263,7 @@ def _with_causes(found: list[Finding]) -> list[Finding]:
     holding = [each for each in found if each.blocking or each.kind == MISMATCH]
     # By rank, in how many of them it waits.
     waits = collections.Counter(rank for each in holding for rank in each.waiting)
-    marked = [_with_suspects(each, waits) for each in found]
+    marked = _with_held([_with_suspects(each, waits) for each in found], set(waits))
     if not holding or any(each.kind == MISMATCH or each.suspects for each in marked):
         return marked
     return [dataclasses.replace(each, is_consequence=not each.blocking, is_circular=bool(each.blocking)) for each in marked]
@@ -267,9 +271,19 @@ def _with_causes(found: list[Finding]) -> list[Finding]:
 
 def _with_suspects(finding: Finding, waits: collections.Counter[int]) -> Finding:
     """A rank that waits in another finding is held up itself."""
-    if finding.kind == MISMATCH:
+    if finding.kind in (MISMATCH, UNFINISHED):
         return dataclasses.replace(finding, suspects=finding.odd)
-    if finding.kind == UNFINISHED:
-        return dataclasses.replace(finding, is_consequence=any(waits[rank] for rank in finding.waiting))
     free = tuple(rank for rank in finding.blocking if waits[rank] <= (rank in finding.waiting))
     return dataclasses.replace(finding, suspects=free, is_consequence=not free)
+
+
+def _with_held(found: list[Finding], held: set[int]) -> list[Finding]:
+    """A call that all ranks have joined does not end while one of them is held up, which holds the others up in turn."""
+    marked = dict(enumerate(found))
+    left = {at for at, each in marked.items() if each.kind == UNFINISHED}
+    while reached := {at for at in left if held.intersection(marked[at].waiting)}:
+        for at in reached:
+            held.update(marked[at].waiting)
+            marked[at] = dataclasses.replace(marked[at], is_consequence=True)
+        left -= reached
+    return list(marked.values())

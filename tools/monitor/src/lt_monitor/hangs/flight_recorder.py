@@ -17,8 +17,9 @@ from lt_monitor.events.escaping import printable
 from lt_monitor.hangs.stack_dumps import MAX_FRAMES, TEXT_CHARACTERS, Frame
 
 MAX_CALLS = 200_000
-MAX_GROUPS = 10_000
-MAX_RANKS = 1 << 17
+MAX_GROUPS = 1000
+# Of a job, and of all groups together.
+MAX_RANKS, MAX_MEMBERS = 1 << 17, 1 << 20
 MAX_TENSORS, MAX_DIMENSIONS = 64, 16
 MAX_NUMBER = 1 << 62
 STATES = ("scheduled", "started", "completed")
@@ -114,8 +115,11 @@ class _CallReader:
         self.malformed = 0
         self._status = status
         self._frames: dict[int, Frame | None] = {}
-        self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-        self._sizes: dict[Sizes, Sizes] = {}
+        # By the identity of the list in the dump, which may be in many entries.
+        self._stacks: dict[int, tuple[Frame, ...]] = {}
+        self._sizes: dict[int, Sizes] = {}
+        # By value, as each entry has a list of its own as a rule.
+        self._equal: dict[object, Any] = {}
         self._point_to_point: dict[str, int | None] = {}
 
     def read(self, entry: Any) -> Iterator[Call]:
@@ -170,14 +174,18 @@ class _CallReader:
         return number is not None and sequence <= self._status.get(number, (0, -1))[1]
 
     def _shared_sizes(self, value: Any) -> Sizes:
-        sizes = _sizes(value)
-        return self._sizes.setdefault(sizes, sizes)
+        if id(value) not in self._sizes:
+            sizes = _sizes(value)
+            self._sizes[id(value)] = self._equal.setdefault(sizes, sizes)
+        return self._sizes[id(value)]
 
     def _shared_frames(self, value: Any) -> tuple[Frame, ...]:
         if not isinstance(value, list):
             return ()
-        frames = tuple(frame for frame in map(self._frame, value[:MAX_FRAMES]) if frame is not None)
-        return self._stacks.setdefault(frames, frames)
+        if id(value) not in self._stacks:
+            frames = tuple(frame for frame in map(self._frame, value[:MAX_FRAMES]) if frame is not None)
+            self._stacks[id(value)] = self._equal.setdefault(frames, frames)
+        return self._stacks[id(value)]
 
     def _frame(self, value: Any) -> Frame | None:
         if id(value) not in self._frames:
@@ -205,6 +213,7 @@ def _groups(value: Any) -> Iterator[Group]:
     if not isinstance(value, dict):
         return
     read: dict[str, tuple[int, ...]] = {}
+    members = 0
     for name, details in list(value.items())[:MAX_GROUPS]:
         ranks = details.get("ranks") if isinstance(details, dict) else details
         if isinstance(ranks, list):
@@ -213,7 +222,8 @@ def _groups(value: Any) -> Iterator[Group]:
             continue
         if ranks not in read:
             read[ranks] = _ranks(ranks)
-        if read[ranks]:
+        members += len(read[ranks])
+        if read[ranks] and members <= MAX_MEMBERS:
             yield Group(_text(name), _text(details.get("desc")) if isinstance(details, dict) else "", read[ranks])
 
 

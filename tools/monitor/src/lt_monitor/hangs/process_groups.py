@@ -84,15 +84,20 @@ class Job:
         """Every group that a rank called something in, in the order of their names."""
         found: dict[GroupName, GroupCalls] = {}
         for rank, dump in self.flights.items():
-            names = _names(dump)
+            # A name with a thousand ranks is hashed once for a dump, not for a call.
+            named = {
+                (group.name, group.description): GroupName(group.name, group.description, group.ranks) for group in dump.groups
+            }
+            own: dict[tuple[str, str], GroupCalls] = {}
             for call in dump.calls:
-                name = names.get((call.group, call.description)) or GroupName(call.group, call.description, ())
-                found.setdefault(name, GroupCalls(name)).add(rank, call)
-            for (group, description), sequence in dump.enqueued.items():
-                name = names.get((group, description)) or GroupName(group, description, ())
-                calls = found.get(name)
-                if calls is not None:
-                    calls.enqueued[rank] = max(calls.enqueued.get(rank, -1), sequence)
+                key = call.group, call.description
+                if key not in own:
+                    name = named.get(key) or GroupName(*key, ())
+                    own[key] = found.setdefault(name, GroupCalls(name))
+                own[key].add(rank, call)
+            for key, sequence in dump.enqueued.items():
+                if key in own:
+                    own[key].enqueued[rank] = max(own[key].enqueued.get(rank, -1), sequence)
         return sorted(found.values(), key=lambda each: (len(each.name.name), each.name.name, each.name.ranks))
 
     def last_call(self, rank: int) -> Call | None:
@@ -103,11 +108,6 @@ class Job:
         """Whether a rank has called more than its dump has room for."""
         calls = self.flights[rank].calls
         return bool(calls) and min(call.record for call in calls) > 0
-
-
-def _names(dump: FlightDump) -> dict[tuple[str, str], GroupName]:
-    named = [GroupName(group.name, group.description, group.ranks) for group in dump.groups]
-    return {(each.name, each.description): each for each in named}
 
 
 def operations(calls: list[Call]) -> Iterator[Call]:

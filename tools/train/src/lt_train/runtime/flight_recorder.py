@@ -1,9 +1,9 @@
 """torch's flight recorder: the last collectives of this rank, with their stacks, which say who is missing when a run hangs.
 
 torch itself writes them when a collective times out, to /tmp of each node, but the watchdog ends the rank before that, and so
-writes them beside the stacks. How many are kept is torch's TORCH_FR_BUFFER_SIZE, 2,000 by default, and none in older releases. Its
-cost: a call takes 1 to 2 us longer (8 to 9 without, gloo, torch 2.13); 2,000 calls are a dump of 250 kB, written in 50 ms after the
-symbolizer has been loaded, which takes seconds once.
+writes them beside the stacks. How many are kept is torch's TORCH_FR_BUFFER_SIZE, 2,000 by default, and none in older releases.
+Its cost: a call takes 1 to 2 us longer (8 to 9 without, gloo, torch 2.13); 2,000 calls are a dump of 250 kB, written in 50 ms
+after the symbolizer has been loaded, which takes seconds once.
 """
 
 import os

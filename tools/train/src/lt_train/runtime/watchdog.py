@@ -1,11 +1,11 @@
 """A thread in every rank that ends a run which does not move any more, and says why.
 
 When one rank stops in a data loader, a filesystem or a broken network card, all others wait for it in a collective; the
-communication libraries then end them after a while with an error about the collective, on the ranks that are innocent. Here every
-rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks, with what torch's flight recorder
-has of its collectives, and shares with the others where it waits. The first to do so compares: a rank that does not answer, or is not where the majority waits, is the suspect. They
-exchange this through the store in rank 0, which is the suspect when the store is silent. The limits of the libraries are longer,
-so that this comes first.
+communication libraries then end them after a while with an error about the collective, on the ranks that are innocent. Here
+every rank that has seen no step for the time limit writes the stacks of its threads to SAVE/stacks, with what torch's flight
+recorder has of its collectives, and shares with the others where it waits. The first to do so compares: a rank that does not
+answer, or is not where the majority waits, is the suspect. They exchange this through the store in rank 0, which is the suspect
+when the store is silent. The limits of the libraries are longer, so that this comes first.
 """
 
 import collections
