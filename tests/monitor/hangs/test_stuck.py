@@ -117,7 +117,7 @@ def test_messages_that_nobody_sends(tool: Tool) -> None:
         "rank 1 has not called the send for recv 0<-1 of process group 0 (default_pg, ranks 0-1): rank 0 waits"
     )
     assert said[1].startswith("rank 0 has not called the send for recv 1<-0")
-    assert said[3].startswith("  also no rank is missing in all_reduce #5")
+    assert said[3] == "  also 1 collective that all ranks of the group have joined"
 
 
 def test_a_missing_dump_is_the_first_suspect(tool: Tool) -> None:
@@ -172,6 +172,21 @@ def test_a_rank_that_holds_up_all_its_groups(tool: Tool, tmp_path: Path) -> None
     record = found(tool, *write(job.play(), tmp_path))
     assert record["suspects"] == [6]
     assert [each["missing"] for each in record["findings"]] == [[6], [2, 6, 10, 14]]
+
+
+def test_a_call_that_all_have_joined_is_held_up_by_another(tool: Tool, tmp_path: Path) -> None:
+    """GPUs work in the order of their streams: what was enqueued behind the call that waits is joined, and waits, too."""
+    job = tensor_and_data_parallel(2, 2, steps=3)
+    job.programs[3] = job.programs[3][:6]
+    dumps = job.play()
+    for dump in dumps.values():
+        for entry in dump["entries"]:
+            if entry["process_group"][0] in ("1", "2") and entry["collective_seq_id"] == 4:
+                entry["state"] = "scheduled"
+    done = tool("stuck", *write(dumps, tmp_path))
+    assert done.stdout.splitlines()[0] == "suspect: rank 3"
+    assert done.stdout.splitlines()[1].startswith("rank 3 is missing in all_reduce #2 of process group 4")
+    assert "  also 2 collectives that all ranks of the group have joined" in done.stdout.splitlines()
 
 
 def test_more_than_half_call_something_else(tool: Tool, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lt_monitor.events.escaping import counted
-from lt_monitor.hangs.findings import ABSENT, ELSEWHERE, MISMATCH, MISSING, UNMATCHED, Finding, find
+from lt_monitor.hangs.findings import ABSENT, ELSEWHERE, MISMATCH, MISSING, UNFINISHED, UNMATCHED, Finding, find
 from lt_monitor.hangs.flight_recorder import Call
 from lt_monitor.hangs.process_groups import GroupName, Job
 from lt_monitor.hangs.stack_dumps import Frame, place
@@ -57,7 +57,10 @@ class Report:
         lines: list[str] = []
         told: set[int] = set()
         more: list[str] = []
+        joined = [each for each in self.findings if each.is_consequence and each.kind == UNFINISHED]
         for finding in self.findings:
+            if finding.is_consequence and finding.kind == UNFINISHED:
+                continue
             if finding.is_consequence or (finding.suspects and told.issuperset(finding.suspects)):
                 more.append(f"  also {in_words(finding)}")
             else:
@@ -67,6 +70,8 @@ class Report:
             lines.append("these ranks wait for each other: they call collectives in different orders, or one stands elsewhere")
         if len(more) > ALSO_SHOWN:
             more[ALSO_SHOWN:] = [f"  and {counted(len(more) - ALSO_SHOWN, 'more finding')}"]
+        if joined:
+            more.append(f"  also {counted(len(joined), 'collective')} that all ranks of the group have joined")
         return [*lines, *more] or [NOTHING if self.job.flights else ONLY_STACKS]
 
     def _standing_lines(self) -> list[str]:
