@@ -181,7 +181,7 @@ def slurm(saved: str | None, jobs: tuple[str, ...]) -> None:
     cls=console.Command,
     examples="""
 lt-monitor stuck run1
-lt-monitor stuck '/tmp/nccl_trace_rank_*'
+lt-monitor stuck 'dumps/nccl_trace_rank_*'
 lt-monitor stuck --json dumps pyspy_rank_3.txt | jq .suspects
 """,
 )
