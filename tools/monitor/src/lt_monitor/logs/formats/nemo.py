@@ -1,20 +1,29 @@
-"""NeMo 1 and 2, Lightning's progress bars (NeMo, NxD Training, HyperPod's recipes), and the NxD examples.
+"""NeMo 1 and 2, and Lightning's progress bars (NeMo, NxD Training, HyperPod's recipes).
 
 A bar is drawn many times for one step, and `global_step` lags the bar by one or two: the step is `global_step`, and repetitions
-are removed later (`deduplication`). The bar's own count is not used, its total is, and what it says an iteration takes: tqdm's
-running mean.
+are removed later (`deduplication`). The bar's total is used, and what it says an iteration takes: tqdm's running mean.
+
+Bars show a number with three digits and an exponent where that is shorter: steps from 30,950 to 31,049 are all `3.1e+4`, and from
+100,000 on all are rounded. Such a step is what the samples seen make it, where the line shows both numbers exactly, or else the
+bar's own count less one, as far as that agrees with the digits shown. It does not where the bar also counts batches of validation
+or began at zero when the run resumed: then the rounded step stays, because a count that is ahead of the exact steps around it
+would look like a restart.
 """
 
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import Field, Value
+from lt_monitor.logs.fields import Field, Value, read_values
 from lt_monitor.logs.formats import StepLine, last_match
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
+# How far `global_step` is behind the bar at most.
+MAXIMUM_LAG = 2
+_SHOWN_DIGITS = 3
+
 _BAR = re.compile(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
-_BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?=[,\]])")
+_BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?:\.0)?(?=[,\]])")
 _BAR_SPEED = re.compile(
     rb"(?P<percent>\d{1,3})%\|[^|]{0,999}\| {0,9}(?P<position>\d{1,15})/(?P<total>\d{1,15})"
     rb" \[(?P<elapsed>[\d:]{4,20})<(?P<left>[\d:?]{1,20})(?:, {1,9}(?P<number>\d{1,9}(?:\.\d{0,9})?)(?P<unit>s/it|it/s))?"
@@ -28,10 +37,6 @@ _SAVED = re.compile(
 _RESUMED = re.compile(rb"Restored all states from the checkpoint at (?P<path>\S{1,4096})")
 _STEP_IN_PATH = re.compile(rb"step=(\d{1,15})")
 _FINISHED = re.compile(rb"`Trainer\.fit` stopped: `(?P<limit>max_steps|max_epochs|max_time)=")
-_NXD_STEP = re.compile(
-    rb"\bstep (?P<step>\d{1,15}) step_time (?P<seconds>" + NUMBER + rb")s throughput (?P<throughput>" + NUMBER + rb") seq/s"
-    rb" loss (?P<loss>" + NUMBER + rb")(?: grad norm (?P<grad_norm>" + NUMBER + rb"))?"
-)
 
 # Only the first epoch's count of steps is the run's.
 _EPOCH = Field("epoch", is_count=True, is_constant=True)
@@ -52,16 +57,9 @@ _FIELDS = {
     b"TFLOPS_per_GPU": Field("tflops_per_gpu"),
     b"v_num": None,
 }
-_NXD_FIELDS = {
-    "step": Field("step", is_count=True),
-    "seconds": _STEP_SECONDS,
-    "throughput": Field("samples_per_second"),
-    "loss": Field("loss"),
-    "grad_norm": Field("grad_norm"),
-}
 
 
-def step(line: Line) -> StepLine | None:
+def step(line: Line) -> StepLine | Record | None:
     """A frame of a bar or a line of NeMo 2 that names the global step."""
     text = line.text
     head = last_match(_BAR, text)
@@ -79,38 +77,56 @@ def step(line: Line) -> StepLine | None:
     pairs = {pair["key"].strip(): pair.span("value") for pair in pattern.finditer(text, rest)}
     if b"global_step" not in pairs:
         return None
-    values.insert(0, (_FIELDS[b"global_step"], *pairs.pop(b"global_step")))
+    global_step = pairs.pop(b"global_step")
+    values.insert(0, (_FIELDS[b"global_step"], *global_step))
     if b"loss" in pairs and b"reduced_train_loss" in pairs:
         # Lightning's own running mean.
         del pairs[b"loss"]
-    if pattern is _BAR_PAIRS:
-        values += _bar_speed(text, head.end(), int(head["epoch"]) == 0, b"train_step_timing in s" not in pairs)
+    bar = _BAR_SPEED.search(text, head.end()) if pattern is _BAR_PAIRS else None
+    if bar is not None:
+        values += _bar_speed(bar, int(head["epoch"]) == 0, b"train_step_timing in s" not in pairs)
     for key, span in pairs.items():
         known = key in _FIELDS
         field = _FIELDS[key] if known else Field(key.decode(), is_metric=True)
         values.append((Field("loss") if key == b"loss" else field, *span))
-    return StepLine([*values, *line.labels], head.start())
+    if not _is_rounded(text, global_step):
+        return StepLine([*values, *line.labels], head.start())
+    return _with_rounded_step(text, values, pairs, int(head["epoch"]), bar)
 
 
-def _bar_speed(text: bytes, begin: int, is_first_epoch: bool, is_only_time: bool) -> list[Value]:
+def _is_rounded(text: bytes, span: tuple[int, int]) -> bool:
+    return b"e" in text[slice(*span)].lower()
+
+
+def _with_rounded_step(
+    text: bytes, values: list[Value], pairs: dict[bytes, tuple[int, int]], epoch: int, bar: re.Match[bytes] | None
+) -> Record | None:
+    """The record of a line that shows its step with three digits only."""
+    try:
+        record: Record = {"kind": "step", **read_values(text, values)}
+    except ValueError:
+        return None
+    rounded = record["step"]
+    candidates = []
+    sizes = (b"consumed_samples", b"global_batch_size")
+    if all(key in pairs and not _is_rounded(text, pairs[key]) for key in sizes):
+        samples, batch_size = (record[key.decode()] for key in sizes)
+        candidates += [samples // batch_size] if batch_size and samples % batch_size == 0 else []
+    if bar is not None:
+        candidates.append(epoch * int(bar["total"]) + int(bar["position"]) - 1)
+    tolerance = 10 ** max(0, len(str(rounded)) - _SHOWN_DIGITS) / 2 + MAXIMUM_LAG
+    record["step"] = next((step for step in candidates if abs(step - rounded) <= tolerance), rounded)
+    return record
+
+
+def _bar_speed(bar: re.Match[bytes], is_first_epoch: bool, is_only_time: bool) -> list[Value]:
     """Step, total and speed of a progress bar: `3/91 [16:05<7:52:06, 321.89s/it`, or `0.31it/s`."""
-    bar = _BAR_SPEED.search(text, begin)
-    if bar is None:
-        return []
     field = _STEP_SECONDS if bar["unit"] == b"s/it" else _STEPS_PER_SECOND
     values: list[Value] = [(None, *bar.span(name)) for name in ("percent", "position", "elapsed", "left")]
     values.append((_TOTAL if is_first_epoch else None, *bar.span("total")))
     if bar["number"] is not None:
         values.append((field if is_only_time else None, *bar.span("number")))
     return values
-
-
-def nxd_step(line: Line) -> StepLine | None:
-    match = _NXD_STEP.search(line.text)
-    if match is None:
-        return None
-    values: list[Value] = [(field, *match.span(name)) for name, field in _NXD_FIELDS.items() if match[name] is not None]
-    return StepLine([*values, *line.labels])
 
 
 def lifecycle(line: Line) -> Record | None:
