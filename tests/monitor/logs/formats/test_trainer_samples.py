@@ -44,5 +44,5 @@ def test_columns_and_single_lines_are_read_alike(log: Path) -> None:
         parser = LogParser()
         once = parser.parse(line, 0).records("log", "run")
         often = parser.parse(line * 2 * MINIMUM_ALIKE_LINES, 0).records("log", "run")
-        if once and once[0]["kind"] == "step":
+        if once and once[0]["kind"] == "step" and not once[0].get("step_is_counted"):
             assert [without_offset(record) for record in often] == [without_offset(once[0])] * 2 * MINIMUM_ALIKE_LINES

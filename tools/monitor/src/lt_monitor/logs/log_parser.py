@@ -24,6 +24,7 @@ from lt_monitor.logs.formats.table import PARSERS, keywords
 from lt_monitor.logs.line_templates import LineTemplate
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.prefilter import Prefilter
+from lt_monitor.logs.step_numbers import StepNumbers
 from lt_monitor.logs.step_rows import StepBlock, StepRows
 from lt_shared import credentials
 
@@ -46,6 +47,7 @@ _EVENT_RECORD, _DUMP = -1, -2
 _PREFILTER = Prefilter({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
 
 _BETWEEN_EVENTS = b" ]|,\t"
+_AFTER_STEP = ("checkpoint", "end", "eval")
 
 Item = tuple[int, Record]
 """A record with the offset that orders it among the others."""
@@ -115,6 +117,7 @@ class LogParser:
     def __init__(self, state: Record | None = None):
         state = state or {}
         self._dumps = Dumps(**state.get("dumps", {}))
+        self._step_numbers = StepNumbers(state.get("step_numbers"))
         self._last_step: int | None = state.get("last_step")
         self._templates: dict[int, list[LineTemplate]] = {}
         self._template_count = 0
@@ -124,7 +127,11 @@ class LogParser:
         self.first_malformed = ""
 
     def to_record(self) -> Record:
-        return {"dumps": self._dumps.to_record(), "last_step": self._last_step}
+        return {
+            "dumps": self._dumps.to_record(),
+            "step_numbers": self._step_numbers.to_record(),
+            "last_step": self._last_step,
+        }
 
     def parse(self, block: bytes, offset: int) -> ParsedBlock:
         """The events of whole lines that begin at byte `offset` of the log. The last line may lack its line end."""
@@ -142,6 +149,7 @@ class LogParser:
             candidates = candidates[np.searchsorted(candidates, begin) :]
             patience *= 2
         self._is_dense = sum(part.cells.size for part in rows) > DENSE * len(block)
+        self._step_numbers.end_block(block)
         self._add_steps(items, rows)
         return ParsedBlock(items, rows)
 
@@ -240,6 +248,7 @@ class LogParser:
                 keywords_at = [at - begin for found in hits.values() for at in found]
                 return self._read_step(raw, line, parsed, record, keywords_at, items, depth)
             if parsed is not None:
+                self._step_numbers.complete(parsed, block, begin)
                 items.append((offset + begin, _completed(parsed, line)))
                 return False
         return False
@@ -322,8 +331,11 @@ class LogParser:
         return None
 
     def _add_steps(self, items: list[Item], rows: list[StepRows]) -> None:
-        """Give checkpoints whose line names no step that of the last step line before them, and remember the last of all."""
-        without = [(order, record) for order, record in items if record["kind"] in ("checkpoint", "end") and "step" not in record]
+        """Give events whose line names no step that of the last step line before them, and remember the last of all.
+
+        A validation before the first step has none and is left out.
+        """
+        without = [(order, record) for order, record in items if record["kind"] in _AFTER_STEP and "step" not in record]
         steps_by_offset: list[tuple[int, int]] = []
         if without or not rows:
             steps_by_offset = [(order, record["step"]) for order, record in items if record["kind"] == "step"]
@@ -340,6 +352,8 @@ class LogParser:
             step = steps_by_offset[index][1] if index >= 0 else self._last_step
             if step is not None:
                 record["step"] = step
+        if without:
+            items[:] = [item for item in items if item[1]["kind"] != "eval" or "step" in item[1]]
         if steps_by_offset:
             self._last_step = steps_by_offset[-1][1]
 

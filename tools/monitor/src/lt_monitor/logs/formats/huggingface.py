@@ -5,7 +5,7 @@ strings for numbers, around 2020 as JSON. A step's dict has a loss and an epoch 
 
 Most dicts do not name their step. On a terminal a progress bar is drawn again right behind the dict, and before it when the step
 took longer than a tenth of a second: the bar's count is the step, that of the one behind on the same line first, because a bar in
-front may lag. A dict that has neither a step nor a bar beside it is not complete.
+front may lag. A dict that has neither a step nor a bar beside it is completed by `step_numbers`.
 """
 
 import re
@@ -42,7 +42,7 @@ _PER_SECOND = Field("step_seconds", is_rate=True)
 
 
 def figures(line: Line) -> Record | None:
-    """A step, a validation, or the end of the run."""
+    """A step, a validation, or the end of the run, each without `step` where the line has none."""
     match = last_match(_FIGURES, line.text)
     if match is None:
         return None
@@ -53,19 +53,15 @@ def figures(line: Line) -> Record | None:
     if b"eval_loss" in pairs:
         record = {"kind": "eval", **numbered, "loss": decimal(pairs[b"eval_loss"]), "split": "validation"}
         seconds = {"seconds": decimal(pairs[b"eval_runtime"])} if b"eval_runtime" in pairs else {}
-        return _complete({**record, **seconds})
+        return {**record, **seconds}
     if b"loss" not in pairs or not (b"epoch" in pairs or "step" in numbered):
         return None
     if match["quote"] == b'"' and not pairs.keys() >= {b"learning_rate", b"epoch"}:
         return None
     try:
-        return _complete({"kind": "step", **(numbered or _beside(line.text, match)), **_values(pairs)})
+        return {"kind": "step", **(numbered or _beside(line.text, match)), **_values(pairs)}
     except ValueError:
         return None
-
-
-def _complete(record: Record) -> Record | None:
-    return record if "step" in record else None
 
 
 def _numbered(pairs: dict[bytes, bytes], body: bytes) -> Record:

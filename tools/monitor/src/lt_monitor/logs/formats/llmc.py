@@ -2,7 +2,7 @@
 
 The C and CUDA programs and their PyTorch twins print alike, early ones without bars (`step 5/100: train loss 4.3 (12.1 ms)`),
 so what follows the loss is read item by item. A negative MFU means that the program does not know the GPU, and is left out; the
-z-scores in brackets are, too.
+z-scores in brackets are, too. `val loss 3.3` names no step: `LogParser` adds the last one, and leaves out what comes before it.
 """
 
 import re
@@ -29,12 +29,14 @@ _ITEM = re.compile(
     + rb") tok/s"
 )
 _ITEMS_BYTES = 300
+_EVALUATION = re.compile(rb"^val loss (?P<loss>" + NUMBER + rb")\s*$")
 _WRITING = re.compile(rb"\bWriting checkpoint at step (?P<step>\d{1,15})\s*$")
 
+_LOSS = Field("loss")
 _FIELDS = {
     "step": Field("step", is_count=True),
     "total": Field("total_steps", is_count=True),
-    "loss": Field("loss"),
+    "loss": _LOSS,
     "aside": None,
     "grad_norm": Field("grad_norm"),
     "lr": Field("learning_rate"),
@@ -58,6 +60,11 @@ def step(line: Line) -> StepLine | None:
                 is_unknown = name == "mfu" and text.startswith(b"-")
                 values.append((None if is_unknown else _FIELDS[name], *match.span(name)))
     return StepLine([*values, *line.labels])
+
+
+def evaluation(line: Line) -> Record | None:
+    match = _EVALUATION.match(line.text[line.body :])
+    return None if match is None else {"kind": "eval", "loss": _LOSS.read(match["loss"]), "split": "validation"}
 
 
 def checkpoint(line: Line) -> Record | None:

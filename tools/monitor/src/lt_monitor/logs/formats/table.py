@@ -44,6 +44,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (aws_fsdp.evaluation, (b" Validation loss: ",)),
     (nanochat.evaluation, (b" Validation loss: ",)),
     (nanogpt.evaluation, (b", val loss ",)),
+    (llmc.evaluation, (b"val loss ",)),
     (megatron.checkpoint, (b"successfully saved", b"saving checkpoint at", b"successfully loaded", b"checkpoint of iteration")),
     (automodel.checkpoint, (b"Saving checkpoint to", b"Loading checkpoint from")),
     (

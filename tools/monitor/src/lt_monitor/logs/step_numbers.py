@@ -1,0 +1,81 @@
+"""Numbers for steps whose own line has none, from the progress bar before it or else by counting.
+
+Hugging Face's Trainer prints dicts without a step (`formats.huggingface`). The nearest frame of its progress bar within the last
+LOOK_BACK_BYTES says how many steps are done; where steps are quicker than the bar is drawn, it is a few behind. Without a bar, as
+where progress bars are off, or when the bar has not moved since the last dict, the dicts are counted: the number is one more than
+the last one, and `step_is_counted` says so. Counting begins again when the epoch goes back.
+"""
+
+import re
+from typing import Any
+
+from lt_monitor.events.records import Record
+from lt_monitor.logs.formats import last_match
+from lt_monitor.logs.formats.huggingface import BAR, from_bar
+
+LOOK_BACK_BYTES = 4096
+
+
+class StepNumbers:
+    """Completes the steps of one log in their order. `state`, from another one's `to_record`, continues its work."""
+
+    def __init__(self, state: Record | None = None):
+        state = state or {}
+        self._last: int = state.get("last", 0)
+        self._epoch: float = state.get("epoch", 0.0)
+        self._used: list[int] | None = state.get("used")
+        # The last bar of the blocks so far, and how many bytes of them came after it.
+        self._bar: Record = state.get("bar", {})
+        self._bar_distance: int = state.get("bar_distance", LOOK_BACK_BYTES)
+
+    def to_record(self) -> Record:
+        return {
+            "last": self._last,
+            "epoch": self._epoch,
+            "used": self._used,
+            "bar": self._bar,
+            "bar_distance": self._bar_distance,
+        }
+
+    def complete(self, record: Record, block: bytes, begin: int) -> None:
+        """Number a step that stands at `begin` of the block; one that has a number is remembered only."""
+        if record["kind"] != "step":
+            return
+        epoch = _number(record.get("metrics", {}).get("epoch"))
+        if epoch < self._epoch:
+            self._last = 0
+        self._epoch = epoch
+        if "step" not in record:
+            self._add_number(record, self._bar_before(block, begin))
+        self._last = record["step"]
+
+    def _add_number(self, record: Record, bar: Record) -> None:
+        frame = [bar["step"], bar["total_steps"]] if bar else None
+        if frame is None or frame == self._used:
+            record.update(step=self._last + 1, step_is_counted=True)
+        else:
+            record.update(bar)
+        self._used = frame
+
+    def _bar_before(self, block: bytes, begin: int) -> Record:
+        found = _last_bar(block[max(0, begin - LOOK_BACK_BYTES) : begin])
+        if found is not None:
+            return from_bar(found)
+        return self._bar if self._bar_distance + begin <= LOOK_BACK_BYTES else {}
+
+    def end_block(self, block: bytes) -> None:
+        """Remember the last bar of a block that was read."""
+        tail = block[-LOOK_BACK_BYTES:]
+        found = _last_bar(tail)
+        if found is not None:
+            self._bar, self._bar_distance = from_bar(found), len(tail) - found.start()
+        else:
+            self._bar_distance = min(LOOK_BACK_BYTES + 1, self._bar_distance + len(block))
+
+
+def _last_bar(text: bytes) -> re.Match[bytes] | None:
+    return last_match(BAR, text) if b"it/s" in text or b"s/it" in text else None
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, (int, float)) else 0.0
