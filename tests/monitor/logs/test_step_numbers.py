@@ -76,7 +76,11 @@ def test_a_bar_that_has_not_moved_gives_no_number_twice() -> None:
 
 def test_a_bar_far_above_does_not_count() -> None:
     noise = "a line of something else\n" * (LOOK_BACK_BYTES // 20)
-    assert numbers(bar(10) + "\n" + noise + figures(0.04)) == [(1, True)]
+    text = bar(10) + "\n" + noise + figures(0.04)
+    cuts = [index + 1 for index, character in enumerate(text) if character == "\n"]
+    for cut in (cuts[0], cuts[len(cuts) // 2], cuts[-2]):
+        assert numbers(text, cut) == [(1, True)]
+    assert numbers(text, *cuts[:-1:9]) == [(1, True)]
 
 
 def test_counting_begins_again_when_the_epoch_goes_back() -> None:
