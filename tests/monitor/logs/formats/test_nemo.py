@@ -55,9 +55,33 @@ def test_rounded_and_exact_steps_of_a_run_never_go_back() -> None:
     assert set(steps) == set(range(30_938, 31_059))
 
 
-def test_a_bar_that_counts_other_batches_too_is_not_believed() -> None:
-    """From aws-samples/awsome-distributed-training:3.test_cases/megatron/bionemo/README.md."""
-    assert [event["step"] for event in events(LOG.read_bytes())] == [31000] * 4
+def test_a_bar_that_counts_other_batches_too_still_tells_steps_apart() -> None:
+    """From aws-samples/awsome-distributed-training:3.test_cases/megatron/bionemo/README.md: 34,103 batches, every third line."""
+    found = events(LOG.read_bytes())
+    assert [event["step"] for event in found] == [30950, 30953, 30956, 30959]
+    assert all(event["step_is_counted"] for event in found)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rounded_steps_of_a_bar_that_is_ahead_are_between_the_exact_ones(is_known: bool) -> None:
+    """The bar is 3,000 ahead; with an exact step before them all are right, without one none is above those that follow."""
+    exact = [*range(30_940, 30_950), *range(31_050, 31_060)]
+    lines = {
+        step: frame(step + 3000, f"{step}.0" if step in exact else "3.1e+4", loss=f"{3 - step / 1e5:.4f}")
+        for step in range(30_940 if is_known else 31_000, 31_060)
+    }
+    found = [record["step"] for record in events("".join(lines.values()))]
+    assert found == sorted(set(found))
+    if is_known:
+        assert found == list(lines)
+
+
+def test_steps_of_six_digits_are_told_apart() -> None:
+    """All of them are shown with three."""
+    shown = (f"{step:.3g}".replace("e+0", "e+") for step in range(123_400, 124_900))
+    found = [record["step"] for record in events("".join(frame(50 + index, text) for index, text in enumerate(shown)))]
+    assert found == sorted(set(found))
+    assert all(abs(one - step) <= 1000 for one, step in zip(found, range(123_400, 124_900), strict=True))
 
 
 def test_samples_seen_make_the_step_where_both_numbers_are_exact() -> None:

@@ -241,17 +241,24 @@ class LogParser:
             line.relabel(hits[index][-1] - begin)
             parsed = PARSERS[index][0](line)
             if isinstance(parsed, StepLine):
-                try:
-                    record = {"kind": "step", **read_values(line.text, parsed.values)}
-                except ValueError:
+                record = self._step_record(line, parsed, block, begin)
+                if record is None:
                     return False
                 keywords_at = [at - begin for found in hits.values() for at in found]
                 return self._read_step(raw, line, parsed, record, keywords_at, items, depth)
             if parsed is not None:
-                self._step_numbers.complete(parsed, block, begin)
                 items.append((offset + begin, _completed(parsed, line)))
                 return False
         return False
+
+    def _step_record(self, line: Line, step: StepLine, block: bytes, begin: int) -> Record | None:
+        if step.record is not None:
+            self._step_numbers.complete(step.record, block, begin)
+            return _completed(step.record, line)
+        try:
+            return {"v": records.VERSION, "kind": "step", **read_values(line.text, step.values), **_node(line)}
+        except ValueError:
+            return None
 
     def _read_step(
         self, raw: bytes, line: Line, step: StepLine, record: Record, keywords_at: list[int], items: list[Item], depth: int
@@ -264,10 +271,10 @@ class LogParser:
         is_alone, offset = True, line.offset
         if any(at < begin for at in keywords_at) and self._read_part(raw, 0, begin, line, items, depth):
             is_alone, offset = False, line.offset + begin
-        items.append((offset, {"v": records.VERSION, **record, **_node(line), "src": {"offset": offset}}))
+        items.append((offset, {**record, "src": {"offset": offset}}))
         if any(at >= end for at in keywords_at) and self._read_part(raw, end, len(raw), line, items, depth):
             is_alone = False
-        return is_alone and self._learn(raw, line, step)
+        return is_alone and step.record is None and self._learn(raw, line, step)
 
     def _read_part(self, raw: bytes, begin: int, end: int, line: Line, items: list[Item], depth: int) -> bool:
         """Parse a part of a line that was printed by itself; whether there is an event in it."""

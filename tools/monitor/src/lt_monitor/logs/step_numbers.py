@@ -1,9 +1,13 @@
-"""Numbers for steps whose own line has none, from the progress bar before it or else by counting.
+"""Numbers for steps whose own line has none, or only three digits of one, from progress bars or else by counting.
 
 Hugging Face's Trainer prints dicts without a step (`formats.huggingface`). The nearest frame of its progress bar within the last
 LOOK_BACK_BYTES says how many steps are done; where steps are quicker than the bar is drawn, it is a few behind. Without a bar, as
 where progress bars are off, or when the bar has not moved since the last dict, the dicts are counted: the number is one more than
 the last one, and `step_is_counted` says so. Counting begins again when the epoch goes back.
+
+Lightning's bar shows a step above 100,000 with three digits, and those near 31,000 as 3.1e+4 (`formats.nemo`). The bar's own
+count tells them apart; how far it is from the step is known from a frame with an exact step. Without one the lowest number that
+is shown alike is taken for the first, so that no exact step that follows is lower, and `step_is_counted` says so.
 """
 
 import re
@@ -12,6 +16,7 @@ from typing import Any
 from lt_monitor.events.records import Record
 from lt_monitor.logs.formats import last_match
 from lt_monitor.logs.formats.huggingface import BAR, from_bar
+from lt_monitor.logs.formats.nemo import SHOWN_DIGITS, exact_lag
 
 LOOK_BACK_BYTES = 4096
 
@@ -27,6 +32,9 @@ class StepNumbers:
         # The last bar of the blocks so far, and how many bytes of them came after it.
         self._bar: Record = state.get("bar", {})
         self._bar_distance: int = state.get("bar_distance", LOOK_BACK_BYTES)
+        # Of Lightning's bar: the step less the bar's count, and whether that is known from an exact step.
+        self._lag: int | None = state.get("lag")
+        self._is_lag_exact: bool = state.get("is_lag_exact", False)
 
     def to_record(self) -> Record:
         return {
@@ -35,11 +43,16 @@ class StepNumbers:
             "used": self._used,
             "bar": self._bar,
             "bar_distance": self._bar_distance,
+            "lag": self._lag,
+            "is_lag_exact": self._is_lag_exact,
         }
 
     def complete(self, record: Record, block: bytes, begin: int) -> None:
         """Number a step that stands at `begin` of the block; one that has a number is remembered only."""
         if record["kind"] != "step":
+            return
+        if "bar_position" in record:
+            self._separate(record, record.pop("bar_position"), exact_lag(block[max(0, begin - LOOK_BACK_BYTES) : begin]))
             return
         epoch = _number(record.get("metrics", {}).get("epoch"))
         if epoch < self._epoch:
@@ -56,6 +69,18 @@ class StepNumbers:
         else:
             record.update(bar)
         self._used = frame
+
+    def _separate(self, record: Record, position: int, lag: int | None) -> None:
+        """Number a step that is shown with three digits as others are. `lag` is that of an exact step just before it."""
+        shown = record["step"]
+        half = 10 ** max(0, len(str(shown)) - SHOWN_DIGITS) // 2
+        if lag is not None:
+            self._lag, self._is_lag_exact = lag, True
+        if self._lag is None or abs(position + self._lag - shown) > half:
+            self._lag, self._is_lag_exact = shown - half - position, False
+        record["step"] = position + self._lag
+        if not self._is_lag_exact:
+            record["step_is_counted"] = True
 
     def _bar_before(self, block: bytes, begin: int) -> Record:
         found = _last_bar(block[max(0, begin - LOOK_BACK_BYTES) : begin])

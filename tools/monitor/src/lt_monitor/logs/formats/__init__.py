@@ -19,11 +19,13 @@ class StepLine(NamedTuple):
     """A training step's line: where its values are, and where what the trainer printed begins and ends in the text.
 
     Without `begin` or `end`, at its first value or its last. What stands outside was printed by others and is read, too.
+    `record` is the step where its values alone do not make it; such lines are read one by one.
     """
 
     values: list[Value]
     begin: int | None = None
     end: int | None = None
+    record: Record | None = None
 
     def span(self) -> tuple[int, int]:
         fields = [(begin, end) for field, begin, end in self.values if field not in LABELS] or [(0, 0)]

@@ -57,7 +57,7 @@ def step(line: Line) -> StepLine | Record | None:
         values.append((_field(key, pair, b"mem:" in pairs), *pair.span("value")))
         if pair["per_gpu"] is not None:
             values.append((_PER_GPU, *pair.span("per_gpu")))
-    return StepLine([*values, *line.labels])
+    return StepLine([*values, *line.labels], head.start())
 
 
 def _field(key: bytes, pair: re.Match[bytes], is_first_release: bool) -> Field:

@@ -42,7 +42,7 @@ def step(line: Line) -> StepLine | Record | None:
     if match is None:
         return None
     values: list[Value] = [(field, *match.span(name)) for name, field in _FIELDS.items() if match[name] is not None]
-    return StepLine([*values, *line.labels])
+    return StepLine([*values, *line.labels], *match.span())
 
 
 def evaluation(line: Line) -> Record | None:

@@ -12,7 +12,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import Field, decimal, read_time
-from lt_monitor.logs.formats import last_match
+from lt_monitor.logs.formats import StepLine, last_match
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import GIB, NUMBER
 
@@ -41,7 +41,7 @@ _SECONDS = Field("step_seconds")
 _PER_SECOND = Field("step_seconds", is_rate=True)
 
 
-def figures(line: Line) -> Record | None:
+def figures(line: Line) -> StepLine | Record | None:
     """A step, a validation, or the end of the run, each without `step` where the line has none."""
     match = last_match(_FIGURES, line.text)
     if match is None:
@@ -59,9 +59,10 @@ def figures(line: Line) -> Record | None:
     if match["quote"] == b'"' and not pairs.keys() >= {b"learning_rate", b"epoch"}:
         return None
     try:
-        return {"kind": "step", **(numbered or _beside(line.text, match)), **_values(pairs)}
+        record = {"kind": "step", **(numbered or _beside(line.text, match)), **_values(pairs)}
     except ValueError:
         return None
+    return StepLine([], *match.span(), record)
 
 
 def _numbered(pairs: dict[bytes, bytes], body: bytes) -> Record:

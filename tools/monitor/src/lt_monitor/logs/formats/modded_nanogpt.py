@@ -39,4 +39,4 @@ def step(line: Line) -> StepLine | Record | None:
             "split": "validation",
         }
     values: list[Value] = [(field, *match.span(name)) for name, field in _FIELDS.items() if match[name] is not None]
-    return StepLine([*values, *line.labels])
+    return StepLine([*values, *line.labels], *match.span())

@@ -41,9 +41,11 @@ def step(line: Line) -> StepLine | None:
     if match["share"] is not None:
         values.append((None, *match.span("share")))
     values += [(Field("loss"), *match.span("loss")), (None, *match.span("pairs"))]
+    end = match.start("pairs")
     for pair in _PAIR.finditer(line.text, *match.span("pairs")):
         values.append((_FIELDS[pair["key"]], *pair.span("value")))
-    return StepLine([*values, *line.labels])
+        end = pair.end()
+    return StepLine([*values, *line.labels], match.start(), end)
 
 
 def evaluation(line: Line) -> Record | None:

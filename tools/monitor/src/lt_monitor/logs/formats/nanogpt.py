@@ -44,7 +44,7 @@ def step(line: Line) -> StepLine | None:
         if text is not None:
             is_unknown = name == "mfu" and text.startswith(b"-")
             values.append((None if is_unknown else _FIELDS[name], *match.span(name)))
-    return StepLine([*values, *line.labels])
+    return StepLine([*values, *line.labels], *match.span())
 
 
 def evaluation(line: Line) -> Record | None:

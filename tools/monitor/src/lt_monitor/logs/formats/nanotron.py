@@ -10,7 +10,7 @@ import re
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.fields import decimal
-from lt_monitor.logs.formats import last_match
+from lt_monitor.logs.formats import StepLine, last_match
 from lt_monitor.logs.lines import Line
 from lt_shared.run_log import NUMBER
 
@@ -36,11 +36,12 @@ _COUNTS = {
 _MILLISECONDS = (b"elapsed_time_per_iteration_ms", b"time_per_iteration_ms")
 
 
-def step(line: Line) -> Record | None:
+def step(line: Line) -> StepLine | None:
     head = last_match(_HEAD, line.text)
     if head is None:
         return None
-    pairs = {pair["key"]: pair for pair in _PAIR.finditer(line.text, head.end())}
+    found = list(_PAIR.finditer(line.text, head.end()))
+    pairs = {pair["key"]: pair for pair in found}
     record: Record = {"kind": "step", "step": int(head["step"]), "total_steps": int(head["total"])}
     metrics: Record = {}
     for key, pair in pairs.items():
@@ -53,7 +54,8 @@ def step(line: Line) -> Record | None:
             record[_COUNTS[key]] = None if number is None else round(number)
         else:
             metrics[key.decode(errors="replace")] = number
-    return {**record, **_time(line, head), **({"metrics": metrics} if metrics else {})}
+    record |= _time(line, head) | ({"metrics": metrics} if metrics else {})
+    return StepLine([], head.start(), (found or [head])[-1].end(), record)
 
 
 def _is_inexact(batch_size: re.Match[bytes], pairs: dict[bytes, re.Match[bytes]]) -> bool:

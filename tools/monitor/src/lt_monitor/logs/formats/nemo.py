@@ -20,13 +20,16 @@ from lt_shared.run_log import NUMBER
 
 # How far `global_step` is behind the bar at most.
 MAXIMUM_LAG = 2
-_SHOWN_DIGITS = 3
+SHOWN_DIGITS = 3
 
 _BAR = re.compile(rb"Epoch {1,4}(?P<epoch>\d{1,9}): ")
 _BAR_PAIRS = re.compile(rb"[ ,\[](?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60})=(?P<value>" + NUMBER + rb")(?:\.0)?(?=[,\]])")
 _BAR_SPEED = re.compile(
     rb"(?P<percent>\d{1,3})%\|[^|]{0,999}\| {0,9}(?P<position>\d{1,15})/(?P<total>\d{1,15})"
     rb" \[(?P<elapsed>[\d:]{4,20})<(?P<left>[\d:?]{1,20})(?:, {1,9}(?P<number>\d{1,9}(?:\.\d{0,9})?)(?P<unit>s/it|it/s))?"
+)
+_EXACT_FRAME = re.compile(
+    rb"\| {0,9}(?P<position>\d{1,15})/\d{1,15} \[[^\]\r\n]{0,600}?\bglobal_step=(?P<step>\d{1,15})(?:\.\d{0,9})?[,\]]"
 )
 _LINE = re.compile(rb"Training epoch (?P<epoch>\d{1,9}), iteration (?P<iteration>\d{1,15})/(?P<total>\d{1,15}) \|")
 _LINE_PAIRS = re.compile(rb"\| (?P<key>[A-Za-z_][A-Za-z0-9_ ./-]{0,60}): (?P<value>" + NUMBER + rb")(?= \||\s*$)")
@@ -59,7 +62,7 @@ _FIELDS = {
 }
 
 
-def step(line: Line) -> StepLine | Record | None:
+def step(line: Line) -> StepLine | None:
     """A frame of a bar or a line of NeMo 2 that names the global step."""
     text = line.text
     head = last_match(_BAR, text)
@@ -91,7 +94,8 @@ def step(line: Line) -> StepLine | Record | None:
         values.append((Field("loss") if key == b"loss" else field, *span))
     if not _is_rounded(text, global_step):
         return StepLine([*values, *line.labels], head.start())
-    return _with_rounded_step(text, values, pairs, int(head["epoch"]), bar)
+    record = _with_rounded_step(text, values, pairs, int(head["epoch"]), bar)
+    return None if record is None else StepLine([*values, *line.labels], head.start(), record=record)
 
 
 def _is_rounded(text: bytes, span: tuple[int, int]) -> bool:
@@ -101,7 +105,7 @@ def _is_rounded(text: bytes, span: tuple[int, int]) -> bool:
 def _with_rounded_step(
     text: bytes, values: list[Value], pairs: dict[bytes, tuple[int, int]], epoch: int, bar: re.Match[bytes] | None
 ) -> Record | None:
-    """The record of a line that shows its step with three digits only."""
+    """The record of a line that shows its step with three digits only; with `bar_position`, where it needs `step_numbers`."""
     try:
         record: Record = {"kind": "step", **read_values(text, values)}
     except ValueError:
@@ -114,9 +118,17 @@ def _with_rounded_step(
         candidates += [samples // batch_size] if batch_size and samples % batch_size == 0 else []
     if bar is not None:
         candidates.append(epoch * int(bar["total"]) + int(bar["position"]) - 1)
-    tolerance = 10 ** max(0, len(str(rounded)) - _SHOWN_DIGITS) / 2 + MAXIMUM_LAG
-    record["step"] = next((step for step in candidates if abs(step - rounded) <= tolerance), rounded)
-    return record
+    tolerance = 10 ** max(0, len(str(rounded)) - SHOWN_DIGITS) / 2 + MAXIMUM_LAG
+    exact = next((step for step in candidates if abs(step - rounded) <= tolerance), None)
+    if exact is not None:
+        return {**record, "step": exact}
+    return record if bar is None else {**record, "bar_position": int(bar["position"])}
+
+
+def exact_lag(text: bytes) -> int | None:
+    """How far the step of the last frame in `text` that shows it exactly is ahead of the bar's count."""
+    frame = last_match(_EXACT_FRAME, text)
+    return None if frame is None else int(frame["step"]) - int(frame["position"])
 
 
 def _bar_speed(bar: re.Match[bytes], is_first_epoch: bool, is_only_time: bool) -> list[Value]:

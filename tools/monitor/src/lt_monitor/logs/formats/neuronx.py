@@ -35,7 +35,7 @@ _FIELDS = {
 
 def example_step(line: Line) -> StepLine | None:
     match = last_match(_EXAMPLE, line.text)
-    return None if match is None else StepLine([*_values(match), *line.labels])
+    return None if match is None else StepLine([*_values(match), *line.labels], *match.span())
 
 
 def lightning_step(line: Line) -> StepLine | None:
@@ -45,7 +45,7 @@ def lightning_step(line: Line) -> StepLine | None:
     labels = line.labels
     if match["rank"] is not None:
         labels = [(RANK, *match.span("rank")), *(label for label in labels if label[0] is not RANK)]
-    return StepLine([*_values(match), *labels])
+    return StepLine([*_values(match), *labels], *match.span())
 
 
 def _values(match: re.Match[bytes]) -> list[Value]:
