@@ -25,12 +25,14 @@ GIB = 2**30
 NUMBER = rb"[-+]?(?:\d[\d,]{0,40}(?:\.\d{0,40})?(?:[eE][-+]?\d{1,5})?|nan|NaN|inf|Infinity|N/A)"
 TIMESTAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
 
-STEP_HEAD = re.compile(TIMESTAMP + rb"iteration {1,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
-STEP_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:|]{0,80}): {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:A-Za-z]{0,80})")
+# Some forks print `key=value` and `lm_loss`, GPT-NeoX `results` for Megatron's `loss`.
+STEP_HEAD = re.compile(TIMESTAMP + rb"iteration[ =] {0,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
+STEP_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:=|]{0,80})[:=] {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:=A-Za-z]{0,80})")
 LAST_STEP_PAIR = re.compile(rb"number of nan iterations: {1,16}\d{1,15} \|")
 EVALUATION = re.compile(
-    rb"validation(?P<suffix>\S{0,80}) loss at iteration (?P<step>\d{1,15})(?: on (?P<split>\w{1,20}) set)? \| "
-    rb"lm loss value: (?P<loss>\S{1,40}) \|"
+    rb"(?P<kind>validation|test)(?P<suffix>\S{0,80}) (?:loss|results) at iteration (?P<step>\d{1,15})"
+    rb"(?: on (?:[\w-]{1,40} draw from )?(?P<split>\w{1,20}) set)? \| "
+    rb"lm[ _-]loss value(?:: |=)(?P<loss>" + NUMBER + rb")(?: \||lm loss PPL)"
 )
 CHECKPOINT_SAVED = re.compile(
     TIMESTAMP + rb"successfully saved checkpoint (?:from|at) iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})"
@@ -234,7 +236,12 @@ class Evaluation:
         loss = _number(match["loss"]) if match else None
         if match is None or loss is None:
             return None
-        return cls(int(match["step"]), loss, match["split"].decode() if match["split"] else "validation")
+        return cls(int(match["step"]), loss, evaluation_split(match))
+
+
+def evaluation_split(match: re.Match[bytes]) -> str:
+    """The name of the held-out data in a match of EVALUATION."""
+    return str((match["split"] or match["kind"]).decode())
 
 
 def checkpoint_path(printed: bytes) -> bytes:

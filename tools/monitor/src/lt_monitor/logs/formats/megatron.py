@@ -1,7 +1,8 @@
-"""Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus.
+"""Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus, Megatron-DeepSpeed, GPT-NeoX, and other forks.
 
-A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some. The loss is absent when an
-iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of `lt_shared.run_log`.
+A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some, and spell them differently.
+The loss is absent when an iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of
+`lt_shared.run_log`.
 """
 
 import re
@@ -34,7 +35,7 @@ _MEMORY = re.compile(rb"\[Rank (?P<rank>\d{1,6})\] \(after (?P<step>\d{1,15}) it
 _MEMORY_PAIR = re.compile(rb"\| {0,4}(?P<key>[a-z][a-z -]{1,40}): (?P<value>[\d.]{1,20})")
 _STRAGGLER_PAIR = re.compile(rb"(?P<key>M[nx][A-Z][a-z]{2,4})/Rnk: (?P<value>[\d.]{1,20})[A-Za-z]{0,5}/(?P<rank>\d{1,6})")
 _SLOWEST = re.compile(rb"Bottom (?P<count>\d{1,6}) Ranks with lowest Etpt\(TF\): (?P<ranks>.{1,1000})")
-_BRIDGE = re.compile(rb"Step Time : (?P<seconds>[\d.]{1,20})s GPU utilization: (?P<tflops>[\d.]{1,20})MODEL_TFLOP/s/GPU")
+_BRIDGE = re.compile(rb"Step Time : (?P<seconds>[\d.]{1,20})s GPU utilization: (?P<tflops>[\d.]{1,20})(?:MODEL_)?TFLOP/s/GPU")
 _NAN = re.compile(rb"found NaN in|Unexpected result nan|gradients were not finite in \d{1,9} steps in a row")
 _RANK = re.compile(rb"\bRank (?P<rank>\d{1,6})\b")
 _JOB_ID = re.compile(
@@ -51,17 +52,66 @@ _CHECKPOINT_WORDS = (b"Saved checkpoint", b"Saved async checkpoint", b"Saving as
 
 _STEP_NUMBER = Field("step", is_count=True)
 _TOTAL = Field("total_steps", is_count=True)
+_TFLOPS = Field("tflops_per_gpu")
+_TOKENS = Field("tokens_per_second_per_gpu")
+_SAMPLES = Field("samples_per_second")
+# GPT-NeoX prints its speed before the iteration.
+_BEFORE_HEAD = re.compile(rb"samples/sec: {0,8}(?P<value>" + run_log.NUMBER + rb") \| {0,4}$")
+_BEFORE_HEAD_BYTES = 80
+# GPT-NeoX chooses the unit by the size of the number: `approx flops per GPU: 112.9TFLOPS`.
+_FLOPS = {
+    b"GFLOPS": Field("tflops_per_gpu", divisor=1000.0),
+    b"TFLOPS": _TFLOPS,
+    b"PFLOPS": Field("tflops_per_gpu", factor=1000.0),
+}
+_FLOPS_KEY = b"approx flops per gpu"
+# The loss of the language model, the first of these that a line has; what other keys call a loss is a metric.
+_LOSSES = (b"lm loss", b"loss")
+
+
+def _plain(key: bytes) -> bytes:
+    """A key without what differs between forks: `lm_loss`, `lm-loss` and `LM loss` are one."""
+    return key.strip().lower().replace(b"_", b" ").replace(b"-", b" ")
+
+
 # What lt-train prints, then what only Megatron-LM and its forks do.
 _FIELDS: dict[bytes, Field | None] = {
-    **{key.encode(): Field(pair.field, pair.is_count, pair.divisor, pair.factor) for key, pair in run_log.STEP_PAIRS.items()},
-    b"energy per GPU (J/iter/GPU)": Field("energy_joules"),
-    b"power per GPU (W/GPU)": Field("power_watts"),
+    **{
+        _plain(key.encode()): Field(pair.field, pair.is_count, pair.divisor, pair.factor)
+        for key, pair in run_log.STEP_PAIRS.items()
+    },
+    b"energy per gpu (j/iter/gpu)": Field("energy_joules"),
+    b"power per gpu (w/gpu)": Field("power_watts"),
     b"params norm": Field("params_norm"),
     b"num zeros": Field("zeros"),
     b"skipped samples": Field("skipped_samples", is_count=True),
-    b"samples/sec": Field("samples_per_second"),
-    b"s samples/sec": Field("samples_per_second"),
     b"iteration time": None,
+    b"elapsed time per iteration (s)": Field("step_seconds"),
+    b"elapsed time per iteration ms": Field("step_seconds", divisor=1000.0),
+    **dict.fromkeys((b"samples/sec", b"s samples/sec", b"samples per second"), _SAMPLES),
+    **dict.fromkeys(
+        (
+            b"tokens per gpu per second (tgs)",
+            b"tokens per gpu per second tgs",
+            b"tokens per gpu (tokens/s/gpu)",
+            b"tokens/s/gpu inst/harmonic mean",
+            b"tokens/s/gpu",
+            b"tokens/sec/gpu",
+            b"tokens/s/p",
+            b"throughput (token/sec/gpu)",
+        ),
+        _TOKENS,
+    ),
+    **dict.fromkeys(
+        (
+            b"tflops",
+            b"throughput per gpu",
+            b"compute per gpu (tflop/s/gpu)",
+            b"flop throughput per gpu (tflop/s/gpu)",
+            b"throughput (tflops/sec/gpu)",
+        ),
+        _TFLOPS,
+    ),
 }
 
 
@@ -72,23 +122,45 @@ def step(line: Line) -> StepLine | None:
         return None
     head, pairs = found
     values: list[Value] = [(_STEP_NUMBER, *head.span("step")), (_TOTAL, *head.span("total"))]
-    for pair in pairs:
-        key = pair["key"]
-        field = _FIELDS[key] if key in _FIELDS else Field(key.decode(errors="replace"), is_metric=True)
-        values.append((field, *pair.span("value")))
-        if not pair["rest"].isspace():
-            values.append((None, *pair.span("rest")))
+    before = _BEFORE_HEAD.search(line.text, max(0, head.start() - _BEFORE_HEAD_BYTES), head.start())
+    if before is not None:
+        values.append((_SAMPLES, *before.span("value")))
+    values += _pair_values(line.text, pairs)
     own = [(TIME, *head.span("time"))] if head["time"] else [label for label in line.labels if label[0] is TIME]
     end = pairs[-1].end() if pairs else head.end()
     return StepLine([*values, *own, *(label for label in line.labels if label[0] is not TIME)], head.start(), end)
+
+
+def _pair_values(text: bytes, pairs: list[re.Match[bytes]]) -> list[Value]:
+    keys = [_plain(pair["key"]) for pair in pairs]
+    loss = next((key for key in _LOSSES if key in keys), None)
+    values: list[Value] = []
+    for key, pair in zip(keys, pairs, strict=True):
+        end = pair.end("value")
+        if key == loss:
+            field: Field | None = _FIELDS[_LOSSES[0]]
+        elif key == _FLOPS_KEY:
+            field = _FLOPS.get(text[end : end + 6])
+        else:
+            field = _FIELDS[key] if key in _FIELDS else Field(pair["key"].decode(errors="replace").strip(), is_metric=True)
+        values.append((field, *pair.span("value")))
+        # More numbers of the same pair, as in `13372.8/13364.7` or `615.5 (avg 615.5)`, are no field.
+        rest = text.find(b"|", end)
+        if text[end:rest].strip():
+            values.append((None, end, rest))
+    return values
 
 
 def evaluation(line: Line) -> Record | None:
     match = run_log.EVALUATION.search(line.text)
     if match is None:
         return None
-    split = match["split"].decode() if match["split"] else "validation"
-    return {"kind": "eval", "step": int(match["step"]), "loss": decimal(match["loss"]), "split": split}
+    return {
+        "kind": "eval",
+        "step": int(match["step"]),
+        "loss": decimal(match["loss"].replace(b",", b"")),
+        "split": run_log.evaluation_split(match),
+    }
 
 
 def checkpoint(line: Line) -> Record | None:

@@ -26,7 +26,7 @@ from lt_monitor.logs.formats import (
 )
 
 PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
-    (megatron.step, (b"elapsed time per iteration", b"lm loss:", b"number of nan iterations")),
+    (megatron.step, (b"elapsed time per iteration", b"elapsed_time_per_iteration", b"lm loss:", b"number of nan iterations")),
     (torchtitan.step, (b"memory:", b"validate step:")),
     (nemo.step, (b"reduced_train_loss", b"global_step")),
     (neuronx.example_step, (b" step_time ",)),
@@ -40,7 +40,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (huggingface.figures, (b"'loss': ", b"'eval_loss': ", b"'train_runtime': ", b'"loss": ')),
     (modded_nanogpt.step, (b" train_time:",)),
     (benchmarks.mlperf, (b":::MLLOG",)),
-    (megatron.evaluation, (b"lm loss value:",)),
+    (megatron.evaluation, (b"lm loss value", b"lm_loss value", b"lm-loss value")),
     (aws_fsdp.evaluation, (b" Validation loss: ",)),
     (nanochat.evaluation, (b" Validation loss: ",)),
     (nanogpt.evaluation, (b", val loss ",)),
@@ -68,7 +68,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (nemo.lifecycle, (b"saving model to '", b"Restored all states", b"Trainer.fit` stopped")),
     (
         megatron.notes,
-        (b"parameters on (tensor", b"iterations) memory (MB)", b"MODEL_TFLOP/s/GPU", b"MnRtt/Rnk", b"lowest Etpt"),
+        (b"parameters on (tensor", b"iterations) memory (MB)", b"GPU utilization: ", b"MnRtt/Rnk", b"lowest Etpt"),
     ),
     (benchmarks.wandb, (b"Syncing run ", b"View run ", b"Run summary:", b"wandb sync ")),
     (devices.xid, (b"NVRM: Xid", b"SXid (PCI")),
