@@ -57,6 +57,7 @@ NOTES = (
     "mlperf",
     "wandb",
     "progress",
+    "overflow",
     "missing",
     "replaced",
 )

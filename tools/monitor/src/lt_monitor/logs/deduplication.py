@@ -72,8 +72,9 @@ class Deduplicator:
             ahead = [self._latest.get(stream), *zip(repeat(run), numbers, losses, strict=False)]
             self._latest[stream] = ahead[-1] or ()
             if stream != UNNAMED:
-                for number in _last_distinct(numbers, 2 * REMEMBERED_PER_STREAM):
-                    self._is_new_for(stream, (run, number))
+                steps = list(zip(numbers, (loss is None for loss in losses), strict=True))
+                for number, has_no_loss in _last_distinct(steps, 2 * REMEMBERED_PER_STREAM):
+                    self._is_new_for(stream, (run, number, has_no_loss))
             return [begin + index for index, key in enumerate(ahead[1:]) if key != ahead[index]]
         stream_of = [0] * len(numbers) if block.stream_of is None else block.stream_of[begin:end].tolist()
         streams = [block.streams[index] for index in stream_of]
@@ -85,7 +86,8 @@ class Deduplicator:
         return set().union(self._latest, *self._streams_by_key.values()) <= {stream}
 
     def _is_new_step(self, run: str, stream: Stream, step: float, loss: float | None) -> bool:
-        key = run, step
+        # A line without a loss may be another one of the same step, as DeepSpeed's below Megatron's.
+        key = run, step, loss is None
         exactly = run, step, loss
         if self._latest.get(stream) == exactly:
             return False
@@ -122,11 +124,11 @@ class Deduplicator:
         return False
 
 
-def _last_distinct(numbers: Sequence[float], count: int) -> list[float]:
-    """The last `count` distinct numbers, in the order in which each came last."""
-    found: dict[float, None] = {}
-    for number in reversed(numbers):
-        found.setdefault(number)
+def _last_distinct(steps: Sequence[tuple[float, bool]], count: int) -> list[tuple[float, bool]]:
+    """The last `count` distinct steps, in the order in which each came last."""
+    found: dict[tuple[float, bool], None] = {}
+    for step in reversed(steps):
+        found.setdefault(step)
         if len(found) == count:
             break
     return list(reversed(found))

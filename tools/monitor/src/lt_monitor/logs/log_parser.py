@@ -17,12 +17,14 @@ import orjson
 
 from lt_monitor.events import records
 from lt_monitor.events.records import Record
+from lt_monitor.logs import many_line_steps
 from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import StepLine
-from lt_monitor.logs.formats.table import PARSERS, keywords
+from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
 from lt_monitor.logs.line_templates import LineTemplate
 from lt_monitor.logs.lines import Line
+from lt_monitor.logs.many_line_steps import OpenStep
 from lt_monitor.logs.prefilter import Prefilter
 from lt_monitor.logs.step_numbers import StepNumbers
 from lt_monitor.logs.step_rows import StepBlock, StepRows
@@ -43,8 +45,16 @@ MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
-_EVENT_RECORD, _DUMP = -1, -2
-_PREFILTER = Prefilter({**keywords(), b'"kind":': [_EVENT_RECORD], b" arguments -": [_DUMP], b" across ranks (ms)": [_DUMP]})
+_EVENT_RECORD, _DUMP, _STEP_HEAD = -1, -2, -3
+_PREFILTER = Prefilter(
+    {
+        **keywords(),
+        **{head: [_STEP_HEAD] for head in HEADS},
+        b'"kind":': [_EVENT_RECORD],
+        b" arguments -": [_DUMP],
+        b" across ranks (ms)": [_DUMP],
+    }
+)
 
 _BETWEEN_EVENTS = b" ]|,\t"
 _AFTER_STEP = ("checkpoint", "end", "eval")
@@ -118,6 +128,7 @@ class LogParser:
         state = state or {}
         self._dumps = Dumps(**state.get("dumps", {}))
         self._step_numbers = StepNumbers(state.get("step_numbers"))
+        self._open_step = OpenStep(state.get("open_step"))
         self._last_step: int | None = state.get("last_step")
         self._templates: dict[int, list[LineTemplate]] = {}
         self._template_count = 0
@@ -129,6 +140,7 @@ class LogParser:
     def to_record(self) -> Record:
         return {
             "dumps": self._dumps.to_record(),
+            "open_step": self._open_step.to_record(),
             "step_numbers": self._step_numbers.to_record(),
             "last_step": self._last_step,
         }
@@ -140,6 +152,7 @@ class LogParser:
         items: list[Item] = []
         rows: list[StepRows] = []
         self._resume_dumps(block, 0, offset, items)
+        self._resume_step(block, 0, offset, items)
         candidates = self._read_all_with_templates(block, offset, rows) if self._is_dense else _PREFILTER.candidates(block)
         patience = MINIMUM_ALIKE_LINES
         while len(candidates):
@@ -235,6 +248,12 @@ class LogParser:
             if whole is not None:
                 items.append((whole[0], _completed(whole[1], line)))
             self._resume_dumps(block, end + 1, offset, items)
+        if _STEP_HEAD in hits:
+            line.relabel(hits[_STEP_HEAD] - begin)
+            if (head := many_line_steps.head(line)) is not None:
+                self._open_step.begin(head.trainer, _completed(head.record, line))
+                self._resume_step(block, end + 1, offset, items)
+                return False
         for index in sorted(hits):
             if index < 0:
                 continue
@@ -318,6 +337,12 @@ class LogParser:
             whole = self._dumps.read_timers(_lines(block, begin, len(block), offset))
             if whole is not None:
                 items.append((whole[0], {"v": records.VERSION, **whole[1]}))
+
+    def _resume_step(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
+        """Read on in the step of many lines from `begin` in the block."""
+        record = self._open_step.read(block, begin, offset)
+        if record is not None:
+            items.append((record["src"]["offset"], record))
 
     def _event_record(self, text: bytes, offset: int) -> Record | None:
         """A line that is an event record already; it keeps its run and source when it has them."""

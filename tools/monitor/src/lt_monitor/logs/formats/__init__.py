@@ -5,11 +5,11 @@ None. `table.PARSERS` says which parsers a line goes to.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
-from lt_monitor.logs.fields import RANK, TASK, TIME, Value
+from lt_monitor.logs.fields import RANK, TASK, TIME, Field, Value, decimal
 from lt_monitor.logs.lines import Line
 
 LABELS = (RANK, TASK, TIME)
@@ -33,7 +33,40 @@ class StepLine(NamedTuple):
         return begin, max(end for _, end in fields) if self.end is None else self.end
 
 
+class ManyLines(NamedTuple):
+    """A training step of many lines.
+
+    `head` gives the record of its first line, `below` the fields of a line that belongs to it (without a launcher's prefix), and
+    None for a line that does not. No step has more than `most_lines` below its head.
+    """
+
+    head: Callable[[Line], Record | None]
+    below: Callable[[bytes], Record | None]
+    most_lines: int = 1000
+
+
 Parser = Callable[[Line], StepLine | Record | None]
+
+
+MINIMUM_DIGITS = 3
+
+
+def pair(fields: Mapping[bytes, Field], key: bytes, text: bytes) -> Record:
+    """The field that a `key` stands for with its value, a metric of that name when it is not one of `fields`.
+
+    The time of a step is absent when its rate was printed with less than MINIMUM_DIGITS digits.
+    """
+    field = fields.get(key)
+    if field is None:
+        return {"metrics": {key.decode(errors="replace"): decimal(text.replace(b",", b""))}}
+    if not field.is_rate:
+        return {field.name: field.read(text)}
+    rate = decimal(text)
+    return {field.name: 1 / rate} if rate and rate > 0 and significant_digits(text) >= MINIMUM_DIGITS else {}
+
+
+def significant_digits(text: bytes) -> int:
+    return len(text.lower().partition(b"e")[0].replace(b".", b"").lstrip(b"+-0"))
 
 
 def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = None, **fields: Any) -> Record:

@@ -1,7 +1,7 @@
 """Megatron-LM and what prints like it: lt-train, Megatron-Bridge, Primus, Megatron-DeepSpeed, GPT-NeoX, and other forks.
 
-A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some, and spell them differently.
-The loss is absent when an iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of
+A step line is a list of `key: value |` pairs and is read by key: releases and forks add and drop some, and spell them anew. The
+loss is absent when an iteration was skipped or its loss is not a number. The patterns of what lt-train prints too are those of
 `lt_shared.run_log`.
 """
 
@@ -142,7 +142,8 @@ def _pair_values(text: bytes, pairs: list[re.Match[bytes]]) -> list[Value]:
         elif key == _FLOPS_KEY:
             field = _FLOPS.get(text[end : end + 6])
         else:
-            field = _FIELDS[key] if key in _FIELDS else Field(pair["key"].decode(errors="replace").strip(), is_metric=True)
+            name = "total loss" if key == b"loss" else pair["key"].decode(errors="replace").strip()
+            field = _FIELDS[key] if key in _FIELDS else Field(name, is_metric=True)
         values.append((field, *pair.span("value")))
         # More numbers of the same pair, as in `13372.8/13364.7` or `615.5 (avg 615.5)`, are no field.
         rest = text.find(b"|", end)

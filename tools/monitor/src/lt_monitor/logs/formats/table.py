@@ -9,10 +9,14 @@ from lt_monitor.logs.formats import (
     automodel,
     aws_fsdp,
     benchmarks,
+    composer,
+    deepspeed,
     devices,
     huggingface,
     jobs,
+    levanter,
     llmc,
+    maxtext,
     megatron,
     modded_nanogpt,
     nanochat,
@@ -21,6 +25,7 @@ from lt_monitor.logs.formats import (
     nccl,
     nemo,
     neuronx,
+    olmo,
     process_exits,
     torchtitan,
 )
@@ -39,6 +44,11 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (llmc.step, (b" | loss ", b" | train loss ", b": train loss ")),
     (huggingface.figures, (b"'loss': ", b"'eval_loss': ", b"'train_runtime': ", b'"loss": ')),
     (modded_nanogpt.step, (b" train_time:",)),
+    (deepspeed.pipeline_step, (b" iter time (s): ",)),
+    (maxtext.step, (b"completed step: ",)),
+    (levanter.step, (b"Progress on:train ",)),
+    (levanter.tracked, (b'"event": "log"',)),
+    (composer.step, (b"loss/train/total",)),
     (benchmarks.mlperf, (b":::MLLOG",)),
     (megatron.evaluation, (b"lm loss value", b"lm_loss value", b"lm-loss value")),
     (aws_fsdp.evaluation, (b" Validation loss: ",)),
@@ -55,6 +65,19 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (nanogpt.checkpoint, (b"saving checkpoint to ",)),
     (llmc.checkpoint, (b"Writing checkpoint at",)),
     (torchtitan.checkpoint, (b"ing the checkpoint", b"Last step checkpoint")),
+    (deepspeed.overflow, (b"OVERFLOW! Rank ",)),
+    (maxtext.evaluation, (b"eval metrics after step: ",)),
+    (
+        maxtext.checkpoint,
+        (b"checkpoint save for step ", b" a checkpoint at step ", b"Save Finalize is done", b"run's directory step "),
+    ),
+    (maxtext.parameters, (b"number parameters: ",)),
+    (levanter.evaluation, (b"validation loss: ", b" eval loss: ")),
+    (levanter.checkpoint, (b"checkpoint at step ",)),
+    (composer.evaluation, (b" Eval metrics/", b" Eval loss/eval")),
+    (olmo.evaluation, (b"/CrossEntropyLoss=", b"/CE loss=")),
+    (olmo.checkpoint, (b"checkpoint for step ", b"Checkpoint for step ", b"Checkpoint saved to ", b"Loading checkpoint from ")),
+    (olmo.ending, (b"Training complete",)),
     (megatron.documents, (b" documents (",)),
     (megatron.progress, (b"\t# GPUs: ",)),
     (megatron.lifecycle, (b"] datetime: ", b"exiting program ", b"ended by ", b"time to initialize megatron")),
@@ -92,6 +115,9 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (process_exits.ending, (b"received by PID", b"failed (exitcode", b"Segmentation fault", b"Bus error", b"Fatal Python error")),
     (process_exits.tool_error, (b"lt-train: error: ",)),
 )
+
+# Of the first lines of steps that have many (`many_line_steps`).
+HEADS = (b"[Rank 0] step=", b" [step=", b"\t[step=", b"[batch=", b"[token=", b"[sample=")
 
 
 def keywords() -> dict[bytes, list[int]]:
