@@ -38,6 +38,11 @@ def test_a_bar_that_is_drawn_again_is_one_event() -> None:
     assert kept([step(5, loss=None), START, step(5, loss=None), step(5, loss=None)]) == [(5, None), (5, None)]
 
 
+def test_a_line_without_a_loss_does_not_hide_the_one_of_another_rank() -> None:
+    told = [step(5, 0, loss=None), step(5, 1, loss=None), step(5, 7), step(5, 6)]
+    assert kept(told) == [(5, 0), (5, 7)]
+
+
 def test_checkpoints_of_several_ranks_are_one_event() -> None:
     saved = {"v": 1, "kind": "checkpoint", "run": "a", "step": 5, "path": "/x", "src": {"file": "a", "offset": 0}}
     begun = {**saved, "begun": True}
