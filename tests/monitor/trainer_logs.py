@@ -1,4 +1,4 @@
-"""Logs of real runs, each of lines that a trainer printed: samples/trainers, with their sources in SOURCES2.tsv there."""
+"""Logs of real runs, each of lines that a trainer printed: samples/trainers, with their sources in SOURCES.tsv there."""
 
 import json
 from pathlib import Path

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.logs.step_numbers import LOOK_BACK_BYTES
+from lt_monitor.runs import run_loader
 
 # From huggingface/optimum-neuron#658 and huggingface/transformers#14531.
 WITHOUT_BARS = """\
@@ -56,8 +57,10 @@ def test_the_last_frame_of_the_bar_counts() -> None:
 
 
 def test_a_frame_in_a_line_of_something_else_counts_too() -> None:
-    """It was drawn before the step was done: the bar is one behind."""
-    assert numbers(GLUED) == [(1999, False)]
+    """It was drawn before the step was done: the bar is one behind DeepSpeed's line of the same step."""
+    assert numbers(GLUED) == [(2000, False), (2000, False)]
+    (run,) = run_loader.assemble(LogParser().parse(GLUED.encode(), 0).records("log", "run"))
+    assert (run.steps.numbers.tolist(), run.steps.column("loss").tolist(), run.restarts) == ([2000], [0.0], 0)
 
 
 def test_speed_and_total_are_those_of_the_bar() -> None:

@@ -249,8 +249,9 @@ class LogParser:
                 items.append((whole[0], _completed(whole[1], line)))
             self._resume_dumps(block, end + 1, offset, items)
         if _STEP_HEAD in hits:
-            line.relabel(hits[_STEP_HEAD] - begin)
+            line.relabel(hits[_STEP_HEAD][-1] - begin)
             if (head := many_line_steps.head(line)) is not None:
+                self._step_numbers.note(head.record)
                 self._open_step.begin(head.trainer, _completed(head.record, line))
                 self._resume_step(block, end + 1, offset, items)
                 return False

@@ -16,7 +16,7 @@ from typing import Any
 from lt_monitor.events.records import Record
 from lt_monitor.logs.formats import last_match
 from lt_monitor.logs.formats.huggingface import BAR, from_bar
-from lt_monitor.logs.formats.nemo import SHOWN_DIGITS, exact_lag
+from lt_monitor.logs.formats.nemo import MAXIMUM_LAG, SHOWN_DIGITS, exact_lag
 
 LOOK_BACK_BYTES = 4096
 
@@ -47,6 +47,10 @@ class StepNumbers:
             "is_lag_exact": self._is_lag_exact,
         }
 
+    def note(self, record: Record) -> None:
+        """Remember a step that another line names."""
+        self._last = record.get("step", self._last)
+
     def complete(self, record: Record, block: bytes, begin: int) -> None:
         """Number a step that stands at `begin` of the block; one that has a number is remembered only."""
         if record["kind"] != "step":
@@ -67,7 +71,9 @@ class StepNumbers:
         if frame is None or frame == self._used:
             record.update(step=self._last + 1, step_is_counted=True)
         else:
-            record.update(bar)
+            # A bar that was drawn before the step was done is behind what other lines said of it.
+            is_behind = 0 < self._last - bar["step"] <= MAXIMUM_LAG
+            record.update(bar | {"step": self._last} if is_behind else bar)
         self._used = frame
 
     def _separate(self, record: Record, position: int, lag: int | None) -> None:
