@@ -12,7 +12,7 @@ from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
 from lt_monitor.logs.fields import RANK, TASK, TIME, Field, Value, decimal
 from lt_monitor.logs.lines import Line
 
-LABELS = (RANK, TASK, TIME)
+LABELS = frozenset(label.name for label in (RANK, TASK, TIME))
 
 
 class StepLine(NamedTuple):
@@ -28,7 +28,9 @@ class StepLine(NamedTuple):
     record: Record | None = None
 
     def span(self) -> tuple[int, int]:
-        fields = [(begin, end) for field, begin, end in self.values if field not in LABELS] or [(0, 0)]
+        if self.begin is not None and self.end is not None:
+            return self.begin, self.end
+        fields = [(begin, end) for field, begin, end in self.values if field is None or field.name not in LABELS] or [(0, 0)]
         begin = min(begin for begin, _ in fields) if self.begin is None else self.begin
         return begin, max(end for _, end in fields) if self.end is None else self.end
 
