@@ -51,6 +51,21 @@ def test_the_signal_leaves_time_to_save_and_time_to_train(limit: str, seconds: i
     assert f"#SBATCH --signal=USR1@{seconds}\n" in script
 
 
+@pytest.mark.parametrize("limit", ["48:00:00", "90:59", "1-23:59:59", "infinite"])
+def test_time_limits_of_sbatch(limit: str) -> None:
+    assert f"#SBATCH --time={limit}\n" in render("slurm", "--time", limit, "--save", "run", "--mock-data", *TRAIN)
+
+
+@pytest.mark.parametrize(
+    "limit", ["25:61:00", "1:00:60", "10:60", "1-24", "1-0:60", "1-", "1:2:3:4", "1-1:2:3:4", "4h", "", "-1:00:00"]
+)
+def test_time_limits_that_are_slips(limit: str) -> None:
+    """sbatch's parser (src/common/parse_time.c) checks no range: 25:61:00 would be 26 hours and a minute."""
+    with pytest.raises(UsageError, match="--time") as caught:
+        render("slurm", "--time", limit, "--save", "run", "--mock-data", *TRAIN)
+    assert caught.value.hint and "days-hours[:minutes[:seconds]]" in caught.value.hint
+
+
 @pytest.mark.parametrize("instance", sorted(name for name, instance in INSTANCES.items() if instance.gpu))
 def test_variables_of_an_instance_type_come_after_those_of_the_user(instance: str, cluster: Cluster, tmp_path: Path) -> None:
     script = render("slurm", "--instance-type", f"ml.{instance}", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)

@@ -22,6 +22,7 @@ from lt_train.runtime import restart_policy
 SIGNAL_SECONDS = 300
 SIGNAL_SHARE = 5
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+TIME_FORMATS = "as of sbatch: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]"
 UNLIMITED = ("UNLIMITED", "INFINITE")
 RESTARTS = 3
 JOB, DEPENDENCY = "job", "dependency"
@@ -170,11 +171,14 @@ def _signal_seconds(limit: str | None) -> int:
     if limit is None or limit.upper() in UNLIMITED:
         return SIGNAL_SECONDS
     if not TIME.fullmatch(limit):
-        raise UsageError(f"--time {limit!r}", "as of sbatch: 90 (minutes), 1:30:00, 2-12:00:00")
+        raise UsageError(f"--time {limit!r}", TIME_FORMATS)
     days, _, clock = limit.rpartition("-")
     fields = [int(field) for field in clock.split(":")]
     first = 0 if days or len(fields) == 3 else 1
     hours, minutes, seconds = ([0] * first + fields + [0, 0])[:3]
+    # sbatch would carry over what is a slip more often.
+    if (days and hours > 23) or (not first and minutes > 59) or seconds > 59:
+        raise UsageError(f"--time {limit!r}: a number behind the first is too large", TIME_FORMATS)
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     # Slurm takes zero for no limit.
     return min(SIGNAL_SECONDS, total // SIGNAL_SHARE) or SIGNAL_SECONDS
