@@ -21,7 +21,8 @@ KEY = r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 SELECTOR = re.compile(f"({KEY})=({VALUE})")
 TOLERATION = re.compile(f"({KEY})(?:=({VALUE}))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?")
+QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTP]|[KMGTP]i)?")
+POWERS = "kMGTP"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,11 @@ class PodOptions:
         for option, value in (("cpus", self.cpus), ("memory", self.memory), ("shared-memory", self.shared_memory)):
             if value is not None and not QUANTITY.fullmatch(value):
                 raise UsageError(f"--{option} {value!r} is no quantity", "as of Kubernetes: 90, 500m, 1500Gi")
+        if self.memory and self.shared_memory and _amount(self.shared_memory) > _amount(self.memory):
+            raise UsageError(
+                f"--shared-memory {self.shared_memory} is more than --memory {self.memory}",
+                "what is in shared memory is a part of the pod's memory",
+            )
         for option, values, pattern, example in (
             ("node-selector", self.node_selectors, SELECTOR, "--node-selector pool=training"),
             ("toleration", self.tolerations, TOLERATION, "as a taint: nvidia.com/gpu=present:NoSchedule, or the key alone"),
@@ -71,6 +77,16 @@ def check_name(option: str, name: str | None) -> None:
     """Raises UsageError for what is no name of an object."""
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(f"--{option} {name!r} is no name in Kubernetes", "small letters, digits, - and .")
+
+
+def _amount(quantity: str) -> float:
+    """In bytes, where it is memory."""
+    found: Any = QUANTITY.fullmatch(quantity)
+    number, unit = float(found[1]), found[2] or ""
+    if unit == "m":
+        return number / 1000
+    power = POWERS.lower().index(unit[0].lower()) + 1 if unit else 0
+    return number * (1024.0 if unit.endswith("i") else 1000.0) ** power
 
 
 def script(*lines: str) -> list[str]:
