@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import Cluster, manifests, render, scripts, training_command
+from rendering import Cluster, manifests, remarks, render, scripts, training_command, training_pods
 
-from lt_shared.console import UsageError
+from lt_shared.console import BadConfig, UsageError
+from lt_train.render.training_jobs import KINDS
 
 BASE = ("--image", "registry/lt:1", "--model", "tiny", "--train-iters", "5")
 END = """echo '{"v":1,"kind":"end","count":1}'"""
@@ -72,6 +73,72 @@ def test_the_machines(instance: str, gpus: int, efa: int) -> None:
     assert {"name": "FI_PROVIDER", "value": "efa"} in container["env"]
     # The operator looks for both names.
     assert (container["name"], container["ports"][0]["name"]) == ("pytorch", "pytorchjob-port")
+
+
+LABEL = "node.kubernetes.io/instance-type"
+OLD_LABEL = "beta.kubernetes.io/instance-type"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "efa", "selector"),
+    [
+        (("--node-selector", f"{LABEL}=g5.xlarge"), 1, 0, {LABEL: "g5.xlarge"}),
+        (("--node-selector", f"{LABEL}=g5.xlarge", "--gpus-per-node", "1"), 1, 0, {LABEL: "g5.xlarge"}),
+        (("--node-selector", f"{LABEL}=ml.p5en.48xlarge"), 8, 16, {LABEL: "ml.p5en.48xlarge"}),
+        (("--node-selector", f"{OLD_LABEL}=p4d.24xlarge", "--gpus-per-node", "4"), 4, 4, {OLD_LABEL: "p4d.24xlarge"}),
+        (("--node-selector", f"{LABEL}=ml.p5.48xlarge", "--instance-type", "p5.48xlarge"), 8, 32, {LABEL: "ml.p5.48xlarge"}),
+        (("--node-selector", "pool=a"), 8, 32, {LABEL: "p5.48xlarge", "pool": "a"}),
+        (("--gpus-per-node", "8"), 8, 32, {LABEL: "p5.48xlarge"}),
+        (("--instance-type", "p5.48xlarge", "--gpus-per-node", "4"), 4, 32, {LABEL: "p5.48xlarge"}),
+    ],
+)
+def test_efa_follows_from_the_machine(arguments: tuple[str, ...], gpus: int, efa: int, selector: dict[str, str]) -> None:
+    job, _ = k8s("/fsx", "--mock-data", *arguments)
+    (pod,) = training_pods(job)
+    assert pod["nodeSelector"] == selector
+    wanted = {"nvidia.com/gpu": gpus} | ({"vpc.amazonaws.com/efa": efa} if efa else {})
+    assert pod["containers"][0]["resources"]["limits"] == wanted
+    assert ("FI_PROVIDER" in str(pod)) is bool(efa)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "selector", "remark"),
+    [
+        (("--instance-type", "none", "--gpus-per-node", "8"), 8, None, ""),
+        (("--instance-type", "none", "--gpus-per-node", "8", "--node-selector", "pool=a"), 8, {"pool": "a"}, ""),
+        (
+            ("--instance-type", "none", "--gpus-per-node", "4", "--node-selector", f"{LABEL}=g5.12xlarge"),
+            4,
+            {LABEL: "g5.12xlarge"},
+            "",
+        ),
+        (("--gpus-per-node", "4"), 4, None, "no EFA, since 4 GPU(s) are no whole p5.48xlarge"),
+        (
+            ("--gpus-per-node", "8", "--node-selector", f"{LABEL}=a3-highgpu-8g"),
+            8,
+            {LABEL: "a3-highgpu-8g"},
+            "no EFA, since a3-highgpu-8g is not in the table",
+        ),
+    ],
+)
+def test_nodes_without_efa(
+    kind: str, arguments: tuple[str, ...], gpus: int, selector: dict[str, str] | None, remark: str
+) -> None:
+    """On machines of one's own, and in other clouds, nothing of AWS is asked for."""
+    arguments = ("--kind", kind, "--mock-data", *arguments)
+    documents = k8s("/fsx", *arguments)
+    (pod,) = (pod for document in documents for pod in training_pods(document))
+    assert pod.get("nodeSelector") == selector
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+    assert not any(word in str(documents) for word in ("amazonaws", "FI_", "EFA"))
+    said = remarks("k8s", *BASE, "--save", "/fsx/run", *arguments)
+    assert remark in said and ("EFA" in said) is bool(remark)
+
+
+def test_a_layout_is_checked_for_nodes_of_any_kind() -> None:
+    with pytest.raises(BadConfig, match="4 ranks do not divide into tensor parallel 3"):
+        k8s("/fsx", "--mock-data", "--gpus-per-node", "4", "--tensor-model-parallel-size", "3")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +238,7 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--save", "/fsx/run", "--mock-data", "--load", "base"), "not on the volume"),
         (("--save", "/fsx/run", "@web.manifest"), "DATA web.manifest is not on the volume"),
         (("--save", "/fsx/run", "0.5", "/fsx/a", "0.5", "/home/b"), "DATA /home/b is not on the volume"),
-        (("--save", "/fsx/run", "--preprocess", "/fsx/a -o /tmp/web"), "not on the volume"),
+        (("--save", "/fsx/run", "--preprocess", "/fsx/a --tokenizer t -o /tmp/web"), "not on the volume"),
         (("--save", "/fsx/run", "--mock-data", "--convert", "--to hf --output hf"), "not on the volume"),
         (("--save", "/fsx/run", "--mock-data", "--download", "https://h/a", "--download-to", "/data"), "not on the volume"),
         (("--save", "/fsx/run", "--mock-data", "--download", "file:///etc/passwd"), "no address"),
@@ -182,6 +249,25 @@ def test_no_secret_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--save", "/fsx/run", "--mock-data", "--download", "https://me:secret@host/x y"), "no address"),
         (("--save", "/fsx/run", "--mock-data", "--download", "https://host/"), "no file name"),
         (("--save", "/fsx/run", "--mock-data", "--instance-type", "trn1.32xlarge"), "no GPUs"),
+        (("--save", "/fsx/run", "--mock-data", "--node-selector", f"{LABEL}=trn1.32xlarge"), "no GPUs"),
+        (("--save", "/fsx/run", "--mock-data", "--instance-type", ""), "no instance type ''"),
+        (("--save", "/fsx/run", "--mock-data", "--instance-type", "none"), "how many GPUs"),
+        (("--save", "/fsx/run", "--mock-data", "--node-selector", f"{LABEL}=a3-highgpu-8g"), "how many GPUs"),
+        (
+            ("--save", "/fsx/run", "--mock-data", "--node-selector", f"{LABEL}=g5.xlarge", "--gpus-per-node", "8"),
+            "g5.xlarge has 1",
+        ),
+        (("--save", "/fsx/run", "--mock-data", "--instance-type", "p5.48xlarge", "--gpus-per-node", "16"), "p5.48xlarge has 8"),
+        (
+            ("--save", "/fsx/run", "--mock-data", "--node-selector", f"{OLD_LABEL}=g5.xlarge", "--instance-type", "p5.48xlarge"),
+            "--instance-type p5.48xlarge, and a --node-selector for g5.xlarge",
+        ),
+        (
+            ("--save", "/fsx/run", "--mock-data", "--node-selector", f"{LABEL}=a", "--node-selector", f"{OLD_LABEL}=b"),
+            "a node is of one type",
+        ),
+        (("--save", "/fsx/run", "--mock-data", "--memory", "1Ti", "--shared-memory", "2Ti"), "2Ti is more than --memory 1Ti"),
+        (("--save", "/fsx/run", "--mock-data", "--memory", "1000G", "--shared-memory", "1Ti"), "1Ti is more than --memory"),
     ],
 )
 def test_what_cannot_work(arguments: tuple[str, ...], reason: str) -> None:

@@ -1,6 +1,5 @@
 """`lt-train render`: job files for Slurm and Kubernetes on standard output."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import click
 from lt_shared import console
 from lt_shared.console import UsageError
 from lt_train.config import cluster
+from lt_train.render import machines
 
 EXAMPLES = """
 lt-train render slurm --nodes 2 --model llama2-70b --bf16 --parallel auto --save /fsx/run1 @/fsx/web.manifest
@@ -88,7 +88,9 @@ def command() -> None:
 
 @command.command(cls=JobCommand, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
 @click.option("--nodes", type=cluster.NODES, default=1, help="Nodes of the job.")
-@click.option("--instance-type", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs.")
+@click.option(
+    "--instance-type", metavar="TYPE", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs."
+)
 @click.option("--gpus-per-node", type=cluster.GPUS_PER_NODE, help="GPUs to ask Slurm for; needed where it counts them (GRES).")
 @click.option("--time", "time_limit", help="Time limit, as of sbatch. Before it the run saves and is queued again.")
 @click.option("--image", help="Container for pyxis: a .sqsh file, or an address. IMAGE in the environment comes before it.")
@@ -99,17 +101,18 @@ def slurm(chain: str, time_limit: str | None, container_mounts: str, **options: 
     """Print a script for sbatch, or with --chain dependency one for bash that submits several."""
     from lt_train.render import sbatch
 
+    instance = machines.named(options["instance_type"], options["gpus_per_node"])
     script_options = sbatch.SbatchOptions(time_limit, container_mounts, options["gpus_per_node"])
-    click.echo(sbatch.render(_job(options, {}), chain, script_options), nl=False)
+    click.echo(sbatch.render(_job(options, instance, {}), chain, script_options), nl=False)
 
 
 @command.command("k8s", cls=JobCommand, examples=K8S_EXAMPLES, context_settings=PASSED_ON)
 @click.option("--nodes", type=cluster.NODES, default=1, envvar=["LT_TRAIN_NODES", "NUM_NODES"], help="Nodes of the job.")
 @click.option(
     "--instance-type",
-    default="p5.48xlarge",
+    metavar="TYPE",
     envvar=["LT_TRAIN_INSTANCE_TYPE", "INSTANCE_TYPE"],
-    help="Its GPUs and EFA devices are asked for.",
+    help=f"Its GPUs and EFA devices are asked for; by default {machines.DEFAULT}'s. {machines.NONE}: nodes without EFA.",
 )
 @click.option(
     "--gpus-per-node",
@@ -147,7 +150,8 @@ def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: st
     from lt_train.render import kubernetes
     from lt_train.render.pods import PodOptions
 
-    job = _job(options, os.environ)
+    instance = machines.of_pods(options["instance_type"], options["gpus_per_node"], options["node_selector"])
+    job = _job(options, instance, os.environ)
     pods = PodOptions(
         claim=options["claim"],
         mount=options["mount"],
@@ -164,14 +168,9 @@ def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: st
     click.echo(kubernetes.render(job, kind, pods, queue, download, directory), nl=False)
 
 
-def _job(options: dict[str, Any], sizes: Mapping[str, str]) -> Any:
-    from lt_train.config import instances
+def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str]) -> Any:
     from lt_train.render import job_spec
 
-    name = options["instance_type"]
-    instance = dataclasses.replace(instances.instance(name), name=name) if name else None
-    if instance and instance.gpu is None:
-        raise UsageError(f"{name} has no GPUs: lt-train has no backend for Trainium", "--instance-type p5.48xlarge")
     return job_spec.make(
         options["train"],
         program=click.get_current_context().command_path,

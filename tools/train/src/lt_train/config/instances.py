@@ -5,6 +5,7 @@ of the bandwidth; one that is too high keeps a pod pending for ever.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 from lt_shared.console import UsageError
 
@@ -47,6 +48,12 @@ class Instance:
         return variables
 
 
+def _sizes(family: str, gpu: str, largest_efa: int = 1) -> Iterator[Instance]:
+    """The smaller sizes of a family: from 8xlarge on they have EFA, and 12xlarge and 24xlarge four GPUs."""
+    for size, gpus, efa in ((1, 1, 0), (2, 1, 0), (4, 1, 0), (8, 1, 1), (12, 4, 1), (16, 1, 1), (24, 4, largest_efa)):
+        yield Instance(f"{family}.{size if size > 1 else ''}xlarge", gpus, gpu, efa, device_rdma=False)
+
+
 INSTANCES = {
     instance.name: instance
     for instance in (
@@ -56,9 +63,11 @@ INSTANCES = {
         Instance("p5e.48xlarge", 8, "h200-141gb", 32),
         Instance("p5en.48xlarge", 8, "h200-141gb", 16),
         Instance("p6-b200.48xlarge", 8, "b200-180gb", 8),
-        Instance("g5.12xlarge", 4, "a10g-24gb", 1, device_rdma=False),
+        *_sizes("g5", "a10g-24gb"),
         Instance("g5.48xlarge", 8, "a10g-24gb", 1, device_rdma=False),
+        *_sizes("g6", "l4-24gb"),
         Instance("g6.48xlarge", 8, "l4-24gb", 1, device_rdma=False),
+        *_sizes("g6e", "l40s-48gb", largest_efa=2),
         Instance("g6e.48xlarge", 8, "l40s-48gb", 4, device_rdma=False),
         Instance("trn1.32xlarge", 16, None, 8),
         Instance("trn1n.32xlarge", 16, None, 16),
@@ -71,5 +80,5 @@ def instance(name: str) -> Instance:
     """The type `name`, with or without SageMaker's "ml." before it. Raises UsageError for another."""
     found = INSTANCES.get(name.removeprefix("ml."))
     if found is None:
-        raise UsageError(f"no instance type {name!r} in the table", f"types: {', '.join(INSTANCES)}")
+        raise UsageError(f"no instance type {name!r} in the table", f"none, or a type: {', '.join(INSTANCES)}")
     return found

@@ -122,8 +122,8 @@ def make(
         raise UsageError("--convert without -o: lt-convert must know where to write", "--convert '--to hf -o DIRECTORY'")
     _check_launch(options, nodes)
     accelerators = accelerators or (instance.accelerators if instance else None)
-    if instance and instance.gpu and accelerators:
-        _check_config(options, instance.gpu, nodes, accelerators)
+    if accelerators:
+        _check_config(options, instance.gpu if instance else None, nodes, accelerators)
     return Job(
         name=name,
         nodes=nodes,
@@ -239,13 +239,19 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
         raise UsageError("--max-restarts: it starts the ranks of one machine again", "drop it: the job's scheduler starts all")
 
 
-def _check_config(options: dict[str, Any], gpu: str, nodes: int, accelerators: int) -> None:
+def _check_config(options: dict[str, Any], gpu: str | None, nodes: int, accelerators: int) -> None:
     """Assemble the configuration for that cluster, without looking at data, which may be on another machine's disks."""
+    from lt_train.config.checks import layout_problems
     from lt_train.config.cluster import GPUS, Cluster
+    from lt_train.config.draft import assemble
     from lt_train.planner import layout_table
 
     lists = {"data_path": (), "train_data_path": (), "valid_data_path": (), "test_data_path": ()}
     settings = options | lists | {"mock_data": True, "eval_iters": 0, "split": None}
+    if gpu is None:
+        for problem in layout_problems(assemble(settings, (), Cluster(None, nodes, accelerators))):
+            raise problem
+        return
     choice = layout_table.on_cluster(settings, Cluster(GPUS[gpu], nodes, accelerators))
     if not choice.best.fits:
         warn(f"{choice.best.estimate} does not fit into the memory of {gpu}: see lt-train plan")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lt_shared.console import UsageError
-from lt_train.config.instances import EFA
-from lt_train.render import shell
+from lt_train.config.instances import EFA, GPU
+from lt_train.render import machines, shell
 from lt_train.render.job_spec import Job, check_value
 
 SECRET = "lt-secrets"
@@ -113,10 +113,9 @@ def pod(options: PodOptions, *containers: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_pod(job: Job, options: PodOptions, name: str, command: list[str]) -> dict[str, Any]:
-    """On a node of the job's instance type, with its accelerators, EFA devices and shared memory."""
-    assert job.instance
-    devices: dict[str, Any] = {job.instance.resource: job.accelerators or job.instance.accelerators}
-    if job.instance.efa:
+    """On a node of the job's instance type where there is one, with its accelerators, EFA devices and shared memory."""
+    devices: dict[str, Any] = {job.instance.resource if job.instance else GPU: job.accelerators}
+    if job.instance and job.instance.efa:
         devices[EFA] = job.instance.efa
     requests = {name: value for name, value in (("cpu", options.cpus), ("memory", options.memory)) if value is not None}
     main = container(job, options, name, command)
@@ -127,13 +126,21 @@ def training_pod(job: Job, options: PodOptions, name: str, command: list[str]) -
     }
     found = pod(options, main)
     size = {"sizeLimit": options.shared_memory} if options.shared_memory else {}
-    selectors: Sequence[Any] = [SELECTOR.fullmatch(text) for text in options.node_selectors]
+    selectors = _node_selectors(job, options)
     return found | {
-        "nodeSelector": {"node.kubernetes.io/instance-type": job.instance.name, **{each[1]: each[2] for each in selectors}},
+        **({"nodeSelector": selectors} if selectors else {}),
         **({"priorityClassName": options.priority_class} if options.priority_class else {}),
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "volumes": [*found["volumes"], {"name": "shm", "emptyDir": {"medium": "Memory", **size}}],
     }
+
+
+def _node_selectors(job: Job, options: PodOptions) -> dict[str, str]:
+    given: Sequence[Any] = [SELECTOR.fullmatch(text) for text in options.node_selectors]
+    found = {each[1]: each[2] for each in given}
+    if job.instance and not found.keys() & set(machines.LABELS):
+        return {machines.LABELS[0]: job.instance.name, **found}
+    return found
 
 
 def metadata(job: Job, options: PodOptions, suffix: str = "") -> dict[str, Any]:

@@ -68,8 +68,8 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _ranks(job: Job) -> int:
-    assert job.instance
-    return job.accelerators or job.instance.accelerators
+    assert job.accelerators
+    return job.accelerators
 
 
 def _pytorch_job(job: Job, options: PodOptions, command: list[str]) -> list[dict[str, Any]]:
