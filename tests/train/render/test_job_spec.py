@@ -1,7 +1,10 @@
 """A job file is refused for what would fail after hours in a queue."""
 
+import contextlib
 import importlib.util
+import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +14,16 @@ from click import UsageError as ClickUsageError
 from rendering import Cluster, remarks, render, scripts
 
 from lt_shared.console import BadConfig, UsageError
+from lt_shared.manifest import Dataset
 from lt_train.cli import command as train_command
 from lt_train.commands.render import EXAMPLES, K8S_EXAMPLES, SLURM_EXAMPLES
 from lt_train.commands.render import command as render_command
 from lt_train.config.cluster import GPUS
 from lt_train.config.instances import INSTANCES
+from lt_train.render import stage_check
 
+TOKENIZER = Path(__file__).parents[2] / "demo/tokenizer"
+GUIDES = [Path(__file__).parents[3] / f"docs/guides/{name}.md" for name in ("kubernetes", "slurm")]
 TRAIN = ("--model", "tiny", "--mock-data")
 ON_P5 = ("--instance-type", "p5.48xlarge", *TRAIN, "--save", "/fsx/run")
 
@@ -84,6 +91,14 @@ def cluster_words(tmp_path: Path) -> Callable[[str], list[str]]:
         (("--model", "tiny", "--save", "run", "--preprocess", " "), "without arguments"),
         (("--model", "tiny", "--save", "run", "--preprocess", "it's"), "quotation"),
         ((*TRAIN, "--save", "run", "--instance-type", "p9.huge"), "no instance type"),
+        ((*TRAIN, "--save", "run", "--instance-type", ""), "no instance type ''"),
+        ((*TRAIN, "--save", "run", "--instance-type", "g5.12xlarge", "--gpus-per-node", "8"), "g5.12xlarge has 4"),
+        (("--model", "tiny", "--save", "run", "--preprocess", "/fsx/c --tokenizer t -o web --nope 3"), "No such option '--nope'"),
+        (("--model", "tiny", "--save", "run", "--preprocess", "merge /fsx/a -o web --nope"), "No such option '--nope'"),
+        (("--model", "tiny", "--save", "run", "--preprocess", "/fsx/c --tokenizer t -o"), "'-o' requires an argument"),
+        (("--model", "tiny", "--save", "run", "--preprocess", "/fsx/c -o web"), "no tokenizer is named"),
+        ((*TRAIN, "--save", "run", "--convert", "--to nope -o hf"), "--convert: Invalid value for '--to'"),
+        ((*TRAIN, "--save", "run", "--convert", "--to hf -o hf --target-tensor-parallel-size 2"), "--convert: --target"),
         ((*TRAIN, "--save", "run", "--instance-type", "trn1.32xlarge"), "no backend for Trainium"),
         ((*TRAIN, "--save", "run", "--job-name", "x\n#SBATCH --uid=0"), "--job-name"),
         ((*TRAIN, "--save", "run", "--job-name", "x y"), "--job-name"),
@@ -120,6 +135,16 @@ def test_every_example_of_the_help(example: str) -> None:
     assert (program, named) == ("lt-train", "render")
     assert render(*arguments).startswith("#!/bin/bash" if arguments[0] == "slurm" else "# All of this run is deleted by: kubectl")
     assert consumer in ("", "sbatch" if arguments[0] == "slurm" else "kubectl apply -f -")
+
+
+@pytest.mark.parametrize(
+    "line", [line for page in GUIDES for line in re.findall(r"^    lt-train render .*$", page.read_text(), re.M)]
+)
+def test_every_job_of_the_guides(line: str) -> None:
+    _, _, *arguments = shlex.split(line)
+    printed = render(*arguments)
+    assert ("FI_PROVIDER" in printed) is ("p5.48xlarge" in line)
+    assert ("vpc.amazonaws.com" in printed) is ("k8s" in line and "p5.48xlarge" in line)
 
 
 def shell_of(renderer: str, printed: str) -> str:
@@ -197,6 +222,50 @@ def test_a_model_that_does_not_fit_is_said_and_rendered() -> None:
 def test_the_program_may_stand_before_its_arguments() -> None:
     script = render("slurm", "--model", "tiny", "--save", "run", "--preprocess", "lt-preprocess corpus --tokenizer t -o web")
     assert "\n  lt-preprocess corpus --tokenizer t -o web \\\n" in script
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{here}/corpus --tokenizer {here}/tokenizer -o {here}/made/web",
+        "-o {here}/made/web --tokenizer {here}/tokenizer -- {here}/corpus",
+        "{here}/corpus --tokenizer {here}/tokenizer -o",
+        "shuffle {dataset} -o {here}/made/all",
+    ],
+)
+def test_a_check_of_stages_does_not_run_them(
+    words: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "tokenizer").symlink_to(TOKENIZER)
+    (tmp_path / "made").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with contextlib.suppress(UsageError):
+        render("slurm", "--model", "tiny", "--save", "run", "--preprocess", words.format(here=tmp_path, dataset=dataset.prefix))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("body", "is_taken"), [(None, True), ("exit 66", True), ("exit 2", False), ("exec sleep 60", True)])
+def test_stages_are_checked_where_their_tool_is_installed(
+    body: str | None, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/nowhere/python")
+    monkeypatch.setattr(stage_check, "SECONDS", 1)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    if body:
+        program = tmp_path / "bin/lt-preprocess"
+        program.write_text(f"#!/bin/bash\n{body}\n")
+        program.chmod(0o755)
+    words = ("slurm", "--model", "tiny", "--save", "run", "--preprocess", "/fsx/c --nope -o web")
+    if is_taken:
+        assert "--nope" in render(*words)
+        return
+    with pytest.raises(UsageError, match="--preprocess: lt-preprocess does not take these words"):
+        render(*words)
 
 
 def test_a_remote_run_keeps_its_manifests_in_the_working_directory() -> None:

@@ -20,6 +20,7 @@ from lt_shared.credentials import QUERY, REFUSED
 from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema
+from lt_train.render import stage_check
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -133,8 +134,9 @@ def make(
         train=tuple(words),
         options=options,
         data_paths=tuple(_paths([*data_paths, *options["valid_data_path"], *options["test_data_path"]])),
-        preprocess=_words("preprocess", preprocess),
-        convert=_words("convert", convert),
+        preprocess=_stage("preprocess", preprocess),
+        # Standard input stands in for the checkpoint, which is not there yet.
+        convert=_stage("convert", convert, "-"),
     )
 
 
@@ -202,6 +204,14 @@ def _said_elsewhere(context: click.Context) -> Iterator[str]:
             yield from (word for entry in values for word in (option.opts[0], entry))
         else:
             yield from (option.opts[0], *values)
+
+
+def _stage(name: str, text: str | None, *operands: str) -> tuple[str, ...] | None:
+    """The words of a stage, which its tool takes with the `operands` of the job."""
+    words = _words(name, text)
+    if words is not None:
+        stage_check.check(name, words, operands)
+    return words
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...] | None:
