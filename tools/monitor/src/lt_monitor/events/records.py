@@ -96,7 +96,7 @@ COUNTS = frozenset(
         "xid",
     }
 )
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     {
         "loss",
         "grad_norm",
@@ -124,7 +124,7 @@ _NUMBERS = frozenset(
         "ecc_uncorrected_errors",
     }
 )
-_TEXTS = frozenset(
+TEXTS = frozenset(
     {"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note", "state", "uuid"}
 )
 _FLAGS = frozenset({"asynchronous", "begun"})
@@ -150,11 +150,11 @@ def problem(record: object) -> str | None:
         if field in COUNTS:
             if (type(value) is not int or not 0 <= value <= MAXIMUM_COUNT) and (value is not None or field in required):
                 return f"{field} is {value!r}"
-        elif field in _NUMBERS:
+        elif field in NUMBERS:
             if value is not None and type(value) not in (int, float):
                 return f"{field} is {value!r}"
             record[field] = _finite(value)
-        elif (field in _TEXTS and not isinstance(value, str)) or (field in _FLAGS and not isinstance(value, bool)):
+        elif (field in TEXTS and not isinstance(value, str)) or (field in _FLAGS and not isinstance(value, bool)):
             return f"{field} is {value!r}"
     for field in ("arguments", "metrics", "fields", "errors"):
         if field in record and not isinstance(record[field], dict):

@@ -7,9 +7,10 @@ microseconds each). All give the same events: the lines before a line decide onl
 
 import bisect
 import dataclasses
+import heapq
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import orjson
 
 from lt_monitor.events import records
 from lt_monitor.events.records import Record
-from lt_monitor.logs import many_line_steps
+from lt_monitor.logs import many_line_steps, user_patterns
 from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import StepLine
@@ -45,7 +46,7 @@ MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
 _DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
-_EVENT_RECORD, _DUMP, _STEP_HEAD = -1, -2, -3
+_EVENT_RECORD, _DUMP, _STEP_HEAD, _USER_PATTERN = -1, -2, -3, -4
 _PREFILTER = Prefilter(
     {
         **keywords(),
@@ -106,7 +107,7 @@ def attributed(record: Record, path: str, run: str) -> Record:
     }
 
 
-def _order(item: Item) -> int:
+def _order(item: tuple[int, Any]) -> int:
     return item[0]
 
 
@@ -132,6 +133,7 @@ class LogParser:
         self._last_step: int | None = state.get("last_step")
         self._templates: dict[int, list[LineTemplate]] = {}
         self._template_count = 0
+        self._patterns = user_patterns.active()
         self._shapes: set[bytes] = set()
         self._is_dense = False
         self.malformed = 0
@@ -153,7 +155,7 @@ class LogParser:
         rows: list[StepRows] = []
         self._resume_dumps(block, 0, offset, items)
         self._resume_step(block, 0, offset, items)
-        candidates = self._read_all_with_templates(block, offset, rows) if self._is_dense else _PREFILTER.candidates(block)
+        candidates = self._read_all_with_templates(block, offset, rows) if self._is_dense else self._candidates(block)
         patience = MINIMUM_ALIKE_LINES
         while len(candidates):
             if self._templates and len(candidates) >= MINIMUM_ALIKE_LINES:
@@ -175,9 +177,9 @@ class LogParser:
         starts = np.concatenate(([0], ends[:-1] + 1))
         left = np.flatnonzero(~self._take_rows(block, offset, starts, ends - starts, rows))
         if len(left) > FEW_LINES:
-            candidates = _PREFILTER.candidates(block)
+            candidates = self._candidates(block)
             return candidates[np.isin(np.searchsorted(ends, candidates), left)]
-        found = [starts[line] + _PREFILTER.candidates(block[starts[line] : ends[line]]) for line in left]
+        found = [starts[line] + self._candidates(block[starts[line] : ends[line]]) for line in left]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _read_with_templates(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
@@ -210,13 +212,31 @@ class LogParser:
                     break
         return taken
 
+    def _candidates(self, block: bytes) -> np.ndarray:
+        """Offsets (int64, ascending) where a keyword may be, and where a user's pattern matches."""
+        candidates = _PREFILTER.candidates(block)
+        matches = [match.start() for pattern in self._patterns for match in pattern.expression.finditer(block)]
+        return np.union1d(candidates, matches).astype(np.int64) if matches else candidates
+
+    def _keywords(self, block: bytes, candidates: list[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Those candidates where there is a keyword or a match, with their parsers."""
+        confirmed = _PREFILTER.confirmed(block, candidates)
+        if not self._patterns:
+            return confirmed
+        count = len(self._patterns) - 1
+        matches = (
+            (at, [_USER_PATTERN - count + index for index, pattern in enumerate(self._patterns) if pattern.expression.match(block, at)])
+            for at in candidates
+        )
+        return heapq.merge(confirmed, matches, key=_order)
+
     def _read_line_by_line(self, block: bytes, offset: int, candidates: np.ndarray, items: list[Item], patience: int) -> int:
         """Parse lines one by one up to the end, or until `patience` of them were steps; returns where it stopped."""
         steps = 0
         line_end = -1
         line_begin = 0
         hits: Hits = {}
-        for hit_offset, meaning in _PREFILTER.confirmed(block, candidates.tolist()):
+        for hit_offset, meaning in self._keywords(block, candidates.tolist()):
             if hit_offset < line_end:
                 for parser in meaning:
                     hits.setdefault(parser, []).append(hit_offset)
@@ -256,10 +276,10 @@ class LogParser:
                 self._resume_step(block, end + 1, offset, items)
                 return False
         for index in sorted(hits):
-            if index < 0:
+            if _USER_PATTERN < index < 0:
                 continue
             line.relabel(hits[index][-1] - begin)
-            parsed = PARSERS[index][0](line)
+            parsed = PARSERS[index][0](line) if index >= 0 else self._patterns[index - _USER_PATTERN - 1].parse(line)
             if isinstance(parsed, StepLine):
                 record = self._step_record(line, parsed, block, begin)
                 if record is None:
@@ -301,7 +321,7 @@ class LogParser:
         text = raw[begin:end].lstrip(_BETWEEN_EVENTS)
         begin = end - len(text)
         hits: Hits = {}
-        for at, meaning in _PREFILTER.confirmed(text, _PREFILTER.candidates(text).tolist()):
+        for at, meaning in self._keywords(text, self._candidates(text).tolist()):
             for parser in meaning:
                 hits.setdefault(parser, []).append(at)
         known = len(items)
