@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,3 +139,29 @@ def test_a_log_without_matches_is_read_at_the_speed_of_re() -> None:
     begin = time.process_time()
     assert parse("nothing of interest in this line, 123 of 456\n" * 500_000, [pattern]) == []
     assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize("command", ["summarize", "runs", "goodput", "scrape", "alert", "prom", "plot", "diff", "export"])
+def test_every_command_that_reads_logs_takes_patterns(tool: Any, tmp_path: Path, command: str) -> None:
+    (tmp_path / "a.log").write_text(text_of(range(1, 40)))
+    outputs = {"prom": ["-o", str(tmp_path / "lt.prom")], "export": ["-o", str(tmp_path / "events")]}
+    logs = [str(tmp_path / "a.log")] * (2 if command == "diff" else 1)
+    done = tool(command, "--generic", PATTERN, *outputs.get(command, []), *logs)
+    assert (done.returncode, "no training steps" in done.stderr) == (0, False), done.stderr
+    assert tool(command, "--generic", "(", *outputs.get(command, []), *logs).returncode == 78
+    (tmp_path / "p.toml").write_text(f"[[step]]\npattern = '''{PATTERN}'''\n")
+    assert tool(command, "--patterns", str(tmp_path / "p.toml"), *outputs.get(command, []), *logs).returncode == 0
+
+
+def test_the_file_in_the_guide(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/logs.md").read_text()
+    patterns = toml(tmp_path, guide.partition("```toml\n")[2].partition("```")[0])
+    log = "update 7 of 9, loss 2.5\nheldout after 7: 2.75\nwrote /ckpt at 7\nloader ran out of shards\nupdate 8 of 9, loss 2\nall updates done\n"
+    assert [(record["kind"], record.get("step")) for record in parse(log, patterns)] == [
+        ("step", 7),
+        ("eval", 7),
+        ("checkpoint", 7),
+        ("fault", None),
+        ("step", 8),
+        ("end", 8),
+    ]

@@ -5,9 +5,8 @@ import sys
 import click
 
 from lt_monitor.cli import machine_commands, view_commands
+from lt_monitor.cli.log_options import pattern_options, reads_logs
 from lt_shared import console
-
-_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
 
 @click.group(
@@ -31,7 +30,7 @@ lt-monitor scrape --state scrape.state slurm-*.out >> events.jsonl
 tail -n +1 -f run1/train.log | lt-monitor scrape -
 """,
 )
-@_LOGS
+@reads_logs
 @click.option("--state", metavar="FILE", help="Keep in FILE how far each log was read, and print only new events.")
 @click.option("--follow", is_flag=True, help="Keep reading as the logs grow, including new logs that match a pattern.")
 def scrape(logs: tuple[str, ...], state: str | None, follow: bool) -> None:
@@ -49,6 +48,7 @@ lt-monitor diff --tolerance 0.001 --field loss --field grad_norm run1/train.log 
 )
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
+@pattern_options
 @click.option(
     "--tolerance",
     type=console.FiniteRange(min=0),

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
+from lt_monitor.cli.log_options import reads_logs
 from lt_monitor.cli.view_commands import known_options
 from lt_shared import console
 
-_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 _SAVED = click.argument("saved", metavar="[FILE]", required=False)
 
 
@@ -30,7 +30,7 @@ lt-monitor goodput slurm-*.out
 lt-monitor goodput --json --price-per-gpu-hour 2.5 run1/train.log
 """,
 )
-@_LOGS
+@reads_logs
 @click.option(
     "--price-per-gpu-hour",
     type=console.FiniteRange(min=0),
@@ -59,7 +59,7 @@ lt-monitor alert --state alert.state --heartbeat alert.beat slurm-*.out
 lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor alert --rules default --state alert.state -
 """,
 )
-@_LOGS
+@reads_logs
 @click.option("--rules", default="default", metavar="FILE", help="TOML file with thresholds that differ from the built-in ones.")
 @click.option("--state", metavar="FILE", help="Keep in FILE what was read and reported; report only new findings.")
 @click.option("--exec", "command", metavar="CMD", help="Run CMD for each new finding, with the finding as JSON on its stdin.")
@@ -93,7 +93,7 @@ lt-monitor prom -o lt.prom slurm-*.out
 lt-monitor scrape --state scrape.state slurm-*.out | lt-monitor prom -o lt.prom -
 """,
 )
-@_LOGS
+@reads_logs
 @click.option(
     "-o",
     "--output",

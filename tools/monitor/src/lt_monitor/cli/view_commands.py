@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from lt_monitor.cli.log_options import reads_logs
 from lt_monitor.views.plot_options import NO_RANGE, X_AXES, parse_range, parse_reference
 from lt_shared import console
 
@@ -22,9 +23,6 @@ class _Written(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), parameter, context)
-
-
-_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -63,7 +61,7 @@ lt-monitor summarize --json slurm-*.out | jq '.runs[] | [.run, .step, .loss]'
 lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 --gpu H100
 """,
 )
-@_LOGS
+@reads_logs
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @known_options
 def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
@@ -86,7 +84,7 @@ lt-monitor runs run*/train.log
 lt-monitor runs --json 'run*/train.log' | jq -s 'min_by(.best_validation_loss).run'
 """,
 )
-@_LOGS
+@reads_logs
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON line for each run, with the keys of summarize and its arguments."
 )
@@ -115,7 +113,7 @@ lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compar
 lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-range 1e4: -o loss.pdf
 """,
 )
-@_LOGS
+@reads_logs
 @click.option("-o", "--output", metavar="FILE", help="Image (.png, .svg, .pdf) or HTML report (.html); - writes a PNG to stdout.")
 @click.option("--plain", is_flag=True, help="Print only the path instead of a JSON line.")
 @console.section(
@@ -194,7 +192,7 @@ lt-monitor export run*/train.log -o curves
 lt-monitor export slurm-*.out -o curves --model llama3-8b --gpus 64 --gpu H100
 """,
 )
-@_LOGS
+@reads_logs
 @click.option("-o", "--output", metavar="DIR", required=True, help="Directory for tensorboard --logdir, with one for each run.")
 @click.option("--plain", is_flag=True, help="Print only the paths instead of JSON lines.")
 @known_options
@@ -217,7 +215,7 @@ lt-monitor watch run1/train.log
 lt-monitor watch 'run*/train.log' --interval 30
 """,
 )
-@_LOGS
+@reads_logs
 @click.option(
     "--interval",
     "interval_seconds",

@@ -225,7 +225,14 @@ class LogParser:
             return confirmed
         count = len(self._patterns) - 1
         matches = (
-            (at, [_USER_PATTERN - count + index for index, pattern in enumerate(self._patterns) if pattern.expression.match(block, at)])
+            (
+                at,
+                [
+                    _USER_PATTERN - count + index
+                    for index, pattern in enumerate(self._patterns)
+                    if pattern.expression.match(block, at)
+                ],
+            )
             for at in candidates
         )
         return heapq.merge(confirmed, matches, key=_order)

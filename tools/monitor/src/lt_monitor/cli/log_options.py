@@ -1,0 +1,56 @@
+"""What every command that reads logs takes: LOG... and the patterns of trainers that lt-monitor does not know."""
+
+from typing import Any
+
+import click
+
+from lt_shared import console
+
+
+def _use_pattern(context: click.Context, parameter: click.Parameter, pattern: str | None) -> None:
+    if pattern is not None and not context.resilient_parsing:
+        from lt_monitor.logs import user_patterns
+
+        _use(context, [user_patterns.step_pattern(pattern)])
+
+
+def _use_file(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+    if path is not None and not context.resilient_parsing:
+        from lt_monitor.logs import user_patterns
+
+        _use(context, user_patterns.read(path))
+
+
+def _use(context: click.Context, patterns: list[Any]) -> None:
+    from lt_monitor.logs import user_patterns
+
+    context.with_resource(user_patterns.using([*user_patterns.active(), *patterns]))
+
+
+pattern_options = console.section(
+    "For other trainers",
+    click.option(
+        "--generic",
+        metavar="PATTERN",
+        expose_value=False,
+        callback=_use_pattern,
+        help=r"Regular expression of step lines, groups named as scrape's keys: 'n (?P<step>\d+) loss (?P<loss>\S+)'.",
+    ),
+    click.option(
+        "--patterns",
+        metavar="FILE",
+        expose_value=False,
+        callback=_use_file,
+        help="TOML file of such patterns, also for other events.",
+    ),
+)
+_LOGS = click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+
+
+def reads_logs(function: Any) -> Any:
+    """A decorator that adds the argument, and the options behind those of the command."""
+    own = list(getattr(function, "__click_params__", ()))
+    pattern_options(function)
+    # click keeps them from the last to the first.
+    function.__click_params__[:] = [*function.__click_params__[len(own) :], *own]
+    return _LOGS(function)
