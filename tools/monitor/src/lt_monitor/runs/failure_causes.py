@@ -2,26 +2,62 @@
 
 When one rank dies the others wait for it, and ten minutes later all of them print a time-out, srun an exit code and torchrun a
 report. All that is one failure. Its headline is what came first and explains the rest; the rest is counted behind it.
+
+What came first is told by the order of the lines only among faults of one kind: Slurm notices minutes later that a node is gone,
+and the kernel's lines are in another file than the exceptions that followed. So `PRECEDENCE` puts what explains the others first.
 """
 
 from collections.abc import Iterable, Sequence
 
 from lt_monitor.events.alert_findings import Finding, worst
 from lt_monitor.events.records import Record
+from lt_monitor.runs.advice import advice
 from lt_monitor.runs.run_state import RunState, positive
 
 MAXIMUM_NAMED = 8
 SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
+# Roots that any error may follow, so that their place among the lines does not matter.
+EXPLAINING = frozenset(
+    {
+        *("node-failure", "xid", "sxid", "ecc", "gpu-lost", "network-device", "host-out-of-memory", "shared-memory", "disk-full"),
+        *("out-of-memory", "neuron-error", "nan", "evicted"),
+    }
+)
+_DEVICES = frozenset({"xid", "sxid", "hung-task"})
+_LAST = frozenset({"killed", "exit", "cancelled", "hyperpod"})
+
+
+def precedence(fault: Record) -> int:
+    """How much of a failure this fault may explain; the lowest is its cause, and of equals the first."""
+    name, cause = fault["fault"], fault["cause"]
+    if cause == "root":
+        return 0 if name in EXPLAINING else 1
+    if cause == "unknown" and name in _DEVICES:
+        return 2
+    if name == "nccl-timeout" or (cause == "unknown" and fault["severity"] == "critical"):
+        return 3
+    if name in ("nccl-error", "rendezvous") and fault["severity"] == "critical":
+        return 4
+    return 6 if name in _LAST else 5
+
+
+def root_cause(faults: Iterable[Record]) -> Record | None:
+    """The fault of a failure that explains the others, of its `faults` in the order of their lines."""
+    known = list(faults)
+    cause = min(known, key=precedence, default=None)
+    if cause is not None and cause["fault"] in SCHEDULER_FAULTS and known[0]["fault"] == "nccl-timeout":
+        # The scheduler came minutes later, to clear away a job that hung.
+        return known[0]
+    return cause
 
 
 def failure_findings(state: RunState) -> list[Finding]:
     """The findings about the faults since the last step, roots first; one for each kind of root."""
-    groups = _grouped(state.faults)
-    by_cause = {cause: [group for group in groups if group[0]["cause"] == cause] for cause in ("root", "unknown", "cascade")}
-    reported = by_cause["root"] or by_cause["unknown"] or _first_cascade(by_cause["cascade"])
-    if groups and groups[0][0]["fault"] == "nccl-timeout" and all(group[0]["fault"] in SCHEDULER_FAULTS for group in reported):
-        # The scheduler came minutes later, to clear away a job that hung.
-        reported = [groups[0], *reported]
+    groups = sorted(_grouped(state.faults), key=lambda group: precedence(group[0]))
+    reported = [group for group in groups if group[0]["cause"] == "root"] or groups[:1]
+    cause = root_cause(state.faults)
+    if cause is not None and cause is not reported[0][0]:
+        reported = [group for group in groups if group[0] is cause] + reported
     followed = [group for group in groups if group not in reported]
     findings = [_finding(state, group) for group in reported]
     if findings and followed:
@@ -45,18 +81,12 @@ def _count(group: Sequence[Record]) -> int:
     return len({fault["rank"] for fault in group if "rank" in fault}) or len(group)
 
 
-def _first_cascade(groups: list[list[Record]]) -> list[list[Record]]:
-    """Of failures whose root is not in the log, a collective's time-out says most: it knows who was waited for."""
-    preferred = [group for group in groups if group[0]["fault"] == "nccl-timeout"]
-    return (preferred or groups)[:1]
-
-
 def _finding(state: RunState, group: Sequence[Record]) -> Finding:
     first = group[0]
     name, step = first["fault"], state.attempt.last_step
     fields: Record = {"attempt": len(state.attempts), "step": step, "count": _count(group), "cause": first["cause"]}
     fields |= {key: first[key] for key in ("rank", "node", "gpu", "xid", "action", "exit_code", "signal", "job") if key in first}
-    fields |= {"file": first["src"]["file"], "offset": first["src"].get("offset")}
+    fields |= {"file": first["src"]["file"], "offset": first["src"].get("offset"), "advice": advice(first).text}
     message = first["message"]
     where = _where(group)
     if name == "nccl-timeout":

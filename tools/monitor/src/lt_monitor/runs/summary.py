@@ -12,7 +12,8 @@ from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.failure_causes import suspect_ranks
+from lt_monitor.runs.advice import advice
+from lt_monitor.runs.failure_causes import SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
 
@@ -120,15 +121,16 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
 
 
 def main_fault(run: Run) -> Record | None:
-    """The fault to look at first: of the last attempt with critical faults the first root cause, else the first of them.
+    """The fault to look at first: of the last attempt with critical faults the one that explains the others.
 
-    Without critical faults, the last warning. Holds those of FAULT_FIELDS that the line told, the number of the `attempt`, and of
+    Without critical faults, the last warning. Has an `advice`, and holds those of FAULT_FIELDS that the line told, the number of the `attempt`, and of
     a collective's time-out the `suspect_ranks` where they can be told.
     """
     for attempt in reversed(run.attempts):
         critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
         if critical:
-            chosen = next((fault for fault in critical if fault["cause"] == "root"), critical[0])
+            kept = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS]
+            chosen = root_cause(kept) or critical[0]
             return _of_attempt(chosen, attempt) | _suspects(chosen, critical, positive(run.arguments.get("world_size")))
     for attempt in reversed(run.attempts):
         warnings = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "warning"]
@@ -138,7 +140,8 @@ def main_fault(run: Run) -> Record | None:
 
 
 def _of_attempt(fault: Record, attempt: Attempt) -> Record:
-    return {"attempt": attempt.number} | {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
+    told = {field: fault[field] for field in FAULT_FIELDS if fault.get(field) is not None}
+    return {"attempt": attempt.number} | told | {"advice": advice(fault).text}
 
 
 def _suspects(chosen: Record, critical: Sequence[Record], world_size: int | None) -> Record:

@@ -50,6 +50,16 @@ class ManyLines(NamedTuple):
 Parser = Callable[[Line], StepLine | Record | None]
 
 
+# What puts a node's name before its lines: the kernel's log, NCCL (HOST:PID:TID [GPU]), launchers ([HOST:RANK], [HOST][N]).
+_NODE = re.compile(
+    rb"(?P<kernel>[A-Za-z0-9][\w.-]{0,252}) kernel: |(?:^|[\s\]])(?P<nccl>[A-Za-z][\w.-]{0,252}):\d{1,8}:\d{1,8} \[\d{1,3}\] "
+    rb"|\[(?P<launcher>[A-Za-z][\w.-]{0,252}):\d{1,6}\]"
+)
+_NO_NODES = (b"localhost",)
+# A warning names an error that may come, or how to search for one.
+_WARNING = re.compile(rb"Warning: |\[W\d{0,4}[ \]]|\bWARNING: |\[WARNING\]|\b[Cc]onsider |For debugging|\bW\d{4} \d\d:\d\d")
+_BEFORE_BYTES = 300
+
 MINIMUM_DIGITS = 3
 
 
@@ -72,7 +82,12 @@ def significant_digits(text: bytes) -> int:
 
 
 def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = None, **fields: Any) -> Record:
-    """A fault record whose message is the line from `begin`, by default from where the launcher's prefixes end."""
+    """A fault record whose message is the line from `begin`, by default from where the launcher's prefixes end.
+
+    Its node is the one that the line names before its text, unless `fields` has one.
+    """
+    if fields.get("node") is None:
+        fields["node"] = node(line)
     return {
         "kind": "fault",
         "fault": name,
@@ -81,6 +96,18 @@ def fault(line: Line, name: str, cause: str, severity: str, begin: int | None = 
         "message": message(line, begin),
         **{field: value for field, value in fields.items() if value is not None},
     }
+
+
+def node(line: Line) -> str | None:
+    """The node whose line it is, where its prefix says so."""
+    match = _NODE.search(line.text, 0, _BEFORE_BYTES)
+    name = match[match.lastgroup] if match is not None and match.lastgroup else None
+    return None if name is None or name in _NO_NODES else name.decode()
+
+
+def is_warning(line: Line, begin: int) -> bool:
+    """Whether what stands at `begin` is part of a warning or of advice: that is never evidence of a failure."""
+    return _WARNING.search(line.text, max(0, begin - _BEFORE_BYTES), begin) is not None
 
 
 def note(line: Line, name: str, fields: Record, begin: int | None = None) -> Record:

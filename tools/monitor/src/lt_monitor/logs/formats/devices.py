@@ -1,4 +1,4 @@
-"""What GPUs and their drivers, Neuron devices and full memories leave in a log.
+"""What GPUs, network cards, Neuron devices and their drivers leave in a log.
 
 Xids are sorted by what NVIDIA's driver r590 and AWS advise to do: isolate the node, reboot it, reset the GPU, or only watch.
 """
@@ -6,8 +6,7 @@ Xids are sorted by what NVIDIA's driver r590 and AWS advise to do: isolate the n
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.fields import decimal
-from lt_monitor.logs.formats import fault
+from lt_monitor.logs.formats import fault, is_warning
 from lt_monitor.logs.lines import Line
 
 ACTIONS = {
@@ -21,19 +20,32 @@ _XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]{1,80})\): (?P<xid>\d{1,5})\b")
 _SXID = re.compile(rb"SXid \((?P<gpu>[^)]{1,80})\): (?P<xid>\d{1,6}), (?P<weight>Non-fatal|Fatal)?")
 _KERNEL = re.compile(rb"(?P<node>\S{1,255}) kernel: ")
 _RECOVERY = re.compile(rb"\((?P<action>[A-Za-z ]{1,40})\)\s*$")
-_OUT_OF_MEMORY = re.compile(
-    rb"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|HIP out of memory|NEURON_RT_RESOURCE|XLA:.{0,80}RESOURCE_EXHAUSTED"
+_LOST = re.compile(
+    rb"fallen off the bus|GPU is lost|GPU_IS_LOST|GPU lost from the bus|Unable to determine the device handle"
+    rb"|uncorrectable NVLink error|no CUDA-capable device is detected|CUDA error: system not yet initialized"
+    rb"|CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_SYSTEM_NOT_READY|CUDA error: the launch timed out and was terminated"
 )
-_GPU = re.compile(rb"\bGPU (?P<gpu>\d{1,4})\b")
-_SIZES = re.compile(rb"Tried to allocate (?P<size>[\d.]{1,12}) (?P<unit>[KMGT]iB)")
-_HOST_MEMORY = re.compile(
-    rb"oom_kill event|oom-kill event|OOMKilled|Out of memory: Killed process|Memory cgroup out of memory|OutOfMemory: Killed"
-    rb"|DefaultCPUAllocator: can't allocate memory"
+_NETWORK_DEVICE = re.compile(
+    rb"Got async event : (?:port error|local catastrophic error|device fatal)|Port: \d{1,3} Link DOWN|Link is Down"
+    rb"|mlx5_core .{1,80}health compromised"
 )
-_STEP_ID = re.compile(rb"StepId=(?P<job>\d{1,12})")
-_CUDA = re.compile(rb"CUDA error: (?P<error>[^\r\n]{1,200})|CUDNN_STATUS_[A-Z_]{3,60}|CUBLAS_STATUS_[A-Z_]{3,60}")
-_NEURON = re.compile(rb"\bNRT_(?!SUCCESS)[A-Z_]{4,60}|\(FATAL-RT-[A-Z-]{3,60}\)|NEURONCORE_NOT_AVAILABLE")
-_UNITS = {b"KiB": 2**10, b"MiB": 2**20, b"GiB": 2**30, b"TiB": 2**40}
+_HUNG_TASK = re.compile(rb"INFO: task .{1,80} blocked for more than (?P<seconds>\d{1,9}) seconds")
+_ECC = re.compile(rb"uncorrectable ECC error|ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable ECC|double[- ]bit ECC")
+_CUDA = re.compile(
+    rb"CUDA (?:driver )?[Ee]rror: (?P<error>[^\r\n]{1,200})|cuda runtime error \(\d{1,5}\)|CUDNN_STATUS_[A-Z_]{3,60}|CUBLAS_STATUS_[A-Z_]{3,60}"
+    rb"|CUDA_ERROR_[A-Z_]{3,60}|no kernel image is available|cudaError[A-Z]\w{3,60}|driver version is insufficient"
+    rb"|HIP error: (?P<hip>[^\r\n]{1,200})"
+)
+# Built for another GPU or driver, or more ranks than GPUs.
+_UNFIT = re.compile(
+    rb"no kernel image is available|NO_BINARY_FOR_GPU|insufficient|InsufficientDriver|invalid device ordinal|INVALID_DEVICE\b"
+    rb"|provided PTX was compiled|UNSUPPORTED_PTX|forward compatibility was attempted|SYSTEM_DRIVER_MISMATCH|driver is too old"
+)
+_NEURON = re.compile(
+    rb"\bNRT_(?!SUCCESS|RESOURCE\b)[A-Z_]{4,60}|\(FATAL-RT-[A-Z-]{3,60}\)|NEURONCORE_NOT_AVAILABLE|Nrt::Load failed"
+    rb"|nrt_load status=[1-9]|ENC:\w{1,60} {1,80}failed|failed neuronNetRegMr"
+)
+_NEURON_HARDWARE = re.compile(rb"NRT_EXEC_HW_ERR_(?!COLLECTIVES)|NRT_EXEC_HW_ERR\b(?!_)|NRT_HW_ERROR")
 
 
 def xid(line: Line) -> Record | None:
@@ -69,24 +81,34 @@ def _recovery(text: bytes) -> str:
     return "reboot" if b"reboot" in words else "reset" if b"reset" in words else "monitor"
 
 
-def memory(line: Line) -> Record | None:
-    text = line.text
-    if _OUT_OF_MEMORY.search(text) is not None:
-        gpu, size = _GPU.search(text), _SIZES.search(text)
-        amount = decimal(size["size"]) if size else None
-        wanted = round(amount * _UNITS[size["unit"]]) if size and amount is not None else None
-        return fault(line, "out-of-memory", "root", "critical", gpu=gpu["gpu"].decode() if gpu else None, wanted_bytes=wanted)
-    if _HOST_MEMORY.search(text) is not None:
-        step = _STEP_ID.search(text)
-        return fault(line, "host-out-of-memory", "root", "critical", job=step["job"].decode() if step else None)
-    return None
+def lost(line: Line) -> Record | None:
+    """A GPU, or its network, that has gone, whatever reports it; without the number of an Xid."""
+    match = _LOST.search(line.text)
+    if match is not None:
+        return None if is_warning(line, match.start()) else fault(line, "gpu-lost", "root", "critical")
+    match = _NETWORK_DEVICE.search(line.text)
+    return None if match is None else fault(line, "network-device", "root", "critical")
+
+
+def hung_task(line: Line) -> Record | None:
+    """The kernel's word for a process that waits for a disk, a network filesystem or a driver that does not answer."""
+    match = _HUNG_TASK.search(line.text)
+    return None if match is None else fault(line, "hung-task", "unknown", "critical", seconds=int(match["seconds"]))
 
 
 def driver(line: Line) -> Record | None:
     """An error that a CUDA or Neuron call returned."""
-    if _CUDA.search(line.text) is not None:
-        return fault(line, "cuda-error", "root", "critical")
-    return fault(line, "neuron-error", "root", "critical") if _NEURON.search(line.text) is not None else None
+    text = line.text
+    if (match := _ECC.search(text)) is not None:
+        return None if is_warning(line, match.start()) else fault(line, "ecc", "root", "critical")
+    if (match := _CUDA.search(text)) is not None:
+        if is_warning(line, match.start()):
+            return None
+        return fault(line, "configuration" if _UNFIT.search(text) is not None else "cuda-error", "root", "critical")
+    match = _NEURON.search(text)
+    if match is None or is_warning(line, match.start()):
+        return None
+    return fault(line, "neuron-error", "root", "critical", action="reset" if _NEURON_HARDWARE.search(text) is not None else None)
 
 
 def _text(raw: bytes) -> str:

@@ -1,9 +1,9 @@
-"""What Slurm and HyperPod say about a job: preempted, out of time, cancelled, exited, resumed."""
+"""What Slurm, PBS, LSF, Kubernetes and HyperPod say about a job: preempted, out of time, cancelled, exited, resumed."""
 
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, note
+from lt_monitor.logs.formats import fault, is_warning, note
 from lt_monitor.logs.lines import Line
 
 _CANCELLED = re.compile(
@@ -17,12 +17,23 @@ _REASONS = {
     b"NODE FAILURE": ("node-failure", "root", "critical"),
     b"REQUEUE": ("requeue", "root", "info"),
 }
-_NODE_FAILURE = re.compile(rb"srun: error: Node failure on (?P<node>\S{1,255})")
+_NODE_FAILURE = re.compile(
+    rb"(?:srun|salloc|sbatch): (?:error: )?Node failure on (?P<node>\S{1,255})"
+    rb"|(?:job_id|JobId)=\S{1,40} on failed node (?P<failed>\S{1,255})|\bNODE_FAIL\b|DUE TO NODE FAILURE"
+    rb"|error: Nodes (?P<silent>\S{1,255}) not responding, setting DOWN"
+)
+_NODE_LIST = re.compile(rb"(?:NodeList|BatchHost|FailedNode)=(?P<node>[A-Za-z][\w.-]{0,252})\b(?!\[|,)")
 _TASKS = re.compile(rb"srun: error: (?P<node>\S{1,255}): tasks? (?P<tasks>[\d,-]{1,200}): (?P<how>[A-Z].{1,100})")
 _EXIT_CODE = re.compile(rb"Exited with exit code (?P<code>\d{1,5})")
 _SIGNALS = {b"Killed": 9, b"Terminated": 15, b"Segmentation fault": 11, b"Aborted": 6, b"Bus error": 7, b"Interrupt": 2}
 _ABORTED = re.compile(
     rb"srun: Job step aborted: Waiting up to \d{1,9} seconds|srun: (?:Force T|t)erminat\w{1,5} (?:JobId|StepId|job step)"
+)
+_LIMIT = re.compile(rb"PBS: job killed: walltime|TERM_RUNLIMIT|job killed after reaching LSF run time limit")
+_POD_EXIT = re.compile(rb"(?:Exit Code: {1,8}|exitCode\"?: ?|exit code |exited with code |ExitCode: ?)(?P<code>137|143)\b")
+_EVICTED = re.compile(
+    rb"(?:Reason|reason|Status|STATUS)\"?[:=]? {0,12}\"?Evicted\b|The node was low on resource: |TaintManagerEviction|\bEvicted {1,8}(?:pod|Pod|\d)"
+    rb"|[Pp]od .{1,120} (?:was|has been) evicted|\bPreempted by |DisruptionTarget"
 )
 _AUTO_RESUME = re.compile(
     rb"\[Auto Resume\] (?P<level>\w{1,10}): JobID: (?P<job>\d{1,12}) StepID: (?P<step_id>\d{1,12}) (?P<text>.{1,500})"
@@ -47,20 +58,46 @@ def cancellation(line: Line) -> Record | None:
 def tasks(line: Line) -> Record | None:
     """How srun's tasks ended; srun reports it after the reason, so it is never the root cause."""
     text = line.text
-    if (match := _NODE_FAILURE.search(text)) is not None:
-        return fault(line, "node-failure", "root", "critical", match.start(), node=_text(match["node"]))
     if (match := _TASKS.search(text)) is not None:
         node, numbers, how = _text(match["node"]), match["tasks"].decode(), match["how"]
         if how.startswith((b"Out Of Memory", b"Out of memory")):
             return fault(line, "host-out-of-memory", "root", "critical", match.start(), node=node, tasks=numbers)
-        number = next((value for word, value in _SIGNALS.items() if how.startswith(word)), None)
-        if number is not None:
-            return fault(line, "killed", "cascade", "critical", match.start(), node=node, tasks=numbers, signal=number)
         code = _EXIT_CODE.search(how)
         exit_code = int(code["code"]) if code else None
+        number = next((value for word, value in _SIGNALS.items() if how.startswith(word)), None)
+        # A shell's code for a program that a signal ended.
+        number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else number
+        if number is not None:
+            return fault(line, "killed", "cascade", "critical", match.start(), node=node, tasks=numbers, signal=number)
         return fault(line, "exit", "cascade", "critical", match.start(), node=node, tasks=numbers, exit_code=exit_code)
     if (match := _ABORTED.search(text)) is not None:
         return fault(line, "exit", "cascade", "info", match.start())
+    return None
+
+
+def node_failure(line: Line) -> Record | None:
+    """A node that Slurm has lost; slurmctld and sacct say NODE_FAIL."""
+    match = _NODE_FAILURE.search(line.text)
+    if match is None or is_warning(line, match.start()):
+        return None
+    listed = _NODE_LIST.search(line.text)
+    name = match["node"] or match["failed"] or match["silent"] or (listed["node"] if listed else None)
+    return fault(line, "node-failure", "root", "critical", match.start(), node=_text(name))
+
+
+def limit(line: Line) -> Record | None:
+    """The time limit of PBS and LSF, whose words differ from Slurm's."""
+    return fault(line, "time-limit", "root", "warning") if _LIMIT.search(line.text) is not None else None
+
+
+def pod(line: Line) -> Record | None:
+    """What Kubernetes says of a pod: evicted, or ended by SIGKILL (exit code 137) or SIGTERM (143)."""
+    text = line.text
+    if (match := _POD_EXIT.search(text)) is not None:
+        number = int(match["code"]) - 128
+        return fault(line, "killed", "cascade" if number == 15 else "unknown", "critical", signal=number)
+    if _EVICTED.search(text) is not None:
+        return fault(line, "evicted", "root", "critical")
     return None
 
 

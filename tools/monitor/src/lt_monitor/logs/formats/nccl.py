@@ -7,18 +7,33 @@ first suspect, so those numbers are kept. Without EFA, NCCL falls back to socket
 import re
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault, note
+from lt_monitor.logs.formats import fault, is_warning, note
 from lt_monitor.logs.lines import Line
 
 _RANK = re.compile(rb"\bRank (?P<rank>\d{1,6})\]")
 _TIMEOUT = re.compile(
-    rb"collective operation timeout: WorkNCCL\(SeqNum=(?P<sequence>\d{1,15}), OpType=(?P<operation>\w{1,40})"
+    rb"collective operation timeout: Work\w{1,20}\((?:SeqNum=(?P<sequence>\d{1,15}), )?OpType=(?P<operation>\w{1,40})"
     rb"(?:.{0,400}?ran for (?P<ran>\d{1,15}) milliseconds)?"
 )
 _STATUS = re.compile(
     rb"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,15}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,15})"
 )
-_HEARTBEAT = re.compile(rb"[Hh]eartbeat monitor timed out|terminated? (?:the )?process due to watchdog timeout")
+# Of torch 2.2 to 2.11: what the monitor of the watchdog says before and after it has dumped its records; a terminal may have
+# broken the line at any place.
+_HEARTBEAT = re.compile(
+    rb"[Hh]eartbeat monitor timed out|terminated? (?:the )?process due to watchdog timeout|watchdog got stuck for \d{1,9} seconds"
+    rb"|no heartbeat of its watchdog|attempting to dump debug info, due to|watchdog hang\b|NCCL_BLOCKING_WAIT.{0,40}timed out"
+    rb"|[Rr]eceived a (?:global|dump|timeout) (?:timeout|signal).{0,80}from|[Oo]bserved flight recorder dump signal from another rank"
+    rb"|Some NCCL operations have failed or timed out|taking the entire process down|possible GIL induced hang"
+    rb"|failed to pass monitoredBarrier|Timed out waiting \d{1,12}ms for (?:recv|send) operation"
+)
+_MISMATCH = re.compile(rb"Detected mismatch between collectives on ranks")
+_RENDEZVOUS = re.compile(
+    rb"Rendezvous(?:Timeout|Connection|Closed|State|Graceful\w{1,20})Error|DistNetworkError|DistStoreError|client socket has timed out after"
+    rb"|client socket has failed to connect to any|Timed out after \d{1,9} seconds waiting for clients|wait timeout after \d{1,12}ms"
+    rb"|Address already in use|EADDRINUSE|failed to recv, got \d{1,9} bytes|TCPStore.{0,200}(?:timed? ?out|Broken pipe|reset)"
+    rb"|[Ss]ocket [Tt]imeout"
+)
 _ERROR = re.compile(
     rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)|NCCL error in:|NCCL WARN "
 )
@@ -41,7 +56,7 @@ def timeout(line: Line) -> Record | None:
             "cascade",
             "critical",
             **fields,
-            sequence=int(match["sequence"]),
+            sequence=int(match["sequence"]) if match["sequence"] else None,
             operation=match["operation"].decode(),
             seconds=ran,
         )
@@ -57,12 +72,29 @@ def timeout(line: Line) -> Record | None:
             last_completed=int(match["completed"]),
             reported_by=int(first["rank"]) if first else None,
         )
-    return fault(line, "nccl-timeout", "cascade", "critical", **fields) if _HEARTBEAT.search(text) is not None else None
+    match = _HEARTBEAT.search(text)
+    if match is None or is_warning(line, match.start()):
+        return None
+    return fault(line, "nccl-timeout", "cascade", "critical", **fields)
+
+
+def mismatch(line: Line) -> Record | None:
+    """Ranks that are in different collectives, which TORCH_DISTRIBUTED_DEBUG=DETAIL finds before they wait for ever."""
+    match = _MISMATCH.search(line.text)
+    return None if match is None else fault(line, "collective-mismatch", "unknown", "critical")
+
+
+def rendezvous(line: Line) -> Record | None:
+    """Processes that did not find each other, or lost the one that they meet at: a consequence of what ended it."""
+    match = _RENDEZVOUS.search(line.text)
+    if match is None or is_warning(line, match.start()):
+        return None
+    return fault(line, "rendezvous", "cascade", "critical")
 
 
 def error(line: Line) -> Record | None:
     match = _ERROR.search(line.text)
-    if match is None:
+    if match is None or is_warning(line, match.start()):
         return None
     rank = _RANK.search(line.text)
     severity = "warning" if match[0].startswith(b"NCCL WARN") else "critical"

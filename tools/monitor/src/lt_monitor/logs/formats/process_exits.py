@@ -1,48 +1,112 @@
-"""How processes end: Python exceptions, signals, torchelastic's report, and lt-train's own error line.
+"""How processes end: Python exceptions, signals, the reports of launchers, and lt-train's own error line.
 
-An exception counts where it begins the line, as the last line of a traceback does; one that is quoted inside a message does not.
-Exceptions that only say that another process has gone are cascades.
+An exception counts where it begins the line, as the last line of a traceback does, or where a logger says `Uncaught`; one that is
+quoted inside a message does not. Exceptions that only say that another process has gone are cascades. What an exception is about
+decides the fault: a configuration that cannot work, the network, a loss that is no number, or the program itself.
 """
 
 import re
 import signal
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.formats import fault
+from lt_monitor.logs.formats import fault, is_warning
 from lt_monitor.logs.lines import Line
 
 _EXCEPTION = re.compile(
-    rb"\s{0,4}(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)|KeyboardInterrupt)(?:: |\s*$)"
+    rb"(?:\([\w.:<>+-]{1,80} pid=\d{1,10}(?:, ip=[\d.:a-f]{1,40})?\) ?)?\s{0,4}"
+    rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Died|Full|Empty|NotFound))"
+    rb"(?:\((?P<inner>\w{1,60})\))?(?:: |:?\s{0,200}$)"
 )
+_UNCAUGHT = re.compile(rb"\bUncaught (?:exception:? )?(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)")
 _GONE = re.compile(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
-    rb"|Connection (?:closed|reset) by|Rendezvous|Broken pipe|Socket [Tt]imeout"
+    rb"|Connection (?:closed|reset) by|Rendezvous|Broken pipe|Socket [Tt]imeout|BrokenProcessPool|ProcessExitedException"
+    rb"|ProcessRaisedException|RayTaskError|CalledProcessError|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError"
+    rb"|RayActorError|One or more (?:workers|processes)|TrainingFailedError|Pin memory thread exited"
 )
-_DISK_FULL = re.compile(rb"No space left on device|Disk quota exceeded")
+_DISK_FULL = re.compile(
+    rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|StorageFull|os error 28\)|\[Errno (?:28|122)\]"
+    rb"|inline_container\.cc:\d{1,6}\] \. unexpected pos \d{1,20} vs \d{1,20}|Error while serializing: (?:I/O error|IoError)"
+)
+_CONFIGURATION = re.compile(
+    rb"^(?:ModuleNotFoundError|ImportError|\w{0,60}ConfigurationError|\w{0,40}ConfigError|\w{0,40}ConfigException"
+    rb"|ConfigAttributeError|ConfigKeyError|MissingConfigException|\w{0,20}OptionError|UsageError)$"
+)
+_NETWORK = re.compile(
+    rb"Network is unreachable|Temporary failure in name resolution|Name or service not known|Failed to resolve|NewConnectionError"
+    rb"|ReadTimeoutError|ConnectTimeout(?:Error)?|Max retries exceeded|No route to host|ReadTimeout\b|EndpointConnectionError"
+    rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway|Service Unavailable|Gateway)"
+    rb"|Connection timed out|SSLEOFError|SlowDown\b"
+)
+_NAN = re.compile(rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b|contains? NaN|is NaN\b")
+_WANDB = re.compile(rb"\bwandb\b|api\.wandb\.ai")
+_ARGUMENTS = re.compile(
+    rb"(?:^|\s)[\w./-]{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous option"
+    rb"|invalid choice|expected )|Some specified arguments are not used by the HfArgumentParser|Error: No such option"
+)
 _SIGNAL_EXCEPTION = re.compile(rb"SignalException: Process (?P<pid>\d{1,12}) got signal: (?P<signal>\d{1,3})")
+_LOADER_KILLED = re.compile(
+    rb"DataLoader worker \(pid (?:\(s\) )?\d{1,12}\) is killed by signal: (?P<name>Killed|Segmentation fault|Aborted|Terminated)"
+    rb"|died with <Signals\.SIG\w{1,10}: (?P<number>\d{1,3})>|terminated with signal SIG(?P<short>KILL|SEGV|ABRT|TERM)\b"
+)
+_SIGNAL_NAMES = {
+    **{b"Killed": 9, b"Segmentation fault": 11, b"Aborted": 6, b"Terminated": 15},
+    **{b"KILL": 9, b"SEGV": 11, b"ABRT": 6, b"TERM": 15},
+}
 _RECEIVED = re.compile(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
 _FAILED = re.compile(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
+_REPORTED = re.compile(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
+_RETURNED = re.compile(rb"exits with return code = (?P<code>-?\d{1,5})")
+_RAY_DIED = re.compile(
+    rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly|is dead because its worker process has died)"
+    rb"|Worker exit type: SYSTEM_ERROR"
+)
 _CRASH = re.compile(
-    rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Bus error)\b|Fatal Python error: "
+    rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)|Aborted \(core dumped\))"
+    rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*|Caught signal (?P<signal>\d{1,2}) \("
 )
 _TOOL = re.compile(rb"lt-train: error: ")
 _OTHERS_GONE = re.compile(rb"communication with the other ranks failed|the connection to rank 0 was lost")
 _RANK_KILLED = re.compile(
-    rb"rank (?P<rank>\d{1,7}) on \S{1,200} was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT|HUP|USR1|USR2)); "
+    rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}) was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT|HUP|USR1|USR2)); "
 )
+# Signals by which others ask a process to end; SIGABRT is how a watchdog ends its own process.
+_ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP})
 
 
 def exception(line: Line) -> Record | None:
     """The last line of a traceback."""
-    match = _EXCEPTION.match(line.text, line.body)
+    match = _EXCEPTION.match(line.text, line.body) or _UNCAUGHT.search(line.text)
     if match is None:
         return None
     if (signalled := _SIGNAL_EXCEPTION.search(line.text)) is not None:
         return fault(line, "killed", "cascade", "warning", signal=int(signalled["signal"]))
-    if match["name"] == b"KeyboardInterrupt":
+    name = match["name"]
+    if name == b"KeyboardInterrupt":
         return fault(line, "killed", "unknown", "warning", signal=2)
-    is_gone = _GONE.search(line.text) is not None
-    return fault(line, "traceback", "cascade" if is_gone else "root", "critical", exception=match["name"].decode())
+    if (killed := _LOADER_KILLED.search(line.text)) is not None:
+        return _killed(line, int(killed["number"]) if killed["number"] else _SIGNAL_NAMES[killed["name"] or killed["short"]])
+    told = name.decode()
+    if _WANDB.search(line.text, match.start()) is not None:
+        return fault(line, "traceback", "unknown", "warning", exception=told)
+    if _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
+        return fault(line, "configuration", "root", "critical", exception=told)
+    if _NETWORK.search(line.text, match.start()) is not None:
+        return fault(line, "network", "root", "critical", exception=told)
+    is_gone = _GONE.search(line.text, match.start()) is not None
+    return fault(line, "traceback", "cascade" if is_gone else "root", "critical", exception=told)
+
+
+def not_a_number(line: Line) -> Record | None:
+    """A trainer that ended itself, because its loss or its loss scale was no number any more."""
+    match = _NAN.search(line.text)
+    is_error = match is not None and (b"Error: " in line.text or b"Exception: " in line.text or b"Exiting" in line.text)
+    return fault(line, "nan", "root", "critical") if is_error else None
+
+
+def arguments(line: Line) -> Record | None:
+    """A command line that its program does not take, as argparse and click say it."""
+    return fault(line, "configuration", "root", "critical", exit_code=2) if _ARGUMENTS.search(line.text) is not None else None
 
 
 def tool_error(line: Line) -> Record | None:
@@ -52,27 +116,51 @@ def tool_error(line: Line) -> Record | None:
     if (killed := _RANK_KILLED.match(line.text, match.end())) is not None:
         number = int(signal.Signals[killed["signal"].decode()])
         cause = "cascade" if number == signal.SIGTERM else "root"
-        return fault(line, "killed", cause, "critical", match.start(), rank=int(killed["rank"]), signal=number)
+        node = killed["node"].decode(errors="replace")
+        return fault(line, "killed", cause, "critical", match.start(), rank=int(killed["rank"]), node=node, signal=number)
     cause = "cascade" if _OTHERS_GONE.search(line.text) is not None else "root"
     return fault(line, "traceback", cause, "critical", match.start())
 
 
 def disk(line: Line) -> Record | None:
-    return fault(line, "disk-full", "root", "critical") if _DISK_FULL.search(line.text) is not None else None
+    match = _DISK_FULL.search(line.text)
+    return None if match is None or is_warning(line, match.start()) else fault(line, "disk-full", "root", "critical")
 
 
 def ending(line: Line) -> Record | None:
-    """Signals and exit codes. torchelastic reports them after the fact; a process that crashed says so itself."""
+    """Signals and exit codes. Launchers report them after the fact; a process that crashed says so itself."""
     text = line.text
     if (match := _RECEIVED.search(text)) is not None:
-        number = int(match["signal"])
-        return fault(line, "killed", "cascade" if number == 15 else "unknown", "critical", signal=number)
+        return _killed(line, int(match["signal"]))
     if (match := _FAILED.search(text)) is not None:
-        code = int(match["code"])
-        if code < 0:
-            return fault(line, "killed", "unknown", "critical", signal=-code, local_rank=int(match["local_rank"]))
-        return fault(line, "exit", "cascade", "critical", exit_code=code, local_rank=int(match["local_rank"]))
-    if (match := _CRASH.search(text)) is not None:
-        number = 7 if match["what"] == b"Bus error" else 11 if match["what"] else 6
-        return fault(line, "killed", "root", "critical", signal=number)
-    return None
+        return _ended(line, int(match["code"]), local_rank=int(match["local_rank"]))
+    if (match := _REPORTED.search(text) or _RETURNED.search(text)) is not None:
+        return _ended(line, int(match["code"]))
+    if _RAY_DIED.search(text) is not None:
+        return fault(line, "killed", "unknown", "critical")
+    return _crash(line)
+
+
+def _crash(line: Line) -> Record | None:
+    match = _CRASH.search(line.text)
+    if match is None:
+        return None
+    if match["what"] == b"Killed":
+        return _killed(line, 9)
+    is_aborted = match["fatal"] is not None and match["fatal"].startswith(b"Aborted")
+    if is_aborted or (match["what"] or b"").startswith(b"Aborted"):
+        return _killed(line, 6)
+    number = 11 if match["what"] else int(match["signal"]) if match["signal"] else None
+    number = 11 if match["fatal"] is not None and match["fatal"].startswith(b"Segmentation") else number
+    return fault(line, "killed", "root", "critical", signal=number or 6)
+
+
+def _ended(line: Line, code: int, **fields: int) -> Record:
+    """A process with an exit code as Python counts it (below 0: a signal), or as a shell does (above 128)."""
+    if code < 0 or 128 < code < 160:
+        return _killed(line, -code if code < 0 else code - 128, **fields)
+    return fault(line, "exit", "cascade", "critical", exit_code=code, **fields)
+
+
+def _killed(line: Line, number: int, **fields: int) -> Record:
+    return fault(line, "killed", "cascade" if number in _ASKED else "unknown", "critical", signal=number, **fields)
