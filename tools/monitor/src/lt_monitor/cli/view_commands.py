@@ -1,4 +1,4 @@
-"""The commands for people: summarize, runs, plot, export, watch."""
+"""The commands for people: summarize, tail-cause, runs, plot, export, watch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +75,42 @@ def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
         summary_table.print_table(summaries)
+
+
+@click.command(
+    "tail-cause",
+    cls=console.Command,
+    examples="""
+lt-monitor tail-cause slurm-77.out
+lt-monitor tail-cause --json slurm-*.out | jq -r .advice
+""",
+)
+@_LOGS
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line.")
+@click.option("--exclude-node", is_flag=True, help="Print only --exclude=NODE,... for sbatch; nothing where no node is to blame.")
+def tail_cause(logs: tuple[str, ...], as_json: bool, exclude_node: bool) -> console.ExitCode:
+    """Print in a line why a job ended; its logs, one or many, are those of one job. The exit code is for the job's script.
+
+    0: nothing went wrong. 75: start it again. 69: start it again without the node. 78: stop, the same would happen again. 1: it
+    failed, and the cause is not known.
+    """
+    from lt_monitor.runs import tail_cause as causes
+    from lt_monitor.runs.advice import Action
+
+    cause = causes.tail_cause(logs)
+    if exclude_node:
+        click.echo(cause.excluded(), nl=bool(cause.excluded()))
+    elif as_json:
+        console.print_json(cause.to_record())
+    else:
+        click.echo(cause.sentence())
+    return {
+        Action.NONE: console.ExitCode.OK,
+        Action.AGAIN: console.ExitCode.TRY_AGAIN,
+        Action.WITHOUT_NODE: console.ExitCode.UNAVAILABLE,
+        Action.STOP: console.ExitCode.BAD_CONFIG,
+        Action.UNKNOWN: console.ExitCode.FOUND,
+    }[cause.action]
 
 
 @click.command(
@@ -234,4 +270,4 @@ def watch(logs: tuple[str, ...], interval_seconds: float, **known: Any) -> None:
     live.watch(logs, Known.of(**known), interval_seconds, gpu.local)
 
 
-COMMANDS: list[click.Command] = [summarize, runs, plot, export, watch]
+COMMANDS: list[click.Command] = [summarize, tail_cause, runs, plot, export, watch]

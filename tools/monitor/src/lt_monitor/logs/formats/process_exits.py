@@ -38,6 +38,7 @@ _NETWORK = re.compile(
     rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway|Service Unavailable|Gateway)"
     rb"|Connection timed out|SSLEOFError|SlowDown\b"
 )
+_OF_NETWORK = re.compile(rb"^(?:ConnectionError|ProxyError|SSLError|ConnectTimeout|ClientConnectorError)$")
 _NAN = re.compile(rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b|contains? NaN|is NaN\b")
 _WANDB = re.compile(rb"\bwandb\b|api\.wandb\.ai")
 _ARGUMENTS = re.compile(
@@ -91,7 +92,7 @@ def exception(line: Line) -> Record | None:
         return fault(line, "traceback", "unknown", "warning", exception=told)
     if _CONFIGURATION.match(name.rpartition(b".")[2]) is not None:
         return fault(line, "configuration", "root", "critical", exception=told)
-    if _NETWORK.search(line.text, match.start()) is not None:
+    if _OF_NETWORK.match(name.rpartition(b".")[2]) is not None or _NETWORK.search(line.text, match.start()) is not None:
         return fault(line, "network", "root", "critical", exception=told)
     is_gone = _GONE.search(line.text, match.start()) is not None
     return fault(line, "traceback", "cascade" if is_gone else "root", "critical", exception=told)

@@ -1,0 +1,276 @@
+"""Why a job ended, from the end of its output: one fault, the nodes and ranks that it was on, and what to do about it.
+
+Several logs, one for each rank or node, are one job. A fault counts when it is at the end: one that steps follow was caught, or
+belongs to an earlier attempt. What comes after the word that the training is done counts only when it is a root, such as a full
+disk under the last checkpoint: at their exit processes complain of each other.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lt_monitor.events.escaping import printable
+from lt_monitor.events.records import MESSAGE_CHARACTERS, Record
+from lt_monitor.events.steps import epoch_seconds
+from lt_monitor.logs import log_files
+from lt_monitor.logs.log_tail import LogTail
+from lt_monitor.runs.advice import ADVICE, Action, advice
+from lt_monitor.runs.failure_causes import SCHEDULER_FAULTS, precedence, ranks_text, root_cause, suspect_ranks
+
+# Of those that steps follow: a dying process writes its buffered step lines after its traceback.
+LATE_OUTPUT_BYTES = 1 << 16
+CONTEXT_BYTES = 1 << 13
+NAN_STEPS = 3
+_EARLY_ENDS = ("signal", "duration")
+_COMPLETED = re.compile(
+    rb"'train_runtime': |[Tt]raining (?:is )?(?:completed?|finished|done)\b|[Ff]inished training|`Trainer\.fit` stopped: `max_"
+    rb"|[Tt]raining has (?:ended|finished|completed)|\*{3,9} train metrics \*{3,9}|Training run complete"
+)
+_THREAD = re.compile(rb"(?:Exception in thread |Exception ignored in|Exception in callback|Error in atexit|Process ForkPoolWorker)")
+_TRACEBACK = b"Traceback (most recent call last)"
+_LAST_WORD = re.compile(rb"(?:^|\n)(?P<line>[^\r\n]{0,200}?\b(?:line \d{1,9}: {1,8}\d{1,12} )?Killed) {0,80}[^\r\n]{0,200}\s{0,20}$")
+_ELASTIC_HOST = re.compile(rb"host {1,8}: (?P<host>[A-Za-z0-9][\w.-]{0,252})\r?\n.{0,60}?rank {1,8}: (?P<rank>\d{1,7}) ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a job ended; `fault` is None where nothing went wrong. `line` is the number of its line, `text` the line."""
+
+    fault: str | None
+    cause: str | None
+    severity: str | None
+    message: str
+    advice: str | None
+    action: Action
+    nodes: list[str]
+    ranks: list[int]
+    file: str | None
+    offset: int | None
+    line: int | None
+    text: str | None
+    last_step: int | None
+
+    def to_record(self) -> dict[str, Any]:
+        return {"v": 1, "kind": "cause", **dataclasses.asdict(self)}
+
+    def sentence(self) -> str:
+        """`xid: node n1: NVRM: Xid (...): 79 (slurm-78.out:1234); exclude the node ...`"""
+        if self.fault is None:
+            step = f", last step {self.last_step}" if self.last_step is not None else ""
+            return f"{self.message}{step}"
+        where = self.where()
+        shown = f"{where}: {self.message}" if where else self.message
+        place = f" ({self.file}:{self.line})" if self.file is not None else ""
+        return f"{self.fault}: {printable(shown, MESSAGE_CHARACTERS)}{place}; {self.advice}"
+
+    def where(self) -> str:
+        nodes = f"node {', '.join(self.nodes)}" if self.nodes else ""
+        ranks = ranks_text(self.ranks) if self.ranks else ""
+        if self.fault == "nccl-timeout" and ranks:
+            ranks = f"first suspect {ranks}"
+        return ", ".join(filter(None, (nodes, ranks)))
+
+    def excluded(self) -> str:
+        """sbatch's option that keeps the nodes to blame out; empty where none is."""
+        return f"--exclude={','.join(self.nodes)}" if self.nodes and self.action is Action.WITHOUT_NODE else ""
+
+
+def tail_cause(patterns: Sequence[str]) -> Cause:
+    """Why the job whose logs these are has ended. Raises what opening a log raises."""
+    tails = [LogTail(path) for path in log_files.expand(patterns)]
+    try:
+        return _of_job(tails)
+    finally:
+        for tail in tails:
+            tail.close()
+
+
+def _of_job(tails: Sequence[LogTail]) -> Cause:
+    known = {tail.shown: tail for tail in tails}
+    last_step = max((_last_step(tail) for tail in tails if _last_step(tail) is not None), default=None)
+    faults = _in_order([fault for tail in tails for fault in _open_faults(tail)])
+    is_completed = any(_is_completed(tail) for tail in tails)
+    if is_completed:
+        faults = [fault for fault in faults if fault["cause"] == "root" and fault["severity"] == "critical"]
+    while _says_failure(faults):
+        chosen = root_cause(faults)
+        assert chosen is not None
+        if not _is_harmless(chosen, known):
+            return _cause(chosen, faults, known, last_step)
+        faults = [fault for fault in faults if fault is not chosen]
+    if not is_completed and (reason := next((end for tail in tails if (end := _end(tail)) is not None), None)) is not None:
+        action = Action.AGAIN if reason in _EARLY_ENDS else Action.UNKNOWN if reason == "failed" else Action.NONE
+        return _nothing(f"ended early: {reason}" if action is not Action.NONE else "completed", action, last_step)
+    if (nan := next((fault for tail in tails if (fault := _nan(tail)) is not None), None)) is not None:
+        return _cause(nan, [nan], known, last_step)
+    return _nothing("completed" if is_completed else "no failure", Action.NONE, last_step)
+
+
+def _nothing(message: str, action: Action, last_step: int | None) -> Cause:
+    return Cause(None, None, None, message, None, action, [], [], None, None, None, None, last_step)
+
+
+def _last_step(tail: LogTail) -> int | None:
+    return next((record["step"] for record in reversed(tail.records) if record["kind"] == "step"), None)
+
+
+def _end(tail: LogTail) -> str | None:
+    """The reason that the trainer gave for its end, after which there are no steps."""
+    for record in reversed(tail.records):
+        if record["kind"] in ("end", "step", "start"):
+            return str(record["reason"]) if record["kind"] == "end" else None
+    return None
+
+
+def _is_completed(tail: LogTail) -> bool:
+    if _end(tail) in ("completed", "iterations"):
+        return True
+    begin = max(0, tail.size - LATE_OUTPUT_BYTES)
+    found = list(_COMPLETED.finditer(tail.text(begin, tail.size)))
+    started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
+    return bool(found) and begin + found[-1].start() > max(_recovered(tail)[1], started)
+
+
+def _recovered(tail: LogTail) -> tuple[int, int]:
+    """Before which offset faults are over, since two steps or bars follow, and where the last of those is."""
+    steps = [(record["src"]["offset"], record["step"]) for record in tail.records if record["kind"] == "step"]
+    pairs = [_last_two(steps), _last_two(tail.progress)]
+    return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
+
+
+def _last_two(marks: Sequence[tuple[int, Any]]) -> tuple[int, int]:
+    """The offsets of the last two marks that differ, -1 for one that is not there."""
+    if not marks:
+        return -1, -1
+    last = marks[-1][1]
+    before = next((offset for offset, mark in reversed(marks) if mark != last), -1)
+    return before, marks[-1][0]
+
+
+def _open_faults(tail: LogTail) -> list[Record]:
+    """The faults at the end of one log."""
+    over, _ = _recovered(tail)
+    started = max((record["src"]["offset"] for record in tail.records if record["kind"] == "start"), default=-1)
+    faults = [record for record in tail.records if record["kind"] == "fault"]
+    left = [fault for fault in faults if fault["src"]["offset"] > max(over, started)]
+    left += _last_word(tail, left)
+    if left and all(precedence(fault) >= 4 for fault in left):
+        # It failed, and what it says of that is in lines that buffered steps follow.
+        late = [fault for fault in faults if max(started, over - LATE_OUTPUT_BYTES) < fault["src"]["offset"] <= over]
+        left = [fault for fault in late if precedence(fault) <= 1] + left
+    return left
+
+
+def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
+    """What a shell says of a program that SIGKILL has ended, where it is the last line."""
+    begin = max(0, tail.size - CONTEXT_BYTES)
+    match = _LAST_WORD.search(tail.text(begin, tail.size))
+    if match is None or any(fault["fault"] == "killed" for fault in faults):
+        return []
+    text = match["line"].decode(errors="replace").strip()
+    source = {"file": tail.shown, "offset": begin + match.start("line")}
+    return [_fault("killed", "unknown", text, source, signal=9)] if text.endswith("Killed") else []
+
+
+def _nan(tail: LogTail) -> Record | None:
+    """Steps at the end whose loss is no number."""
+    steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
+    if len(steps) < NAN_STEPS or any("loss" not in step or step["loss"] is not None for step in steps):
+        return None
+    return _fault("nan", "root", f"the loss of the last {NAN_STEPS} step lines is not a number", steps[0]["src"])
+
+
+def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -> Record:
+    return {"kind": "fault", "fault": name, "cause": cause, "severity": "critical", "message": message, "src": source, **fields}
+
+
+def _says_failure(faults: Sequence[Record]) -> bool:
+    """Whether there is more than a warning."""
+    return any(fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS for fault in faults)
+
+
+def _in_order(faults: list[Record]) -> list[Record]:
+    """By their times where all have one: the order of the files says nothing."""
+    if len({fault["src"].get("file") for fault in faults}) > 1 and all(isinstance(fault.get("time"), str) for fault in faults):
+        return sorted(faults, key=lambda fault: epoch_seconds(fault["time"]))
+    return faults
+
+
+def _is_harmless(fault: Record, tails: dict[str, LogTail]) -> bool:
+    """Whether it is the exception of a thread or of a destructor, which end no process."""
+    tail = tails.get(str(fault["src"].get("file")))
+    if fault["fault"] not in ("traceback", "rendezvous") or tail is None:
+        return False
+    offset = fault["src"]["offset"]
+    before = tail.text(offset - CONTEXT_BYTES, offset)
+    traceback = before.rfind(_TRACEBACK)
+    return traceback >= 0 and _THREAD.search(before, max(0, traceback - 200), traceback) is not None
+
+
+def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], last_step: int | None) -> Cause:
+    alike = [fault for fault in faults if all(fault.get(key) == chosen.get(key) for key in ("fault", "cause", "xid"))]
+    told = advice(chosen)
+    tail = tails.get(str(chosen["src"].get("file")))
+    offset = chosen["src"].get("offset")
+    is_place = tail is not None and type(offset) is int
+    return Cause(
+        fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
+        cause=chosen["cause"],
+        severity=chosen["severity"],
+        message=_without_prefix(chosen["message"]),
+        advice=told.text,
+        action=told.action,
+        nodes=sorted(_nodes(alike, faults, tails)),
+        ranks=_ranks(alike, chosen),
+        file=chosen["src"].get("file"),
+        offset=offset,
+        line=tail.line_number(offset) if tail is not None and is_place else None,
+        text=_line(tail, offset) if tail is not None and is_place else None,
+        last_step=last_step,
+    )
+
+
+def _without_prefix(message: str) -> str:
+    """The message without the time and host of the kernel's log."""
+    _, kernel, text = message.partition(" kernel: ")
+    return text if kernel else message
+
+
+def _line(tail: LogTail, offset: int) -> str:
+    text = tail.text(offset, offset + MESSAGE_CHARACTERS * 4).lstrip(b"\r\n")
+    return re.split(rb"[\r\n]", text, maxsplit=1)[0].decode(errors="replace")[:MESSAGE_CHARACTERS]
+
+
+def _ranks(alike: Sequence[Record], chosen: Record) -> list[int]:
+    if chosen["fault"] == "nccl-timeout":
+        return suspect_ranks(alike, None)[0]
+    return sorted({fault["rank"] for fault in alike if type(fault.get("rank")) is int})
+
+
+def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, LogTail]) -> set[str]:
+    """The nodes that the lines name; else those of srun's tasks and torchelastic's ranks with the same numbers."""
+    named = {fault["node"] for fault in alike if isinstance(fault.get("node"), str)}
+    if named:
+        return named
+    by_task = {task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))}
+    found = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
+    ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
+    return found or {host for rank, host in _hosts(alike, tails) if rank in ranks}
+
+
+def _tasks(text: object) -> Iterator[int]:
+    """The numbers in srun's `0-3,7`."""
+    for span in text.split(",") if isinstance(text, str) else ():
+        first, _, last = span.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            yield from range(int(first), min(int(last or first), int(first) + 4096) + 1)
+
+
+def _hosts(alike: Sequence[Record], tails: dict[str, LogTail]) -> Iterator[tuple[int, str]]:
+    """Ranks and their hosts in the report that torchelastic writes after the fault."""
+    for file in {str(fault["src"].get("file")) for fault in alike}:
+        tail = tails.get(file)
+        if tail is not None:
+            for match in _ELASTIC_HOST.finditer(tail.text(tail.size - LATE_OUTPUT_BYTES, tail.size)):
+                yield int(match["rank"]), match["host"].decode()
