@@ -1,6 +1,6 @@
 """Prints how `lt-monitor tail-cause` names the causes of the logs in samples/failures: right, mislabelled, missed, false alarms.
 
-    python tests/monitor/failure_tally.py [FILE...]
+python tests/monitor/failure_tally.py [FILE...]
 """
 
 import collections
@@ -32,7 +32,15 @@ def verdicts(names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
         if (found, found_code) == (fault, code):
             yield name, "right", ""
             continue
-        judged = "missed" if found == "none" else "false alarm" if fault == "none" else "mislabelled" if found != fault else "wrong action"
+        judged = (
+            "missed"
+            if found == "none"
+            else "false alarm"
+            if fault == "none"
+            else "mislabelled"
+            if found != fault
+            else "wrong action"
+        )
         yield name, judged, f"expected {fault} {code}, found {found} {found_code}: {cause.message[:100]}"
 
 

@@ -28,17 +28,23 @@ class Advice:
 
 ADVICE: dict[str, Advice] = {
     "out-of-memory": Advice("lower the micro batch or recompute activations, or shard over more GPUs", Action.STOP),
-    "host-out-of-memory": Advice("raise --mem or the pod's memory limit, or use fewer loader workers and less offloading", Action.STOP),
+    "host-out-of-memory": Advice(
+        "raise --mem or the pod's memory limit, or use fewer loader workers and less offloading", Action.STOP
+    ),
     "shared-memory": Advice("raise --shm-size, or mount an emptyDir with medium Memory on /dev/shm", Action.STOP),
     "nccl-timeout": Advice("look at the suspect rank's stack with py-spy, and at its node", Action.UNKNOWN),
     "nccl-error": Advice("set NCCL_DEBUG=INFO and look for the first rank that failed", Action.UNKNOWN),
     "collective-mismatch": Advice("find where the two ranks take different paths: their collectives differ", Action.STOP),
-    "rendezvous": Advice("start it again; if it recurs, check that MASTER_ADDR and MASTER_PORT are reachable and free", Action.AGAIN),
+    "rendezvous": Advice(
+        "start it again; if it recurs, check that MASTER_ADDR and MASTER_PORT are reachable and free", Action.AGAIN
+    ),
     "network": Advice("start it again; if it recurs, check the nodes' way to that server, or use a local copy", Action.AGAIN),
     "network-device": Advice("exclude the node and have its network card or cable checked", Action.WITHOUT_NODE),
     "cuda-error": Advice("run it with CUDA_LAUNCH_BLOCKING=1 to find the kernel that fails", Action.STOP),
     "ecc": Advice("exclude the node and have its GPU reset or replaced", Action.WITHOUT_NODE),
-    "neuron-error": Advice("look for the first line of the Neuron runtime that failed, with NEURON_RT_LOG_LEVEL=INFO", Action.UNKNOWN),
+    "neuron-error": Advice(
+        "look for the first line of the Neuron runtime that failed, with NEURON_RT_LOG_LEVEL=INFO", Action.UNKNOWN
+    ),
     "xid": Advice("exclude the node and have its GPU reset or replaced", Action.WITHOUT_NODE),
     "sxid": Advice("exclude the node and have its NVSwitch checked", Action.WITHOUT_NODE),
     "nan": Advice("go back to an earlier checkpoint and lower the learning rate, use bf16, or skip the batch", Action.STOP),
@@ -80,7 +86,9 @@ def advice(fault: Record) -> Advice:
         return _of_signal(fault.get("signal"), known)
     if name == "traceback" and fault["cause"] != "root":
         return _ELSEWHERE
-    if name == "nccl-error" and any(word in fault["message"] for word in ("ncclSystemError", "ncclRemoteError", "unhandled system")):
+    if name == "nccl-error" and any(
+        word in fault["message"] for word in ("ncclSystemError", "ncclRemoteError", "unhandled system", "network error")
+    ):
         return _FABRIC
     if name == "neuron-error" and fault.get("action") == "reset":
         return _NEURON_DEVICE

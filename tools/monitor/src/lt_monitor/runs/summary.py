@@ -11,8 +11,8 @@ import numpy as np
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
-from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.advice import advice
+from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.failure_causes import SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
@@ -123,13 +123,13 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
 def main_fault(run: Run) -> Record | None:
     """The fault to look at first: of the last attempt with critical faults the one that explains the others.
 
-    Without critical faults, the last warning. Has an `advice`, and holds those of FAULT_FIELDS that the line told, the number of the `attempt`, and of
-    a collective's time-out the `suspect_ranks` where they can be told.
+    Without critical faults, the last warning. Has an `advice`, and holds those of FAULT_FIELDS that the line told, the number of
+    the `attempt`, and of a collective's time-out the `suspect_ranks` where they can be told.
     """
     for attempt in reversed(run.attempts):
         critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
         if critical:
-            kept = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS]
+            kept = [fault for fault in attempt.of_kind("fault") if _may_explain(fault)]
             chosen = root_cause(kept) or critical[0]
             return _of_attempt(chosen, attempt) | _suspects(chosen, critical, positive(run.arguments.get("world_size")))
     for attempt in reversed(run.attempts):
@@ -137,6 +137,10 @@ def main_fault(run: Run) -> Record | None:
         if warnings:
             return _of_attempt(warnings[-1], attempt)
     return None
+
+
+def _may_explain(fault: Record) -> bool:
+    return fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS
 
 
 def _of_attempt(fault: Record, attempt: Attempt) -> Record:

@@ -27,9 +27,12 @@ _COMPLETED = re.compile(
     rb"'train_runtime': |[Tt]raining (?:is )?(?:completed?|finished|done)\b|[Ff]inished training|`Trainer\.fit` stopped: `max_"
     rb"|[Tt]raining has (?:ended|finished|completed)|\*{3,9} train metrics \*{3,9}|Training run complete"
 )
-_THREAD = re.compile(rb"(?:Exception in thread |Exception ignored in|Exception in callback|Error in atexit|Process ForkPoolWorker)")
+_THREAD = re.compile(
+    rb"(?:Exception in thread |Exception ignored in|Exception in callback|Error in atexit|Process ForkPoolWorker)"
+)
 _TRACEBACK = b"Traceback (most recent call last)"
-_LAST_WORD = re.compile(rb"(?:^|\n)(?P<line>[^\r\n]{0,200}?\b(?:line \d{1,9}: {1,8}\d{1,12} )?Killed) {0,80}[^\r\n]{0,200}\s{0,20}$")
+# bash's, whose next line may be its prompt.
+_LAST_WORD = re.compile(rb"\n(?P<line>Killed)[ \t]{0,80}(?:\n[^\n]{0,200}){0,2}\s{0,20}$")
 _ELASTIC_HOST = re.compile(rb"host {1,8}: (?P<host>[A-Za-z0-9][\w.-]{0,252})\r?\n.{0,60}?rank {1,8}: (?P<rank>\d{1,7}) ")
 
 
@@ -164,13 +167,12 @@ def _open_faults(tail: LogTail) -> list[Record]:
 
 def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
     """What a shell says of a program that SIGKILL has ended, where it is the last line."""
-    begin = max(0, tail.size - CONTEXT_BYTES)
-    match = _LAST_WORD.search(tail.text(begin, tail.size))
+    begin = tail.size - CONTEXT_BYTES
+    match = _LAST_WORD.search(b"\n" + tail.text(begin, tail.size))
     if match is None or any(fault["fault"] == "killed" for fault in faults):
         return []
-    text = match["line"].decode(errors="replace").strip()
-    source = {"file": tail.shown, "offset": begin + match.start("line")}
-    return [_fault("killed", "unknown", text, source, signal=9)] if text.endswith("Killed") else []
+    source = {"file": tail.shown, "offset": max(0, begin) + match.start("line") - 1}
+    return [_fault("killed", "unknown", "Killed", source, signal=9)]
 
 
 def _nan(tail: LogTail) -> Record | None:
@@ -253,7 +255,9 @@ def _nodes(alike: Sequence[Record], faults: Sequence[Record], tails: dict[str, L
     named = {fault["node"] for fault in alike if isinstance(fault.get("node"), str)}
     if named:
         return named
-    by_task = {task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))}
+    by_task = {
+        task: fault["node"] for fault in faults if isinstance(fault.get("node"), str) for task in _tasks(fault.get("tasks"))
+    }
     found = {by_task[fault["task"]] for fault in alike if fault.get("task") in by_task}
     ranks = {fault["rank"] for fault in alike if type(fault.get("rank")) is int}
     return found or {host for rank, host in _hosts(alike, tails) if rank in ranks}

@@ -57,7 +57,7 @@ _NODE = re.compile(
 )
 _NO_NODES = (b"localhost",)
 # A warning names an error that may come, or how to search for one.
-_WARNING = re.compile(rb"Warning: |\[W\d{0,4}[ \]]|\bWARNING: |\[WARNING\]|\b[Cc]onsider |For debugging|\bW\d{4} \d\d:\d\d")
+_WARNING = re.compile(rb"Warning: |\[W\d{0,4}[ \]]|\bWARNING\b|\b[Cc]onsider |For debugging|\bW\d{4} \d\d:\d\d")
 _BEFORE_BYTES = 300
 
 MINIMUM_DIGITS = 3

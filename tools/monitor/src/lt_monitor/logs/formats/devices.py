@@ -23,23 +23,30 @@ _RECOVERY = re.compile(rb"\((?P<action>[A-Za-z ]{1,40})\)\s*$")
 _LOST = re.compile(
     rb"fallen off the bus|GPU is lost|GPU_IS_LOST|GPU lost from the bus|Unable to determine the device handle"
     rb"|uncorrectable NVLink error|no CUDA-capable device is detected|CUDA error: system not yet initialized"
-    rb"|CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_SYSTEM_NOT_READY|CUDA error: the launch timed out and was terminated"
+    rb"|CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_SYSTEM_NOT_READY"
+    rb"|CUDA error: the launch timed out and was terminated"
 )
 _NETWORK_DEVICE = re.compile(
     rb"Got async event : (?:port error|local catastrophic error|device fatal)|Port: \d{1,3} Link DOWN|Link is Down"
     rb"|mlx5_core .{1,80}health compromised"
 )
 _HUNG_TASK = re.compile(rb"INFO: task .{1,80} blocked for more than (?P<seconds>\d{1,9}) seconds")
-_ECC = re.compile(rb"uncorrectable ECC error|ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable ECC|double[- ]bit ECC")
+_ECC = re.compile(
+    rb"uncorrectable ECC error|ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable ECC"
+    rb"|double[- ]bit ECC"
+)
 _CUDA = re.compile(
-    rb"CUDA (?:driver )?[Ee]rror: (?P<error>[^\r\n]{1,200})|cuda runtime error \(\d{1,5}\)|CUDNN_STATUS_[A-Z_]{3,60}|CUBLAS_STATUS_[A-Z_]{3,60}"
+    rb"CUDA (?:driver )?[Ee]rror: (?P<error>[^\r\n]{1,200})|cuda runtime error \(\d{1,5}\)|CUDNN_STATUS_[A-Z_]{3,60}"
+    rb"|CUBLAS_STATUS_[A-Z_]{3,60}"
     rb"|CUDA_ERROR_[A-Z_]{3,60}|no kernel image is available|cudaError[A-Z]\w{3,60}|driver version is insufficient"
+    rb"|Cuda failure (?:\d{1,4} )?'(?!out of memory)|\.cu:\d{1,6}: .{1,200}Assertion `.{1,300}` failed"
     rb"|HIP error: (?P<hip>[^\r\n]{1,200})"
 )
 # Built for another GPU or driver, or more ranks than GPUs.
 _UNFIT = re.compile(
     rb"no kernel image is available|NO_BINARY_FOR_GPU|insufficient|InsufficientDriver|invalid device ordinal|INVALID_DEVICE\b"
-    rb"|provided PTX was compiled|UNSUPPORTED_PTX|forward compatibility was attempted|SYSTEM_DRIVER_MISMATCH|driver is too old"
+    rb"|provided PTX was compiled|UNSUPPORTED_PTX|forward compatibility was attempted|SYSTEM_DRIVER_MISMATCH"
+    rb"|driver is too old"
 )
 _NEURON = re.compile(
     rb"\bNRT_(?!SUCCESS|RESOURCE\b)[A-Z_]{4,60}|\(FATAL-RT-[A-Z-]{3,60}\)|NEURONCORE_NOT_AVAILABLE|Nrt::Load failed"

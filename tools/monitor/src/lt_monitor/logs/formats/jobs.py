@@ -32,7 +32,8 @@ _ABORTED = re.compile(
 _LIMIT = re.compile(rb"PBS: job killed: walltime|TERM_RUNLIMIT|job killed after reaching LSF run time limit")
 _POD_EXIT = re.compile(rb"(?:Exit Code: {1,8}|exitCode\"?: ?|exit code |exited with code |ExitCode: ?)(?P<code>137|143)\b")
 _EVICTED = re.compile(
-    rb"(?:Reason|reason|Status|STATUS)\"?[:=]? {0,12}\"?Evicted\b|The node was low on resource: |TaintManagerEviction|\bEvicted {1,8}(?:pod|Pod|\d)"
+    rb"(?:Reason|reason|Status|STATUS)\"?[:=]? {0,12}\"?Evicted\b|The node was low on resource: |TaintManagerEviction"
+    rb"|\bEvicted {1,8}(?:pod|Pod|\d)"
     rb"|[Pp]od .{1,120} (?:was|has been) evicted|\bPreempted by |DisruptionTarget"
 )
 _AUTO_RESUME = re.compile(

@@ -12,7 +12,8 @@ from lt_monitor.logs.formats import fault, is_warning
 from lt_monitor.logs.lines import Line
 
 _OUT_OF_MEMORY = re.compile(
-    rb"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory|CUDA (?:driver )?error: out of memory"
+    rb"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP|XPU|NPU|MPS backend) out of memory"
+    rb"|CUDA (?:driver )?error: out of memory"
     rb"|NEURON_RT_RESOURCE|XLA:.{0,80}RESOURCE_EXHAUSTED|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     rb"|RESOURCE_EXHAUSTED: (?:XLA:|Out of memory|Failed to allocate|Error allocating)|Resource exhausted: Out of memory"
     rb"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Cuda failure \d{0,3} ?'out of memory'"
@@ -22,14 +23,16 @@ _GPU = re.compile(rb"\bGPU (?P<gpu>\d{1,4})\b")
 _SIZES = re.compile(rb"Tried to allocate (?P<size>[\d.]{1,12}) (?P<unit>[KMGT]iB)")
 _HOST_MEMORY = re.compile(
     rb"oom_kill event|oom-kill event|oom-kill:constraint|OOMKilled|Out of memory: Killed process|Memory cgroup out of memory"
-    rb"|OutOfMemory: Killed|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc|Errno 12\] Cannot allocate memory|fork: Cannot allocate memory"
+    rb"|OutOfMemory: Killed|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc"
+    rb"|Errno 12\] Cannot allocate memory|fork: Cannot allocate memory"
     rb"|due to memory pressure \(OOM\)|ray\.exceptions\.OutOfMemoryError|was running low on memory|low on resource: memory"
     rb"|TERM_MEMLIMIT|(?:^|\]:? |\)\x20?)(?:numpy\.core\._exceptions\._ArrayMemoryError|MemoryError)(?::|\s{0,200}$)"
     rb"|Exceeded job memory limit|exceeded memory limit"
 )
 _STEP_ID = re.compile(rb"StepId=(?P<job>\d{1,12})")
 _SHARED_MEMORY = re.compile(
-    rb"insufficient shared memory|out of shared memory|unable to (?:write to file|open shared memory object|mmap \d{1,20} bytes"
+    rb"insufficient shared memory|out of shared memory|unable to (?:write to file|open shared memory object"
+    rb"|mmap \d{1,20} bytes"
     rb" from file|open file|resize file) </torch_|[Ee]rror while creating shared memory segment|failed to extend /dev/shm"
     rb"|posix_fallocate failed|unable to allocate shared memory|/dev/shm[^\r\n]{0,200}No space left on device"
     rb"|No space left on device[^\r\n]{0,40} '?/(?:dev/shm|torch_|psm_)"

@@ -21,21 +21,26 @@ _STATUS = re.compile(
 # Of torch 2.2 to 2.11: what the monitor of the watchdog says before and after it has dumped its records; a terminal may have
 # broken the line at any place.
 _HEARTBEAT = re.compile(
-    rb"[Hh]eartbeat monitor timed out|terminated? (?:the )?process due to watchdog timeout|watchdog got stuck for \d{1,9} seconds"
+    rb"[Hh]eartbeat monitor timed out|terminated? (?:the )?process due to watchdog timeout"
+    rb"|watchdog got stuck for \d{1,9} seconds"
     rb"|no heartbeat of its watchdog|attempting to dump debug info, due to|watchdog hang\b|NCCL_BLOCKING_WAIT.{0,40}timed out"
-    rb"|[Rr]eceived a (?:global|dump|timeout) (?:timeout|signal).{0,80}from|[Oo]bserved flight recorder dump signal from another rank"
+    rb"|[Rr]eceived a (?:global|dump|timeout) (?:timeout|signal).{0,80}from"
+    rb"|[Oo]bserved flight recorder dump signal from another rank"
     rb"|Some NCCL operations have failed or timed out|taking the entire process down|possible GIL induced hang"
     rb"|failed to pass monitoredBarrier|Timed out waiting \d{1,12}ms for (?:recv|send) operation"
 )
 _MISMATCH = re.compile(rb"Detected mismatch between collectives on ranks")
 _RENDEZVOUS = re.compile(
-    rb"Rendezvous(?:Timeout|Connection|Closed|State|Graceful\w{1,20})Error|DistNetworkError|DistStoreError|client socket has timed out after"
-    rb"|client socket has failed to connect to any|Timed out after \d{1,9} seconds waiting for clients|wait timeout after \d{1,12}ms"
+    rb"Rendezvous(?:Timeout|Connection|Closed|State|Graceful\w{1,20})Error|DistNetworkError|DistStoreError"
+    rb"|client socket has timed out after"
+    rb"|client socket has failed to connect to any|Timed out after \d{1,9} seconds waiting for clients"
+    rb"|wait timeout after \d{1,12}ms"
     rb"|Address already in use|EADDRINUSE|failed to recv, got \d{1,9} bytes|TCPStore.{0,200}(?:timed? ?out|Broken pipe|reset)"
     rb"|[Ss]ocket [Tt]imeout"
 )
 _ERROR = re.compile(
-    rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)|NCCL error in:|NCCL WARN "
+    rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)|NCCL error in:"
+    rb"|NCCL WARN "
 )
 _PROVIDER = re.compile(rb"NET/OFI [Ss]elected [Pp]rovider is (?P<provider>[\w;-]{1,40})")
 _SOCKET = re.compile(rb"NET/Socket : Using (?P<interfaces>.{1,200})")
@@ -94,7 +99,8 @@ def rendezvous(line: Line) -> Record | None:
 
 def error(line: Line) -> Record | None:
     match = _ERROR.search(line.text)
-    if match is None or is_warning(line, match.start()):
+    # What a CUDA call returned to NCCL is CUDA's.
+    if match is None or b"Cuda failure" in line.text or is_warning(line, match.start()):
         return None
     rank = _RANK.search(line.text)
     severity = "warning" if match[0].startswith(b"NCCL WARN") else "critical"

@@ -17,59 +17,81 @@ _EXCEPTION = re.compile(
     rb"(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Died|Full|Empty|NotFound))"
     rb"(?:\((?P<inner>\w{1,60})\))?(?:: |:?\s{0,200}$)"
 )
-_UNCAUGHT = re.compile(rb"\bUncaught (?:exception:? )?(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)")
+_UNCAUGHT = re.compile(
+    rb"\bUncaught (?:exception:? )?(?P<name>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))(?:: |\s*$)"
+)
 _GONE = re.compile(
     rb"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError|ChildFailedError|DistNetworkError|DistStoreError"
     rb"|Connection (?:closed|reset) by|Rendezvous|Broken pipe|Socket [Tt]imeout|BrokenProcessPool|ProcessExitedException"
-    rb"|ProcessRaisedException|RayTaskError|CalledProcessError|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError"
+    rb"|ProcessRaisedException|RayTaskError|CalledProcessError"
+    rb"|[Ww]orker \(pid(?:\(s\))? [\d, ]{1,200}\) exited unexpectedly|ActorDiedError"
     rb"|RayActorError|One or more (?:workers|processes)|TrainingFailedError|Pin memory thread exited"
 )
 _DISK_FULL = re.compile(
-    rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|StorageFull|os error 28\)|\[Errno (?:28|122)\]"
+    rb"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|StorageFull|os error 28\)"
+    rb"|\[Errno (?:28|122)\]"
     rb"|inline_container\.cc:\d{1,6}\] \. unexpected pos \d{1,20} vs \d{1,20}|Error while serializing: (?:I/O error|IoError)"
 )
 _CONFIGURATION = re.compile(
     rb"^(?:ModuleNotFoundError|ImportError|\w{0,60}ConfigurationError|\w{0,40}ConfigError|\w{0,40}ConfigException"
+    rb"|Misconfiguration(?:Exception|Error)"
     rb"|ConfigAttributeError|ConfigKeyError|MissingConfigException|\w{0,20}OptionError|UsageError)$"
 )
 _NETWORK = re.compile(
-    rb"Network is unreachable|Temporary failure in name resolution|Name or service not known|Failed to resolve|NewConnectionError"
+    rb"Network is unreachable|Temporary failure in name resolution|Name or service not known|Failed to resolve"
+    rb"|NewConnectionError"
     rb"|ReadTimeoutError|ConnectTimeout(?:Error)?|Max retries exceeded|No route to host|ReadTimeout\b|EndpointConnectionError"
-    rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway|Service Unavailable|Gateway)"
+    rb"|ServiceUnavailable|(?:Server Error|HTTP Error|status code:?) 5\d\d|\b50[0234] (?:Server Error|Bad Gateway"
+    rb"|Service Unavailable|Gateway)"
     rb"|Connection timed out|SSLEOFError|SlowDown\b"
 )
 _OF_NETWORK = re.compile(rb"^(?:ConnectionError|ProxyError|SSLError|ConnectTimeout|ClientConnectorError)$")
-_NAN = re.compile(rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b|contains? NaN|is NaN\b")
+_NAN = re.compile(
+    rb"loss scale already at minimum|Minimum loss scale reached|loss is (?:nan|inf)\b|Loss is (?:nan|inf)\b"
+    rb"|contains? NaN|is NaN\b"
+)
 _WANDB = re.compile(rb"\bwandb\b|api\.wandb\.ai")
 _ARGUMENTS = re.compile(
-    rb"(?:^|\s)[\w./-]{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument |ambiguous option"
+    rb"(?:^|\s)[\w./-]{1,200}: error: (?:unrecognized arguments|the following arguments are required|argument "
+    rb"|ambiguous option"
     rb"|invalid choice|expected )|Some specified arguments are not used by the HfArgumentParser|Error: No such option"
 )
 _SIGNAL_EXCEPTION = re.compile(rb"SignalException: Process (?P<pid>\d{1,12}) got signal: (?P<signal>\d{1,3})")
 _LOADER_KILLED = re.compile(
-    rb"DataLoader worker \(pid (?:\(s\) )?\d{1,12}\) is killed by signal: (?P<name>Killed|Segmentation fault|Aborted|Terminated)"
+    rb"DataLoader worker \(pid (?:\(s\) )?\d{1,12}\) is killed by signal: (?P<name>Killed|Segmentation fault|Aborted"
+    rb"|Terminated)"
     rb"|died with <Signals\.SIG\w{1,10}: (?P<number>\d{1,3})>|terminated with signal SIG(?P<short>KILL|SEGV|ABRT|TERM)\b"
 )
 _SIGNAL_NAMES = {
-    **{b"Killed": 9, b"Segmentation fault": 11, b"Aborted": 6, b"Terminated": 15},
-    **{b"KILL": 9, b"SEGV": 11, b"ABRT": 6, b"TERM": 15},
+    b"Killed": 9,
+    b"Segmentation fault": 11,
+    b"Aborted": 6,
+    b"Terminated": 15,
+    b"KILL": 9,
+    b"SEGV": 11,
+    b"ABRT": 6,
+    b"TERM": 15,
 }
 _RECEIVED = re.compile(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
 _FAILED = re.compile(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
 _REPORTED = re.compile(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
 _RETURNED = re.compile(rb"exits with return code = (?P<code>-?\d{1,5})")
 _RAY_DIED = re.compile(
-    rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly|is dead because its worker process has died)"
+    rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly"
+    rb"|is dead because its worker process has died)"
     rb"|Worker exit type: SYSTEM_ERROR"
 )
 _CRASH = re.compile(
-    rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)|Aborted \(core dumped\))"
-    rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*|Caught signal (?P<signal>\d{1,2}) \("
+    rb"^(?:.{0,200}: (?:line )?\d{1,9}:? {1,8}\d{0,12} {0,8})?(?P<what>Segmentation fault|Killed(?= |\s{0,200}$)"
+    rb"|Aborted \(core dumped\))"
+    rb"|Fatal Python error: (?P<fatal>[^\r\n]{1,60})|\*\*\* Process received signal \*\*\*"
+    rb"|Caught signal (?P<signal>\d{1,2}) \("
 )
 _TOOL = re.compile(rb"lt-train: error: ")
 _OTHERS_GONE = re.compile(rb"communication with the other ranks failed|the connection to rank 0 was lost")
 _RANK_KILLED = re.compile(
-    rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}) was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT|HUP|USR1|USR2)); "
+    rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}) was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT"
+    rb"|HUP|USR1|USR2)); "
 )
 # Signals by which others ask a process to end; SIGABRT is how a watchdog ends its own process.
 _ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP})
@@ -103,6 +125,12 @@ def not_a_number(line: Line) -> Record | None:
     match = _NAN.search(line.text)
     is_error = match is not None and (b"Error: " in line.text or b"Exception: " in line.text or b"Exiting" in line.text)
     return fault(line, "nan", "root", "critical") if is_error else None
+
+
+def tracker(line: Line) -> Record | None:
+    """wandb that could not be reached at the start, which ends the program that did not expect it."""
+    is_error = b"ERROR Run initialization has timed out" in line.text
+    return fault(line, "network", "unknown", "critical") if is_error else None
 
 
 def arguments(line: Line) -> Record | None:
