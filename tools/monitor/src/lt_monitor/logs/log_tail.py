@@ -25,19 +25,20 @@ from lt_shared import storage
 
 FIRST_WINDOW_BYTES = 1 << 20
 GROWTH = 8
-BLOCK_BYTES = 1 << 23
+BLOCK_BYTES = 1 << 21
 LINE_BYTES = 1 << 16
 # Distinct steps that have to be in a window; more than one, since a rank may print a step that the others did not reach.
 ENOUGH_STEPS = 3
-# Candidates of one log that are parsed without leaving any out: about a second's work.
-MAXIMUM_CANDIDATES = 60_000
-CONTEXT_GROUPS = 6
+# Candidates of one log that are parsed without leaving any out, about a second's work, and of each block whatever was before.
+MAXIMUM_CANDIDATES = 30_000
+BLOCK_CANDIDATES = 32
+# How much of the text from a candidate on tells two of them apart.
+CONTEXT_GROUPS = 5
 # Bars and losses of any trainer are looked for in this many bytes.
 PROGRESS_BYTES = 1 << 26
 
 _EVENT = b'"kind":'
 _PREFILTER = Prefilter({**keywords(), _EVENT: [-1]})
-_DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _HASH_BITS = 16
 _MULTIPLIER = np.uint32(2654435761)
 _PROGRESS_TOKENS = (b"it/s", b"s/it", b"'loss': ")
@@ -104,26 +105,24 @@ class LogTail:
         return wanted if at < 0 or wanted + at >= end else wanted + at
 
     def _blocks(self, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Whole lines from `begin` to `end`, with the offset of each block."""
-        pending, offset = b"", begin
+        """Whole lines from `begin` to `end`, with the offset of each block; a line that is longer than LINE_BYTES may be cut."""
         self._file.seek(begin)
-        left = end - begin
-        while left > 0 and (data := self._file.read(min(left, BLOCK_BYTES))):
-            left -= len(data)
-            data = pending + data
-            cut = len(data) if left <= 0 or len(data) > 2 * BLOCK_BYTES else data.rfind(b"\n") + 1 or len(data)
-            yield offset, data[:cut]
-            pending, offset = data[cut:], offset + cut
-        if pending:
-            yield offset, pending
+        while begin < end and (block := self._file.read(min(end - begin, BLOCK_BYTES))):
+            if begin + len(block) < end:
+                block += self._file.readline(min(LINE_BYTES, end - begin - len(block)))
+            yield begin, block
+            begin += len(block)
 
     def _events(self, block: bytes, offset: int) -> list[Record]:
         """What the block's lines say, as far as the prefilter lets them through."""
         if offset > self.size - PROGRESS_BYTES:
             self._note_progress(block, offset)
         candidates = _PREFILTER.candidates(block)
-        if len(candidates) > self._budget:
+        if len(candidates) > max(self._budget, BLOCK_CANDIDATES):
             candidates = _distinct(block, candidates)
+            if self._budget == 0:
+                half = BLOCK_CANDIDATES // 2
+                candidates = np.unique(np.concatenate([candidates[:half], candidates[-half:]]))
         self._budget = max(0, self._budget - len(candidates))
         lines, begins, origins, length = [], [], [], 0
         last_end = -1
@@ -137,13 +136,19 @@ class LogTail:
             begins.append(length)
             origins.append(offset + begin)
             length += last_end - begin + 1
-        records = LogParser().parse(b"\n".join(lines), 0).records(self.shown, log_files.run_name(self.path)) if lines else []
-        for record in records:
+        return self._parsed(b"\n".join(lines), begins, origins) if lines else []
+
+    def _parsed(self, text: bytes, begins: list[int], origins: list[int]) -> list[Record]:
+        """The events of chosen lines, which begin at `begins` in `text` and at `origins` in the log."""
+        parsed = LogParser().parse(text, 0)
+        run = log_files.run_name(self.path)
+        found = [*parsed.ordered_items(), *((0, record) for part in parsed.rows for record in part.records(self.shown, run))]
+        for _, record in found:
             source = record["src"]
-            index = bisect.bisect_right(begins, source["offset"]) - 1 if type(source.get("offset")) is int else -1
-            if source.get("file") == self.shown and index >= 0:
-                source["offset"] = origins[index]
-        return records
+            if "file" not in source or source["file"] == self.shown:
+                at = origins[bisect.bisect_right(begins, source["offset"]) - 1]
+                record["src"] = {"file": self.shown, "offset": at}
+        return sorted((record for _, record in found), key=lambda record: int(record["src"].get("offset", 0)))
 
     def _note_progress(self, block: bytes, offset: int) -> None:
         """The last bars and losses of a block; the windows are read from the end, so those of an earlier block come before."""
@@ -158,12 +163,11 @@ class LogTail:
 
 def _distinct(block: bytes, candidates: np.ndarray) -> np.ndarray:
     """The first and the last of the candidates around which the text is the same but for digits."""
-    cells = block.translate(_DIGITS_TO_ZERO)
-    groups = np.frombuffer(cells, dtype="<u4", count=len(cells) // GROUP_BYTES)
+    groups = np.frombuffer(block, dtype="<u4", count=len(block) // GROUP_BYTES)
     index = candidates // GROUP_BYTES
     hashes = np.zeros(len(index), dtype=np.uint32)
-    for shift in range(-CONTEXT_GROUPS // 2, CONTEXT_GROUPS // 2 + 1):
-        hashes = (hashes ^ groups[np.clip(index + shift, 0, len(groups) - 1)]) * _MULTIPLIER
+    for shift in range(CONTEXT_GROUPS):
+        hashes = (hashes ^ _without_digits(groups[np.minimum(index + shift, len(groups) - 1)])) * _MULTIPLIER
     hashes >>= np.uint32(32 - _HASH_BITS)
     kept = np.zeros(len(index), dtype=bool)
     for order in (slice(None), slice(None, None, -1)):
@@ -172,6 +176,15 @@ def _distinct(block: bytes, candidates: np.ndarray) -> np.ndarray:
         seen[hashes[order]] = np.arange(len(index))[order]
         kept[seen[seen >= 0]] = True
     return candidates[kept]
+
+
+def _without_digits(groups: np.ndarray) -> np.ndarray:
+    """Groups of four bytes whose digits are all zeros: bytes with the high half 3 lose their low half."""
+    halves = (groups & np.uint32(0xF0F0F0F0)) ^ np.uint32(0x30303030)
+    others = (
+        (halves >> np.uint32(4)) | (halves >> np.uint32(5)) | (halves >> np.uint32(6)) | (halves >> np.uint32(7))
+    ) & np.uint32(0x01010101)
+    return np.asarray(groups & (np.uint32(0xF0F0F0F0) | others * np.uint32(0x0F)))
 
 
 def _seekable(path: str) -> IO[bytes]:

@@ -17,6 +17,7 @@ from lt_monitor.logs import log_files
 from lt_monitor.logs.log_tail import LogTail
 from lt_monitor.runs.advice import ADVICE, Action, advice
 from lt_monitor.runs.failure_causes import SCHEDULER_FAULTS, precedence, ranks_text, root_cause, suspect_ranks
+from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
@@ -216,11 +217,14 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
     tail = tails.get(str(chosen["src"].get("file")))
     offset = chosen["src"].get("offset")
     is_place = tail is not None and type(offset) is int
+    line = _line(tail, offset) if tail is not None and is_place else None
+    # What goes to chat rooms has no secrets.
+    texts = credentials.covered({"message": _without_prefix(chosen["message"]), "text": line})
     return Cause(
         fault=chosen["fault"] if chosen["fault"] in ADVICE else "other",
         cause=chosen["cause"],
         severity=chosen["severity"],
-        message=_without_prefix(chosen["message"]),
+        message=texts["message"],
         advice=told.text,
         action=told.action,
         nodes=sorted(_nodes(alike, faults, tails)),
@@ -228,7 +232,7 @@ def _cause(chosen: Record, faults: Sequence[Record], tails: dict[str, LogTail], 
         file=chosen["src"].get("file"),
         offset=offset,
         line=tail.line_number(offset) if tail is not None and is_place else None,
-        text=_line(tail, offset) if tail is not None and is_place else None,
+        text=texts["text"],
         last_step=last_step,
     )
 
