@@ -121,6 +121,62 @@ def test_only_what_can_continue_is_queued_again(
         assert not any(call.startswith("lt-convert") for call in cluster.calls)
 
 
+# A job's log as scontrol names it, and lt-monitor with a verdict on it: both write what they were asked to `calls`.
+NAMES_LOG = "case $1 in show) echo '   StdOut=/fsx/slurm-77.out' ;; esac"
+BLAMES = 'case $2 in --exclude-node) echo --exclude=n1,n2 ;; *) echo "xid: node n1: Xid 79" ;; esac; exit 69'
+
+
+def test_a_job_that_ends_says_why_in_its_log(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add("scontrol", NAMES_LOG)
+    cluster.add("lt-monitor", BLAMES)
+    cluster.add("lt-train", "exit 78")
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    shellcheck(script)
+    done = cluster.run(script)
+    assert done.returncode == 78
+    assert "lt-monitor: xid: node n1: Xid 79\n" in done.stderr
+    assert "lt-monitor tail-cause /fsx/slurm-77.out" in cluster.calls
+    assert not any(call.startswith(("scontrol requeue", "scontrol update")) for call in cluster.calls)
+
+
+def test_a_job_that_is_queued_again_leaves_a_broken_node_out(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add("scontrol", NAMES_LOG)
+    cluster.add("lt-monitor", BLAMES)
+    cluster.add("lt-train", "exit 76")
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    assert cluster.run(script).returncode == 75
+    # Slurm refuses the change for a job that still runs.
+    assert cluster.calls[-2:] == ["scontrol requeue 77", "scontrol update JobId=77 ExcNodeList=n1,n2"]
+    # Those that were left out before stay so.
+    cluster.add("scontrol", f"echo ' ReqNodeList=(null) ExcNodeList=n[7-9] '; {NAMES_LOG}")
+    assert cluster.run(script).returncode == 75
+    assert cluster.calls[-1] == "scontrol update JobId=77 ExcNodeList=n[7-9],n1,n2"
+    cluster.add("scontrol", f"echo ' ReqNodeList=(null) ExcNodeList=(null)'; {NAMES_LOG}")
+    assert cluster.run(script).returncode == 75
+    assert cluster.calls[-1] == "scontrol update JobId=77 ExcNodeList=n1,n2"
+    cluster.add("lt-monitor", "exit 0")
+    assert cluster.run(script).returncode == 75
+    assert cluster.calls[-1] == "scontrol requeue 77"
+
+
+def test_slurm_ends_the_script_when_it_queues_the_job_again(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add("scontrol", f"{NAMES_LOG}; [ $1 != requeue ] || kill -TERM $PPID")
+    cluster.add("lt-monitor", BLAMES)
+    cluster.add("lt-train", "exit 75")
+    assert cluster.run(render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)).returncode == 75
+    assert cluster.calls[-1] == "scontrol update JobId=77 ExcNodeList=n1,n2"
+
+
+@pytest.mark.parametrize("broken", ["lt-monitor", "scontrol"])
+def test_a_verdict_that_fails_changes_nothing(cluster: Cluster, tmp_path: Path, broken: str) -> None:
+    cluster.add("lt-monitor", "exit 70" if broken == "lt-monitor" else BLAMES)
+    cluster.add("scontrol", "[ $1 = requeue ]" if broken == "scontrol" else NAMES_LOG)
+    cluster.add("lt-train", "exit 75")
+    script = render("slurm", "--save", f"{tmp_path}/run", "--mock-data", *TRAIN)
+    assert cluster.run(script.replace('case "$(scontrol show config)"', 'case ""')).returncode == 75
+    assert "scontrol requeue 77" in cluster.calls
+
+
 @pytest.mark.parametrize(("kills", "number", "runs", "code"), [(2, 9, 3, 0), (9, 9, 4, 137), (1, 15, 2, 0)])
 def test_a_killed_rank_starts_again_within_the_job(
     cluster: Cluster, tmp_path: Path, kills: int, number: int, runs: int, code: int

@@ -37,11 +37,24 @@ fi"""
 
 FINISH = """\
 # End the job with the status of a stage. 75 says that the same job resumes from its checkpoint, and so does a stage
-# that the signal before the time limit has ended (138), or one that did not move (76).
+# that the signal before the time limit has ended (138), or one that did not move (76). lt-monitor, where it is, says
+# why in this log, and which node to leave out. Slurm changes that of a job in the queue only, and ends this script
+# when the job goes there.
 finish() {
-  local status=$1
+  local status=$1 job='' log='' excluded='' before=''
   case "$status" in 76 | 138) status=75 ;; esac
-  if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+  if command -v lt-monitor > /dev/null; then
+    job=$(scontrol show job "$SLURM_JOB_ID") || true
+    log=$(sed -n 's/^ *StdOut=//p' <<< "$job")
+    before=$(sed -n 's/.* ExcNodeList=\\([^( ]\\{1,\\}\\).*/\\1,/p' <<< "$job")
+    echo "lt-monitor: $(lt-monitor tail-cause "$log")" >&2 || true
+    excluded=$(lt-monitor tail-cause --exclude-node "$log") || true
+  fi
+  if [ "$status" -eq 75 ]; then
+    trap '' TERM
+    scontrol requeue "$SLURM_JOB_ID"
+    if [ -n "$excluded" ]; then scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$before${excluded#--exclude=}" || true; fi
+  fi
   exit "$status"
 }"""
 
