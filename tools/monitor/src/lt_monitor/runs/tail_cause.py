@@ -16,7 +16,7 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.log_tail import LogTail
 from lt_monitor.runs.advice import ADVICE, Action, advice
-from lt_monitor.runs.failure_causes import SCHEDULER_FAULTS, precedence, ranks_text, root_cause, suspect_ranks
+from lt_monitor.runs.failure_causes import MAXIMUM_NAMED, SCHEDULER_FAULTS, precedence, ranks_text, root_cause, suspect_ranks
 from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
@@ -69,7 +69,8 @@ class Cause:
         return f"{self.fault}: {printable(shown, MESSAGE_CHARACTERS)}{place}; {self.advice}"
 
     def where(self) -> str:
-        nodes = f"node {', '.join(self.nodes)}" if self.nodes else ""
+        more = ", ..." if len(self.nodes) > MAXIMUM_NAMED else ""
+        nodes = f"node {', '.join(self.nodes[:MAXIMUM_NAMED])}{more}" if self.nodes else ""
         ranks = ranks_text(self.ranks) if self.ranks else ""
         if self.fault == "nccl-timeout" and ranks:
             ranks = f"first suspect {ranks}"
@@ -179,7 +180,7 @@ def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
 def _nan(tail: LogTail) -> Record | None:
     """Steps at the end whose loss is no number."""
     steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
-    if len(steps) < NAN_STEPS or any("loss" not in step or step["loss"] is not None for step in steps):
+    if len(steps) < NAN_STEPS or not all(step.get("nan_steps") or step.get("loss", 0) is None for step in steps):
         return None
     return _fault("nan", "root", f"the loss of the last {NAN_STEPS} step lines is not a number", steps[0]["src"])
 

@@ -132,7 +132,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         nccl.timeout,
         (b"Some NCCL operations", b"entire process down", b"induced hang", b"monitoredBarrier", b"Timed out waiting "),
     ),
-    (nccl.timeout, (b"global timeout from", b"timeout signal from")),
+    (nccl.timeout, (b"Received a dump signal", b"global timeout from", b"timeout signal from")),
     (nccl.mismatch, (b"mismatch between collectives",)),
     (nccl.rendezvous, (b"Rendezvous", b"DistNetworkError", b"DistStoreError", b"client socket has ", b"waiting for clients")),
     (
