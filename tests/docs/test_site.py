@@ -28,20 +28,25 @@ TOOLS = {
 }
 
 
+# The words behind the tool's name; a command's own name may have a hyphen.
+WORDS: dict[str, list[str]] = {}
+
+
 def every_command() -> dict[str, click.Command]:
     found: dict[str, click.Command] = {}
 
-    def walk(name: str, command: click.Command) -> None:
+    def walk(name: str, command: click.Command, words: list[str]) -> None:
         found[name] = command
+        WORDS[name] = words
         if isinstance(command, click.Group):
             context = click.Context(command, info_name=name)
             for each in command.list_commands(context):
                 below = command.get_command(context, each)
                 assert below is not None
-                walk(f"{name}-{each}", below)
+                walk(f"{name}-{each}", below, [*words, each])
 
     for tool, (unnamed, group) in TOOLS.items():
-        walk(tool, group)
+        walk(tool, group, [])
         found[tool] = unnamed
     return found
 
@@ -74,8 +79,8 @@ def test_the_reference_has_every_option_of_every_command(build: Path, name: str)
 def test_the_reference_says_all_that_help_says(build: Path, name: str) -> None:
     """Word for word: each paragraph, each option with its description, each example."""
     tool = next(tool for tool in TOOLS if name.startswith(tool))
-    words = [Path(sys.executable).parent / tool, *name.removeprefix(tool).removeprefix("-").split("-"), "--help"]
-    help_page = subprocess.run([word for word in words if word], capture_output=True, text=True).stdout
+    words = [Path(sys.executable).parent / tool, *WORDS[name], "--help"]
+    help_page = subprocess.run(words, capture_output=True, text=True).stdout
     page = squeezed((build / f"pages/reference/commands/{name}.md").read_text())
     said = [
         part

@@ -18,7 +18,7 @@ from lt_monitor.cli import machine_commands
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "tools/monitor/README.md"
-PAGES = (README, *(ROOT / f"docs/guides/{name}.md" for name in ("monitoring", "logs", "alerts", "metrics")))
+PAGES = (README, *(ROOT / f"docs/guides/{name}.md" for name in ("monitoring", "logs", "alerts", "metrics", "causes")))
 LOGS = Path(__file__).parents[1] / "samples"
 TOOL = [sys.executable, "-m", "lt_monitor"]
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from lt_monitor.runs.failure_causes import failure_findings, suspect_ranks
+from lt_monitor.runs.advice import advice
+from lt_monitor.runs.failure_causes import failure_findings, root_cause, suspect_ranks
 from lt_monitor.runs.run_state import RunState
 
 
@@ -108,3 +109,36 @@ def test_many_ranks_are_named_in_spans() -> None:
 
 def test_no_faults_no_findings() -> None:
     assert failure_findings(state()) == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        ([("traceback", "root"), ("node-failure", "root")], "node-failure"),
+        ([("nccl-timeout", "cascade"), ("host-out-of-memory", "root")], "host-out-of-memory"),
+        ([("cuda-error", "root"), ("xid", "root")], "xid"),
+        ([("cuda-error", "root"), ("xid", "unknown")], "cuda-error"),
+        ([("traceback", "cascade"), ("nccl-error", "cascade")], "nccl-error"),
+        ([("traceback", "cascade"), ("nccl-timeout", "cascade")], "nccl-timeout"),
+        # A process that its watchdog has ended, and one whose end the others waited for.
+        ([("nccl-timeout", "cascade"), ("killed", "unknown")], "nccl-timeout"),
+        ([("killed", "unknown"), ("nccl-timeout", "cascade")], "killed"),
+        ([("preemption", "root"), ("traceback", "root")], "preemption"),
+        ([("traceback", "root"), ("preemption", "root")], "traceback"),
+        ([("out-of-memory", "root"), ("time-limit", "root")], "out-of-memory"),
+        ([("exit", "cascade"), ("rendezvous", "cascade")], "rendezvous"),
+    ],
+)
+def test_what_explains_the_others(faults: list[tuple[str, str]], cause: str) -> None:
+    records = [fault(name, why) for name, why in faults]
+    chosen = root_cause(records)
+    assert chosen is not None and chosen["fault"] == cause
+    assert failure_findings(state(*records))[0].rule == cause
+    assert failure_findings(state(*records))[0].fields["advice"] == advice(chosen).text
+
+
+def test_a_warning_of_nccl_explains_only_an_exit_code() -> None:
+    warning = fault("nccl-error", "unknown", severity="warning")
+    for name, expected in (("exit", "nccl-error"), ("nccl-timeout", "nccl-timeout"), ("rendezvous", "rendezvous")):
+        chosen = root_cause([warning, fault(name, "cascade")])
+        assert chosen is not None and chosen["fault"] == expected

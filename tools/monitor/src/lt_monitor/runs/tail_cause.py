@@ -93,7 +93,7 @@ def tail_cause(patterns: Sequence[str]) -> Cause:
 
 def _of_job(tails: Sequence[LogTail]) -> Cause:
     known = {tail.shown: tail for tail in tails}
-    last_step = max((_last_step(tail) for tail in tails if _last_step(tail) is not None), default=None)
+    last_step = max((step for tail in tails if (step := _last_step(tail)) is not None), default=None)
     faults = _in_order([fault for tail in tails for fault in _open_faults(tail)])
     is_completed = any(_is_completed(tail) for tail in tails)
     if is_completed:
