@@ -163,3 +163,14 @@ def test_a_run_that_is_over_is_not_silent(tmp_path: Path) -> None:
         assert (summary.silent, summary.eta_seconds) == (is_silent, eta_seconds)
     ended, done = cases[1][0], cases[2][0]
     assert (ended.without_time_left(), done.without_time_left()) == (ended, done)
+
+
+def test_the_fault_of_a_run_that_the_scheduler_ended() -> None:
+    """Its processes end with exceptions, which follow from that."""
+    limit = {"kind": "fault", "fault": "time-limit", "cause": "root", "severity": "warning", "message": "m"}
+    follows = {"kind": "fault", "fault": "traceback", "cause": "root", "severity": "critical", "message": "m"}
+    fault = of_steps({}, events=[limit, follows]).fault
+    assert fault is not None and fault["fault"] == "time-limit"
+    assert fault["advice"] == "start it again from the last checkpoint, or raise --time"
+    fault = of_steps({}, events=[follows, limit]).fault
+    assert fault is not None and fault["fault"] == "traceback"

@@ -36,7 +36,7 @@ def found(line: str) -> list[tuple[str, str]]:
         # 1.13, without a sequence number
         "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for",
         # gloo's unbound_buffer.cc and torch's monitored_barrier
-        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 18ms for recv operation",
+        "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 18ms for recv operation",
         "RuntimeError: Rank 1 failed to pass monitoredBarrier in 1800000 ms",
     ],
 )
