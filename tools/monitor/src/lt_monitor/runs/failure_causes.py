@@ -30,10 +30,10 @@ _LAST = frozenset({"killed", "exit", "cancelled", "hyperpod"})
 def precedence(fault: Record) -> int:
     """How much of a failure this fault may explain; the lowest is its cause, and of equals the first."""
     name, cause = fault["fault"], fault["cause"]
+    if name in _DEVICES and (cause == "unknown" or fault["severity"] != "critical"):
+        return 2
     if cause == "root":
         return 0 if name in EXPLAINING else 1
-    if cause == "unknown" and name in _DEVICES:
-        return 2
     if name == "nccl-timeout" or (cause == "unknown" and fault["severity"] == "critical"):
         return 3
     if name in ("nccl-error", "rendezvous") and fault["severity"] == "critical":

@@ -23,6 +23,7 @@ from lt_shared import credentials
 LATE_OUTPUT_BYTES = 1 << 16
 CONTEXT_BYTES = 1 << 13
 NAN_STEPS = 3
+_ENDING_XIDS = frozenset({13, 31, 43, 45, 94})
 _EARLY_ENDS = ("signal", "duration")
 _COMPLETED = re.compile(
     rb"'train_runtime': |[Tt]raining (?:is )?(?:completed?|finished|done)\b|[Ff]inished training|`Trainer\.fit` stopped: `max_"
@@ -179,6 +180,10 @@ def _last_word(tail: LogTail, faults: Sequence[Record]) -> list[Record]:
 
 def _nan(tail: LogTail) -> Record | None:
     """Steps at the end whose loss is no number."""
+    logged = [(offset, text) for offset, text in tail.progress if text.startswith(b"{")][-NAN_STEPS:]
+    if len(logged) == NAN_STEPS and all(b"'loss': nan" in text for _, text in logged):
+        source = {"file": tail.shown, "offset": logged[0][0]}
+        return _fault("nan", "root", f"the last {NAN_STEPS} losses are not a number", source)
     steps = [record for record in tail.records if record["kind"] == "step"][-NAN_STEPS:]
     if len(steps) < NAN_STEPS or not all(step.get("nan_steps") or step.get("loss", 0) is None for step in steps):
         return None
@@ -190,8 +195,11 @@ def _fault(name: str, cause: str, message: str, source: Record, **fields: Any) -
 
 
 def _says_failure(faults: Sequence[Record]) -> bool:
-    """Whether there is more than a warning."""
-    return any(fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS for fault in faults)
+    """Whether there is more than a warning; some Xids are one for the GPU, but end the process."""
+    return any(
+        fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS or fault.get("xid") in _ENDING_XIDS
+        for fault in faults
+    )
 
 
 def _in_order(faults: list[Record]) -> list[Record]:

@@ -21,7 +21,8 @@ _SXID = re.compile(rb"SXid \((?P<gpu>[^)]{1,80})\): (?P<xid>\d{1,6}), (?P<weight
 _KERNEL = re.compile(rb"(?P<node>\S{1,255}) kernel: ")
 _RECOVERY = re.compile(rb"\((?P<action>[A-Za-z ]{1,40})\)\s*$")
 _LOST = re.compile(
-    rb"fallen off the bus|GPU is lost|GPU_IS_LOST|GPU lost from the bus|Unable to determine the device handle"
+    rb"fallen off the bus|RmInitAdapter failed|rm_init_adapter failed"
+    rb"|GPU is lost|GPU_IS_LOST|GPU lost from the bus|Unable to determine the device handle"
     rb"|uncorrectable NVLink error|no CUDA-capable device is detected|CUDA error: system not yet initialized"
     rb"|CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_SYSTEM_NOT_READY"
     rb"|CUDA error: the launch timed out and was terminated"

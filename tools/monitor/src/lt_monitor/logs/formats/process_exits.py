@@ -76,6 +76,8 @@ _RECEIVED = re.compile(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) recei
 _FAILED = re.compile(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
 _REPORTED = re.compile(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
 _RETURNED = re.compile(rb"exits with return code = (?P<code>-?\d{1,5})")
+# torchelastic's and Hydra's word that a program has failed, without why.
+_REPORTS = re.compile(rb"errors\.ChildFailedError: |^ChildFailedError:|Error executing job with overrides: ")
 _RAY_DIED = re.compile(
     rb"[Aa] worker died or was killed while executing a task|The actor (?:died unexpectedly"
     rb"|is dead because its worker process has died)"
@@ -105,6 +107,8 @@ def exception(line: Line) -> Record | None:
     if (signalled := _SIGNAL_EXCEPTION.search(line.text)) is not None:
         return fault(line, "killed", "cascade", "warning", signal=int(signalled["signal"]))
     name = match["name"]
+    if name.endswith(b"ChildFailedError"):
+        return None
     if name == b"KeyboardInterrupt":
         return fault(line, "killed", "unknown", "warning", signal=2)
     if (killed := _LOADER_KILLED.search(line.text)) is not None:
@@ -165,6 +169,8 @@ def ending(line: Line) -> Record | None:
         return _ended(line, int(match["code"]), local_rank=int(match["local_rank"]))
     if (match := _REPORTED.search(text) or _RETURNED.search(text)) is not None:
         return _ended(line, int(match["code"]))
+    if _REPORTS.search(text, line.body) is not None:
+        return fault(line, "exit", "cascade", "critical")
     if _RAY_DIED.search(text) is not None:
         return fault(line, "killed", "unknown", "critical")
     return _crash(line)

@@ -96,6 +96,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     ),
     (benchmarks.wandb, (b"Syncing run ", b"View run ", b"Run summary:", b"wandb sync ")),
     (devices.xid, (b"NVRM: Xid", b"SXid (PCI")),
+    (devices.lost, (b"RmInitAdapter failed", b"rm_init_adapter failed")),
     (devices.lost, (b"fallen off the bus", b"GPU is lost", b"GPU_IS_LOST", b"GPU lost from", b"determine the device handle")),
     (
         devices.lost,
@@ -202,7 +203,14 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     ),
     (
         process_exits.ending,
-        (b"with return code = ", b"orker died or was killed", b"actor died unexpectedly", b"process has died"),
+        (
+            b"ChildFailedError",
+            b"Error executing job with",
+            b"with return code = ",
+            b"orker died or was killed",
+            b"actor died unexpectedly",
+            b"process has died",
+        ),
     ),
     (
         process_exits.ending,
