@@ -85,7 +85,7 @@ lt-monitor tail-cause slurm-77.out
 lt-monitor tail-cause --json slurm-*.out | jq -r .advice
 """,
 )
-@_LOGS
+@reads_logs
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line.")
 @click.option("--exclude-node", is_flag=True, help="Print only --exclude=NODE,... for sbatch; nothing where no node is to blame.")
 def tail_cause(logs: tuple[str, ...], as_json: bool, exclude_node: bool) -> console.ExitCode:
