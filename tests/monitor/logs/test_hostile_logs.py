@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lt_monitor.logs import lines, log_parser
+from lt_monitor.logs import lines, step_templates
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.dumps import START_ARGUMENTS
-from lt_monitor.logs.formats import benchmarks, devices, jobs, megatron, nccl, nemo, process_exits, table, torchtitan
+from lt_monitor.logs.formats import benchmarks, devices, jobs, nccl, process_exits, table
+from lt_monitor.logs.formats.trainers import megatron, nemo, torchtitan
 from lt_monitor.logs.log_parser import LogParser
 from lt_shared import run_log
 
@@ -95,7 +96,7 @@ def test_a_dump_that_never_ends_is_given_up() -> None:
         parser.parse(block, offset)
         offset += len(block)
     assert parser.to_record()["dumps"]["arguments"] is None
-    assert log_parser.MAXIMUM_TEMPLATE_BYTES < LINE_BYTES
+    assert step_templates.MAXIMUM_TEMPLATE_BYTES < LINE_BYTES
 
 
 @pytest.mark.parametrize(

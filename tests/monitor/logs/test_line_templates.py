@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lt_monitor.events.steps import Steps
-from lt_monitor.logs import log_parser
+from lt_monitor.logs import step_templates
 from lt_monitor.logs.deduplication import Deduplicator
 from lt_monitor.logs.log_parser import LogParser
 from lt_shared import run_log
@@ -195,4 +195,4 @@ def test_shapes_without_end_do_not_fill_the_memory() -> None:
     parser = LogParser()
     for step in range(9000):
         parser.parse(f" iteration {step}/ 9000 | x{'y' * (step % 97)}{chr(97 + step % 26)}: 1 | lm loss: 1.5 |\n".encode(), 0)
-    assert sum(map(len, parser._templates.values())) <= log_parser.MAXIMUM_TEMPLATES
+    assert len(parser._templates) <= step_templates.MAXIMUM_TEMPLATES

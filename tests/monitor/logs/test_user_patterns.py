@@ -156,7 +156,8 @@ def test_every_command_that_reads_logs_takes_patterns(tool: Any, tmp_path: Path,
 def test_the_file_in_the_guide(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[3] / "docs/guides/logs.md").read_text()
     patterns = toml(tmp_path, guide.partition("```toml\n")[2].partition("```")[0])
-    log = "update 7 of 9, loss 2.5\nheldout after 7: 2.75\nwrote /ckpt at 7\nloader ran out of shards\nupdate 8 of 9, loss 2\nall updates done\n"
+    log = "update 7 of 9, loss 2.5\nheldout after 7: 2.75\nwrote /ckpt at 7\nloader ran out of shards\n"
+    log += "update 8 of 9, loss 2\nall updates done\n"
     assert [(record["kind"], record.get("step")) for record in parse(log, patterns)] == [
         ("step", 7),
         ("eval", 7),

@@ -17,7 +17,7 @@ from lt_monitor.collect.scrape import scrape_log
 from lt_monitor.events.records import Record
 from lt_monitor.logs import log_files, time_zone
 from lt_monitor.logs.deduplication import Deduplicator
-from lt_monitor.logs.log_parser import ParsedBlock
+from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_monitor.logs.time_zone import TimeZoneCorrection
 from lt_monitor.runs.run_state import MAXIMUM_RUNS, RunState
 from lt_shared import storage

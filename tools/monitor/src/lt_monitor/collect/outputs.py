@@ -15,7 +15,7 @@ from typing import IO
 from lt_monitor.events.escaping import json_for_terminals
 from lt_monitor.events.records import Record
 from lt_monitor.logs.deduplication import Deduplicator
-from lt_monitor.logs.log_parser import ParsedBlock
+from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared.console import IoFailure, warn
 
 

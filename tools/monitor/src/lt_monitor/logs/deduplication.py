@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import ParsedBlock, attributed
+from lt_monitor.logs.parsed_block import ParsedBlock, attributed
 from lt_monitor.logs.step_rows import UNNAMED, StepBlock, Stream
 
 REMEMBERED_PER_STREAM = 8

@@ -16,7 +16,8 @@ from typing import IO
 
 from lt_monitor.events.escaping import counted
 from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import LogParser, ParsedBlock
+from lt_monitor.logs.log_parser import LogParser
+from lt_monitor.logs.parsed_block import ParsedBlock
 from lt_shared import ownership, storage
 from lt_shared.console import BadData, NoInput, ToolError, warn
 

@@ -6,7 +6,6 @@ microseconds each). All give the same events: the lines before a line decide onl
 """
 
 import bisect
-import dataclasses
 import heapq
 import json
 import re
@@ -23,18 +22,14 @@ from lt_monitor.logs.dumps import Dumps
 from lt_monitor.logs.fields import TASK, read_values
 from lt_monitor.logs.formats import StepLine
 from lt_monitor.logs.formats.table import HEADS, PARSERS, keywords
-from lt_monitor.logs.line_templates import LineTemplate
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.many_line_steps import OpenStep
+from lt_monitor.logs.parsed_block import Item, ParsedBlock, in_order
 from lt_monitor.logs.prefilter import Prefilter
 from lt_monitor.logs.step_numbers import StepNumbers
-from lt_monitor.logs.step_rows import StepBlock, StepRows
-from lt_shared import credentials
+from lt_monitor.logs.step_rows import StepRows
+from lt_monitor.logs.step_templates import MINIMUM_ALIKE_LINES, StepTemplates, line_ends
 
-MINIMUM_ALIKE_LINES = 16
-MAXIMUM_TEMPLATES = 256
-MAXIMUM_SHAPES = 4096
-MAXIMUM_TEMPLATE_BYTES = 2000
 # A block of which this share was read with templates is followed by another one.
 DENSE = 0.5
 FEW_LINES = 64
@@ -45,7 +40,6 @@ MAXIMUM_PARTS = 64
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
 
 _RECORD = re.compile(rb'\{"v": ?1, ?"kind": ?')
-_DIGITS_TO_ZERO = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
 _EVENT_RECORD, _DUMP, _STEP_HEAD, _USER_PATTERN = -1, -2, -3, -4
 _PREFILTER = Prefilter(
     {
@@ -60,55 +54,8 @@ _PREFILTER = Prefilter(
 _BETWEEN_EVENTS = b" ]|,\t"
 _AFTER_STEP = ("checkpoint", "end", "eval")
 
-Item = tuple[int, Record]
-"""A record with the offset that orders it among the others."""
 Hits = dict[int, list[int]]
 """Of each parser whose keywords a line has, where they are in the block, ascending."""
-
-
-@dataclasses.dataclass
-class ParsedBlock:
-    """The events of a block of lines. Records lack their run and have only an `offset` under `src`, unless the line had both."""
-
-    items: list[Item]
-    rows: list[StepRows]
-
-    def records(self, path: str, run: str) -> list[Record]:
-        """All events in the order of the log, complete with run and source."""
-        ordered = [(order, attributed(record, path, run)) for order, record in self.ordered_items()]
-        for part in self.rows:
-            ordered += zip(part.offsets.tolist(), part.records(path, run), strict=True)
-        if self.rows:
-            ordered.sort(key=_order)
-        return [record for _, record in ordered]
-
-    def ordered_items(self) -> list[Item]:
-        """The items in the order of the log: a dump is found by its first line and ends at its last."""
-        return sorted(self.items, key=_order)
-
-    def step_block(self) -> StepBlock | None:
-        """The step rows together; None when there are none."""
-        return StepBlock.of(self.rows) if self.rows else None
-
-
-def attributed(record: Record, path: str, run: str) -> Record:
-    """A record of `ParsedBlock.items` with its run and source; those that it has already stay. Secrets in its texts are covered.
-
-    Programs print their arguments and the requests that failed, and what they print goes to chat rooms.
-    """
-    source = record.pop("src")
-    file = source.get("file")
-    return {
-        "v": record.pop("v"),
-        "kind": record.pop("kind"),
-        "run": record.pop("run", run),
-        **credentials.covered(record),
-        "src": {"file": file if isinstance(file, str) else path, "offset": source["offset"]},
-    }
-
-
-def _order(item: tuple[int, Any]) -> int:
-    return item[0]
 
 
 def _is_manifest(record: object) -> bool:
@@ -131,10 +78,8 @@ class LogParser:
         self._step_numbers = StepNumbers(state.get("step_numbers"))
         self._open_step = OpenStep(state.get("open_step"))
         self._last_step: int | None = state.get("last_step")
-        self._templates: dict[int, list[LineTemplate]] = {}
-        self._template_count = 0
+        self._templates = StepTemplates()
         self._patterns = user_patterns.active()
-        self._shapes: set[bytes] = set()
         self._is_dense = False
         self.malformed = 0
         self.first_malformed = ""
@@ -173,9 +118,9 @@ class LogParser:
 
         Where the block before was full of step lines this takes half the time.
         """
-        ends = _line_ends(block)
+        ends = line_ends(block)
         starts = np.concatenate(([0], ends[:-1] + 1))
-        left = np.flatnonzero(~self._take_rows(block, offset, starts, ends - starts, rows))
+        left = np.flatnonzero(~self._templates.take(block, offset, starts, ends - starts, rows))
         if len(left) > FEW_LINES:
             candidates = self._candidates(block)
             return candidates[np.isin(np.searchsorted(ends, candidates), left)]
@@ -184,33 +129,12 @@ class LogParser:
 
     def _read_with_templates(self, block: bytes, offset: int, candidates: np.ndarray, rows: list[StepRows]) -> np.ndarray:
         """Read the lines with candidates that a known template fits; returns the candidates in other lines."""
-        ends = _line_ends(block)
+        ends = line_ends(block)
         line_of = np.searchsorted(ends, candidates)
         numbers = line_of[np.flatnonzero(np.diff(line_of, prepend=-1))]
         starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
-        taken = self._take_rows(block, offset, starts, ends[numbers] - starts, rows)
+        taken = self._templates.take(block, offset, starts, ends[numbers] - starts, rows)
         return candidates[~taken[np.searchsorted(numbers, line_of)]]
-
-    def _take_rows(self, block: bytes, offset: int, starts: np.ndarray, lengths: np.ndarray, rows: list[StepRows]) -> np.ndarray:
-        """Add those of the lines that a template fits to `rows`; returns which they are (bool)."""
-        cells = np.frombuffer(block, dtype=np.uint8)
-        taken = np.zeros(len(starts), dtype=bool)
-        for length, templates in self._templates.items():
-            width = templates[0].width
-            indexes = np.flatnonzero((lengths == length) & (starts <= len(block) - width))
-            if len(indexes) < MINIMUM_ALIKE_LINES:
-                continue
-            lines = np.lib.stride_tricks.sliding_window_view(cells, width)[starts[indexes]]
-            for template in templates:
-                alike = template.matches(lines)
-                if not alike.any():
-                    continue
-                rows.append(StepRows(template, starts[indexes[alike]] + offset, lines if alike.all() else lines[alike]))
-                taken[indexes[alike]] = True
-                indexes, lines = indexes[~alike], lines[~alike]
-                if not len(indexes):
-                    break
-        return taken
 
     def _candidates(self, block: bytes) -> np.ndarray:
         """Offsets (int64, ascending) where a keyword may be, and where a user's pattern matches."""
@@ -235,7 +159,7 @@ class LogParser:
             )
             for at in candidates
         )
-        return heapq.merge(confirmed, matches, key=_order)
+        return heapq.merge(confirmed, matches, key=in_order)
 
     def _read_line_by_line(self, block: bytes, offset: int, candidates: np.ndarray, items: list[Item], patience: int) -> int:
         """Parse lines one by one up to the end, or until `patience` of them were steps; returns where it stopped."""
@@ -321,7 +245,7 @@ class LogParser:
         items.append((offset, {**record, "src": {"offset": offset}}))
         if any(at >= end for at in keywords_at) and self._read_part(raw, end, len(raw), line, items, depth):
             is_alone = False
-        return is_alone and step.record is None and self._learn(raw, line, step)
+        return is_alone and step.record is None and self._templates.learn(raw, line, step)
 
     def _read_part(self, raw: bytes, begin: int, end: int, line: Line, items: list[Item], depth: int) -> bool:
         """Parse a part of a line that was printed by itself; whether there is an event in it."""
@@ -339,21 +263,6 @@ class LogParser:
         for _, record in items[known:]:
             record |= {field: value for field, value in _origin(line).items() if field not in record}
         return len(items) > known
-
-    def _learn(self, raw: bytes, line: Line, numbers: StepLine) -> bool:
-        """Whether there is a template for lines like this one; makes it when its shape is new."""
-        shape = raw.translate(_DIGITS_TO_ZERO)
-        if shape in self._shapes:
-            return True
-        if len(self._shapes) >= MAXIMUM_SHAPES or self._template_count >= MAXIMUM_TEMPLATES or len(raw) > MAXIMUM_TEMPLATE_BYTES:
-            return False
-        self._shapes.add(shape)
-        template = LineTemplate.of(raw, line, numbers.values)
-        if template is None:
-            return False
-        self._templates.setdefault(template.length, []).append(template)
-        self._template_count += 1
-        return True
 
     def _resume_dumps(self, block: bytes, begin: int, offset: int, items: list[Item]) -> None:
         """Continue the unfinished dump from `begin` in the block."""
@@ -433,12 +342,6 @@ def _completed(parsed: Record, line: Line) -> Record:
         if field is not None and not field.is_time:
             labels[field.name] = int(line.text[begin:end])
     return {"v": records.VERSION, **labels, **_node(line), "src": {"offset": line.offset}, **parsed}
-
-
-def _line_ends(block: bytes) -> np.ndarray:
-    """Where (int64) the lines of a block end."""
-    ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
-    return ends if block.endswith(b"\n") else np.append(ends, len(block))
 
 
 def _last_step(items: list[Item]) -> list[Item]:

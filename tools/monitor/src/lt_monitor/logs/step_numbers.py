@@ -1,11 +1,11 @@
 """Numbers for steps whose own line has none, or only three digits of one, from progress bars or else by counting.
 
-Hugging Face's Trainer prints dicts without a step (`formats.huggingface`). The nearest frame of its progress bar within the last
+Hugging Face's Trainer prints dicts without a step (`trainers.huggingface`). The nearest frame of its progress bar within the last
 LOOK_BACK_BYTES says how many steps are done; where steps are quicker than the bar is drawn, it is a few behind. Without a bar, as
 where progress bars are off, or when the bar has not moved since the last dict, the dicts are counted: the number is one more than
 the last one, and `step_is_counted` says so. Counting begins again when the epoch goes back.
 
-Lightning's bar shows a step above 100,000 with three digits, and those near 31,000 as 3.1e+4 (`formats.nemo`). The bar's own
+Lightning's bar shows a step above 100,000 with three digits, and those near 31,000 as 3.1e+4 (`trainers.nemo`). The bar's own
 count tells them apart; how far it is from the step is known from a frame with an exact step. Without one the lowest number that
 is shown alike is taken for the first, so that no exact step that follows is lower, and `step_is_counted` says so.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.formats import last_match
-from lt_monitor.logs.formats.huggingface import BAR, from_bar
-from lt_monitor.logs.formats.nemo import MAXIMUM_LAG, SHOWN_DIGITS, exact_lag
+from lt_monitor.logs.formats.trainers.huggingface import BAR, from_bar
+from lt_monitor.logs.formats.trainers.nemo import MAXIMUM_LAG, SHOWN_DIGITS, exact_lag
 
 LOOK_BACK_BYTES = 4096
 

@@ -8,7 +8,7 @@ import numpy as np
 from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.logs import log_files
-from lt_monitor.logs.log_parser import ParsedBlock, attributed
+from lt_monitor.logs.parsed_block import ParsedBlock, attributed
 from lt_monitor.runs.attempt_boundary import guessed_resume, interval_begin, log_interval
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.log_attempts import LogAttempts

@@ -4,30 +4,24 @@ Keywords are at least seven bytes long (see `prefilter`). A line goes to the par
 table, until one of them recognises it.
 """
 
-from lt_monitor.logs.formats import (
-    Parser,
+from lt_monitor.logs.formats import Parser, benchmarks, devices, jobs, memory, nccl, process_exits
+from lt_monitor.logs.formats.trainers import (
     automodel,
     aws_fsdp,
-    benchmarks,
     composer,
     deepspeed,
-    devices,
     huggingface,
-    jobs,
     levanter,
     llmc,
     maxtext,
     megatron,
-    memory,
     modded_nanogpt,
     nanochat,
     nanogpt,
     nanotron,
-    nccl,
     nemo,
     neuronx,
     olmo,
-    process_exits,
     torchtitan,
 )
 

@@ -10,7 +10,7 @@ import pytest
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser
 
-TRAINERS = Path(__file__).parents[2] / "samples" / "trainers"
+TRAINERS = Path(__file__).parents[3] / "samples" / "trainers"
 
 
 def events(text: str | bytes) -> list[Record]:

@@ -6,10 +6,11 @@ import pytest
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.deduplication import Deduplicator
-from lt_monitor.logs.log_parser import MINIMUM_ALIKE_LINES, LogParser
+from lt_monitor.logs.log_parser import LogParser
+from lt_monitor.logs.step_templates import MINIMUM_ALIKE_LINES
 
 BAR = "Epoch {epoch}:   3%|▎         | {position}/1100000 [5:28:58<171:22:21,  1.73it/s, reduced_train_loss={loss}, {more}]\n"
-LOG = Path(__file__).parents[2] / "samples" / "trainers" / "nemo.log"
+LOG = Path(__file__).parents[3] / "samples" / "trainers" / "nemo.log"
 
 
 def events(text: str | bytes) -> list[Record]:

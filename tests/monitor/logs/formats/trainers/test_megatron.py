@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lt_monitor.logs.fields import read_values
-from lt_monitor.logs.formats import megatron
+from lt_monitor.logs.formats.trainers import megatron
 from lt_monitor.logs.lines import Line
 
 STEP = (

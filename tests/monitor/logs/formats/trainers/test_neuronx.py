@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lt_monitor.logs.log_parser import LogParser
 
-LOG = Path(__file__).parents[2] / "samples" / "trainers" / "neuronx.log"
+LOG = Path(__file__).parents[3] / "samples" / "trainers" / "neuronx.log"
 
 
 def test_the_step_behind_a_bar_is_read_and_the_bar_is_not() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from trainer_logs import events, summary, values
 
-from lt_monitor.logs.formats import maxtext
+from lt_monitor.logs.formats.trainers import maxtext
 from lt_monitor.logs.lines import Line
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser
 
-LOG = Path(__file__).parents[2] / "samples" / "trainers" / "aws_fsdp.log"
+LOG = Path(__file__).parents[3] / "samples" / "trainers" / "aws_fsdp.log"
 
 
 def events(text: str | bytes) -> list[Record]:

@@ -6,7 +6,7 @@ import pytest
 from trainer_logs import events, summary, values
 
 from lt_monitor.logs.fields import read_values
-from lt_monitor.logs.formats import levanter
+from lt_monitor.logs.formats.trainers import levanter
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_parser import LogParser
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from trainer_logs import events, summary, values
 
-from lt_monitor.logs.formats import composer
+from lt_monitor.logs.formats.trainers import composer
 from lt_monitor.logs.lines import Line
 from lt_monitor.logs.log_parser import LogParser
 

@@ -7,9 +7,10 @@ import pytest
 
 from lt_monitor.events import records
 from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import MINIMUM_ALIKE_LINES, LogParser
+from lt_monitor.logs.log_parser import LogParser
+from lt_monitor.logs.step_templates import MINIMUM_ALIKE_LINES
 
-TRAINERS = Path(__file__).parents[2] / "samples" / "trainers"
+TRAINERS = Path(__file__).parents[3] / "samples" / "trainers"
 LOGS = sorted(TRAINERS.glob("*.log"))
 
 

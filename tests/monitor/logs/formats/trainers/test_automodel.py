@@ -10,7 +10,7 @@ import pytest
 from lt_monitor.events.records import Record
 from lt_monitor.logs.log_parser import LogParser
 
-LOG = Path(__file__).parents[2] / "samples" / "trainers" / "automodel.log"
+LOG = Path(__file__).parents[3] / "samples" / "trainers" / "automodel.log"
 GIB = 2**30
 
 
