@@ -134,7 +134,7 @@ class LogParser:
         numbers = line_of[np.flatnonzero(np.diff(line_of, prepend=-1))]
         starts = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
         taken = self._templates.take(block, offset, starts, ends[numbers] - starts, rows)
-        return candidates[~taken[np.searchsorted(numbers, line_of)]]
+        return np.asarray(candidates[~taken[np.searchsorted(numbers, line_of)]])
 
     def _candidates(self, block: bytes) -> np.ndarray:
         """Offsets (int64, ascending) where a keyword may be, and where a user's pattern matches."""

@@ -70,7 +70,7 @@ class UserPattern:
         if self.kind == "step":
             return StepLine([*values, *_without(line.labels, values), *_around(match)], *match.span())
         if self.kind == "fault":
-            return fault(line, *(self.settings[name] for name in ("fault", "cause", "severity")), match.start())
+            return fault(line, self.settings["fault"], self.settings["cause"], self.settings["severity"], match.start())
         texts = {name: match[name].decode(errors="replace") for name in match.groupdict() if name in TEXTS and match[name]}
         numbers = [value for value in values if value[0] is not None and value[0].name not in TEXTS]
         try:
