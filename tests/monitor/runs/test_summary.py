@@ -1,10 +1,12 @@
 """The numbers of a summary, against values worked out by hand from the logs."""
 
 import datetime
+import json
 import math
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import run_of
@@ -13,7 +15,7 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import Summary, summarize
 from lt_monitor.views import summary_table
-from lt_shared import presets
+from lt_shared import presets, run_log
 
 LOGS = Path(__file__).parents[1] / "samples"
 
@@ -24,8 +26,8 @@ def of_log(name: str, known: Known | None = None) -> Summary:
     return summarize(run, known, run.updated)
 
 
-def of_steps(*steps: dict, events: list[dict] | None = None, files: list[str] | None = None) -> Summary:
-    return summarize(run_of(*steps, files=files, resumed_at=0, events=events or []))
+def of_steps(*steps: dict, events: list[dict] | None = None, files: list[str] | None = None, **fields: Any) -> Summary:
+    return summarize(run_of(*steps, files=files, resumed_at=0, events=events or [], **fields))
 
 
 def test_old_megatron_log() -> None:
@@ -169,8 +171,55 @@ def test_the_fault_of_a_run_that_the_scheduler_ended() -> None:
     """Its processes end with exceptions, which follow from that."""
     limit = {"kind": "fault", "fault": "time-limit", "cause": "root", "severity": "warning", "message": "m"}
     follows = {"kind": "fault", "fault": "traceback", "cause": "root", "severity": "critical", "message": "m"}
-    fault = of_steps({}, events=[limit, follows]).fault
+    fault = of_steps({}, events=[limit, follows], closing=[limit, follows]).fault
     assert fault is not None and fault["fault"] == "time-limit"
     assert fault["advice"] == "start it again from the last checkpoint, or raise --time"
-    fault = of_steps({}, events=[follows, limit]).fault
+    fault = of_steps({}, events=[follows, limit], closing=[follows, limit]).fault
     assert fault is not None and fault["fault"] == "traceback"
+
+
+STEP_LINE = run_log.Step(25, 100, step_seconds=1.0, loss=2.5, nan_steps=0).format() + "\n"
+SLURM = "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-16T08:00:00{} ***\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "ended"),
+    [
+        (STEP_LINE + SLURM.format(""), "cancelled", "cancelled"),
+        (STEP_LINE + SLURM.format(" DUE TO TIME LIMIT"), "time-limit", "time-limit"),
+        (STEP_LINE + SLURM.format(" DUE TO PREEMPTION"), "preemption", "preemption"),
+        (STEP_LINE + "torch.OutOfMemoryError: CUDA out of memory.\n" + SLURM.format(""), "out-of-memory", "failed"),
+        (STEP_LINE + "srun: error: n1: task 3: Exited with exit code 1\n", "exit", "failed"),
+        (STEP_LINE, None, None),
+        # Caught, as the steps go on.
+        ("ValueError: a bad sample\n" + STEP_LINE, None, None),
+        (
+            STEP_LINE + "[after training is done] datetime: 2026-01-16 08:00:00\nsrun: error: n1: task 3: Killed\n",
+            None,
+            "completed",
+        ),
+    ],
+)
+def test_how_a_job_ended_and_by_what(tool: Any, tmp_path: Path, text: str, fault: str | None, ended: str | None) -> None:
+    (tmp_path / "a.log").write_text(text)
+    (run,) = json.loads(tool("summarize", "--json", str(tmp_path / "a.log")).stdout)["runs"]
+    assert (run["step"], (run["fault"] or {}).get("fault"), run["ended"]) == (25, fault, ended)
+
+
+def test_a_job_that_died_before_its_first_step(tool: Any, tmp_path: Path) -> None:
+    """The fault is what one wants to know."""
+    (tmp_path / "a.log").write_text("loading\ntorch.OutOfMemoryError: CUDA out of memory.\n" + SLURM.format(""))
+    (run,) = json.loads(tool("summarize", "--json", str(tmp_path / "a.log")).stdout)["runs"]
+    assert (run["step"], run["loss"], run["fault"]["fault"], run["ended"]) == (None, None, "out-of-memory", "failed")
+    table = tool("summarize", str(tmp_path / "a.log")).stdout
+    assert "step             -\n" in table
+    assert "fault            out-of-memory in attempt 1" in table
+    (row,) = map(json.loads, tool("runs", "--json", str(tmp_path / "a.log")).stdout.splitlines())
+    assert (row["step"], row["ended"]) == (None, "failed")
+    assert "out-of-memory" not in tool("plot", str(tmp_path / "a.log")).stdout
+
+
+def test_a_log_without_steps_and_faults_is_none(tool: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("nothing\n")
+    done = tool("summarize", str(tmp_path / "a.log"))
+    assert (done.returncode, done.stdout) == (65, "")

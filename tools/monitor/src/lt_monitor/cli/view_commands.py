@@ -70,7 +70,9 @@ def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import summary_table
 
-    summaries = [summary.summarize(run, Known.of(**known)) for run in run_loader.join_by_checkpoints(run_loader.read(logs))]
+    summaries = [
+        summary.summarize(run, Known.of(**known)) for run in run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
+    ]
     if as_json:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
@@ -131,7 +133,7 @@ def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import plot, runs_table
 
-    found = run_loader.join_by_checkpoints(run_loader.read(logs))
+    found = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
     summaries = [summary.summarize(run, Known.of(**known)) for run in found]
     if as_json:
         for run, one in zip(found, summaries, strict=True):

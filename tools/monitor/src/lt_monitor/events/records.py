@@ -50,7 +50,7 @@ FAULTS = (
     "gpu-lost",
 )
 # What ends a job whatever its severity: a job that was cancelled does not hang.
-ENDINGS = frozenset({"preemption", "time-limit", "requeue", "cancelled", "node-failure", "killed", "exit"})
+ENDINGS = frozenset({"preemption", "time-limit", "requeue", "cancelled", "node-failure", "evicted", "killed", "exit"})
 NOTES = (
     "efa",
     "socket",

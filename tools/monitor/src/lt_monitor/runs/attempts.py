@@ -14,7 +14,8 @@ from lt_monitor.events.steps import Steps
 
 @dataclasses.dataclass
 class Attempt:
-    """The trainer from one start to its end. `number` counts from 1; `events` are all records but the steps, in the log's order.
+    """The trainer from one start to its end. `number` counts from 1; `events` are all records but the steps, in the log's order,
+    `closing` those of them after its last step.
 
     `resumed_at` is the step of the checkpoint it resumed from: 0 from scratch, None when the log does not show it. `lost_steps`
     counts steps that a later attempt repeated. `begin_time` and `end_time` are the first and the last time in
@@ -29,6 +30,7 @@ class Attempt:
     begin_time: float | None = None
     end_time: float | None = None
     files: list[str] = dataclasses.field(default_factory=list)
+    closing: list[Record] = dataclasses.field(default_factory=list)
 
     def of_kind(self, kind: str) -> list[Record]:
         """Its records of a kind other than step, in the order of the log."""

@@ -74,6 +74,7 @@ class _OpenAttempt:
         self.started: set[str] = set()
         self._first_stream: dict[tuple[object, ...], Stream] = {}
         self._begin_time, self._end_time = math.inf, -math.inf
+        self._events_before_last_step = 0
 
     def take(self, event: Record, stream: Stream) -> None:
         self._note_time(epoch_seconds(event.get("time")))
@@ -91,6 +92,7 @@ class _OpenAttempt:
         return self._first_stream.setdefault(said, stream) == stream
 
     def take_step(self, event: Record, stream: Stream) -> None:
+        self._events_before_last_step = len(self.events)
         self.last_steps[stream] = event["step"]
         self._belongs_to(event["step"])
         self._records.append(event)
@@ -99,6 +101,7 @@ class _OpenAttempt:
     def take_steps(self, steps: Steps, last_steps: dict[Stream, int]) -> None:
         if not len(steps):
             return
+        self._events_before_last_step = len(self.events)
         self.last_steps |= last_steps
         self._belongs_to(int(steps.numbers[0]))
         self._put_records_aside()
@@ -131,6 +134,7 @@ class _OpenAttempt:
             resumed_at=self._resumed_at(),
             steps=Steps.join([extras, *self._parts]),
             events=self.events,
+            closing=self.events[self._events_before_last_step :],
             begin_time=self._begin_time if has_times else None,
             end_time=self._end_time if has_times else None,
             files=[file],

@@ -63,10 +63,10 @@ def assemble(events: Iterable[Record]) -> list[Run]:
     return loader.runs()
 
 
-def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
-    """The runs in the logs that the arguments mean; with `need_steps` only those that trained.
+def read(patterns: Sequence[str], need_steps: bool = True, or_faults: bool = False) -> list[Run]:
+    """The runs in the logs that the arguments mean; with `need_steps` only those that trained, `or_faults`: or say why not.
 
-    Raises: NoInput when a log is missing, BadData when no log has a step and one is needed. Warns about a log without events.
+    Raises: NoInput when a log is missing, BadData when no log has what is needed. Warns about a log without events.
     """
     paths = log_files.expand(patterns)
     loader = RunLoader()
@@ -80,8 +80,10 @@ def read(patterns: Sequence[str], need_steps: bool = True) -> list[Run]:
     runs = loader.runs()
     if not need_steps:
         return runs
-    require_steps(runs, paths)
-    return [run for run in runs if len(run.steps)]
+    found = [run for run in runs if len(run.steps) or (or_faults and run.of_kind("fault"))]
+    if not found:
+        require_steps(runs, paths)
+    return found
 
 
 def require_steps(runs: Sequence[Run], paths: Sequence[str]) -> None:
@@ -226,6 +228,7 @@ def _union(one: Attempt, other: Attempt) -> Attempt:
         resumed_at=resumes[0] if resumes else None,
         steps=Steps.join([one.steps, other.steps]),
         events=one.events + other.events,
+        closing=one.closing + other.closing,
         begin_time=min(begins, default=None),
         end_time=max(ends, default=None),
         files=list(dict.fromkeys(one.files + other.files)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lt_monitor.events.records import Record
+from lt_monitor.events.records import Record, ends_job
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.advice import advice
@@ -18,6 +18,9 @@ from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
 
 RECENT_STEPS = 50
+# How Slurm ends jobs that did nothing wrong, and whose nodes did.
+SCHEDULER_ENDINGS = (*SCHEDULER_FAULTS, "node-failure", "evicted")
+CAUGHT = ("traceback", "exit", "killed")
 FAULT_FIELDS = ("fault", "cause", "severity", "message", "time", "rank", "node", "xid")
 
 
@@ -27,12 +30,13 @@ class Summary:
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
-    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses. `silent`: it has
-    written nothing for long and is not over, so it is probably dead. Such a run has no time left, nor has one that ended early.
+    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses, `ended` how the
+    last attempt did (`ending`). `silent`: it has written nothing for long and is not over, so it is probably dead. Such a run has
+    no time left, nor has one that ended early.
     """
 
     run: str
-    step: int
+    step: int | None
     total_steps: int | None
     loss: float | None
     loss_mean: float | None
@@ -60,6 +64,11 @@ class Summary:
     silent: bool
     updated: str | None
 
+    @property
+    def done_share(self) -> float | None:
+        """Of all steps, 0 to 1 and above after more of them."""
+        return self.step / self.total_steps if self.step is not None and self.total_steps else None
+
     def to_record(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -70,12 +79,12 @@ class Summary:
 
 
 def summarize(run: Run, known: Known | None = None, now: float | None = None) -> Summary:
-    """The summary at the time `now`, else at present, of a run that has at least one step; `known` is what the user gave."""
+    """The summary at the time `now`, else at present; `known` is what the user gave."""
     arguments = run.arguments
     sizes = Sizes.of(arguments, known or Known())
     steps = run.steps
     recent = steps[-RECENT_STEPS:]
-    step = int(steps.numbers[-1])
+    step = int(steps.numbers[-1]) if len(steps) else None
     total_steps = _whole(steps.last("total_steps")) or positive(arguments.get("train_iters"))
     _, losses = steps.finite("loss")
     mean, change = _trend(losses)
@@ -84,9 +93,9 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
     seconds = median(speed.step_seconds(recent))
     checkpoint = next(iter(reversed(run.checkpoints)), None)
     faults = run.of_kind("fault")
-    end = run.attempts[-1].end
+    ended = ending(run.attempts[-1])
     silence = Silence.of(run)
-    is_over = end is not None or (total_steps is not None and step >= total_steps)
+    is_over = ended is not None or (total_steps is not None and step is not None and step >= total_steps)
     is_silent = not is_over and silence.is_too_long(time.time() if now is None else now)
     return Summary(
         run=run.name,
@@ -105,7 +114,7 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
         tflops_per_gpu=median(speed.tflops_per_gpu(recent, sizes)),
         mfu=median(speed.mfu(recent, sizes)),
         memory_bytes=_most(recent.column("memory_bytes")),
-        eta_seconds=_eta_seconds(step, total_steps, seconds, is_running=end is None and not is_silent),
+        eta_seconds=_eta_seconds(step, total_steps, seconds, is_running=ended is None and not is_silent),
         restarts=run.restarts,
         lost_steps=run.lost_steps,
         checkpoint_step=checkpoint["step"] if checkpoint else None,
@@ -114,33 +123,49 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
         nan_steps=_total(nan_steps(steps)),
         faults=sum(fault["cause"] != "cascade" for fault in faults),
         fault=main_fault(run),
-        ended=end["reason"] if end else None,
+        ended=ended,
         silent=is_silent,
         updated=_time(silence.updated),
     )
 
 
-def main_fault(run: Run) -> Record | None:
-    """The fault to look at first: of the last attempt with critical faults the one that explains the others.
+def ending(attempt: Attempt) -> str | None:
+    """How an attempt ended: as its trainer says, or by what the scheduler did, or `failed`. None where nothing says so."""
+    end = attempt.end
+    if end is not None:
+        return str(end["reason"])
+    cause = root_cause(_ending_faults(attempt))
+    return None if cause is None else str(cause["fault"]) if cause["fault"] in SCHEDULER_ENDINGS else "failed"
 
-    Without critical faults, the last warning. Has an `advice`, and holds those of FAULT_FIELDS that the line told, the number of
-    the `attempt`, and of a collective's time-out the `suspect_ranks` where they can be told.
+
+def main_fault(run: Run) -> Record | None:
+    """The fault to look at first: of the last attempt that faults ended the one that explains the others.
+
+    Where faults ended none, the last critical one that an attempt went on after, else the last warning; an exception or an exit
+    that steps follow was caught, and does not count. Has an `advice`, and holds those of FAULT_FIELDS that the line told, the
+    number of the `attempt`, and of a collective's time-out the `suspect_ranks` where they can be told.
     """
     for attempt in reversed(run.attempts):
-        critical = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "critical"]
-        if critical:
-            kept = [fault for fault in attempt.of_kind("fault") if _may_explain(fault)]
-            chosen = root_cause(kept) or critical[0]
-            return _of_attempt(chosen, attempt) | _suspects(chosen, critical, positive(run.arguments.get("world_size")))
-    for attempt in reversed(run.attempts):
-        warnings = [fault for fault in attempt.of_kind("fault") if fault["severity"] == "warning"]
-        if warnings:
-            return _of_attempt(warnings[-1], attempt)
+        faults = _ending_faults(attempt)
+        chosen = root_cause(faults)
+        if chosen is not None:
+            return _of_attempt(chosen, attempt) | _suspects(chosen, faults, positive(run.arguments.get("world_size")))
+    for severity in ("critical", "warning"):
+        for attempt in reversed(run.attempts):
+            found = [
+                fault for fault in attempt.of_kind("fault") if fault["severity"] == severity and fault["fault"] not in CAUGHT
+            ]
+            if found:
+                return _of_attempt(found[-1], attempt)
     return None
 
 
-def _may_explain(fault: Record) -> bool:
-    return fault["severity"] == "critical" or fault["fault"] in SCHEDULER_FAULTS
+def _ending_faults(attempt: Attempt) -> list[Record]:
+    """Those after the last step of an attempt that end a job; behind its word that it is done only a root cause is one."""
+    faults = [event for event in attempt.closing if event["kind"] == "fault" and ends_job(event)]
+    if attempt.end is None or attempt.end["reason"] != "completed":
+        return faults
+    return [fault for fault in faults if fault["cause"] == "root" and fault["severity"] == "critical"]
 
 
 def _of_attempt(fault: Record, attempt: Attempt) -> Record:
@@ -181,7 +206,7 @@ def _trend(losses: np.ndarray) -> tuple[float | None, float | None]:
 
 def _consumed_tokens(steps: Steps, sizes: Sizes) -> int | None:
     samples = steps.last("consumed_samples")
-    if samples is None and sizes.global_batch_size:
+    if samples is None and sizes.global_batch_size and len(steps):
         samples = float(steps.numbers[-1]) * sizes.global_batch_size
     return None if samples is None or sizes.seq_length is None else int(samples) * sizes.seq_length
 
@@ -199,11 +224,13 @@ def _whole(value: float | None) -> int | None:
     return None if value is None or value < 1 else int(value)
 
 
-def _eta_seconds(step: int, total_steps: int | None, seconds: float | None, is_running: bool) -> float | None:
+def _eta_seconds(step: int | None, total_steps: int | None, seconds: float | None, is_running: bool) -> float | None:
     """0 after the last step. A run that neither is done nor runs has none."""
-    if total_steps is not None and step >= total_steps:
+    if step is None or total_steps is None:
+        return None
+    if step >= total_steps:
         return 0.0
-    return (total_steps - step) * seconds if is_running and total_steps is not None and seconds is not None else None
+    return (total_steps - step) * seconds if is_running and seconds is not None else None
 
 
 def _time(seconds: float | None) -> str | None:

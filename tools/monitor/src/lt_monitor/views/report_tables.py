@@ -32,8 +32,8 @@ def header(title: str, summary: Summary) -> str:
     if summary.updated:
         parts.append(("silent since " if summary.silent else "last line ") + summary.updated[:16].replace("T", " "))
     bar = ""
-    if summary.total_steps:
-        share = min(1.0, summary.step / summary.total_steps)
+    if summary.done_share is not None:
+        share = min(1.0, summary.done_share)
         bar = (
             '<div class="progress"><svg viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="progress">'
             f'<rect class="track" width="100" height="8"/><rect class="bar" width="{share * 100:.2f}" height="8"/></svg></div>'
@@ -114,9 +114,9 @@ def _gpu_note(summary: Summary) -> str:
 
 
 def _tokens_note(summary: Summary) -> str:
-    if summary.consumed_tokens is None or summary.total_steps is None:
+    if summary.consumed_tokens is None or not summary.done_share:
         return ""
-    return f"of {_compact(round(summary.consumed_tokens / summary.step * max(summary.total_steps, summary.step)))}"
+    return f"of {_compact(round(summary.consumed_tokens * max(1.0, 1 / summary.done_share)))}"
 
 
 def _path_note(summary: Summary) -> str:

@@ -17,7 +17,7 @@ NEVER_SHOWN = ("save", "load")
 def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     """The cells of each column; a column that no run has anything for is left out."""
     found = {
-        "step": [f"{one.step:,}" for one in summaries],
+        "step": ["" if one.step is None else f"{one.step:,}" for one in summaries],
         "done": [_share(one) for one in summaries],
         "loss": [_number(one.loss_mean, ".4f") for one in summaries],
         "validation": [_number(one.validation_loss, ".4f") for one in summaries],
@@ -76,7 +76,7 @@ def _print(table: dict[str, list[str]]) -> None:
 
 
 def _share(summary: Summary) -> str:
-    return "" if summary.total_steps is None else f"{summary.step / summary.total_steps:.0%}"
+    return "" if summary.done_share is None else f"{summary.done_share:.0%}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -49,9 +49,11 @@ def _plain_table(group: list[Summary]) -> str:
 
 
 def _step(summary: Summary) -> str:
-    if summary.total_steps is None:
+    if summary.step is None:
+        return "-"
+    if summary.done_share is None:
         return f"{summary.step:,}"
-    return f"{summary.step:,} / {summary.total_steps:,} ({summary.step / summary.total_steps:.1%})"
+    return f"{summary.step:,} / {summary.total_steps:,} ({summary.done_share:.1%})"
 
 
 def _loss(summary: Summary) -> str:

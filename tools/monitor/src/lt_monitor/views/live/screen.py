@@ -94,7 +94,7 @@ def _panel(view: View, now: float, is_chosen: bool = False) -> "RenderableType":
     grid.add_column(ratio=1)
     grid.add_column(justify="right", no_wrap=True)
     rows = summary_table.ROWS
-    share = min(1.0, summary.step / summary.total_steps) if summary.total_steps else 0.0
+    share = min(1.0, summary.done_share or 0.0)
     left = rows["time left"](summary)
     where = _join(rows["step"](summary), {"-": "", "done": "done"}.get(left, f"{left} left"))
     grid.add_row("step", ProgressBar(total=1.0, completed=share), where)
