@@ -191,6 +191,7 @@ SLURM = "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-01-16T08:00:00{} 
         (STEP_LINE + "torch.OutOfMemoryError: CUDA out of memory.\n" + SLURM.format(""), "out-of-memory", "failed"),
         (STEP_LINE + "srun: error: n1: task 3: Exited with exit code 1\n", "exit", "failed"),
         (STEP_LINE, None, None),
+        ("".join(f"{{'loss': nan, 'epoch': {epoch}, 'step': {23 + epoch}}}\n" for epoch in range(3)), "nan", None),
         # Caught, as the steps go on.
         ("ValueError: a bad sample\n" + STEP_LINE, None, None),
         (

@@ -78,6 +78,7 @@ class LogParser:
         self._step_numbers = StepNumbers(state.get("step_numbers"))
         self._open_step = OpenStep(state.get("open_step"))
         self._last_step: int | None = state.get("last_step")
+        self._has_step_lines: bool = state.get("has_step_lines", False)
         self._templates = StepTemplates()
         self._patterns = user_patterns.active()
         self._is_dense = False
@@ -90,6 +91,7 @@ class LogParser:
             "open_step": self._open_step.to_record(),
             "step_numbers": self._step_numbers.to_record(),
             "last_step": self._last_step,
+            "has_step_lines": self._has_step_lines,
         }
 
     def parse(self, block: bytes, offset: int) -> ParsedBlock:
@@ -203,6 +205,8 @@ class LogParser:
             line.relabel(hits[_STEP_HEAD][-1] - begin)
             if (head := many_line_steps.head(line)) is not None:
                 self._step_numbers.note(head.record)
+                if self._has_step_lines and head.is_engine:
+                    return False
                 self._open_step.begin(head.trainer, _completed(head.record, line))
                 self._resume_step(block, end + 1, offset, items)
                 return False
@@ -212,6 +216,7 @@ class LogParser:
             line.relabel(hits[index][-1] - begin)
             parsed = PARSERS[index][0](line) if index >= 0 else self._patterns[index - _USER_PATTERN - 1].parse(line)
             if isinstance(parsed, StepLine):
+                self._has_step_lines = True
                 record = self._step_record(line, parsed, block, begin)
                 if record is None:
                     return False

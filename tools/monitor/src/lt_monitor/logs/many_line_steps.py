@@ -19,17 +19,18 @@ _WHOLE_STEP = frozenset({"v", "kind", "step", "total_steps", "epoch", "time", "t
 
 
 class Head(NamedTuple):
-    """The first line of a step: whose it is, and its values."""
+    """The first line of a step: whose it is, and its values. `is_engine`: a trainer above it may report the same step."""
 
     trainer: str
     record: Record
+    is_engine: bool
 
 
 def head(line: Line) -> Head | None:
     for name, trainer in TRAINERS.items():
         record = trainer.head(line)
         if record is not None:
-            return Head(name, record)
+            return Head(name, record, trainer.is_engine)
     return None
 
 

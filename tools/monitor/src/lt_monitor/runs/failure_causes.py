@@ -15,6 +15,8 @@ from lt_monitor.runs.advice import advice
 from lt_monitor.runs.run_state import RunState, positive
 
 MAXIMUM_NAMED = 8
+# Step lines in a row without a number for a loss: the run does not recover.
+NAN_STEPS = 3
 SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
 # Roots that any error may follow, so that their place among the lines does not matter.
 EXPLAINING = frozenset(

@@ -13,7 +13,7 @@ from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.advice import advice
 from lt_monitor.runs.attempts import Attempt, Run
-from lt_monitor.runs.failure_causes import SCHEDULER_FAULTS, root_cause, suspect_ranks
+from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
 
@@ -141,15 +141,20 @@ def ending(attempt: Attempt) -> str | None:
 def main_fault(run: Run) -> Record | None:
     """The fault to look at first: of the last attempt that faults ended the one that explains the others.
 
-    Where faults ended none, the last critical one that an attempt went on after, else the last warning; an exception or an exit
-    that steps follow was caught, and does not count. Has an `advice`, and holds those of FAULT_FIELDS that the line told, the
-    number of the `attempt`, and of a collective's time-out the `suspect_ranks` where they can be told.
+    Where faults ended none, losses at the end that are not numbers, else the last critical one that an attempt went on after, else
+    the last warning; an exception or an exit that steps follow was caught, and does not count. Has an `advice`, and holds those of
+    FAULT_FIELDS that the line told, the number of the `attempt`, and of a collective's time-out the `suspect_ranks` where they can
+    be told.
     """
     for attempt in reversed(run.attempts):
         faults = _ending_faults(attempt)
         chosen = root_cause(faults)
         if chosen is not None:
             return _of_attempt(chosen, attempt) | _suspects(chosen, faults, positive(run.arguments.get("world_size")))
+    recent = run.steps[-NAN_STEPS:]
+    if len(recent) == NAN_STEPS and bool((nan_steps(recent) > 0).all()):
+        message = f"the last {NAN_STEPS} losses are not a number"
+        return _of_attempt({"fault": "nan", "cause": "root", "severity": "critical", "message": message}, run.attempts[-1])
     for severity in ("critical", "warning"):
         for attempt in reversed(run.attempts):
             found = [

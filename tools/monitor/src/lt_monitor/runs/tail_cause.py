@@ -16,13 +16,20 @@ from lt_monitor.events.steps import epoch_seconds
 from lt_monitor.logs import log_files
 from lt_monitor.logs.log_tail import LogTail
 from lt_monitor.runs.advice import ADVICE, Action, advice
-from lt_monitor.runs.failure_causes import MAXIMUM_NAMED, SCHEDULER_FAULTS, precedence, ranks_text, root_cause, suspect_ranks
+from lt_monitor.runs.failure_causes import (
+    MAXIMUM_NAMED,
+    NAN_STEPS,
+    SCHEDULER_FAULTS,
+    precedence,
+    ranks_text,
+    root_cause,
+    suspect_ranks,
+)
 from lt_shared import credentials
 
 # Of those that steps follow: a dying process writes its buffered step lines after its traceback.
 LATE_OUTPUT_BYTES = 1 << 16
 CONTEXT_BYTES = 1 << 13
-NAN_STEPS = 3
 _ENDING_XIDS = frozenset({13, 31, 43, 45, 94})
 _EARLY_ENDS = ("signal", "duration")
 _COMPLETED = re.compile(

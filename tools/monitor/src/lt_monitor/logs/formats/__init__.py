@@ -39,12 +39,14 @@ class ManyLines(NamedTuple):
     """A training step of many lines.
 
     `head` gives the record of its first line, `below` the fields of a line that belongs to it (without a launcher's prefix), and
-    None for a line that does not. No step has more than `most_lines` below its head.
+    None for a line that does not. No step has more than `most_lines` below its head. Steps of an engine (`is_engine`) count until
+    the trainer above it reports its own.
     """
 
     head: Callable[[Line], Record | None]
     below: Callable[[bytes], Record | None]
     most_lines: int = 1000
+    is_engine: bool = False
 
 
 Parser = Callable[[Line], StepLine | Record | None]

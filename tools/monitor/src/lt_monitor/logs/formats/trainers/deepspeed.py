@@ -1,8 +1,8 @@
 """DeepSpeed: the steps that its engine reports, those of its pipeline engine, and steps that fp16 has skipped.
 
 The engine prints a line with the step and the learning rate, and behind it one with the speed. The second line counts steps from
-the start of the process, also after a checkpoint was loaded, so only the first names the step. Under Megatron and GPT-NeoX the
-trainer's own line of the same step follows.
+the start of the process, also after a checkpoint was loaded, so only the first names the step; step 0 is its configuration. Under
+Megatron, GPT-NeoX and the Trainer of Hugging Face their own line of the same step follows, and counts from the first one on.
 """
 
 import re
@@ -29,7 +29,7 @@ _PIPELINE_FIELDS = {b"iter time (s)": Field("step_seconds"), b"samples/sec": Fie
 
 def _head(line: Line) -> Record | None:
     match = last_match(_HEAD, line.text)
-    if match is None:
+    if match is None or int(match["step"]) == 0:
         return None
     record: Record = {"kind": "step", "step": int(match["step"]), "metrics": {"skipped": float(match["skipped"])}}
     if match["lr"]:
@@ -48,7 +48,7 @@ def _below(text: bytes) -> Record | None:
     return record
 
 
-STEP = ManyLines(_head, _below, most_lines=1)
+STEP = ManyLines(_head, _below, most_lines=1, is_engine=True)
 
 
 def pipeline_step(line: Line) -> StepLine | None:
