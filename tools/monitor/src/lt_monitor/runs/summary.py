@@ -141,10 +141,10 @@ def ending(attempt: Attempt) -> str | None:
 def main_fault(run: Run) -> Record | None:
     """The fault to look at first: of the last attempt that faults ended the one that explains the others.
 
-    Where faults ended none, losses at the end that are not numbers, else the last critical one that an attempt went on after, else
-    the last warning; an exception or an exit that steps follow was caught, and does not count. Has an `advice`, and holds those of
-    FAULT_FIELDS that the line told, the number of the `attempt`, and of a collective's time-out the `suspect_ranks` where they can
-    be told.
+    Where faults ended none: losses at the end that are not numbers, else the last critical one that steps follow, else the last
+    warning. An exception or an exit that steps follow was caught, and does not count. Has an `advice`, and holds those of
+    FAULT_FIELDS that the line told, the number of the `attempt`, and of a collective's time-out the `suspect_ranks` where they
+    can be told.
     """
     for attempt in reversed(run.attempts):
         faults = _ending_faults(attempt)
