@@ -26,5 +26,5 @@ def dump() -> bytes:
     import torch
     from torch._C import _distributed_c10d as c10d
 
-    name = "_dump_nccl_trace" if torch.cuda.is_initialized() else "_dump_fr_trace"
+    name = "_dump_nccl_trace" if torch.cuda.is_initialized() else "_dump_fr_trace"  # type: ignore[no-untyped-call]
     return bytes(getattr(c10d, name)()) if hasattr(c10d, name) else b""

@@ -4,6 +4,7 @@ Another user may have made the directory, or may write to it, and put a link the
 one with a second name, which could be anywhere.
 """
 
+import io
 import os
 import shutil
 import stat
@@ -38,7 +39,7 @@ def appended(path: Path) -> IO[str]:
     return os.fdopen(descriptor(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
 
 
-def renewed(path: Path) -> IO[str]:
+def renewed(path: Path) -> io.TextIOWrapper:
     """A new text file, instead of one that an attempt before has left. Raises OSError."""
     path.unlink(missing_ok=True)
     return path.open("x")
