@@ -215,11 +215,13 @@ def test_computed_buffers_of_old_files_are_ignored(hf: Path) -> None:
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_hostile_padding_file_is_refused(hf: Path) -> None:
-    save_file({"padding.model.embed_tokens.weight": torch.zeros(6, 31)}, hf / "padding.safetensors")
+@pytest.mark.parametrize("name", ["lt-convert.padding", "padding.safetensors"])
+def test_a_hostile_padding_file_is_refused(hf: Path, name: str) -> None:
+    """The second is its name of before."""
+    save_file({"padding.model.embed_tokens.weight": torch.zeros(6, 31)}, hf / name)
     assert "the configuration says" in refuse(hf)
-    save_file({"model.norm.weight": torch.zeros(32)}, hf / "padding.safetensors")
-    assert "padding.safetensors" in refuse(hf)
+    save_file({"model.norm.weight": torch.zeros(32)}, hf / name)
+    assert name in refuse(hf)
 
 
 @pytest.mark.parametrize("name", ["grouped", "tied", "scaled", "sharded"])

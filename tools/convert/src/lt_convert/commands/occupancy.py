@@ -40,7 +40,7 @@ _BESIDE = re.compile(
     r"|(?:modeling|configuration)_\w+\.py|original/(?:params\.json|consolidated\.\d+\.pth)"
     r"|README\.md|\.gitattributes|\.gitignore|(?:LICENSE|NOTICE)(?:-MODEL|-CODE)?(?:\.txt|\.md)?|USE_POLICY\.md"
     r"|(?:\.cache/huggingface|\.huggingface)/(?:\.gitignore|CACHEDIR\.TAG|download/.+\.(?:metadata|lock|incomplete))"
-    rf"|latest_wandb_artifact_path\.txt|{re.escape(Checksums.RECORD)}|{re.escape(JOURNAL)}"
+    rf"|latest_wandb_artifact_path\.txt|lt-convert\.padding|{re.escape(Checksums.RECORD)}|{re.escape(JOURNAL)}"
 )
 _FOLDER = re.compile(rf"(?:{_ITERATION}(?:mp_rank_[\d_]+/)?|mp_rank_[\d_]+/|step-\d+/|tokenizer/|original/|\.cache/|"
                      r"\.cache/huggingface/(?:.+/)?|\.huggingface/(?:.+/)?)")  # fmt: skip

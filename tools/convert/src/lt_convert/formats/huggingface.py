@@ -27,7 +27,9 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
-PADDING_FILE = "padding.safetensors"
+# Named so that no loader looks at it: vLLM reads each *.safetensors of a directory without an index.
+PADDING_FILE = "lt-convert.padding"
+FORMER_PADDING_FILE = "padding.safetensors"
 SHARD_BYTES = 5_000_000_000
 MAXIMUM_HEADER_BYTES = 100_000_000
 
@@ -62,7 +64,8 @@ def open_source(directory: str, files: Files) -> Source:
     if ADAPTER in names:
         raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
     found = read_model(directory, files)
-    padding = _padding(directory, files) if PADDING_FILE in names else None
+    padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
+    padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
     padded = architecture.padded_vocab_size()
     if padding is not None:
         padded = architecture.vocab_size + max((tensor.shape[0] for tensor in padding.values()), default=0)
@@ -85,9 +88,8 @@ def open_source(directory: str, files: Files) -> Source:
     )
 
 
-def _padding(directory: str, files: Files) -> dict[str, Tensor]:
+def _padding(path: str, files: Files) -> dict[str, Tensor]:
     """The padding rows of the vocabulary, which a conversion to this format stored in a file of their own."""
-    path = f"{directory}/{PADDING_FILE}"
     tensors = read_file(path, files)
     for name, tensor in tensors.items():
         if not name.startswith(PADDING) or not tensor.shape:
