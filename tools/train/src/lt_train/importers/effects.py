@@ -27,7 +27,7 @@ NEUTRAL = {
     "decoder_type": ("",),
     "embedding_multiplier": (1, 1.0),
     "model_type": ("gpt",),
-    "moe_layer_freq": (1, "1"),
+    "moe_layer_freq": (1, "1", "[1]"),
     "moe_load_balancing": ("aux_loss",),
     "mtp_num_layers": (0,),
     "normalize_attention_scores": (True,),
@@ -72,6 +72,11 @@ NONE = re.compile(
     r"experiment|launcher|container|time_limit|hydra|defaults|prefix_to|nodes|devices|rdzv|rendezvous|account|partition|restore|"
     r"inference|seconds|minutes|exit_|target|log_|ckpt|master|port).*"
 )
+
+
+def is_of_model(name: str) -> bool:
+    """Whether a key of this name is of the network."""
+    return MODEL.fullmatch(name) is not None
 
 
 def effect_of(key: str, value: Any) -> Effect:

@@ -4,30 +4,28 @@ Where nothing is given, the two differ: Megatron drops out a tenth of the activa
 beta2. These defaults are carried over too, since the same command should train the same model.
 """
 
-import itertools
-import re
-import shlex
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from lt_shared.console import BadData
 from lt_train.config.settings.layers import WITHOUT_EFFECT
-from lt_train.importers.effects import Effect, effect_of
+from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import ZERO_CENTERED, complete
 from lt_train.importers.ledger import Ledger, Translation, accepted, expected, options
-from lt_train.importers.shell_script import ShellCommand, commands, needs_shell, variables_in
+from lt_train.importers.megatron_flags import decides, effect_of_flag
+from lt_train.importers.megatron_script import asked_for, command_in, sources_of_options
+from lt_train.importers.megatron_words import is_script, launcher, parse
+from lt_train.importers.shell.script import ShellCommand
+from lt_train.importers.shell.unknown import needs_shell
+
+__all__ = ["command_in", "translate", "translate_command"]
 
 SOURCE = "Megatron-LM"
-# What stands behind an option of a launcher that has no value.
-PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
-PROGRAM_OF_GPT = re.compile(r"(^|/)pretrain_(gpt|llama)\w*\.py$")
-OTHER_PROGRAM = re.compile(r"(^|/)\w*(pretrain|finetune|train)\w*\.py$")
-OF_NEMO = "import the YAML that its --config-name names, with --set KEY=VALUE for what the command line overrides"
 TOKENIZER = "the tokenizer belongs to the data: lt-preprocess --tokenizer"
 OF_SHELL = "it needs the shell: pass the command line with its value"
+OTHER_PADDING = "the vocabulary is padded to 128 x tensor parallel size: the padded rows are others"
 LAUNCHER = "the launcher's: lt-train reads the rank from the environment, or --ranks"
 REASONS = {
     "tokenizer_type": TOKENIZER,
@@ -58,6 +56,8 @@ REASONS = {
     "wandb_key": "wandb reads it from WANDB_API_KEY",
 }
 RENAMED = {
+    "batch_size": "micro_batch_size",
+    "model_parallel_size": "tensor_model_parallel_size",
     "num_key_value_heads": "num_query_groups",
     "rotary_position_embeddings_theta": "rotary_base",
     "rope_theta": "rotary_base",
@@ -75,111 +75,69 @@ DEFAULTS = {
 }
 
 
-def translate(words: Sequence[str], conditional: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Translation:
-    """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py.
+def translate(words: Sequence[str]) -> Translation:
+    """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
+    return translate_command(ShellCommand(list(words)))
 
-    `conditional` are variables of its script whose value depends on a condition, with the words that an array may have.
-    """
-    script = next((index for index, word in enumerate(words) if _is_script(word)), None)
+
+def translate_command(command: ShellCommand) -> Translation:
+    """The same for the command of a script, some of whose variables may not be known."""
+    script = next((index for index, word in enumerate(command.words) if is_script(word)), None)
     if script is None:
         raise BadData("no pretrain_gpt.py in the command line", "pass the whole command: -- torchrun ... pretrain_gpt.py ...")
-    values = _as_megatrons(_parse(words[script + 1 :]))
-    of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words))}
-    launcher = _launcher(words[:script])
-    ledger = Ledger(SOURCE, values | launcher)
-    for key in launcher:
+    values = _as_megatrons(parse(command.words[script + 1 :]))
+    of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words)) and not REASONS.get(key)}
+    of_launcher = launcher(command.words[:script])
+    ledger = Ledger(SOURCE, values | of_launcher)
+    for key in of_launcher:
         ledger.drop(key, LAUNCHER)
-    for key, value in of_shell.items():
-        if REASONS.get(key):
-            ledger.drop(key, REASONS[key])
-        ledger.drop(key, OF_SHELL if value != [key] else f"{OF_SHELL}, or the options that it holds")
+    for key in of_shell:
+        _drop_unknown(ledger, key)
+    for file in sources_of_options(command):
+        ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
     _contradictions(ledger)
+    _vocabulary(ledger)
+    _lengths(ledger)
     for key in values:
         _carry(ledger, key)
     _without_a_directory(ledger)
     _defaults(ledger)
     complete(ledger, "disable_bias_linear")
-    return ledger.close("lt-train has no such option", _asked_for(of_shell, conditional))
+    for key in ledger.left():
+        words = ledger.take(key)
+        value = " ".join(words) if words else True
+        ledger.drop_value(key, value, "lt-train has no such option", effect_of_flag(key, words))
+    return ledger.close("lt-train has no such option", asked_for(of_shell, command))
 
 
-def command_in(text: str, given: Mapping[str, str] | None = None) -> ShellCommand:
-    """The command that starts pretrain_gpt.py in a shell script. Raises BadData without one."""
-    other: str | None = None
-    try:
-        for command in commands(text, given):
-            if command.words[:1] and command.words[0] not in ("echo", "printf"):
-                if any(map(_is_script, command.words)):
-                    return command
-                other = other or next(filter(OTHER_PROGRAM.search, command.words), None)
-    except ValueError as error:
-        raise BadData(f"not a command line: {error}") from None
-    if other:
-        name = other.rpartition("/")[2]
-        hint = OF_NEMO if name.startswith("megatron_") else "pass the command line of pretrain_gpt.py, or a configuration file"
-        raise BadData(f"the script starts {name}, and lt-train imports pretrain_gpt.py", hint)
-    raise BadData("no command with pretrain_gpt.py in the script", "pass it: lt-train import -- torchrun ... pretrain_gpt.py ...")
+def _drop_unknown(ledger: Ledger, key: str) -> None:
+    """A value that only a run of the script knows."""
+    words = ledger.take(key)
+    if words == [key]:
+        ledger.drop_value(key, key, f"{OF_SHELL}, or the options that it holds", Effect.RESULT)
+        return
+    of_model = effect_of_flag(key, words) is Effect.MODEL
+    effect = Effect.MODEL if of_model else Effect.RESULT if decides(key, words) else Effect.NONE
+    ledger.drop_value(key, " ".join(words), OF_SHELL, effect)
 
 
-def _asked_for(of_shell: Mapping[str, Sequence[str]], conditional: Mapping[str, Sequence[str]]) -> list[str]:
-    """The variables without which the run would be another one: those of numbers, and of options that a condition chooses."""
-    found: dict[str, None] = {}
-    for key, words in of_shell.items():
-        option = options().get(key)
-        is_number = option is not None and isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
-        for name in (name for word in words for name in variables_in(word)):
-            chosen = _parse(conditional.get(name, ())) if words == [key] else {}
-            if is_number or any(_changes_training(option_name, value) for option_name, value in chosen.items()):
-                found[name] = None
-    return list(found)
+def _lengths(ledger: Ledger) -> None:
+    """Megatron-DeepSpeed ends at the first of two lengths; lt-train takes one."""
+    keys = ("train_tokens", "train_samples", "seq_length")
+    if not all(map(ledger.has, keys)):
+        return
+    tokens, samples, length = (int(value[0]) if value and value[0].isdigit() else 0 for value in map(ledger.peek, keys))
+    if 0 < samples * length < tokens:
+        ledger.drop("train_tokens", "--train-samples ends the run before")
+    elif tokens:
+        ledger.drop("train_samples", "--train-tokens ends the run before")
 
 
-def _changes_training(key: str, value: Any) -> bool:
-    return key not in REASONS and key not in WITHOUT_EFFECT and effect_of(key, value) in (Effect.MODEL, Effect.RESULT)
-
-
-def _is_script(word: str) -> bool:
-    return PROGRAM_OF_GPT.search(word) is not None
-
-
-def _launcher(words: Sequence[str]) -> dict[str, Any]:
-    """The options of srun, torchrun and the like; one without a value is True, one that comes twice has a list.
-
-    Which of them take the next word is guessed: not a program.
-    """
-    found: dict[str, list[str | bool]] = {}
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue="-"):
-        if not word.startswith("-"):
-            continue
-        name, is_assigned, value = word.partition("=")
-        is_alone = following.startswith("-") or PROGRAM.fullmatch(following) is not None
-        found.setdefault(f"launcher {name}", []).append(value if is_assigned else is_alone or following)
-    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
-
-
-def _parse(words: Sequence[str]) -> dict[str, Any]:
-    """Options with their list of words; a word that needs the shell is one of a single option's, or has a key of its own."""
-    values: dict[str, Any] = {}
-    option: str | None = None
-    for word in itertools.chain.from_iterable(map(_split, words)):
-        if word.startswith("--"):
-            name, is_assigned, value = word[2:].partition("=")
-            option = name.replace("-", "_")
-            values[option] = [value] if is_assigned else []
-        elif option is None or (needs_shell(word) and (values[option] or _takes_no_value(option))):
-            values[word] = [word]
-        else:
-            values[option].append(word)
-    return values
-
-
-def _split(word: str) -> list[str]:
-    """An array may hold an option and its value in one text; unquoted, bash makes two words of it."""
-    return shlex.split(word) if word.startswith("--") and " " in word and not needs_shell(word) else [word]
-
-
-def _takes_no_value(option: str) -> bool:
-    found = options().get(option)
-    return found is not None and found.is_flag
+def _vocabulary(ledger: Ledger) -> None:
+    multiple = ledger.peek("make_vocab_size_divisible_by")
+    if multiple is not None and multiple != ["128"]:
+        words = ledger.take("make_vocab_size_divisible_by")
+        ledger.drop_value("make_vocab_size_divisible_by", " ".join(words), OTHER_PADDING, Effect.RESULT)
 
 
 def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
@@ -190,6 +148,13 @@ def _as_megatrons(values: dict[str, Any]) -> dict[str, Any]:
         found.setdefault("position_embedding_type", ["rope"])
     if "num_key_value_heads" in values:
         found.setdefault("group_query_attention", [])
+    if "group_query_attention" in found:
+        # Megatron-LM's default, beside which the switch alone means multi-query attention.
+        found.setdefault("num_query_groups", ["1"])
+    if "checkpoint_activations" in found and "recompute_granularity" not in found:
+        del found["checkpoint_activations"]
+        found |= {"recompute_granularity": ["full"], "recompute_method": ["uniform"]}
+        found.setdefault("recompute_num_layers", found.pop("checkpoint_num_layers", ["1"]))
     if "normalization" in found:
         found["normalization"] = [NORMS.get(word.lower(), word) for word in found["normalization"]]
     return found
@@ -200,6 +165,7 @@ def _without_a_directory(ledger: Ledger) -> None:
     if not ledger.get("save"):
         for option in ("exit_duration_in_mins", "exit_interval"):
             _take_back(ledger, option, "a run that ends early needs a directory to resume from: add it with --save")
+        _take_back(ledger, "async_save", "nothing is saved without a directory: add it with --save")
     if not (ledger.get("save") or ledger.get("tensorboard_dir")):
         _take_back(ledger, "profile", "a profile needs a directory: --save or --tensorboard-dir")
 

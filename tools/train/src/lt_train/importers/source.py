@@ -67,10 +67,10 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
         _check_variables(text, given)
     if is_manifest:
         command = kubernetes_manifest.command_in(text, given)
-        return megatron_lm.translate(command.words, command.conditional)
+        return megatron_lm.translate_command(command)
     if suffix not in (".yaml", ".yml"):
         command = megatron_lm.command_in(text, given)
-        return megatron_lm.translate(command.words, command.conditional)
+        return megatron_lm.translate_command(command)
     values = _yaml(text, _read(given))
     if megatron_bridge.is_run_config(values):
         return megatron_bridge.translate(values)

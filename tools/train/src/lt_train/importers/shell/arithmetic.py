@@ -1,0 +1,244 @@
+"""The shell's arithmetic: integers of 64 bits with C's operators, and variables by their names.
+
+A small parser by precedence, so that nothing of a script is ever evaluated as Python. What needs a variable that is not known
+raises Unknown with its name: bash would take 0 for one that is unset, but the environment may have it.
+"""
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable
+
+TOKEN = re.compile(
+    r"\s*(?:(0[xX][0-9a-fA-F]+|\d+#\w+|\d+)|([A-Za-z_]\w*(?:\[[^\]]{0,80}\])?)"
+    r"|(<<=|>>=|\*\*|\+\+|--|&&|\|\||<<|>>|[<>=!]=|[-+*/%&|^]=|[-+*/%<>=!~&|^?:(),]))"
+)
+BINARY = {
+    name: precedence
+    for precedence, names in enumerate(
+        (
+            ("||",),
+            ("&&",),
+            ("|",),
+            ("^",),
+            ("&",),
+            ("==", "!="),
+            ("<", ">", "<=", ">="),
+            ("<<", ">>"),
+            ("+", "-"),
+            ("*", "/", "%"),
+        )
+    )
+    for name in names
+}
+ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
+DEEPEST = 40
+LONGEST = 2_000
+SIGN = 1 << 63
+
+
+class Unknown(Exception):
+    """The names of variables that a value depends on."""
+
+    def __init__(self, *names: str):
+        super().__init__(*names)
+        self.names = names
+
+
+def evaluate(text: str, read: Callable[[str], str | None], assign: Callable[[str, str], None], depth: int = 0) -> int:
+    """The value of an expression; `read` gives a variable's text, None where it is not known.
+
+    Raises Unknown, and ValueError for what is no expression.
+    """
+    if depth > DEEPEST or len(text) > LONGEST:
+        raise ValueError("arithmetic too deep to follow")
+    parser = _Parser(_tokens(text), read, assign, depth)
+    if not parser.tokens:
+        return 0
+    value = parser.sequence()
+    if parser.tokens:
+        raise ValueError(f"not arithmetic: {text}")
+    return value
+
+
+def _tokens(text: str) -> list[str]:
+    found: list[str] = []
+    position = 0
+    while text[position:].strip():
+        matched = TOKEN.match(text, position)
+        if matched is None:
+            raise ValueError(f"not arithmetic: {text}")
+        found.append(matched[0].strip())
+        position = matched.end()
+    return found
+
+
+def _wrapped(value: int) -> int:
+    return (value + SIGN) % (2 * SIGN) - SIGN
+
+
+def _divided(left: int, right: int) -> int:
+    if right == 0:
+        raise ValueError("division by zero")
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "|": operator.or_,
+    "^": operator.xor,
+    "&": operator.and_,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<<": lambda left, right: left << (right & 63),
+    ">>": lambda left, right: left >> (right & 63),
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divided,
+    "%": lambda left, right: left - right * _divided(left, right),
+}
+
+
+@dataclasses.dataclass
+class _Parser:
+    """What stands on a side that is not evaluated, as behind `0 &&`, is read with `is_live` off and assigns nothing."""
+
+    tokens: list[str]
+    read: Callable[[str], str | None]
+    assign: Callable[[str, str], None]
+    depth: int
+    is_live: bool = True
+    level: int = 0
+
+    def sequence(self) -> int:
+        value = self.assignment()
+        while self._next(","):
+            value = self.assignment()
+        return value
+
+    def assignment(self) -> int:
+        if len(self.tokens) > 1 and _is_name(self.tokens[0]) and self.tokens[1] in ASSIGNING:
+            name, sign = self.tokens.pop(0), self.tokens.pop(0)
+            value = self.assignment()
+            if sign != "=":
+                value = self._applied(sign[:-1], self._variable(name), value)
+            return self._assigned(name, value)
+        return self.choice()
+
+    def choice(self) -> int:
+        self.level += 1
+        if self.level > DEEPEST:
+            raise ValueError("arithmetic too deep to follow")
+        condition = self.binary(0)
+        if self._next("?"):
+            first = self._if_live(bool(condition), self.assignment)
+            self._expect(":")
+            second = self._if_live(not condition, self.assignment)
+            condition = first if condition else second
+        self.level -= 1
+        return condition
+
+    def binary(self, least: int) -> int:
+        left = self.power()
+        while self.tokens and BINARY.get(self.tokens[0], -1) >= least:
+            sign = self.tokens.pop(0)
+            following = BINARY[sign] + 1
+            if sign in ("&&", "||"):
+                is_open = bool(left) == (sign == "&&")
+                right = self._if_live(is_open, lambda following=following: self.binary(following))
+                left = int(bool(right)) if is_open else int(bool(left))
+            else:
+                left = self._applied(sign, left, self.binary(following))
+        return left
+
+    def power(self) -> int:
+        base = self.unary()
+        if not self._next("**"):
+            return base
+        exponent = self.power()
+        if not self.is_live:
+            return 0
+        if exponent < 0 or exponent > LONGEST:
+            raise ValueError("an exponent out of range")
+        return _wrapped(base**exponent)
+
+    def unary(self) -> int:
+        self.level += 1
+        if self.level > DEEPEST or not self.tokens:
+            raise ValueError("arithmetic that ends early, or too deep to follow")
+        token = self.tokens.pop(0)
+        value = self._prefixed(token)
+        self.level -= 1
+        return value
+
+    def _prefixed(self, token: str) -> int:
+        if token in ("++", "--") and self.tokens and _is_name(self.tokens[0]):
+            name = self.tokens.pop(0)
+            return self._assigned(name, self._variable(name) + (1 if token == "++" else -1))
+        if token in ("+", "-", "!", "~", "++", "--"):
+            value = self.unary()
+            return {"-": _wrapped(-value), "!": int(not value), "~": ~value}.get(token, value)
+        if token == "(":
+            value = self.sequence()
+            self._expect(")")
+            return value
+        return self._named(token) if _is_name(token) else _number(token)
+
+    def _named(self, name: str) -> int:
+        value = self._variable(name)
+        for sign, change in (("++", 1), ("--", -1)):
+            if self._next(sign):
+                self._assigned(name, value + change)
+        return value
+
+    def _variable(self, name: str) -> int:
+        if not self.is_live:
+            return 0
+        text = self.read(name)
+        if text is None:
+            raise Unknown(name)
+        return evaluate(text, self.read, self.assign, self.depth + 1)
+
+    def _assigned(self, name: str, value: int) -> int:
+        value = _wrapped(value)
+        if self.is_live:
+            self.assign(name, str(value))
+        return value
+
+    def _applied(self, sign: str, left: int, right: int) -> int:
+        return _wrapped(int(OPERATIONS[sign](left, right))) if self.is_live else 0
+
+    def _if_live(self, is_live: bool, parse: Callable[[], int]) -> int:
+        before, self.is_live = self.is_live, self.is_live and is_live
+        value = parse()
+        self.is_live = before
+        return value
+
+    def _next(self, token: str) -> bool:
+        found = self.tokens[:1] == [token]
+        if found:
+            self.tokens.pop(0)
+        return found
+
+    def _expect(self, token: str) -> None:
+        if not self._next(token):
+            raise ValueError(f"not arithmetic: {token} is missing")
+
+
+def _is_name(token: str) -> bool:
+    return token[0].isalpha() or token[0] == "_"
+
+
+def _number(token: str) -> int:
+    if "#" in token:
+        base, _, digits = token.partition("#")
+        return _wrapped(int(digits, int(base)))
+    if not token[0].isdigit():
+        raise ValueError(f"not arithmetic: {token}")
+    is_octal = token[0] == "0" and token.isdigit()
+    return _wrapped(int(token, 8) if is_octal else int(token, 0))

@@ -1,0 +1,334 @@
+"""What a word of a shell script expands to: quotes, variables, substitutions and arithmetic, as bash does it.
+
+What a command prints is not known, but for `echo`, `expr`, `printf` of a plain text, and `bc` of whole numbers.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+
+from lt_train.importers.shell import arithmetic
+from lt_train.importers.shell.quoting import end_of_quoted
+from lt_train.importers.shell.unknown import is_known, unknown, written
+from lt_train.importers.shell.variables import Value, Variables, names_behind, words_in
+
+NAMED = re.compile(r"\$([A-Za-z_]\w*|\d|[@*#?$!-])")
+BRACED = re.compile(r"(?P<hash>#)?(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<operation>.*)", re.DOTALL)
+DEFAULTING = re.compile(r"(:?)([-=?+])(.*)", re.DOTALL)
+SLICE = re.compile(r":\s*(\(?-?\s*[^:]+?\)?)\s*(?::(.*))?", re.DOTALL)
+RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})\}")
+CASES: dict[str, Callable[[str], str]] = {"^^": str.upper, ",,": str.lower}
+ALL = ("@", "*")
+LONGEST_MATCHED = 2_000
+MOST_OF_RANGE = 64
+DEEPEST = 30
+
+
+class Expansion:
+    """Words in the light of `variables`; `output` gives what a command prints, None where that is not known."""
+
+    def __init__(self, variables: Variables, output: Callable[[str], str | None]):
+        self._variables = variables
+        self._output = output
+        self._depth = 0
+
+    def words(self, sources: Sequence[str]) -> list[str]:
+        return [word for source in sources for word in self.fields(source)]
+
+    def fields(self, source: str) -> list[str]:
+        """One word becomes none or several where it is not quoted."""
+        span = RANGE.fullmatch(source)
+        if span and abs(int(span[2]) - int(span[1])) < MOST_OF_RANGE:
+            step = 1 if int(span[2]) >= int(span[1]) else -1
+            return [str(number) for number in range(int(span[1]), int(span[2]) + step, step)]
+        return self._fields(source, False)
+
+    def text(self, source: str) -> str:
+        """The same as one text, as in an assignment."""
+        return " ".join(self._fields(source, False, is_split=False))
+
+    def quoted(self, source: str) -> str:
+        """What stands between double quotes, or in a here-document."""
+        return " ".join(self._fields(source, True))
+
+    def _fields(self, source: str, is_quoted: bool, is_split: bool = True) -> list[str]:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise ValueError("nested too deeply")
+        fields = _Fields()
+        position = 0
+        while position < len(source):
+            end = self._piece_end(source, position, is_quoted)
+            self._add(fields, source[position:end], is_quoted, is_split)
+            position = end
+        self._depth -= 1
+        return fields.found
+
+    def _piece_end(self, source: str, position: int, is_quoted: bool) -> int:
+        character = source[position]
+        if character == "\\":
+            return min(position + 2, len(source))
+        if character == "$":
+            named = NAMED.match(source, position)
+            return named.end() if named else end_of_quoted(source, position)
+        if character == "`" or (not is_quoted and (character in "'\"" or source.startswith(("<(", ">("), position))):
+            return end_of_quoted(source, position)
+        end = position + 1
+        while end < len(source) and source[end] not in "\\$`'\"<>":
+            end += 1
+        return end
+
+    def _add(self, fields: "_Fields", piece: str, is_quoted: bool, is_split: bool) -> None:
+        if piece.startswith("\\"):
+            fields.add(_unescaped(piece, is_quoted))
+        elif (piece[0] == "$" and len(piece) > 1 and (is_quoted or piece[1] not in "'\"")) or (
+            piece[0] == "`" and len(piece) > 1
+        ):
+            self._add_value(fields, piece, is_quoted, is_split)
+        elif is_quoted:
+            fields.add(piece)
+        elif piece[0] == "'":
+            fields.add(piece[1:-1])
+        elif piece.startswith("$'"):
+            fields.add(re.sub(r"\\(.)", lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), piece[2:-1]))
+        elif piece.startswith(('"', '$"')) and len(piece) > 1:
+            inner = self._fields(piece.lstrip("$")[1:-1], True)
+            is_all = any(mark in piece for mark in ("@]}", "$@", "${@"))
+            fields.extend(inner if inner or is_all else [""])
+        elif piece.startswith(("<(", ">(")):
+            fields.add(unknown(piece))
+        else:
+            fields.add(piece)
+
+    def _add_value(self, fields: "_Fields", piece: str, is_quoted: bool, is_split: bool) -> None:
+        value, is_all = self._value(piece)
+        if is_quoted:
+            if is_all and isinstance(value, list):
+                fields.extend(value)
+            else:
+                fields.add(" ".join(value) if isinstance(value, list) else value)
+        elif not is_split:
+            fields.add(" ".join(value) if isinstance(value, list) else value)
+        else:
+            fields.split(value)
+
+    def _value(self, piece: str) -> tuple[Value, bool]:
+        """What a dollar sign or a backquote stands for, and whether it is all of a list."""
+        if piece.startswith("$((") and piece.endswith("))"):
+            return self.arithmetic(piece[3:-2]), False
+        if piece.startswith("$("):
+            return self._printed(piece, piece[2:-1]), False
+        if piece.startswith("`"):
+            return self._printed(piece, re.sub(r"\\([`$\\])", r"\1", piece[1:-1])), False
+        if piece.startswith("${"):
+            return self._braced(piece)
+        name = piece[1:]
+        return self._plain(name, piece), name == "@"
+
+    def _printed(self, piece: str, command: str) -> str:
+        found = self._output(command)
+        if found is not None:
+            return found.rstrip("\n")
+        return unknown(piece)
+
+    def _plain(self, name: str, piece: str) -> Value:
+        if name in ALL:
+            return list(self._variables.arguments)
+        value = self._variables.get(name)
+        if isinstance(value, list):
+            return value[0] if value else ""
+        return unknown(piece) if value is None else value
+
+    def _braced(self, piece: str) -> tuple[Value, bool]:
+        found = BRACED.fullmatch(piece[2:-1])
+        if found is None:
+            return unknown(piece), False
+        name, index, operation = found["name"], found["index"], found["operation"]
+        is_all = index in ALL or (name in ALL and index is None)
+        value = self._element(name, index)
+        if found["hash"]:
+            return self._length(value, piece, is_all), False
+        if operation:
+            return self._operated(name, value, operation, piece), is_all
+        if value is None:
+            return ([] if is_all and name in ALL else unknown(f"${name}" if index is None or is_all else piece)), False
+        return value, is_all and index != "*"
+
+    def _element(self, name: str, index: str | None) -> Value | None:
+        """Of an array all entries, one entry, or the first."""
+        if name in ALL:
+            return list(self._variables.arguments)
+        value = self._variables.get(name)
+        if index in ALL:
+            return words_in(value) if isinstance(value, str) and name in self._variables.given else value
+        if index is None or value is None or isinstance(value, str):
+            keyed = None if index is None else self._variables.get(f"{name}[{self.text(index)}]")
+            return keyed if keyed is not None or index not in (None, "0") else (value[0] if isinstance(value, list) else value)
+        try:
+            number = int(self._number(index))
+            return value[number] if all(map(is_known, value)) else None
+        except (ValueError, IndexError, arithmetic.Unknown):
+            return value[0] if index is None and value else None
+
+    def _length(self, value: Value | None, piece: str, is_all: bool) -> str:
+        if value is None or not all(map(is_known, [value] if isinstance(value, str) else value)):
+            return unknown(piece)
+        return str(len(value) if is_all or isinstance(value, str) else len(value[0]))
+
+    def _operated(self, name: str, value: Value | None, operation: str, piece: str) -> Value:
+        defaulting = DEFAULTING.fullmatch(operation)
+        if defaulting:
+            return self._or_default(name, value, defaulting, piece)
+        if value is None or not all(map(is_known, [value] if isinstance(value, str) else value)):
+            return unknown(piece)
+        entries = [value] if isinstance(value, str) else value
+        sliced = SLICE.fullmatch(operation)
+        try:
+            if sliced and isinstance(value, list):
+                return self._slice(value, sliced)
+            changed = ["".join(self._slice(entry, sliced)) if sliced else self._edited(entry, operation) for entry in entries]
+        except (ValueError, arithmetic.Unknown):
+            return unknown(piece)
+        return changed[0] if isinstance(value, str) else changed
+
+    def _or_default(self, name: str, value: Value | None, found: re.Match[str], piece: str) -> Value:
+        is_empty = value is None or (found[1] == ":" and not value)
+        if found[2] == "+":
+            return "" if is_empty else unknown(piece) if value and not is_known("".join(value)) else self.text(found[3])
+        if not is_empty:
+            return value or ""
+        if found[2] == "?":
+            return unknown(f"${name}")
+        default = self.text(found[3])
+        if found[2] == "=":
+            self._variables.assign(name, default)
+        return default
+
+    def _slice(self, value: Value, found: re.Match[str]) -> Value:
+        start = int(self._number(found[1]))
+        start = max(start + len(value), 0) if start < 0 else start
+        if found[2] is None:
+            return value[start:]
+        length = int(self._number(found[2]))
+        return value[start : start + length] if length >= 0 else value[start:length]
+
+    def _number(self, text: str) -> str:
+        found = self.arithmetic(text)
+        if not is_known(found):
+            raise ValueError(text)
+        return found
+
+    def _edited(self, value: str, operation: str) -> str:
+        """Without what a pattern matches at an end, with it replaced, or in other case."""
+        if operation in CASES:
+            return CASES[operation](value)
+        if len(value) > LONGEST_MATCHED:
+            raise ValueError("too long to be matched")
+        if operation.startswith(("#", "%")):
+            is_longest = operation[:2] in ("##", "%%")
+            return _without(value, self._pattern(operation[1 + is_longest :]), operation[0] == "#", is_longest)
+        if operation.startswith("/"):
+            return self._substituted(value, operation[1:])
+        raise ValueError(operation)
+
+    def _pattern(self, source: str) -> str:
+        """A glob; quoted characters stand for themselves."""
+        pieces = re.split(r"(\\.|'[^']*'|\"[^\"]*\")", source)
+        quoted = "'\"\\"
+        return "".join(re.sub(r"([*?[])", r"[\1]", self.text(p)) if p[:1] and p[0] in quoted else self.text(p) for p in pieces)
+
+    def _substituted(self, value: str, operation: str) -> str:
+        is_global, anchor = operation.startswith("/"), operation[:1] if operation[:1] in ("#", "%") else ""
+        body = operation[1:] if is_global or anchor else operation
+        found = re.match(r"((?:\\.|'[^']*'|\"[^\"]*\"|[^/\\])*)(?:/(.*))?", body, re.DOTALL)
+        pattern, replacement = self._pattern(found[1] if found else body), self.text(found[2] or "") if found else ""
+        if not is_known(pattern + replacement):
+            raise ValueError(operation)
+        if anchor:
+            shorter = _without(value, pattern, anchor == "#", True)
+            return value if shorter == value else (replacement + shorter if anchor == "#" else shorter + replacement)
+        parts, position = [], 0
+        while position < len(value):
+            length = next(
+                (n for n in range(len(value) - position, 0, -1) if _matches(value[position : position + n], pattern)), 0
+            )
+            parts.append(replacement if length else value[position])
+            position += length or 1
+            if length and not is_global:
+                break
+        return "".join(parts) + value[position:]
+
+    def arithmetic(self, source: str) -> str:
+        """The value of an expression, or that it is not known."""
+        expression = self.text(source)
+        names = names_behind([expression])
+        try:
+            if not is_known(expression):
+                raise arithmetic.Unknown(*names)
+            return str(arithmetic.evaluate(expression, self._read, self._variables.assign))
+        except arithmetic.Unknown as error:
+            return unknown(f"$(({_with_dollars(written(expression), error.names)}))")
+        except ValueError:
+            return unknown(f"$(({written(expression)}))")
+
+    def _read(self, name: str) -> str | None:
+        base, _, index = name.partition("[")
+        value = self._element(base, index.rstrip("]") if index else None)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, str) and not is_known(value):
+            raise arithmetic.Unknown(*names_behind([value]))
+        return value if isinstance(value, str) else None
+
+
+class _Fields:
+    """Words that pieces are added to."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._is_open = False
+
+    def add(self, text: str) -> None:
+        if self._is_open:
+            self.found[-1] += text
+        else:
+            self.found.append(text)
+            self._is_open = True
+
+    def extend(self, words: Sequence[str]) -> None:
+        for number, word in enumerate(words):
+            self._is_open = self._is_open and number == 0
+            self.add(word)
+
+    def split(self, value: Value) -> None:
+        words = words_in(value)
+        text = value if isinstance(value, str) else ""
+        if text[:1].isspace():
+            self._is_open = False
+        self.extend(words)
+        if words and text[-1:].isspace():
+            self._is_open = False
+
+
+def _unescaped(piece: str, is_quoted: bool) -> str:
+    if piece[1:] == "\n":
+        return ""
+    return piece if is_quoted and piece[1:] not in ("$", "`", '"', "\\") else piece[1:]
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(text, pattern)
+
+
+def _without(value: str, pattern: str, is_front: bool, is_longest: bool) -> str:
+    lengths = range(len(value), -1, -1) if is_longest else range(len(value) + 1)
+    for length in lengths:
+        part = value[:length] if is_front else value[len(value) - length :]
+        if _matches(part, pattern):
+            return value[length:] if is_front else value[: len(value) - length]
+    return value
+
+
+def _with_dollars(expression: str, names: Sequence[str]) -> str:
+    """Arithmetic may name variables without one."""
+    bare = "|".join(map(re.escape, names)) or "(?!)"
+    return re.sub(rf"(?<![\w$])({bare})(?!\w)", r"$\1", expression)

@@ -1,0 +1,67 @@
+"""Where quotes, substitutions and parentheses of a shell script end."""
+
+
+def end_of_quoted(text: str, position: int) -> int:
+    """Where the quote, substitution or escape ends that begins at `position`. Raises ValueError where it does not end."""
+    if text[position] == "\\":
+        return position + 2
+    if text[position] == "'" or text.startswith("$'", position):
+        return _end_of_single(text, position)
+    if text[position] == '"':
+        return end_of(text, position + 1, '"')
+    if text[position] == "`":
+        return end_of(text, position + 1, "`")
+    if text.startswith("${", position):
+        return end_of(text, position + 2, "}")
+    if text.startswith(("$(", "<(", ">("), position):
+        return end_of(text, position + 2, ")")
+    return position + 1
+
+
+def _end_of_single(text: str, position: int) -> int:
+    is_escaping = text[position] == "$"
+    position += 2 if is_escaping else 1
+    while position < len(text) and text[position] != "'":
+        position += 2 if is_escaping and text[position] == "\\" else 1
+    if position >= len(text):
+        raise ValueError("a quote is left open")
+    return position + 1
+
+
+def end_of(text: str, position: int, closing: str) -> int:
+    """Behind `closing`; parentheses and quotes between are skipped as wholes."""
+    nested: list[str] = [closing]
+    while position < len(text):
+        character, inner = text[position], nested[-1]
+        if character == inner:
+            nested.pop()
+            position += 1
+            if not nested:
+                return position
+        elif character == "\\":
+            position += 2
+        elif inner == "`":
+            position += 1
+        elif text.startswith(("${", "$("), position):
+            nested.append("}" if text[position + 1] == "{" else ")")
+            position += 2
+        elif character == "`" or (character == '"' and inner != '"'):
+            nested.append(character)
+            position += 1
+        elif inner == ")" and character == "(":
+            nested.append(")")
+            position += 1
+        elif inner == ")" and (character == "'" or text.startswith("$'", position)):
+            position = _end_of_single(text, position)
+        elif inner == ")" and character == "#" and text[position - 1] in " \t\n":
+            position = end_of_line(text, position)
+        elif inner == "}" and character == "'" and '"' not in nested:
+            position = _end_of_single(text, position)
+        else:
+            position += 1
+    raise ValueError("a quote or a parenthesis is left open")
+
+
+def end_of_line(text: str, position: int) -> int:
+    end = text.find("\n", position)
+    return len(text) if end < 0 else end
