@@ -36,7 +36,8 @@ def command(as_json: bool, partial: bool, given: tuple[str, ...], source: tuple[
     FILE is a TorchTitan TOML, a HyperPod recipe or NeMo YAML, Megatron-Bridge's run_config.yaml, or a script or a manifest of
     Kubernetes that starts pretrain_gpt.py. The options go to standard output as TOML, and what is not carried over to standard
     error, with the reason.
-    Exit code 65, and no output, when the model would be another one.
+    Exit code 65, and no output, when the model would be another one, or when only a run of the script knows a value that decides
+    the model, the batches, the schedule or the layout.
     """
     from lt_train.importers import source as sources
 
@@ -104,17 +105,22 @@ def _model_problem(translation: "Translation", path: str) -> ToolError | None:
     """Why the file would be no run, or one of another model; says how large the model is that it has."""
     from lt_train.importers import imported_run
     from lt_train.importers.effects import Effect
+    from lt_train.importers.layer_style import BIASES
 
     where = f"{path}: " if path else ""
     if translation.unknown_variables:
         unknown = translation.unknown_variables
-        remedy = " ".join(f"--set {name}=VALUE" for name in unknown)
-        return BadData(f"{where}{', '.join(unknown)}: only a run of the script knows the value", f"give it: {remedy}")
+        named = [name for name in unknown if name.isidentifier() or name.isdigit()]
+        remedy = (
+            f"give it: {' '.join(f'--set {name}=VALUE' for name in named)}" if named else "pass the command line with its value"
+        )
+        return BadData(f"{where}{', '.join(unknown)}: only a run of the script knows the value", remedy)
     if not {"model", "num_layers"} & translation.options.keys():
         return BadData(
             f"{where}no model: neither its name nor its layers are known", "lt-train models lists the names of --model"
         )
-    lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL))
+    # Guides to Llama forget to leave biases out, and mean Llama.
+    lost = ", ".join(entry.key for entry in translation.lost(Effect.MODEL) if entry.reason != BIASES)
     another = BadData(f"{where}another model would result, without {lost}", "--partial writes it nevertheless") if lost else None
     try:
         config = imported_run.resolve(translation)

@@ -3,6 +3,7 @@
 from lt_train.importers.effects import Effect
 from lt_train.importers.ledger import Ledger
 
+BIASES = "there are biases in linear layers then; lt-train's layers with rotary positions have none"
 ZERO_CENTERED = "the norms' weights are stored less one; without weight decay on them they learn alike"
 
 
@@ -16,9 +17,4 @@ def complete(ledger: Ledger, bias_key: str) -> None:
     ledger.default("normalization", "LayerNorm")
     ledger.default("swiglu", False)
     if not ledger.get("disable_bias_linear"):
-        ledger.drop_value(
-            bias_key,
-            False,
-            "there are biases in linear layers then; lt-train's layers with rotary positions have none",
-            Effect.RESULT,
-        )
+        ledger.drop_value(bias_key, False, BIASES, Effect.MODEL)

@@ -64,9 +64,10 @@ OF_SPEED = re.compile(
     r"|force_ds_.*|memory_centric_.*|tile_factor|.*_cuda_graphs?.*|disable_mem_efficient_ln|moe_use_legacy_.*|moe_layer_recompute"
     r"|moe_shared_expert_overlap|no_contiguous_buffers_.*|mlp_chunks_.*|use_te_.*|te_rng_tracker|mamba_mem_eff_.*"
 )
-# Texts that name files and experiments, and numbers of machines.
+# Names of files and experiments, and what is taken from a checkpoint.
 OF_PLACES = re.compile(
-    r"(.*_)?data_path|.*_(path|dir)|save|load|split|config|tokenizer_.*|vocab_file|merge_file|wandb_.*|profile_ranks"
+    r"(.*_)?data_path|.*_(path|dir)|save|load|split|config|tokenizer_.*|vocab_file|merge_file|wandb_.*|profile_ranks|finetune"
+    r"|no_(load|save)_(optim|rng)|log_.*|plain|verbose|quiet|v|q|no_verify"
 )
 
 

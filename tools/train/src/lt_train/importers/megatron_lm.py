@@ -75,12 +75,12 @@ DEFAULTS = {
 }
 
 
-def translate(words: Sequence[str]) -> Translation:
+def translate(words: Sequence[str], source: str = SOURCE) -> Translation:
     """`words` are a command line. Raises BadData when it is not one of pretrain_gpt.py."""
-    return translate_command(ShellCommand(list(words)))
+    return translate_command(ShellCommand(list(words)), source)
 
 
-def translate_command(command: ShellCommand) -> Translation:
+def translate_command(command: ShellCommand, source: str = SOURCE) -> Translation:
     """The same for the command of a script, some of whose variables may not be known."""
     script = next((index for index, word in enumerate(command.words) if is_script(word)), None)
     if script is None:
@@ -88,7 +88,7 @@ def translate_command(command: ShellCommand) -> Translation:
     values = _as_megatrons(parse(command.words[script + 1 :]))
     of_shell = {key: words for key, words in values.items() if any(map(needs_shell, words)) and not REASONS.get(key)}
     of_launcher = launcher(command.words[:script])
-    ledger = Ledger(SOURCE, values | of_launcher)
+    ledger = Ledger(source, values | of_launcher)
     for key in of_launcher:
         ledger.drop(key, LAUNCHER)
     for key in of_shell:

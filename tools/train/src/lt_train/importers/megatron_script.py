@@ -15,6 +15,8 @@ from lt_train.importers.shell.unknown import needs_shell, variables_in
 
 OTHER_PROGRAM = re.compile(r"(^|/)\w*(pretrain|finetune|train)\w*\.py$")
 OF_NEMO = "import the YAML that its --config-name names, with --set KEY=VALUE for what the command line overrides"
+# Outside of comments.
+STARTED = re.compile(r"^[^#\n]*pretrain_gpt\w*\.py", re.MULTILINE)
 COMMAND_LINE = "pass it: lt-train import -- torchrun ... pretrain_gpt.py ..."
 WHOLE = re.compile(r"\$\{?\w+\}?|\$\(.*\)|`.*`", re.DOTALL)
 # Files that set up Python or the machine, and no options.
@@ -33,6 +35,8 @@ def command_in(text: str, given: Mapping[str, str] | None = None) -> ShellComman
         for command in starting[1:]:
             _check_same(starting[0], command)
         return starting[0]
+    if not any(command.is_text for command in found) and STARTED.search(text):
+        raise BadData("only a run of the script knows the command of pretrain_gpt.py", COMMAND_LINE)
     raise _without(run, [command for command in found if command.is_text])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from lt_shared.console import BadData
 from lt_train.importers.effects import Effect
 from lt_train.importers.layer_style import ZERO_CENTERED, complete
-from lt_train.importers.ledger import Ledger, Translation
+from lt_train.importers.ledger import NAMING, Ledger, Translation
 
 SOURCE = "NeMo"
 JOB = "it belongs to the job: lt-train render slurm --nodes, or srun and torchrun"
@@ -27,6 +27,7 @@ REASONS = {
     "trainer.max_time": "see --exit-duration-in-mins",
     "trainer.": "a switch of PyTorch Lightning's",
     "exp_manager.": "a switch of NeMo's experiment manager; a run continues by itself from its newest checkpoint",
+    "model.precision": "trainer.precision says it",
     "model.mcore_gpt": IN_ANY_CASE,
     "model.pre_process": IN_ANY_CASE,
     "model.post_process": IN_ANY_CASE,
@@ -46,7 +47,7 @@ REASONS = {
     "model.gradient_as_bucket_view": IN_ANY_CASE,
     "model.activations_checkpoint_layers_per_pipeline": "all pipeline ranks recompute alike",
     "model.num_micro_batches_with_partial_activation_checkpoints": "all micro batches are recomputed alike",
-    "model.data.data_impl": "data is Megatron's mmap format",
+    "model.data.data_impl": "data is Megatron's mmap format in any case",
     "model.data.skip_warmup": IN_ANY_CASE,
     "model.data.dataloader_type": IN_ANY_CASE,
     "model.data.": "lt-train has no such setting of the data",
@@ -135,6 +136,8 @@ OTHER_KINDS = {
 }
 EXPERT_SETTINGS = ("model.moe_router_topk", "model.moe_aux_loss_coeff", "model.moe_ffn_hidden_size", "model.moe_grouped_gemm")
 OF_FINE_TUNING = re.compile(r"model\.data\.(train|validation|test)_ds\.")
+UNKNOWN_EXPERTS = "a model with experts is named so, and no key has their number"
+OF_EXPERTS = re.compile(r"mixtral|(?<![a-z])moe(?![a-z])|\d+x\d+b")
 SCHEDULES = {"CosineAnnealing": "cosine", "InverseSquareRootAnnealing": "inverse-square-root"}
 
 
@@ -159,6 +162,9 @@ def translate(values: dict[str, Any]) -> Translation:
             "model.mcore_customization_config.new_decoder_architecture",
         ):
             ledger.drop(key, "Falcon's layers alone read it")
+    _named_after_experts(ledger, values)
+    if values.get("model.use_scaled_init_method") is True:
+        ledger.drop("model.use_scaled_init_method", IN_ANY_CASE)
     precision(ledger, "trainer.precision")
     _style(ledger)
     for key, option in RENAMED.items():
@@ -186,6 +192,15 @@ def translate(values: dict[str, Any]) -> Translation:
     _saving(ledger, values)
     ledger.drop_all(REASONS)
     return ledger.close("not a key that NeMo's models have")
+
+
+def _named_after_experts(ledger: Ledger, values: dict[str, Any]) -> None:
+    """A file that leaves the experts of its model to a checkpoint describes another one."""
+    if not values.get("model.num_moe_experts"):
+        for key in NAMING:
+            if key in values and OF_EXPERTS.search(str(values[key]).lower()):
+                ledger.drop_value(key, ledger.take(key), UNKNOWN_EXPERTS, Effect.MODEL)
+                return
 
 
 def _is_off(key: str, value: Any) -> bool:
@@ -245,9 +260,22 @@ def optimizer(ledger: Ledger, section: str) -> None:
         ledger.set("lr_decay_style", SCHEDULES[schedule], f"{section}.sched.name")
     elif schedule:
         ledger.drop_value(f"{section}.sched.name", schedule, "lt-train has other schedules: --lr-decay-style", Effect.RESULT)
-    if ledger.peek(f"{section}.sched.constant_steps") != 0:
-        ledger.drop(f"{section}.sched.constant_steps", "only WSD stays at the peak, before its decay")
+    _constant_steps(ledger, f"{section}.sched.constant_steps", schedule)
     ledger.drop_all({f"{section}.": "lt-train has no such setting of the optimizer"})
+
+
+def _constant_steps(ledger: Ledger, key: str, schedule: str | None) -> None:
+    """NeMo's cosine ends so many steps before the run does, and stays at its least value."""
+    steps, length = ledger.take_number(key), ledger.get("train_iters")
+    if not steps:
+        return
+    warmup = ledger.get("lr_warmup_iters") or 0
+    if length and warmup >= length:
+        ledger.drop_value(key, steps, "the run ends while it warms up", Effect.NONE)
+    elif schedule == "CosineAnnealing" and length and warmup < length - steps:
+        ledger.carry_value(key, "lr_decay_iters", length - steps)
+    else:
+        ledger.drop_value(key, steps, "the decay cannot end so many steps before a run of this length does", Effect.RESULT)
 
 
 def tensorboard(ledger: Ledger, directory: str | None) -> None:

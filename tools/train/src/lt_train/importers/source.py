@@ -6,14 +6,23 @@ import operator
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
 from lt_shared import storage
 from lt_shared.console import BadData, NoInput
 from lt_train.config import credentials
-from lt_train.importers import hyperpod, kubernetes_manifest, megatron_bridge, megatron_lm, nemo, strict_yaml, torchtitan
+from lt_train.importers import (
+    flagscale,
+    hyperpod,
+    kubernetes_manifest,
+    megatron_bridge,
+    megatron_lm,
+    nemo,
+    strict_yaml,
+    torchtitan,
+)
 from lt_train.importers.ledger import Translation, flatten
 
 SYNTAX = "a TorchTitan configuration ends in .toml, a recipe or a NeMo configuration in .yaml; any other file is a shell script"
@@ -41,6 +50,7 @@ def translate_file(path: str, given: Mapping[str, str] | None = None) -> Transla
     BadData.
     """
     credentials.check(path, "FILE")
+    _check_regular(path)
     try:
         text = storage.read_bytes(path).decode()
     except NoInput as error:
@@ -72,9 +82,18 @@ def _translate(suffix: str, text: str, given: Mapping[str, str]) -> Translation:
         command = megatron_lm.command_in(text, given)
         return megatron_lm.translate_command(command)
     values = _yaml(text, _read(given))
+    if flagscale.is_training(values):
+        return flagscale.translate(values)
     if megatron_bridge.is_run_config(values):
         return megatron_bridge.translate(values)
     return hyperpod.translate(values) if hyperpod.is_recipe(values) else nemo.translate(values)
+
+
+def _check_regular(path: str) -> None:
+    """Raises BadData for a named pipe: until something is written to it, reading waits."""
+    file = Path(path)
+    if file.is_fifo() and not path.startswith(("/dev/", "/proc/")):
+        raise BadData(f"{path}: not a file but a named pipe", "lt-train import FILE")
 
 
 def _check_variables(text: str, given: Mapping[str, str]) -> None:

@@ -1,6 +1,8 @@
 """TorchTitan's TOML, as it was until February 2026, and the keys that guides have invented for it."""
 
 import os
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from lt_train.importers.effects import Effect
@@ -26,6 +28,41 @@ MODELS = {
     ("qwen3", "14b"): "qwen3-14b",
     ("qwen3", "32b"): "qwen3-32b",
 }
+# Llama 3's rotary positions are scaled, as in Llama 3.1, since commit 5bbda42c7 of 2025-10-08.
+WITHOUT_SCALING = {"8b": "llama3-8b", "70b": "llama3-70b", "405b": None}
+# Keys that were gone by then, and keys that came after.
+BEFORE_SCALING = re.compile(
+    r"training\.(tensor_parallel_degree|data_parallel_(shard|replicate)_degree|batch_size|warmup_steps|compile|enable_float8.*|fp8.*"
+    r"|enable_fsdp_float8.*|precompute_float8.*)|experimental\.(pipeline|context)_parallel_.*|experimental\.enable_async_.*"
+    r"|checkpoint\.(enable_checkpoint|model_weights_only|last_save_model_weights_only)|model\.(norm_type|tokenizer_path)|float8\..*"
+    r"|quantize\.dense\..*|validation\.enabled|job\.print_args|parallelism\.(enable_compiled_autograd|pipeline_parallel_split_points)"
+)
+SINCE_SCALING = re.compile(
+    r"debug\..*|job\.(print_config|save_config_.*|custom_config_module)|lr_scheduler\.total_steps|(training|validation)\.dataloader.*"
+    r"|activation_checkpoint\.(debug|determinism_check|memory_budget|preserve_rng_state|visualize_.*)|comm\.mode"
+    r"|parallelism\.(context_parallel_load_balancer|expert_parallel_comm_backend|pipeline_parallel_expert_parallel_overlap)"
+)
+# Of the largest one lt-train has the model with scaling alone, so its sizes are written out.
+SIZES_OF_405B = {
+    "num_layers": 126,
+    "hidden_size": 16384,
+    "ffn_hidden_size": 53248,
+    "num_attention_heads": 128,
+    "num_query_groups": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "norm_epsilon": 1e-5,
+    "position_embedding_type": "rope",
+    "rotary_base": 500000,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable_bias_linear": True,
+    "untie_embeddings_and_output_weights": True,
+}
+PERHAPS_SCALED = (
+    "since 2025-10-08 TorchTitan scales its rotary positions as Llama 3.1 does, before it did not; the keys do not show which,"
+    " and scaled ones are taken"
+)
 # Where keys of 2024 are since.
 MOVED = {
     "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
@@ -65,7 +102,6 @@ REASONS = {
     "training.data_parallel_degree": "it is what remains of the ranks; TorchTitan has no such key",
     "training.compile": NOT_COMPILED,
     "training.compile_mode": NOT_COMPILED + "; TorchTitan has no such key",
-    "compile.": NOT_COMPILED,
     "checkpoint.last_save_model_only": "the last checkpoint has all; lt-convert writes the weights alone",
     "checkpoint.last_save_in_hf": "lt-convert --to hf writes them from any checkpoint",
     "checkpoint.export_dtype": "lt-convert chooses the type of what it writes",
@@ -105,29 +141,50 @@ def translate(values: dict[str, Any]) -> Translation:
         name = key if name in values or name in moved else name
         moved[name], written[name] = value, key
     ledger = Ledger(SOURCE, moved, written)
-    _model(ledger)
+    _model(ledger, values)
     _batches(ledger)
     _parallelism(ledger)
     _optimizer(ledger)
     _precision(ledger)
     _checkpoints(ledger)
     _reports(ledger)
+    for key in [key for key in ledger.left() if key.startswith("compile.")]:
+        ledger.drop_value(key, ledger.take(key), NOT_COMPILED, Effect.SPEED)
     ledger.drop_all(REASONS)
     for key, name in (MOVED | INVENTED).items():
         ledger.drop(key, f"{name} stands beside it")
     return ledger.close("not a key that TorchTitan had, nor one that is known from guides")
 
 
-def _model(ledger: Ledger) -> None:
+def _model(ledger: Ledger, written: Iterable[str]) -> None:
     name, flavor = ledger.take("model.name"), ledger.take("model.flavor")
     if name is None:
         return
     preset = MODELS.get((str(name).lower(), str(flavor).lower()))
-    if preset:
+    if preset and preset.startswith("llama3.1"):
+        _llama3(ledger, preset, str(flavor).lower(), written)
+    elif preset:
         ledger.set("model", preset, "model.name", "model.flavor")
     else:
         for key, value in (("model.name", name), ("model.flavor", flavor)):
             ledger.drop_value(key, value, "lt-train has no such model; give its sizes (--num-layers ...)", Effect.MODEL)
+
+
+def _llama3(ledger: Ledger, preset: str, flavor: str, written: Iterable[str]) -> None:
+    """With scaled rotary positions, or as TorchTitan had them before."""
+    keys = list(written)
+    is_of_guide = any(key in INVENTED for key in keys)
+    if not is_of_guide and any(map(BEFORE_SCALING.fullmatch, keys)):
+        preset_before = WITHOUT_SCALING[flavor]
+        for option, value in ({"model": preset_before} if preset_before else SIZES_OF_405B).items():
+            ledger.set(option, value, "model.name", "model.flavor")
+        return
+    ledger.set("model", preset, "model.name", "model.flavor")
+    if not any(map(SINCE_SCALING.fullmatch, keys)):
+        other = WITHOUT_SCALING[flavor]
+        ledger.drop_value(
+            "model.name", "llama3", PERHAPS_SCALED + (f": --model {other} has the others" if other else ""), Effect.RESULT
+        )
 
 
 def _batches(ledger: Ledger) -> None:

@@ -91,7 +91,7 @@ class _Script:
         self._sourced: list[str] = []
         self._causes: list[str] = []
         self._around: list[str] = []
-        self._steps = self._depth = 0
+        self._steps = self._depth = self._branches = 0
         self._line: int | None = None
 
     @property
@@ -146,7 +146,9 @@ class _Script:
         """What the variables would be behind `nodes`."""
         before, self._variables = self._variables, self._variables.copy()
         around, self._around = self._around, [*self._around, *causes]
+        self._branches += 1
         self.run(nodes)
+        self._branches -= 1
         self._around = around
         branch, self._variables = self._variables, before
         return branch
@@ -181,18 +183,18 @@ class _Script:
 
     def _if(self, node: If) -> bool | None:
         branches: list[Variables] = []
-        all_causes: list[str] = []
+        causes: list[str] = []
         for condition, body in [*node.clauses, ([], node.otherwise)]:
             self._causes = []
             status = self.run(condition)
-            if status is None:
-                all_causes += self._causes
-                branches.append(self._branch(body, all_causes))
-            elif status:
-                self.run(body)
+            if status and not branches:
+                return self.run(body)
+            if status is not False:
+                causes = list(dict.fromkeys([*causes, *self._causes]))
+                branches.append(self._branch(body, causes))
+            if status:
                 break
-        if branches:
-            self._variables.merge([*branches, self._variables.copy()], list(dict.fromkeys(all_causes)))
+        self._variables.merge(branches, causes)
         return True
 
     def _for(self, node: For) -> bool | None:
@@ -372,7 +374,9 @@ class _Script:
         return True
 
     def _do_leave(self, words: Sequence[str], node: Simple) -> bool | None:
-        self._variables.is_left = True
+        """A check of the arguments, which a script is read without, does not end it."""
+        is_check = node.words[0] == "exit" and words[:1] not in ([], ["0"]) and not self._branches
+        self._variables.is_left = not is_check
         return True
 
     def _do_eval(self, words: Sequence[str], node: Simple) -> bool | None:

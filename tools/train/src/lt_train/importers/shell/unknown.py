@@ -22,10 +22,10 @@ def is_known(text: str) -> bool:
     return OPENING not in text
 
 
-def is_of_command(text: str) -> bool:
-    """Whether the whole of `text` is what a command prints, which has no name to ask for."""
+def is_nameless(text: str) -> bool:
+    """Whether the whole of `text` has no name to ask for, as what a command prints."""
     found = PART.fullmatch(text)
-    return found is not None and COMMAND.search(found[1]) is not None
+    return found is not None and (COMMAND.search(found[1]) is not None or not variables_in(found[1]))
 
 
 def written(text: str) -> str:

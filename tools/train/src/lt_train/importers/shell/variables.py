@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from lt_train.config import credentials
-from lt_train.importers.shell.unknown import is_known, is_of_command, unknown, unknown_variables
+from lt_train.importers.shell.unknown import is_known, is_nameless, unknown, unknown_variables
 
 # Variables that contain themselves grow without end.
 LONGEST_VALUE = 100_000
@@ -78,8 +78,8 @@ class Variables:
         """A secret stays behind the name of its variable, and so does what a command prints."""
         if name in self.given:
             return
-        is_printed = isinstance(value, str) and is_of_command(value)
-        if is_printed or credentials.is_secret(name) or sum(map(len, value)) > LONGEST_VALUE:
+        has_no_name = isinstance(value, str) and is_nameless(value)
+        if has_no_name or credentials.is_secret(name) or sum(map(len, value)) > LONGEST_VALUE:
             value = unknown(f"${name}")
         self.values[name] = value
         self.choices.pop(name, None)
