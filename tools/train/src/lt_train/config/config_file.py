@@ -14,8 +14,9 @@ from lt_shared.console import BadConfig
 def from_toml(path: str, names: Mapping[str, str], lists: Set[str], ignored: Set[str] = frozenset()) -> dict[str, Any]:
     """The options in a TOML file, keys with dashes or underscores.
 
-    `names` maps each key, with underscores, to its parameter; those in `lists` have a list even of one value.
-    Those in `ignored` are passed over. Raises BadConfig for unknown keys, for two spellings of one option, for tables, and for a list where one value is expected.
+    `names` maps each key, with underscores, to its parameter; those in `lists` have a list even of one value, and those in
+    `ignored` are passed over. Raises BadConfig for unknown keys, for two spellings of one option, for tables, and for a list
+    where one value is expected.
     """
     try:
         content = tomllib.loads(storage.read_bytes(path).decode())

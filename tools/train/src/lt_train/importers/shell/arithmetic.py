@@ -5,6 +5,7 @@ raises Unknown with its name: bash would take 0 for one that is unset, but the e
 """
 
 import dataclasses
+import functools
 import operator
 import re
 from collections.abc import Callable
@@ -150,7 +151,7 @@ class _Parser:
             following = BINARY[sign] + 1
             if sign in ("&&", "||"):
                 is_open = bool(left) == (sign == "&&")
-                right = self._if_live(is_open, lambda following=following: self.binary(following))
+                right = self._if_live(is_open, functools.partial(self.binary, following))
                 left = int(bool(right)) if is_open else int(bool(left))
             else:
                 left = self._applied(sign, left, self.binary(following))

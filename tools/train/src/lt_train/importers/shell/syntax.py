@@ -48,7 +48,7 @@ def parse(text: str) -> list[Node]:
 def words_of(text: str) -> list[str]:
     """The words in the parentheses of an array."""
     parser = _Parser(text)
-    found = []
+    found: list[str] = []
     while True:
         parser.newlines()
         if parser.position >= len(text):
