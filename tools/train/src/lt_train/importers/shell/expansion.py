@@ -185,7 +185,8 @@ class Expansion:
         sliced = SLICE.fullmatch(operation)
         try:
             if sliced and isinstance(value, list):
-                return self._slice(value, sliced)
+                # The first of the arguments is the second of all: before them stands the program.
+                return self._slice([unknown("$0"), *value] if name in ALL else value, sliced)
             changed = ["".join(self._slice(entry, sliced)) if sliced else self._edited(entry, operation) for entry in entries]
         except (ValueError, arithmetic.Unknown):
             return unknown(piece)

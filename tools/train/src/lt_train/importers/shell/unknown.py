@@ -8,6 +8,7 @@ import re
 
 OPENING, CLOSING = "\ue000", "\ue001"
 PART = re.compile(f"{OPENING}([^{CLOSING}]*){CLOSING}")
+BEFORE_LETTERS = re.compile(f"{OPENING}\\$(\\w+){CLOSING}(?=\\w)")
 MARKS = re.compile(f"[{OPENING}{CLOSING}]")
 VARIABLE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*|\d+)")
 COMMAND = re.compile(r"\$\((?!\()|`")
@@ -29,8 +30,8 @@ def is_nameless(text: str) -> bool:
 
 
 def written(text: str) -> str:
-    """`text` as a shell writes it."""
-    return MARKS.sub("", text)
+    """`text` as a shell writes it; a name that letters follow needs its braces."""
+    return MARKS.sub("", BEFORE_LETTERS.sub(r"${\1}", text))
 
 
 def needs_shell(word: str) -> bool:
