@@ -69,7 +69,7 @@ def _joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 EXPRESSIONS = st.recursive(NUMBERS, _joined, max_leaves=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=12))
 def test_arithmetic_is_that_of_bash(expressions: list[str]) -> None:
     """What bash refuses, as a division by zero, is not known here."""
@@ -88,7 +88,7 @@ PIECES = st.lists(st.sampled_from(["a", "b", "/", ".", "*", "?", "ab", "."]), ma
 OPERATIONS = st.sampled_from(["#", "##", "%", "%%", "/", "//", "/#", "/%", ":-", ":+", "-", "+"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(PIECES, OPERATIONS, PIECES, PIECES), min_size=1, max_size=12))
 def test_variables_are_edited_as_bash_edits_them(cases: list[tuple[str, str, str, str]]) -> None:
     def word(operation: str, pattern: str, replacement: str) -> str:

@@ -125,9 +125,10 @@ class _Parser:
     def assignment(self) -> int:
         if len(self.tokens) > 1 and _is_name(self.tokens[0]) and self.tokens[1] in ASSIGNING:
             name, sign = self.tokens.pop(0), self.tokens.pop(0)
+            before = self._variable(name) if sign != "=" else 0
             value = self.assignment()
             if sign != "=":
-                value = self._applied(sign[:-1], self._variable(name), value)
+                value = self._applied(sign[:-1], before, value)
             return self._assigned(name, value)
         return self.choice()
 

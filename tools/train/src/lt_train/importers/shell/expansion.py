@@ -246,8 +246,9 @@ class Expansion:
         if not is_known(pattern + replacement):
             raise ValueError(operation)
         if anchor:
-            shorter = _without(value, pattern, anchor == "#", True)
-            return value if shorter == value else (replacement + shorter if anchor == "#" else shorter + replacement)
+            return _replaced_at_end(value, pattern, replacement, anchor == "#")
+        if not value:
+            return replacement if pattern and _matches(value, pattern) else value
         parts, position = [], 0
         while position < len(value):
             length = next(
@@ -333,3 +334,11 @@ def _with_dollars(expression: str, names: Sequence[str]) -> str:
     """Arithmetic may name variables without one."""
     bare = "|".join(map(re.escape, names)) or "(?!)"
     return re.sub(rf"(?<![\w$])({bare})(?!\w)", r"$\1", expression)
+
+
+def _replaced_at_end(value: str, pattern: str, replacement: str, is_front: bool) -> str:
+    for length in range(len(value), -1, -1):
+        part = value[:length] if is_front else value[len(value) - length :]
+        if _matches(part, pattern):
+            return replacement + value[length:] if is_front else value[: len(value) - length] + replacement
+    return value
