@@ -4,14 +4,21 @@ FlagScale makes Megatron-LM's command line of it, and so is it read here: a swit
 empty is not.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from lt_train.importers.ledger import Translation
+from lt_shared.console import BadData
+from lt_train.importers.effects import Effect
+from lt_train.importers.ledger import Dropped, Translation
+from lt_train.importers.megatron_flags import decides
 from lt_train.importers.megatron_lm import translate as translate_words
 
 SOURCE = "FlagScale"
 SECTIONS = ("system", "model", "data")
+ENTRYPOINT = "experiment.task.entrypoint"
+# Numbers that choose no other model, batch, schedule or layout.
+NOT_NEEDED = ("seed", "save_interval", "log_interval", "eval_interval", "eval_iters")
 OF_FLAGSCALE = (
     "system.tensor_model_parallel_size",
     "system.precision.bf16",
@@ -25,13 +32,23 @@ def is_training(values: Mapping[str, Any]) -> bool:
 
 
 def translate(values: Mapping[str, Any]) -> Translation:
-    """`values` are the keys with dots."""
+    """`values` are the keys with dots. Raises BadData for one that decides the run and stands in another file."""
     words = ["pretrain_gpt.py"]
+    elsewhere: dict[str, Any] = {}
     for key, value in values.items():
         section, _, rest = key.partition(".")
-        if section in SECTIONS and rest:
-            words += _words(rest.rpartition(".")[2], value)
-    return translate_words(words, SOURCE)
+        name = rest.rpartition(".")[2]
+        if section in SECTIONS and isinstance(value, str) and "${" in value:
+            elsewhere[key] = value
+        elif section in SECTIONS and rest:
+            words += _words(name, value)
+    needed = [key for key in elsewhere if key.rpartition(".")[2] not in NOT_NEEDED and decides(key.rpartition(".")[2], [""])]
+    if needed:
+        raise BadData(f"{', '.join(needed)}: another file has the value", " ".join(f"--set {key}=VALUE" for key in needed))
+    translation = translate_words(words, SOURCE)
+    left = [Dropped(key, value, "another file has the value: see --set", Effect.RESULT) for key, value in elsewhere.items()]
+    left.append(Dropped(ENTRYPOINT, "pretrain_gpt.py", "another file names the program; this one is taken", Effect.RESULT))
+    return dataclasses.replace(translation, dropped=(*translation.dropped, *left))
 
 
 def _words(name: str, value: Any) -> list[str]:

@@ -98,6 +98,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     _contradictions(ledger)
     _vocabulary(ledger)
     _lengths(ledger)
+    _width(ledger)
     for key in values:
         _carry(ledger, key)
     _without_a_directory(ledger)
@@ -119,6 +120,13 @@ def _drop_unknown(ledger: Ledger, key: str) -> None:
     of_model = effect_of_flag(key, words) is Effect.MODEL
     effect = Effect.MODEL if of_model else Effect.RESULT if decides(key, words) else Effect.NONE
     ledger.drop_value(key, " ".join(words), OF_SHELL, effect)
+
+
+def _width(ledger: Ledger) -> None:
+    """FlagScale computes the width of a gated layer of these where it is not given."""
+    if ledger.has("ffn_hidden_size"):
+        for key in ("multiple_of", "hidden_dim_multiplier"):
+            ledger.drop(key, "beside --ffn-hidden-size it has no effect")
 
 
 def _lengths(ledger: Ledger) -> None:
@@ -187,7 +195,10 @@ def _contradictions(ledger: Ledger) -> None:
         for key in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
             ledger.drop(key, "gradients in bfloat16 need no scale")
     if not ledger.has("group_query_attention"):
-        ledger.drop("num_query_groups", "without --group-query-attention it has no effect")
+        groups = ledger.take("num_query_groups")
+        if groups:
+            effect = Effect.NONE if groups == ["1"] else Effect.RESULT
+            ledger.drop_value("num_query_groups", " ".join(groups), "without --group-query-attention it has no effect", effect)
     is_given = ledger.has("tensor_model_parallel_size")
     tensor = ledger.take("tensor_model_parallel_size")
     if not is_given or tensor == ["1"]:
