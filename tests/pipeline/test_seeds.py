@@ -56,17 +56,27 @@ model:
   vocab_size: 128256
   max_context_width: 8192
   tensor_model_parallel_degree: 4
+  fp8: True
 """
+# As upstream: the layout follows from the number of nodes, which nothing sets.
 MEGATRON = """\
-: "${TENSOR_PARALLEL:=4}"
-: "${PIPELINE_PARALLEL:=2}"
+if [ $NODES -le 4 ]; then
+    : "${TENSOR_PARALLEL:=4}"
+    : "${PIPELINE_PARALLEL:=2}"
+    : "${GLOBAL_BATCH_SIZE:=288}"
+elif [ $NODES -ge 8 ]; then
+    : "${TENSOR_PARALLEL:=8}"
+    : "${PIPELINE_PARALLEL:=4}"
+    TOTAL_GPUS=$((NODES * 8))
+    DATA_PARALLEL=$((TOTAL_GPUS / (TENSOR_PARALLEL * PIPELINE_PARALLEL)))
+    : "${GLOBAL_BATCH_SIZE:=$((DATA_PARALLEL * 576))}"
+fi
 : "${NUM_LAYERS:=36}"
 : "${HIDDEN_SIZE:=4096}"
 : "${NUM_ATTENTION_HEADS:=32}"
 : "${SEQ_LENGTH:=2048}"
 : "${MAX_POSITION_EMBEDDINGS:=2048}"
 : "${MICRO_BATCH_SIZE:=1}"
-: "${GLOBAL_BATCH_SIZE:=288}"
 declare -a MEGATRON_ARGS=(
     --num-layers $NUM_LAYERS --hidden-size $HIDDEN_SIZE --num-attention-heads $NUM_ATTENTION_HEADS
     --seq-length $SEQ_LENGTH --max-position-embeddings $MAX_POSITION_EMBEDDINGS

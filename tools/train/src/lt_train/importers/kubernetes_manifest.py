@@ -10,7 +10,7 @@ from typing import Any
 
 from lt_shared.console import BadData
 from lt_train.importers import megatron_lm
-from lt_train.importers.shell.script import ShellCommand
+from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.strict_yaml import loads_all
 
 SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")

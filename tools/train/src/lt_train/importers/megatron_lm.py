@@ -17,7 +17,7 @@ from lt_train.importers.ledger import Ledger, Translation, accepted, expected, o
 from lt_train.importers.megatron_flags import decides, effect_of_flag
 from lt_train.importers.megatron_script import asked_for, command_in, sources_of_options
 from lt_train.importers.megatron_words import is_script, launcher, parse
-from lt_train.importers.shell.script import ShellCommand
+from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.shell.unknown import needs_shell
 
 __all__ = ["command_in", "translate", "translate_command"]
@@ -134,7 +134,8 @@ def _lengths(ledger: Ledger) -> None:
     keys = ("train_tokens", "train_samples", "seq_length")
     if not all(map(ledger.has, keys)):
         return
-    tokens, samples, length = (int(value[0]) if value and value[0].isdigit() else 0 for value in map(ledger.peek, keys))
+    texts = ["".join(ledger.peek(key)).replace("_", "") for key in keys]
+    tokens, samples, length = (int(text) if text.isdigit() else 0 for text in texts)
     if 0 < samples * length < tokens:
         ledger.drop("train_tokens", "--train-samples ends the run before")
     elif tokens:

@@ -10,7 +10,8 @@ from lt_shared.console import BadData
 from lt_train.importers.effects import Effect
 from lt_train.importers.megatron_flags import decides, effect_of_flag
 from lt_train.importers.megatron_words import is_script, parse
-from lt_train.importers.shell.script import ShellCommand, commands
+from lt_train.importers.shell.command import ShellCommand
+from lt_train.importers.shell.script import commands
 from lt_train.importers.shell.unknown import needs_shell, variables_in
 
 OTHER_PROGRAM = re.compile(r"(^|/)\w*(pretrain|finetune|train)\w*\.py$")

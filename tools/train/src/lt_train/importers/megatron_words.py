@@ -11,6 +11,7 @@ from lt_train.importers.shell.unknown import needs_shell
 
 # What stands behind an option of a launcher that has no value.
 PROGRAM = re.compile(r"(.*/)?(python[\d.]*|torchrun|(ba)?sh|env|srun|mpirun|numactl|nsys|deepspeed|accelerate)")
+WITH_SUBSTITUTIONS = re.compile(r"(?:\$\([^)]*\)+|[^\s$]|\$)+")
 PROGRAM_OF_GPT = re.compile(r"(^|/)pretrain_(gpt|llama)\w*\.py$")
 
 
@@ -50,8 +51,10 @@ def launcher(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _split(word: str) -> list[str]:
-    """An array may hold an option and its value in one text; unquoted, bash makes two words of it."""
-    return shlex.split(word) if word.startswith("--") and " " in word and not needs_shell(word) else [word]
+    """An array or an argument may hold several options in one text; unquoted, bash makes words of it."""
+    if not (word.lstrip().startswith("--") and re.search(r"\s", word.strip())):
+        return [word]
+    return WITH_SUBSTITUTIONS.findall(word) if needs_shell(word) else shlex.split(word)
 
 
 def _bare(word: str) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from lt_train.importers.shell.assignment import ASSIGNMENT, assign
+from lt_train.importers.shell.command import ShellCommand
 from lt_train.importers.shell.conditions import decide
 from lt_train.importers.shell.expansion import Expansion
 from lt_train.importers.shell.nodes import (
@@ -29,43 +30,16 @@ from lt_train.importers.shell.nodes import (
     While,
 )
 from lt_train.importers.shell.output import printed
+from lt_train.importers.shell.programs import PRINTING, SHELLS, STARTING, is_test, scripts_in
 from lt_train.importers.shell.syntax import NAME, parse
 from lt_train.importers.shell.unknown import MARKS, is_known, unknown, written
 from lt_train.importers.shell.variables import Variables, names_behind
 
 CHANGED = re.compile(rf"({NAME})\s*(?:\+\+|--|[-+*/%&|^]?=(?!=))|(?:\+\+|--)({NAME})")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
-# They show or look for what they are given.
-PRINTING = frozenset(
-    ("echo", "printf", "cat", "grep", "sed", "awk", "pgrep", "pkill", "ps", "kill", "tee", "logger", "git", "ls")
-)
-PROBING = frozenset(
-    ("grep", "which", "command", "type", "diff", "ping", "nvidia-smi", "hash", "pgrep", "docker", "kill", "getopts")
-)
-SHELLS = re.compile(r"(.*/)?((ba|z|da)?sh|sbatch|ssh|pdsh|clush)")
-OF_SHELL = re.compile(r"-[a-z]{0,5}c")
-STARTING = "pretrain_"
 MOST_STEPS = 20_000
 MOST_ROUNDS = 64
 DEEPEST = 25
-
-
-@dataclasses.dataclass(frozen=True)
-class ShellCommand:
-    """Its words, variables replaced where they are known, and the line on which it begins.
-
-    `conditional` are the variables whose value depends on a condition, with the words that they may have; `causes` the variables
-    that decide it, `around` those that decide whether the command is run. `sourced` are the files from which the script has
-    variables. Of one with `is_text` the script only writes the command, into a here-document.
-    """
-
-    words: list[str]
-    conditional: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    line: int = 0
-    causes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    sourced: tuple[str, ...] = ()
-    around: tuple[str, ...] = ()
-    is_text: bool = False
 
 
 def commands(text: str, given: Mapping[str, str] | None = None) -> list[ShellCommand]:
@@ -175,7 +149,7 @@ class _Script:
             elif status is wanted:
                 self._causes = []
                 status = self._run(part)
-                if status is None and not _is_test(part):
+                if status is None and not is_test(part):
                     status = True
             if self._variables.is_left:
                 return status
@@ -299,7 +273,7 @@ class _Script:
             self.found.append(self._command(words, node.line, is_text=True))
         if program in PRINTING:
             return None
-        scripts = _scripts_in(words)
+        scripts = scripts_in(words)
         for script in scripts:
             self._nested(script, node.line)
         if not scripts:
@@ -412,24 +386,3 @@ BUILTINS = {
     **dict.fromkeys(("exec", "nohup"), "run"),
     **{name: name for name in ("let", "unset", "set", "shift", "eval")},
 }
-
-
-def _scripts_in(words: Sequence[str]) -> list[str]:
-    """Words that another shell reads: behind -c, or with a command that starts a training."""
-    if any(re.search(rf"{STARTING}\w+\.py$", word) for word in words):
-        return []
-    found = []
-    for place, word in enumerate(words):
-        is_read = place > 1 and OF_SHELL.fullmatch(words[place - 1]) and any(map(SHELLS.fullmatch, words[: place - 1]))
-        if is_read or (STARTING in word and re.search(r"\s", word.strip())):
-            found.append(word)
-    return found
-
-
-def _is_test(node: Node) -> bool:
-    """Whether it is not taken for granted that it succeeds."""
-    if isinstance(node, Pipeline):
-        return _is_test(node.parts[-1])
-    if isinstance(node, Simple):
-        return bool(node.words) and node.words[0] in ("[", "test", *PROBING)
-    return isinstance(node, Test | Arithmetic)
