@@ -318,7 +318,7 @@ def test_other_programs_are_refused(tmp_path: Path, program: str, message: str) 
 def test_biases_that_a_guide_to_llama_has_by_silence_are_told() -> None:
     llama = ("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--max-position-embeddings", "2048")
     words = ("import", "--", "pretrain_gpt.py", *SHAPE, *STEPS, *llama)
-    assert "changes the result: disable_bias_linear = False: there are biases in linear layers then" in run(*words).err
+    assert "changes the model: disable_bias_linear = False: there are biases in linear layers then" in run(*words).err
     assert "biases in linear layers" not in run(*words, "--disable-bias-linear").err
 
 

@@ -67,6 +67,7 @@ def test_a_guide_with_keys_that_torchtitan_never_had(tmp_path: Path) -> None:
         *("model.norm_type", "model.tokenizer_path", "training.data_parallel_degree", "training.compile"),
         *("training.compile_mode", "checkpoint.resume_from_checkpoint", "metrics.wandb_entity", "profiling.profile_freq"),
         "optimizer.name",
+        "model.name",
     }
     assert "lt-convert" in reasons["checkpoint.resume_from_checkpoint"]
     made = plan("guide.toml", tmp_path, "--mock-data", "--ranks", "8", without=("fp8", "wandb"))
