@@ -310,3 +310,13 @@ def test_plan_reads_what_import_writes(tmp_path: Path) -> None:
     assert run("plan", "--config", str(tmp_path / "run.toml"), "--gpu", "h100-80gb").code == 0
     (tmp_path / "run.toml").write_text("layer = 4\n")
     assert "unknown options: layer" in run("plan", "--config", str(tmp_path / "run.toml"), "--gpu", "h100-80gb").err
+
+
+def test_what_is_not_known_is_one_piece_in_a_text_that_another_shell_reads(tmp_path: Path) -> None:
+    """As in swiss-ai/Megatron-LM, submit-llama3-8b.sh: the variable with the command is one that a condition adds to."""
+    script = f'C="{GPT}"\nif [ -n "$WANDB" ]; then C="$C --wandb-project a"; fi\nsrun -l bash -c "RANK=\\$RANK $C --bf16"'
+    found = options(tmp_path, script)
+    assert (found["bf16"], found["num-layers"]) == (True, 4)
+    assert "num_layers" not in json.dumps(json.loads(imported(tmp_path, script).out)["not_carried"])
+    more = script.replace("--wandb-project a", "--num-experts 8")
+    assert "hint: give it: --set WANDB=VALUE" in imported(tmp_path, more).err

@@ -42,11 +42,15 @@ def translate(values: Mapping[str, Any]) -> Translation:
             elsewhere[key] = value
         elif section in SECTIONS and rest:
             words += _words(name, value)
-    needed = [key for key in elsewhere if key.rpartition(".")[2] not in NOT_NEEDED and decides(key.rpartition(".")[2], [""])]
+    deciding = {key for key in elsewhere if decides(key.rpartition(".")[2], [""])}
+    needed = [key for key in elsewhere if key in deciding and key.rpartition(".")[2] not in NOT_NEEDED]
     if needed:
         raise BadData(f"{', '.join(needed)}: another file has the value", " ".join(f"--set {key}=VALUE" for key in needed))
     translation = translate_words(words, SOURCE)
-    left = [Dropped(key, value, "another file has the value: see --set", Effect.RESULT) for key, value in elsewhere.items()]
+    left = [
+        Dropped(key, value, "another file has the value: see --set", Effect.RESULT if key in deciding else Effect.NONE)
+        for key, value in elsewhere.items()
+    ]
     left.append(Dropped(ENTRYPOINT, "pretrain_gpt.py", "another file names the program; this one is taken", Effect.RESULT))
     return dataclasses.replace(translation, dropped=(*translation.dropped, *left))
 

@@ -14,7 +14,7 @@ from lt_train.importers.ledger import options
 MODEL = re.compile(
     r"multiple_of|hidden_dim_multiplier|language_model_type|patch_dim|img_[hw]|num_channels|wkv_.*|rwkv.*|peft_type|lora_.*"
     r"|squared_relu|openai_gelu|quick_geglu|multi_latent_attention|rotary_interleaved|is_hybrid_model|apply_residual.*|embed_layernorm"
-    r"|attention_output_gate|use_mup|mup_.*|experimental_attention_variant|dsa_.*|linear_(attention|conv|key|value|num)_.*|xielu"
+    r"|attention_output_gate|use_mup|mup(_.*)?|experimental_attention_variant|dsa_.*|linear_(attention|conv|key|value|num)_.*|xielu"
     r"|xiprelup?|heterogeneous_.*|hetero_.*|enable_gpt_oss|enable_mhc_.*|mhc_.*|moe_shared_.*|moe_latent_size|moe_residual.*"
     r"|moe_use_residual|moe_layer_.*|moe_router_(pre_softmax|enable_expert_bias|score_function|topk_scaling_factor|.*group.*)"
     r"|post_layer_norm|no_(attn|mlp|final)_layernorm|.*_multiplier|softmax_(type|scale)|activation_func.*|glu_linear_offset|alibi.*"

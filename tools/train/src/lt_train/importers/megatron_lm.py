@@ -18,7 +18,7 @@ from lt_train.importers.megatron_flags import decides, effect_of_flag
 from lt_train.importers.megatron_script import asked_for, command_in, sources_of_options
 from lt_train.importers.megatron_words import is_script, launcher, parse
 from lt_train.importers.shell.command import ShellCommand
-from lt_train.importers.shell.unknown import needs_shell
+from lt_train.importers.shell.unknown import needs_shell, variables_in
 
 __all__ = ["command_in", "translate", "translate_command"]
 
@@ -91,8 +91,9 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     ledger = Ledger(source, values | of_launcher)
     for key in of_launcher:
         ledger.drop(key, LAUNCHER)
+    unknown = asked_for(of_shell, command)
     for key in of_shell:
-        _drop_unknown(ledger, key)
+        _drop_unknown(ledger, key, command)
     for file in sources_of_options(command):
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
     _contradictions(ledger)
@@ -108,14 +109,16 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
         words = ledger.take(key)
         value = " ".join(words) if words else True
         ledger.drop_value(key, value, "lt-train has no such option", effect_of_flag(key, words))
-    return ledger.close("lt-train has no such option", asked_for(of_shell, command))
+    return ledger.close("lt-train has no such option", unknown)
 
 
-def _drop_unknown(ledger: Ledger, key: str) -> None:
+def _drop_unknown(ledger: Ledger, key: str, command: ShellCommand) -> None:
     """A value that only a run of the script knows."""
     words = ledger.take(key)
     if words == [key]:
-        ledger.drop_value(key, key, f"{OF_SHELL}, or the options that it holds", Effect.RESULT)
+        is_told = asked_for({key: words}, command) or any(name not in command.conditional for name in variables_in(key))
+        effect = Effect.RESULT if is_told else Effect.NONE
+        ledger.drop_value(key, key, f"{OF_SHELL}, or the options that it holds", effect)
         return
     of_model = effect_of_flag(key, words) is Effect.MODEL
     effect = Effect.MODEL if of_model else Effect.RESULT if decides(key, words) else Effect.NONE

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from lt_train.importers.shell import arithmetic
 from lt_train.importers.shell.quoting import end_of_quoted
-from lt_train.importers.shell.unknown import is_known, unknown, written
+from lt_train.importers.shell.unknown import OPENING, is_known, unknown, written
 from lt_train.importers.shell.variables import Value, Variables, names_behind, words_in
 
 NAMED = re.compile(r"\$([A-Za-z_]\w*|\d|[@*#?$!-])")
@@ -18,8 +18,12 @@ DEFAULTING = re.compile(r"(:?)([-=?+])(.*)", re.DOTALL)
 SLICE = re.compile(r":\s*(\(?-?\s*[^:]+?\)?)\s*(?::(.*))?", re.DOTALL)
 RANGE = re.compile(r"\{(-?\d{1,6})\.\.(-?\d{1,6})\}")
 CASES: dict[str, Callable[[str], str]] = {"^^": str.upper, ",,": str.lower}
+ENDING = "\\$`'\"<>" + OPENING
 ALL = ("@", "*")
 LONGEST_MATCHED = 2_000
+# A pattern may begin and end anywhere: each place is tried with each length.
+LONGEST_SEARCHED = 300
+WILD = re.compile(r"[*?\[]")
 MOST_OF_RANGE = 64
 DEEPEST = 30
 
@@ -71,10 +75,10 @@ class Expansion:
         if character == "$":
             named = NAMED.match(source, position)
             return named.end() if named else end_of_quoted(source, position)
-        if character == "`" or (not is_quoted and (character in "'\"" or source.startswith(("<(", ">("), position))):
+        if character in ("`", OPENING) or (not is_quoted and (character in "'\"" or source.startswith(("<(", ">("), position))):
             return end_of_quoted(source, position)
         end = position + 1
-        while end < len(source) and source[end] not in "\\$`'\"<>":
+        while end < len(source) and source[end] not in ENDING:
             end += 1
         return end
 
@@ -85,6 +89,8 @@ class Expansion:
             piece[0] == "`" and len(piece) > 1
         ):
             self._add_value(fields, piece, is_quoted, is_split)
+        elif piece[0] == OPENING and is_split and not is_quoted:
+            fields.split(piece)
         elif is_quoted:
             fields.add(piece)
         elif piece[0] == "'":
@@ -249,6 +255,10 @@ class Expansion:
             return _replaced_at_end(value, pattern, replacement, anchor == "#")
         if not value:
             return replacement if pattern and _matches(value, pattern) else value
+        if not WILD.search(pattern):
+            return value.replace(pattern, replacement, -1 if is_global else 1) if pattern else value
+        if len(value) > LONGEST_SEARCHED:
+            raise ValueError("too long to be searched")
         parts, position = [], 0
         while position < len(value):
             length = next(

@@ -1,10 +1,14 @@
 """Where quotes, substitutions and parentheses of a shell script end."""
 
+from lt_train.importers.shell.unknown import CLOSING, OPENING
+
 
 def end_of_quoted(text: str, position: int) -> int:
     """Where the quote, substitution or escape ends that begins at `position`. Raises ValueError where it does not end."""
     if text[position] == "\\":
         return position + 2
+    if text[position] == OPENING:
+        return _end_of_unknown(text, position)
     if text[position] == "'" or text.startswith("$'", position):
         return _end_of_single(text, position)
     if text[position] == '"':
@@ -28,6 +32,12 @@ def _end_of_single(text: str, position: int) -> int:
     return position + 1
 
 
+def _end_of_unknown(text: str, position: int) -> int:
+    """A part that is not known is one piece, whatever stands in it."""
+    end = text.find(CLOSING, position)
+    return len(text) if end < 0 else end + 1
+
+
 def end_of(text: str, position: int, closing: str) -> int:
     """Behind `closing`; parentheses and quotes between are skipped as wholes."""
     nested: list[str] = [closing]
@@ -40,6 +50,8 @@ def end_of(text: str, position: int, closing: str) -> int:
                 return position
         elif character == "\\":
             position += 2
+        elif character == OPENING:
+            position = _end_of_unknown(text, position)
         elif inner == "`":
             position += 1
         elif text.startswith(("${", "$("), position):

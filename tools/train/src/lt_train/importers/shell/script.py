@@ -282,7 +282,8 @@ class _Script:
 
     def _command(self, words: Sequence[str], line: int, is_text: bool = False) -> ShellCommand:
         variables = self._variables
-        choices = {name: [*map(written, choice)] for name, choice in variables.choices.items()}
+        starts = any(STARTING in word for word in words)
+        choices = {name: [*map(written, choice)] for name, choice in variables.choices.items()} if starts else {}
         place = self._line or line
         return ShellCommand(
             [*map(written, words)], choices, place, dict(variables.causes), tuple(self._sourced), tuple(self._around), is_text
@@ -302,7 +303,7 @@ class _Script:
         """A script within a word of a command."""
         self._deeper()
         before, self._line = self._line, self._line or line
-        self._apart(parse(written(text)))
+        self._apart(parse(text))
         self._line = before
         self._depth -= 1
 
@@ -355,7 +356,7 @@ class _Script:
 
     def _do_eval(self, words: Sequence[str], node: Simple) -> bool | None:
         self._deeper()
-        status = self.run(parse(written(" ".join(self._expansion.words(words)))))
+        status = self.run(parse(" ".join(self._expansion.words(words))))
         self._depth -= 1
         return status
 

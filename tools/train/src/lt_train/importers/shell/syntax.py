@@ -23,6 +23,7 @@ from lt_train.importers.shell.nodes import (
     While,
 )
 from lt_train.importers.shell.quoting import end_of, end_of_line, end_of_quoted
+from lt_train.importers.shell.unknown import OPENING
 
 NAME = r"[A-Za-z_]\w*"
 BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -32,6 +33,7 @@ ARRAY_AHEAD = re.compile(rf"{NAME}(\[[^\]]*\])?\+?=$")
 # What a template leaves for its reader to fill in: DATA=<PATH TO THE DATA>.
 PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./-]{0,80}[\w./-])?>(?![>(])")
 RESERVED = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}"))
+QUOTING = "\\'\"`$" + OPENING
 METACHARACTERS = " \t\n;&|<>()"
 DEEPEST = 60
 
@@ -348,7 +350,7 @@ class _Parser:
                 self.position = self._end_of(self.position + 1, ")")
             elif is_pattern and character in "|<>" and not self.text.startswith("||", self.position):
                 self.position += 1
-            elif character in "\\'\"`$" or self.text.startswith(("<(", ">("), self.position):
+            elif character in QUOTING or self.text.startswith(("<(", ">("), self.position):
                 try:
                     self.position = end_of_quoted(self.text, self.position)
                 except ValueError as error:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from lt_train.config import credentials
-from lt_train.importers.shell.unknown import is_known, is_nameless, unknown, unknown_variables
+from lt_train.importers.shell.unknown import CLOSING, OPENING, is_known, is_nameless, unknown, unknown_variables
 
 # Variables that contain themselves grow without end.
 LONGEST_VALUE = 100_000
@@ -41,7 +41,7 @@ def split_outside(value: str) -> list[str]:
 
     def kind(character: str) -> bool:
         nonlocal is_inside
-        is_inside = character == "\ue000" or (is_inside and character != "\ue001")
+        is_inside = character == OPENING or (is_inside and character != CLOSING)
         return not is_inside and character in " \t\n"
 
     for _, characters in itertools.groupby(value, kind):
