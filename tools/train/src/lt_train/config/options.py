@@ -62,7 +62,7 @@ def read_config(context: click.Context, parameter: click.Parameter, path: str | 
     parameters = [each for each in context.command.params if each.name and each is not parameter]
     names = {spelling.lstrip("-").replace("-", "_"): str(p.name) for p in parameters for spelling in (*p.opts, str(p.name))}
     lists = {str(parameter.name) for parameter in parameters if parameter.multiple or parameter.nargs != 1}
-    context.default_map = config_file.from_toml(path, names, lists, _names_of_a_run() - names.keys())
+    context.default_map = config_file.from_toml(path, names, lists, _names_of_a_run() - names.keys() - {parameter.name})
 
 
 def _names_of_a_run() -> frozenset[str]:
