@@ -384,3 +384,23 @@ def test_state_does_not_grow_with_findings(tool: Any, tmp_path: Path) -> None:
         events = "".join(event("note", index, note="missing", message=f"{number} {index}") for index in range(4000))
         tool("alert", "--state", "s", "-", stdin=events)
     assert len(json.loads((tmp_path / "s").read_text())["known"]) <= 14_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '0: :::MLLOG {"namespace": "", "time_ms": 1, "key": "run_stop", "metadata": {"status": "success"}}',
+        "step:125/1770 val_loss:4.6445 train_time:17953ms step_avg:143.62ms",
+        "{'train_runtime': 100.5, 'train_samples_per_second': 5.1, 'epoch': 3.0}",
+        "ValueError: no such shard",
+    ],
+)
+def test_a_log_that_says_something_is_not_blind(tool: Any, tmp_path: Path, line: str) -> None:
+    """MLPerf's logs, and those of a validation, have no steps."""
+    log = tmp_path / "a.log"
+    log.write_text(line + "\n")
+    os.utime(log, (time.time() - 3600,) * 2)
+    assert "blind" not in tool("alert", str(log)).stdout
+    log.write_text("nothing\n")
+    os.utime(log, (time.time() - 3600,) * 2)
+    assert "WARNING blind" in tool("alert", str(log)).stdout

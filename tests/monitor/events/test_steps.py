@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_monitor.events.steps import Steps, epoch_seconds
+from lt_monitor.events.steps import MAXIMUM_COLUMNS, Steps, epoch_seconds
 
 
 def record(step: int, **fields: object) -> dict:
@@ -60,3 +60,14 @@ def test_times_without_a_zone_are_local(moment: datetime.datetime, separator: st
 )
 def test_times_with_a_zone_and_what_is_no_time(text: object, seconds: float | None) -> None:
     assert epoch_seconds(text) == seconds if seconds is not None else math.isnan(epoch_seconds(text))
+
+
+def test_names_without_end_do_not_fill_the_memory() -> None:
+    """A log with another field in each line would have a column of each."""
+    records = [{"step": step, "loss": 2.5, "metrics": {f"metric {step}": 1.0}} for step in range(1, 5001)]
+    whole = Steps.from_records(records)
+    joined = Steps.join([Steps.from_records(records[begin : begin + 100]) for begin in range(0, 5000, 100)])
+    for steps in (whole, joined):
+        assert len(steps) == 5000
+        assert len(steps.columns) <= MAXIMUM_COLUMNS
+        assert steps.column("loss").tolist() == [2.5] * 5000

@@ -1,6 +1,7 @@
 """What stands on the line of a step without being of it: progress bars and dying processes print no line end."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,11 @@ def test_the_sample_of_a_job_that_ran_out_of_time() -> None:
         ("step", 2000, 2.6),
         ("fault", None, None),
     ]
+
+
+def test_the_end_of_a_line_of_megabytes_is_read_at_once() -> None:
+    """A log without line ends: of each piece the last step, and the whole ones shortly before it."""
+    begin = time.process_time()
+    steps = parse(f"{MEGATRON} " * 12_000)
+    assert steps[-1]["step"] == 25
+    assert time.process_time() - begin < 10

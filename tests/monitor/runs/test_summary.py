@@ -224,3 +224,12 @@ def test_a_log_without_steps_and_faults_is_none(tool: Any, tmp_path: Path) -> No
     (tmp_path / "a.log").write_text("nothing\n")
     done = tool("summarize", str(tmp_path / "a.log"))
     assert (done.returncode, done.stdout) == (65, "")
+
+
+def test_losses_too_large_for_a_mean_are_no_infinity(tool: Any, tmp_path: Path) -> None:
+    """JSON has none."""
+    lines = [run_log.Step(step, 100, loss=1.7e308, nan_steps=0).format() for step in range(1, 41)]
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    done = tool("summarize", "--json", str(tmp_path / "a.log"))
+    assert "Infinity" not in done.stdout and "Warning" not in done.stderr
+    assert json.loads(done.stdout)["runs"][0]["loss_mean"] is None

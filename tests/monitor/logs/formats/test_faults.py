@@ -22,8 +22,6 @@ def found(line: str) -> list[tuple[str, str]]:
         # 2.2 and 2.3
         "[E ProcessGroupNCCL.cpp:1182] Heartbeat monitor timed out! Process will be terminated after dumping debug info.",
         "[F ProcessGroupNCCL.cpp:1185] [Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 seconds",
-        "[E ProcessGroupNCCL.cpp:537] Some NCCL operations have failed or timed out.",
-        "[E ProcessGroupNCCL.cpp:543] To avoid data inconsistency, we are taking the entire process down.",
         # 2.4 and 2.5
         "[PG 0 Rank 1] First PG on this rank that detected no heartbeat of its watchdog.",
         "[PG 0 Rank 1] Received a global timeout from another rank and will start to dump the debug info.",
@@ -42,6 +40,34 @@ def found(line: str) -> list[tuple[str, str]]:
 )
 def test_every_spelling_of_a_hang(line: str) -> None:
     assert found(line) == [("nccl-timeout", "cascade")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[E ProcessGroupNCCL.cpp:537] Some NCCL operations have failed or timed out.",
+        "[E ProcessGroupNCCL.cpp:543] To avoid data inconsistency, we are taking the entire process down.",
+    ],
+)
+def test_what_a_watchdog_says_behind_an_error_or_a_time_out(line: str) -> None:
+    """From stanford_alpaca#207, where an InfiniBand error came first."""
+    assert found(line) == [("nccl-error", "cascade")]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        # llm-foundry#258 and #1501
+        ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.", [("killed", "unknown")]),
+        ("ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code -11", [("killed", "unknown")]),
+        ("Global rank 3 (PID 208868) exited with code 1", [("exit", "cascade")]),
+        ("Global rank 3 (PID 208868) exited with code 0", []),
+        # ParlAI#3084
+        ("  what():  NCCL error: internal error", [("nccl-error", "unknown")]),
+    ],
+)
+def test_launchers_and_processes_that_crashed(line: str, fault: list[tuple[str, str]]) -> None:
+    assert found(line) == fault
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """DeepSpeed's reports of steps, alone and between the step lines of Megatron and GPT-NeoX."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +96,12 @@ def test_summary(tool: Any) -> None:
     found = summary(tool, "deepspeed_megatron")
     assert (found["step"], found["total_steps"], found["loss"], found["restarts"]) == (136006, 136100, 11.744588, 0)
     assert (found["tflops_per_gpu"], found["tokens_per_second_per_gpu"]) == ((53.66 + 53.59) / 2, 4790.426), "medians"
+
+
+def test_the_launcher_says_that_the_job_is_done(tool: Any, tmp_path: Path) -> None:
+    """From DeepSpeedExamples' training logs."""
+    log = "[2023-04-12 22:25:53,441] [INFO] [logging.py:96:log_dist] [Rank 0] step=470, skipped=4, lr=[9.6e-06], mom=[0.9]\n"
+    log += "[2023-04-12 22:35:53,441] [INFO] [launch.py:460:main] Process 47958 exits successfully.\n"
+    (tmp_path / "a.log").write_text(log)
+    (run,) = json.loads(tool("summarize", "--json", str(tmp_path / "a.log")).stdout)["runs"]
+    assert (run["step"], run["ended"], run["silent"]) == (470, "completed", False)

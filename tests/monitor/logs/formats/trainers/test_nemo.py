@@ -93,3 +93,17 @@ def test_samples_seen_make_the_step_where_both_numbers_are_exact() -> None:
 def test_many_rounded_steps_are_read_as_each_alone() -> None:
     lines = [frame(position, "3.1e+4") for position in range(31_000, 31_000 + 2 * MINIMUM_ALIKE_LINES)]
     assert [record["step"] for record in events("".join(lines))] == [events(line)[0]["step"] for line in lines]
+
+
+@pytest.mark.parametrize("samples", ["1.28e+6", "9.99e+8", "2.54e+12"])
+def test_counts_with_an_exponent_are_read_by_columns(samples: str) -> None:
+    lines = [frame(step + 1, f"{step}.0", more=f"consumed_samples={samples}") for step in range(1000, 1400)]
+    block = LogParser().parse("".join(lines).encode(), 0)
+    assert sum(len(part.offsets) for part in block.rows) > 300
+    assert {record["consumed_samples"] for record in block.records("log", "run")} == {round(float(samples))}
+
+
+def test_counts_with_other_exponents_are_other_lines() -> None:
+    lines = [frame(step + 1, f"{step}.0", more=f"consumed_samples=1.28e+{6 + step % 3}") for step in range(1000, 1400)]
+    found = LogParser().parse("".join(lines).encode(), 0).records("log", "run")
+    assert [record["consumed_samples"] for record in found] == [128 * 10 ** (4 + step % 3) for step in range(1000, 1400)]

@@ -158,13 +158,17 @@ def _problem(directory: Path, step: int) -> str | None:
 
 def _blind(state: CommandState, limits: Thresholds, now: float) -> Iterable[Finding]:
     """A finding when the logs have no training events although the trainer has had time to start, nor say why."""
-    if any(run.step_lines or run.arguments or run.fault_counts for run in state.runs.values()) or not limits.is_enabled("blind"):
+    if any(_says_something(run) for run in state.runs.values()) or not limits.is_enabled("blind"):
         return
     logs = [path for path in log_files.expand(state.patterns, quiet=True) if os.path.isfile(path)]
     silent = now - max((os.path.getmtime(path) for path in logs), default=now)
     if silent > limits.of("hang", "startup_seconds"):
         said = f"no training events in {len(logs)} logs, the newest of which is {duration(silent)} old"
         yield Finding("blind", limits.severity("blind", "warning"), log_files.run_name(logs[0]), "blind:no events", said)
+
+
+def _says_something(run: RunState) -> bool:
+    return bool(run.step_lines or run.arguments or run.fault_counts or run.end or run.validation or run.checkpoint)
 
 
 def _print(findings: Iterable[Finding], as_json: bool) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from lt_monitor.events.records import Record
 
+# More than trainers print: a log that makes up a name in each line must not make a column of each.
+MAXIMUM_COLUMNS = 512
 _NOT_NUMBERS = frozenset({"v", "kind", "run", "src", "time", "step", "rank", "task", "node", "metrics"})
 
 
@@ -44,6 +46,8 @@ class Steps:
                 if field in _NOT_NUMBERS or not (value is None or isinstance(value, (int, float))):
                     continue
                 if field not in columns:
+                    if len(columns) >= MAXIMUM_COLUMNS:
+                        continue
                     columns[field] = np.full(size, np.nan)
                 columns[field][index] = np.inf if value is None else value
         numbers = np.fromiter((record["step"] for record in records), np.int64, size)
@@ -53,7 +57,7 @@ class Steps:
     @classmethod
     def concatenate(cls, parts: Sequence["Steps"]) -> Self:
         """The parts one after the other, whatever their steps."""
-        names = list(dict.fromkeys(name for part in parts for name in part.columns))
+        names = list(dict.fromkeys(name for part in parts for name in part.columns))[:MAXIMUM_COLUMNS]
         columns = {name: np.concatenate([part.column(name) for part in parts]) for name in names}
         return cls(np.concatenate([part.numbers for part in parts]), columns, np.concatenate([part.times for part in parts]))
 

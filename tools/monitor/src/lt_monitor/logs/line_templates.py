@@ -108,6 +108,9 @@ class LineTemplate:
             if field.is_count and not _is_small_count(field, text):
                 return None
             column = Column(field, text, start)
+            if field.is_count and column.exponent_digits:
+                # How large a count can be depends on its exponent, which is the same in all lines.
+                is_digit[column.exponent_digits[0] - start :] = False
             if field.is_constant:
                 columns.append(column)
                 continue
@@ -185,7 +188,8 @@ def _is_small_count(field: Field, text: bytes) -> bool:
     if match is None:
         return True
     digits = len(match["mantissa"].replace(b",", b"").partition(b".")[0]) + 2
-    return match["exponent"] is None and 10.0**digits / field.divisor * field.factor <= MAXIMUM_COUNT
+    exponent = int(match["exponent"] or 0) if match["exponent_sign"] != b"-" else 0
+    return 10.0 ** (digits + exponent) / field.divisor * field.factor <= MAXIMUM_COUNT
 
 
 def _padding(raw: bytes, begin: int) -> int:

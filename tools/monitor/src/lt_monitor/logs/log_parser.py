@@ -35,6 +35,7 @@ DENSE = 0.5
 FEW_LINES = 64
 # More steps and faults than stand on one line of a log whose carriage returns were lost in a copy of the terminal's last lines.
 MAXIMUM_PARTS = 64
+MAXIMUM_GLUED_BYTES = 1 << 16
 
 # Kinds of manifest lines, and what they have that no event of the same kind has.
 MANIFEST = {"dataset": "tokens", "checkpoint": "format", "end": "count"}
@@ -245,7 +246,8 @@ class LogParser:
         """
         begin, end = map(line.raw_index, step.span())
         is_alone, offset = True, line.offset
-        if any(at < begin for at in keywords_at) and self._read_part(raw, 0, begin, line, items, depth):
+        first = max(0, begin - MAXIMUM_GLUED_BYTES)
+        if any(first <= at < begin for at in keywords_at) and self._read_part(raw, first, begin, line, items, depth):
             is_alone, offset = False, line.offset + begin
         items.append((offset, {**record, "src": {"offset": offset}}))
         if any(at >= end for at in keywords_at) and self._read_part(raw, end, len(raw), line, items, depth):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -204,9 +205,11 @@ def _trend(losses: np.ndarray) -> tuple[float | None, float | None]:
     if not len(losses):
         return None, None
     tenth = max(1, len(losses) // 10)
-    mean = float(losses[-tenth:].mean())
-    before = losses[-2 * tenth : -tenth]
-    return mean, mean - float(before.mean()) if len(before) else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(losses[-tenth:].mean())
+        before = losses[-2 * tenth : -tenth]
+        change = mean - float(before.mean()) if len(before) else None
+    return (mean if math.isfinite(mean) else None), (change if change is not None and math.isfinite(change) else None)
 
 
 def _consumed_tokens(steps: Steps, sizes: Sizes) -> int | None:

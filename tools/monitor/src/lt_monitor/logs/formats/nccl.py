@@ -26,7 +26,7 @@ _HEARTBEAT = re.compile(
     rb"|no heartbeat of its watchdog|attempting to dump debug info, due to|watchdog hang\b|NCCL_BLOCKING_WAIT.{0,40}timed out"
     rb"|[Rr]eceived a (?:global|dump|timeout) (?:timeout|signal).{0,80}from"
     rb"|[Oo]bserved flight recorder dump signal from another rank"
-    rb"|Some NCCL operations have failed or timed out|taking the entire process down|possible GIL induced hang"
+    rb"|possible GIL induced hang"
     rb"|failed to pass monitoredBarrier|Timed out waiting \d{1,12}ms for (?:recv|send) operation"
 )
 _MISMATCH = re.compile(rb"Detected mismatch between collectives on ranks")
@@ -38,8 +38,10 @@ _RENDEZVOUS = re.compile(
     rb"|Address already in use|EADDRINUSE|failed to recv, got \d{1,9} bytes|TCPStore.{0,200}(?:timed? ?out|Broken pipe|reset)"
     rb"|[Ss]ocket [Tt]imeout"
 )
+# What a watchdog says behind the error or the time-out that it found.
+_ENDS = re.compile(rb"Some NCCL operations have failed or timed out|taking the entire process down")
 _ERROR = re.compile(
-    rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)|NCCL error in:"
+    rb"nccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument)|NCCL error(?: in)?:"
     rb"|NCCL WARN "
 )
 _PROVIDER = re.compile(rb"NET/OFI [Ss]elected [Pp]rovider is (?P<provider>[\w;-]{1,40})")
@@ -98,6 +100,8 @@ def rendezvous(line: Line) -> Record | None:
 
 
 def error(line: Line) -> Record | None:
+    if _ENDS.search(line.text) is not None:
+        return fault(line, "nccl-error", "cascade", "critical")
     match = _ERROR.search(line.text)
     # What a CUDA call returned to NCCL is CUDA's.
     if match is None or b"Cuda failure" in line.text or is_warning(line, match.start()):

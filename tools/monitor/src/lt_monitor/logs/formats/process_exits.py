@@ -75,7 +75,10 @@ _SIGNAL_NAMES = {
 _RECEIVED = re.compile(rb"Signal (?P<signal>\d{1,3}) \(SIG[A-Z0-9]{1,10}\) received by PID")
 _FAILED = re.compile(rb"failed \(exitcode: (?P<code>-?\d{1,5})\) local_rank: (?P<local_rank>\d{1,6}) \(pid: (?P<pid>\d{1,12})\)")
 _REPORTED = re.compile(rb"^(?:\[[\w:-]{1,60}\]:? ?)?\s{0,8}exitcode {0,4}: (?P<code>-?\d{1,5}) \(pid: \d{1,12}\)")
-_RETURNED = re.compile(rb"exits with return code = (?P<code>-?\d{1,5})")
+# DeepSpeed's launcher, and Composer's.
+_RETURNED = re.compile(
+    rb"(?:exits with return code =|crashed with exit code|\(PID \d{1,12}\) exited with code) (?P<code>-?\d{1,5})"
+)
 # torchelastic's and Hydra's word that a program has failed, without why.
 _REPORTS = re.compile(rb"errors\.ChildFailedError: |^ChildFailedError:|Error executing job with overrides: ")
 _RAY_DIED = re.compile(
@@ -168,7 +171,7 @@ def ending(line: Line) -> Record | None:
     if (match := _FAILED.search(text)) is not None:
         return _ended(line, int(match["code"]), local_rank=int(match["local_rank"]))
     if (match := _REPORTED.search(text) or _RETURNED.search(text)) is not None:
-        return _ended(line, int(match["code"]))
+        return _ended(line, int(match["code"])) if int(match["code"]) else None
     if _REPORTS.search(text, line.body) is not None:
         return fault(line, "exit", "cascade", "critical")
     if _RAY_DIED.search(text) is not None:

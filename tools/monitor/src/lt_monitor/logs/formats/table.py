@@ -61,6 +61,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     (llmc.checkpoint, (b"Writing checkpoint at",)),
     (torchtitan.checkpoint, (b"ing the checkpoint", b"Last step checkpoint")),
     (deepspeed.overflow, (b"OVERFLOW! Rank ",)),
+    (deepspeed.ending, (b"exits successfully",)),
     (maxtext.evaluation, (b"eval metrics after step: ",)),
     (
         maxtext.checkpoint,
@@ -125,7 +126,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
     ),
     (
         nccl.timeout,
-        (b"Some NCCL operations", b"entire process down", b"induced hang", b"monitoredBarrier", b"Timed out waiting "),
+        (b"induced hang", b"monitoredBarrier", b"Timed out waiting "),
     ),
     (nccl.timeout, (b"Received a dump signal", b"global timeout from", b"timeout signal from")),
     (nccl.mismatch, (b"mismatch between collectives",)),
@@ -142,6 +143,7 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         ),
     ),
     (nccl.error, (b"NCCL WARN", b"NCCL error", b"ncclSystemError", b"ncclRemoteError", b"ncclInternalError")),
+    (nccl.error, (b"Some NCCL operations", b"entire process down")),
     (nccl.error, (b"ncclUnhandledCudaError", b"ncclInvalidUsage", b"ncclInvalidArgument")),
     (nccl.network, (b"elected Provider is", b"elected provider is", b"NET/Socket : Using")),
     (megatron.anomaly, (b"found NaN in", b"Unexpected result nan", b"gradients were not finite", b"loss spike at iteration")),
@@ -201,6 +203,8 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
             b"ChildFailedError",
             b"Error executing job with",
             b"with return code = ",
+            b"crashed with exit code",
+            b") exited with code",
             b"orker died or was killed",
             b"actor died unexpectedly",
             b"process has died",

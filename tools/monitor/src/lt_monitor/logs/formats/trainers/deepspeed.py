@@ -23,6 +23,8 @@ _OVERFLOW = re.compile(
     rb"(?:, reducing to (?P<next>[\d.e+]{1,40}))?"
 )
 
+_SUCCESS = re.compile(rb"\] Process \d{1,12} exits successfully")
+
 _STEP, _TOTAL, _LOSS = Field("step", is_count=True), Field("total_steps", is_count=True), Field("loss")
 _PIPELINE_FIELDS = {b"iter time (s)": Field("step_seconds"), b"samples/sec": Field("samples_per_second"), b"lm loss": _LOSS}
 
@@ -78,3 +80,8 @@ def overflow(line: Line) -> Record | None:
     if match["next"]:
         scales["next_loss_scale"] = decimal(match["next"])
     return {**note(line, "overflow", scales, match.start()), "rank": int(match["rank"])}
+
+
+def ending(line: Line) -> Record | None:
+    """The launcher's word, once for each process."""
+    return {"kind": "end", "reason": "completed"} if _SUCCESS.search(line.text) is not None else None
