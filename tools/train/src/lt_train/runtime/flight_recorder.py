@@ -7,18 +7,27 @@ after the symbolizer has been loaded, which takes seconds once.
 """
 
 import os
+import re
+
+from lt_shared import version_of
 
 # The name of torch's own dumps, whose analyzer takes it for a prefix.
 PREFIX = "nccl_trace_rank_"
 CALLS = 2000
-# The names of torch from 2.9 on and before.
-BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+# The names of torch from 2.9 on, which warns of the other one, and before.
+BUFFER_SIZE, FORMER_BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+RENAMED_IN = (2, 9)
 
 
 def keep_calls() -> None:
     """Have torch record, unless the environment says how many calls; before the first process group."""
-    if not any(name in os.environ for name in BUFFER_SIZES):
-        os.environ.update(dict.fromkeys(BUFFER_SIZES, str(CALLS)))
+    if not {BUFFER_SIZE, FORMER_BUFFER_SIZE} & os.environ.keys():
+        os.environ[buffer_size_variable(version_of("torch"))] = str(CALLS)
+
+
+def buffer_size_variable(torch_version: str) -> str:
+    major_minor = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+    return BUFFER_SIZE if major_minor >= RENAMED_IN else FORMER_BUFFER_SIZE
 
 
 def dump() -> bytes:
