@@ -19,6 +19,15 @@ def events(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     return [record for record in block.records(name, name) if kind in (None, record["kind"])]
 
 
+def events_in(text: str | bytes) -> list[dict[str, Any]]:
+    """The events of some lines, without the run and where they stand."""
+    raw = text if isinstance(text, bytes) else text.encode()
+    return [
+        {field: value for field, value in record.items() if field not in ("v", "run", "src")}
+        for record in LogParser().parse(raw, 0).records("log", "run")
+    ]
+
+
 def values(record: dict[str, Any]) -> dict[str, Any]:
     """What the line says, without where it stands."""
     return {field: value for field, value in record.items() if field not in ("v", "kind", "run", "src")}

@@ -5,18 +5,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import LogParser
+from trainer_logs import events_in as events
 
 LOG = Path(__file__).parents[3] / "samples" / "trainers" / "aws_fsdp.log"
-
-
-def events(text: str | bytes) -> list[Record]:
-    raw = text if isinstance(text, bytes) else text.encode()
-    return [
-        {field: value for field, value in record.items() if field not in ("v", "run", "src")}
-        for record in LogParser().parse(raw, 0).records("log", "run")
-    ]
 
 
 def test_steps_of_the_fixture() -> None:

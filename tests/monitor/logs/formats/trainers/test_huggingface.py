@@ -6,20 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import LogParser
+from trainer_logs import events_in as events
 
 LOG = Path(__file__).parents[3] / "samples" / "trainers" / "huggingface.log"
 GIB = 2**30
-
-
-def events(text: str | bytes) -> list[Record]:
-    raw = text if isinstance(text, bytes) else text.encode()
-    return [
-        {field: value for field, value in record.items() if field not in ("v", "run", "src")}
-        for record in LogParser().parse(raw, 0).records("log", "run")
-    ]
 
 
 def test_dicts_that_name_their_step() -> None:

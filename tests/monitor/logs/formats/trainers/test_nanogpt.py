@@ -6,19 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trainer_logs import events_in as events
 
 from lt_monitor.events.records import Record
-from lt_monitor.logs.log_parser import LogParser
 
 TRAINERS = Path(__file__).parents[3] / "samples" / "trainers"
-
-
-def events(text: str | bytes) -> list[Record]:
-    raw = text if isinstance(text, bytes) else text.encode()
-    return [
-        {field: value for field, value in record.items() if field not in ("v", "run", "src")}
-        for record in LogParser().parse(raw, 0).records("log", "run")
-    ]
 
 
 def log_of(name: str) -> list[Record]:

@@ -140,11 +140,10 @@ def _pattern(kind: str, entry: Any, where: str) -> UserPattern:
     if expression.search(b"") is not None:
         raise BadConfig(f"{where}: matches an empty line", EXAMPLE)
     settings: Record = {}
-    for name, value in {name: default for name, (default, _) in SETTINGS[kind].items()}.items():
-        given = entry.get(name, value)
-        if given not in SETTINGS[kind][name][1]:
-            raise BadConfig(f"{where}: {name} = {printable(repr(given), 60)}", f"one of {', '.join(SETTINGS[kind][name][1])}")
-        settings[name] = given
+    for name, (default, allowed) in SETTINGS[kind].items():
+        settings[name] = entry.get(name, default)
+        if settings[name] not in allowed:
+            raise BadConfig(f"{where}: {name} = {printable(repr(settings[name]), 60)}", f"one of {', '.join(allowed)}")
     unknown = sorted(entry.keys() - {"pattern", *SETTINGS[kind]})
     if unknown:
         raise BadConfig(f"{where}: {printable(unknown[0], 60)} is no setting", f"there are {', '.join(['pattern', *settings])}")
