@@ -157,8 +157,8 @@ def test_the_older_name_of_the_scaling_type_is_read() -> None:
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5"),
         ({"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0\.5"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling type 'yarn'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling type 'linear'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling type 'dynamic'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope scaling has no factor"),
         (
             {"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
             "scaling has no low_freq_factor",

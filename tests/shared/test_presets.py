@@ -95,7 +95,7 @@ def test_llama3_rope(name: str) -> None:
     factor = {"llama3-": None, "llama3.1": 8.0, "llama3.2": 32.0}[name[:7] if name[6] == "-" else name[:8]]
     assert model.rotary_base == 500000
     assert model.max_position_embeddings == (131072 if factor else 8192)
-    assert (model.rope_scaling and dataclasses.astuple(model.rope_scaling)) == (factor and (factor, 1.0, 4.0, 8192))
+    assert (model.rope_scaling and dataclasses.astuple(model.rope_scaling)[:4]) == (factor and (factor, 1.0, 4.0, 8192))
 
 
 @pytest.mark.parametrize("name", TINY)

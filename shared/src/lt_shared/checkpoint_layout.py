@@ -71,7 +71,8 @@ class RunRecord:
 
     def to_bytes(self) -> bytes:
         """The content of a `run.json`."""
-        return (json.dumps({"v": RECORD_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n").encode()
+        fields = dataclasses.asdict(self) | {"architecture": self.architecture.to_record()}
+        return (json.dumps({"v": RECORD_VERSION, **fields}, indent=2) + "\n").encode()
 
     @classmethod
     def read(cls, directory: Path) -> Self:

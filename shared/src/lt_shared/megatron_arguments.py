@@ -1,45 +1,58 @@
 """An `Architecture` as Megatron-LM's command-line arguments (the names in its `args` namespace), and back.
 
 lt-train's own flags carry the same names, its log prints them the way Megatron does, and checkpoints store them, so a run can be
-described from any of the three. RoPE scaling is Megatron's `--use-rope-scaling`; only the factor is an argument there, and the
-other three numbers are constants in megatron-core: where a model has others, they are kept under names that Megatron does not
-read. A sliding window of n tokens is `--window-size n-1,0` there: the keys to the left and to the right of a query.
+described from any of the three. Two things have another form there: a sliding window of n tokens is `--window-size n-1,0`, the
+keys to the left and to the right of a query; and the layers that have experts are a list. What Megatron has no argument for (a
+soft cap, all numbers of Llama 3.1's RoPE scaling but the factor) is kept under names that begin with `lt_`, which it does not
+read.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared import megatron_rope
+from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadConfig
 
-_SCALING_PREFIX = "lt_rope_"
+PREFIX = "lt_"
 # Arguments of unsupported features, with the value that turns them off.
 _ABSENT_HERE = {
-    "multi_latent_attention": False,
     "qk_l2_norm": False,
-    "softmax_type": "vanilla",
-    "window_attn_skip_freq": None,
     "rotary_interleaved": False,
     "rotary_seq_len_interpolation_factor": None,
     "no_rope_freq": None,
-    "apply_layernorm_1p": False,
     "apply_residual_connection_post_layernorm": False,
     "squared_relu": False,
-    "quick_geglu": False,
-    "mtp_num_layers": None,
-    "moe_layer_freq": 1,
-    "moe_shared_expert_intermediate_size": None,
-    "moe_router_pre_softmax": False,
-    "moe_router_score_function": "softmax",
-    "moe_router_topk_scaling_factor": None,
-    "moe_router_enable_expert_bias": False,
+    "moe_apply_probs_on_input": False,
 }
+# Fields that a model may lack, and Megatron's argument of the same meaning.
+_FEATURES = {
+    "sliding_window": "window_size",
+    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    "moe_router_pre_softmax": "moe_router_pre_softmax",
+    "moe_router_score_function": "moe_router_score_function",
+    "moe_router_enable_expert_bias": "moe_router_enable_expert_bias",
+    "moe_router_num_groups": "moe_router_num_groups",
+    "moe_router_group_topk": "moe_router_group_topk",
+    "moe_router_topk_scaling_factor": "moe_router_topk_scaling_factor",
+    "window_attn_skip_freq": "window_attn_skip_freq",
+    "softmax_scale": "softmax_scale",
+    "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    "mtp_num_layers": "mtp_num_layers",
+}
+_WITHOUT_ARGUMENT = (
+    *("local_rotary_base", "attn_logit_softcapping", "final_logit_softcapping", "qk_layernorm_width", "norm_placement"),
+    *("embedding_multiplier", "residual_multiplier", "logits_scaling", "model_type"),
+)
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Architecture)}
+# gpt-oss's activation: x * sigmoid(1.702 x), of values up to 7, times the other half plus 1.
+_CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
 
 
 def to_arguments(architecture: Architecture) -> dict[str, Any]:
     """The arguments of `architecture`."""
-    llama = architecture.family == "llama"
-    scaling = architecture.rope_scaling
+    latent = architecture.latent_attention
     return {
         "num_layers": architecture.num_layers,
         "hidden_size": architecture.hidden_size,
@@ -50,95 +63,134 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "kv_channels": architecture.kv_channels,
         "vocab_size": architecture.vocab_size,
         "max_position_embeddings": architecture.max_position_embeddings,
-        "position_embedding_type": "rope" if llama else "learned_absolute",
-        "rotary_base": int(architecture.rotary_base),
-        "use_rope_scaling": scaling is not None,
-        "rope_scaling_factor": scaling.factor if scaling else 8.0,
-        **({} if scaling is None or is_computable_by_megatron(scaling) else _other_numbers(scaling)),
-        "normalization": "RMSNorm" if llama else "LayerNorm",
+        **megatron_rope.to_arguments(architecture),
+        **arguments_of_style(architecture),
         "norm_epsilon": architecture.norm_epsilon,
-        "swiglu": llama,
-        "add_bias_linear": not llama,
         "untie_embeddings_and_output_weights": not architecture.tie_embeddings,
         "init_method_std": architecture.init_std,
-        "rotary_percent": architecture.rotary_percent,
         "add_qkv_bias": architecture.add_qkv_bias,
-        "qk_layernorm": architecture.qk_layernorm,
+        # With latent attention it means the norms of the latents, which all such models have.
+        "qk_layernorm": architecture.qk_layernorm or latent is not None,
         "window_size": (architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
         "num_experts": architecture.num_experts,
         **(_experts(architecture) if architecture.num_experts else {}),
+        **({"multi_latent_attention": True, **dataclasses.asdict(latent)} if latent else {}),
+        **_features(architecture),
     }
 
 
-def is_computable_by_megatron(scaling: RopeScaling) -> bool:
-    """Whether megatron-core can compute it: everything but the factor is a constant there."""
-    return scaling == RopeScaling(scaling.factor)
-
-
-def _other_numbers(scaling: RopeScaling) -> dict[str, float]:
-    return {_SCALING_PREFIX + name: value for name, value in dataclasses.asdict(scaling).items() if name != "factor"}
-
-
-def _scaling(arguments: dict[str, Any]) -> RopeScaling | None:
-    if not arguments.get("use_rope_scaling"):
-        return None
-    names = (field.name for field in dataclasses.fields(RopeScaling))
-    others = {name: arguments[_SCALING_PREFIX + name] for name in names if _SCALING_PREFIX + name in arguments}
-    return RopeScaling(arguments.get("rope_scaling_factor", 8.0), **others)
+def _features(architecture: Architecture) -> dict[str, Any]:
+    """The arguments of what the model has and a Llama has not."""
+    given = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}
+    found = {_FEATURES.get(name, PREFIX + name): value for name, value in given.items() if value != _DEFAULTS[name]}
+    found.pop("window_size", None)
+    if architecture.attention_sinks:
+        found["softmax_type"] = "learnable"
+    if architecture.activation == "clamped_swiglu":
+        found |= _CLAMPED_SWIGLU
+    elif architecture.activation != "silu":
+        found[f"{PREFIX}activation"] = architecture.activation
+    return found
 
 
 def _experts(architecture: Architecture) -> dict[str, Any]:
+    dense, layers = architecture.moe_first_dense_layers, architecture.num_layers
     return {
-        "moe_ffn_hidden_size": architecture.ffn_hidden_size,
+        "moe_ffn_hidden_size": architecture.expert_size,
         "moe_router_topk": architecture.moe_router_topk,
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
+        **({"moe_layer_freq": [0] * dense + [1] * (layers - dense)} if dense else {}),
     }
 
 
-def from_arguments(arguments: dict[str, Any], name: str) -> Architecture:
+def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
     """The architecture of Megatron's arguments, as parsed values. Raises BadConfig for an unsupported model or a missing size."""
     try:
-        position = arguments["position_embedding_type"]
-        if position not in ("rope", "learned_absolute"):
-            raise BadConfig(f"{name}: position embedding type {position!r} is not known here")
-        llama = position == "rope"
-        expected = arguments_of_family(llama)
-        for field, value in (expected | _ABSENT_HERE).items():
+        llama = megatron_rope.is_rotary(arguments, name)
+        latent = _latent_attention(arguments)
+        features = _read_features(arguments)
+        style = {"llama": llama, "activation": features["activation"], "biases": bool(arguments.get("add_bias_linear"))}
+        for field, value in (_style(**style) | _ABSENT_HERE).items():
             if arguments.get(field, value) != value:
+                position = arguments["position_embedding_type"]
                 raise BadConfig(f"{name}: {field} is {arguments[field]!r} with {position} positions, expected {value!r}")
         if not llama and not arguments.get("bias_gelu_fusion", True) and not arguments.get("openai_gelu", False):
             raise BadConfig(f"{name}: bias_gelu_fusion is False, so GELU is exact, and that of GPT here is Megatron's fused one")
         heads = arguments["num_attention_heads"]
-        experts = arguments.get("num_experts")
         return Architecture(
             name=name,
             family="llama" if llama else "gpt",
             num_layers=arguments["num_layers"],
             hidden_size=arguments["hidden_size"],
-            ffn_hidden_size=(arguments.get("moe_ffn_hidden_size") if experts else None) or arguments["ffn_hidden_size"],
             num_attention_heads=heads,
-            num_query_groups=arguments["num_query_groups"] if arguments.get("group_query_attention") else heads,
+            num_query_groups=heads if latent or not arguments.get("group_query_attention") else arguments["num_query_groups"],
             vocab_size=arguments["vocab_size"],
             max_position_embeddings=arguments["max_position_embeddings"],
-            kv_channels=arguments.get("kv_channels") or 0,
+            kv_channels=0 if latent else arguments.get("kv_channels") or 0,
             norm_epsilon=arguments.get("norm_epsilon", 1e-5),
-            rotary_base=float(arguments.get("rotary_base", 10000)),
-            rope_scaling=_scaling(arguments),
             tie_embeddings=not arguments["untie_embeddings_and_output_weights"],
             init_std=arguments.get("init_method_std", 0.02),
-            rotary_percent=arguments.get("rotary_percent", 1.0),
             add_qkv_bias=llama and arguments.get("add_qkv_bias", False),
-            qk_layernorm=arguments.get("qk_layernorm", False),
-            sliding_window=_sliding_window(arguments.get("window_size"), name),
-            num_experts=experts,
-            moe_router_topk=arguments.get("moe_router_topk", 2) if experts else 2,
-            moe_aux_loss_coeff=arguments.get("moe_aux_loss_coeff", 0.0) if experts else 0.0,
+            qk_layernorm=arguments.get("qk_layernorm", False) and latent is None,
+            latent_attention=latent,
+            **megatron_rope.from_arguments(arguments),
+            **_read_experts(arguments, name),
+            **(features | {"sliding_window": _sliding_window(arguments.get("window_size"), name)}),
         )
     except KeyError as error:
         raise BadConfig(f"{name}: the Megatron arguments have no {error}") from None
     except TypeError as error:
         raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
+
+
+def _read_features(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in (*_FEATURES, *_WITHOUT_ARGUMENT):
+        value = arguments.get(_FEATURES.get(field, PREFIX + field))
+        if value is not None and (not field.startswith("moe_") or arguments.get("num_experts")):
+            found[field] = value
+    clamped = {key: arguments.get(key) for key in _CLAMPED_SWIGLU} == _CLAMPED_SWIGLU
+    return found | {
+        "activation": "clamped_swiglu" if clamped else arguments.get(f"{PREFIX}activation", "silu"),
+        "attention_sinks": arguments.get("softmax_type", "vanilla") == "learnable",
+        "add_bias_linear": bool(arguments.get("add_bias_linear")) and arguments["position_embedding_type"] != "learned_absolute",
+    }
+
+
+def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    experts, ffn = arguments.get("num_experts"), arguments["ffn_hidden_size"]
+    if not experts:
+        return {"ffn_hidden_size": ffn}
+    dense = _dense_layers(arguments.get("moe_layer_freq", 1), arguments["num_layers"], name)
+    return {
+        "ffn_hidden_size": ffn,
+        "moe_ffn_hidden_size": arguments.get("moe_ffn_hidden_size"),
+        "num_experts": experts,
+        "moe_router_topk": arguments.get("moe_router_topk", 2),
+        "moe_aux_loss_coeff": _first(arguments.get("moe_aux_loss_coeff", 0.0)),
+        "moe_first_dense_layers": dense,
+    }
+
+
+def _first(value: Any) -> Any:
+    """Megatron-LM has lists of one where several kinds of balancing may be combined."""
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
+
+def _dense_layers(frequency: Any, layers: int, name: str) -> int:
+    """How many layers at the start have no experts, of Megatron's `moe_layer_freq`."""
+    pattern = list(frequency) if isinstance(frequency, list | tuple) else [int(layer % frequency == 0) for layer in range(layers)]
+    dense = pattern.index(1) if 1 in pattern else layers
+    if len(pattern) != layers or pattern != [0] * dense + [1] * (layers - dense):
+        raise BadConfig(f"{name}: moe_layer_freq is {frequency!r:.80}, and only first layers without experts are known here")
+    return dense
+
+
+def _latent_attention(arguments: Mapping[str, Any]) -> LatentAttention | None:
+    if not arguments.get("multi_latent_attention"):
+        return None
+    return LatentAttention(**{field.name: arguments[field.name] for field in dataclasses.fields(LatentAttention)})
 
 
 def _sliding_window(window_size: Any, name: str) -> int | None:
@@ -150,8 +202,14 @@ def _sliding_window(window_size: Any, name: str) -> int | None:
     return int(left) + 1
 
 
-def arguments_of_family(llama: bool) -> dict[str, Any]:
-    """The arguments that are the same for all models of a family."""
-    if llama:
-        return {"normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False}
-    return {"normalization": "LayerNorm", "swiglu": False, "add_bias_linear": True}
+def arguments_of_style(architecture: Architecture) -> dict[str, Any]:
+    """The arguments that are the same for all models of a style."""
+    return _style(architecture.family == "llama", architecture.activation, architecture.add_bias_linear)
+
+
+def _style(llama: bool, activation: str, biases: bool) -> dict[str, Any]:
+    return {
+        "normalization": "RMSNorm" if llama else "LayerNorm",
+        "swiglu": llama and activation == "silu",
+        "add_bias_linear": biases or not llama,
+    }

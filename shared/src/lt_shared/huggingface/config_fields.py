@@ -1,0 +1,97 @@
+"""The fields of config.json that all models in the Llama style share, and the checks of those that change the model."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig
+from lt_shared.huggingface import rope_parameters
+
+# Settings of unsupported features, with the value that turns them off.
+ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelType:
+    """One `model_type` of transformers.
+
+    `write` gives the fields of config.json that only this type decides, `read` the architecture of a config.json, under a name
+    for messages. `aliases` are other names of settings, which transformers takes too: with both, the last one in the file
+    decides.
+    """
+
+    name: str
+    class_name: str
+    write: Callable[[Architecture], dict[str, Any]]
+    read: Callable[[dict[str, Any], str], Architecture]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: str, kind: str) -> None:
+    """Raises BadConfig for a setting that is there, and has another value than the family has."""
+    for field, value in expected.items():
+        if config.get(field) not in (None, value):
+            raise BadConfig(f"{name}: {field} is {config[field]!r}, the {kind} family here has {value!r}")
+
+
+def written(architecture: Architecture) -> dict[str, Any]:
+    """The fields of a model in the Llama style."""
+    return {
+        "hidden_size": architecture.hidden_size,
+        "intermediate_size": architecture.ffn_hidden_size,
+        "num_hidden_layers": architecture.num_layers,
+        "num_attention_heads": architecture.num_attention_heads,
+        "num_key_value_heads": architecture.num_query_groups,
+        "head_dim": architecture.kv_channels,
+        "max_position_embeddings": architecture.max_position_embeddings,
+        "rms_norm_eps": architecture.norm_epsilon,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        **rope_parameters.written(architecture.rotary_base, architecture.rope_scaling),
+    }
+
+
+def read(
+    config: dict[str, Any],
+    name: str,
+    kind: str,
+    *,
+    absent: Mapping[str, Any] = ABSENT,
+    activation: str = "silu",
+    rotary_base: float = 10000.0,
+    partly_rotated: bool = False,
+    **family: Any,
+) -> Architecture:
+    """The architecture in the Llama style, with `family` for the fields that another family has or reads differently.
+
+    `absent` are settings that the family has at these values only, `rotary_base` transformers' default for it, and
+    `partly_rotated` says that the family may rotate a part of each head. Raises BadConfig, and KeyError for a size that is
+    missing.
+    """
+    percent = rope_parameters.rotary_percent(config, name)
+    if percent != 1 and not partly_rotated:
+        raise BadConfig(f"{name}: partial_rotary_factor is {percent!r}, the {kind} family here has 1.0")
+    base, scaling = rope_parameters.read(config, name, rotary_base)
+    check_values(config, absent, name, kind)
+    found = config.get("hidden_act") or config.get("hidden_activation") or activation
+    if found != activation:
+        raise BadConfig(f"{name}: hidden_act is {found!r}, the {kind} family here has {activation}")
+    groups = config.get("num_key_value_heads")
+    fields = {
+        "num_layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "num_attention_heads": config["num_attention_heads"],
+        "num_query_groups": config["num_attention_heads"] if groups is None else groups,
+        "vocab_size": config["vocab_size"],
+        "max_position_embeddings": config["max_position_embeddings"],
+        "kv_channels": config.get("head_dim") or 0,
+        "norm_epsilon": config["rms_norm_eps"],
+        "rotary_base": base,
+        "rope_scaling": scaling,
+        "rotary_percent": percent,
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "init_std": config.get("initializer_range", 0.02),
+    }
+    return Architecture(name=name, family="llama", **(fields | family))

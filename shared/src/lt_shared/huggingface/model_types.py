@@ -1,0 +1,113 @@
+"""transformers' model type of an architecture: the first whose config.json reads back as the same architecture.
+
+So no rule says which features make which type, and a config.json that would lose a feature is never written.
+"""
+
+import dataclasses
+from typing import Any
+
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig
+from lt_shared.huggingface.config_fields import ModelType
+from lt_shared.huggingface.gpt2 import GPT2
+from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
+from lt_shared.huggingface.qwen3_moe import QWEN3_MOE
+
+_TYPES = {each.name: each for each in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, GPT2)}
+MODEL_TYPES = tuple(_TYPES)
+# Settings that change the model in any type, and are not supported.
+_ABSENT_ANYWHERE = ("per_layer_config", "pruned_heads", "transformers_weights")
+
+
+def model_type(architecture: Architecture) -> str | None:
+    """The `model_type` of transformers that computes this architecture; None when it has none."""
+    found = _type(architecture)
+    return found.name if found else None
+
+
+def _type(architecture: Architecture) -> ModelType | None:
+    candidates = [_TYPES[architecture.model_type]] if architecture.model_type in _TYPES else _TYPES.values()
+    return next((each for each in candidates if _keeps(each, architecture)), None)
+
+
+def _keeps(kind: ModelType, architecture: Architecture) -> bool:
+    """Whether the type's config.json says all that the architecture does, but for what matters to training alone."""
+    try:
+        read = kind.read(_config(kind, architecture, "float32"), architecture.name)
+    except (BadConfig, KeyError, TypeError, ValueError, OverflowError):
+        return False
+    same = {"init_std": 0.0, "moe_aux_loss_coeff": 0.0}
+    return dataclasses.replace(read, **same) == dataclasses.replace(architecture, **same)
+
+
+def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
+    """The content of config.json for a model whose tensors are stored as `dtype` ("bfloat16", ...).
+
+    Raises BadConfig when transformers has no model type for it.
+    """
+    found = _type(architecture)
+    if found is None:
+        kinds = ", ".join(MODEL_TYPES)
+        raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}")
+    return _config(found, architecture, dtype)
+
+
+def _config(kind: ModelType, architecture: Architecture, dtype: str) -> dict[str, Any]:
+    return {
+        "architectures": [kind.class_name],
+        "model_type": kind.name,
+        "vocab_size": architecture.vocab_size,
+        "tie_word_embeddings": architecture.tie_embeddings,
+        "initializer_range": architecture.init_std,
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        **kind.write(architecture),
+    }
+
+
+def from_config(config: dict[str, Any], name: str) -> Architecture:
+    """Read a config.json. Raises BadConfig for an unknown model type or a setting that has no place here."""
+    kind = config.get("model_type")
+    if kind not in _TYPES:
+        raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
+    if config.get("quantization_config"):
+        raise BadConfig(
+            f"{name}: has a quantization_config, and quantized weights are not converted",
+            "use the model as it was before, or store what transformers' model.dequantize() makes of it",
+        )
+    try:
+        _check_one_reading(config, name, _TYPES[kind])
+        architecture = _TYPES[kind].read(config, name)
+        _check_layer_types(config, architecture)
+        return architecture
+    except KeyError as error:
+        raise BadConfig(f"{name}: config.json has no {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadConfig(f"{name}: config.json is malformed: {error}") from None
+
+
+def _check_one_reading(config: dict[str, Any], name: str, kind: ModelType) -> None:
+    """Raises BadConfig for what transformers takes from a configuration beside, or instead of, what is read here."""
+    for field in _ABSENT_ANYWHERE:
+        if config.get(field):
+            raise BadConfig(f"{name}: has {field}, which is not supported")
+    for alias, field in kind.aliases.items():
+        if alias in config and config[alias] != config.get(field):
+            raise BadConfig(f"{name}: {alias} and {field} are one setting, and contradict each other", "remove the wrong one")
+
+
+def _check_layer_types(config: dict[str, Any], architecture: Architecture) -> None:
+    """Raises BadConfig where the list of layers says something else than what was read."""
+    given = config.get("layer_types")
+    if not given:
+        return
+    windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
+    read = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    if list(given) != read:
+        first = next((layer for layer, pair in enumerate(zip(given, read, strict=False)) if pair[0] != pair[1]), len(read))
+        found = given[first] if first < len(given) else "missing"
+        raise BadConfig(
+            f"{architecture.name}: layer_types has {sorted(set(map(str, given)))}; layer {first} is {found}, and only models in "
+            f"which it is {read[first] if first < len(read) else 'missing'} are known here"
+        )

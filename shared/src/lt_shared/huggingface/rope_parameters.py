@@ -1,0 +1,91 @@
+"""The rotary settings of config.json.
+
+transformers 5 keeps them in `rope_parameters`; older files have `rope_theta` and `rope_scaling`. Both are read; both are written,
+so that transformers 4.43 and later load the result with the same frequencies. Where both are there and differ, versions of
+transformers would compute different models: that is refused.
+"""
+
+import dataclasses
+from typing import Any
+
+from lt_shared.console import BadConfig
+from lt_shared.rope_scaling import SCALINGS, AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
+
+DEFAULT = "default"
+ORIGINAL = "original_max_position_embeddings"
+
+
+def written(base: float, scaling: AnyScaling | None) -> dict[str, Any]:
+    """Both spellings."""
+    fields = {} if scaling is None else {key: value for key, value in dataclasses.asdict(scaling).items() if value is not None}
+    rope = {"rope_type": DEFAULT, **{key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}}
+    return {
+        "rope_theta": base,
+        "rope_scaling": rope if scaling else None,
+        "rope_parameters": {**rope, "rope_theta": base},
+    }
+
+
+def read(config: dict[str, Any], name: str, default_base: float = 10000.0) -> tuple[float, AnyScaling | None]:
+    """The rotary base and its scaling. Raises BadConfig where the older and the newer field say different things."""
+    found: list[tuple[float, AnyScaling | None]] = []
+    for field in ("rope_scaling", "rope_parameters"):
+        rope = dict(config.get(field) or {})
+        given = (rope.get("rope_theta"), config.get("rope_theta"), default_base)
+        base = next(value for value in given if value is not None)
+        if rope or not found:
+            found.append((float(base) if type(base) is int else base, scaling_of(rope, config, name)))
+    if not config.get("rope_scaling"):
+        return found[-1]
+    if found[0] != found[-1]:
+        raise BadConfig(
+            f"{name}: rope_scaling and rope_parameters contradict each other",
+            "remove the wrong one; transformers 5 computes with rope_scaling",
+        )
+    return found[0]
+
+
+def rotary_percent(config: dict[str, Any], name: str) -> float:
+    """The part of each head that is rotated. Raises BadConfig where the config.json says it twice, and differently."""
+    places = (config, dict(config.get("rope_scaling") or {}), dict(config.get("rope_parameters") or {}))
+    given = {place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None}
+    if len(given) > 1:
+        raise BadConfig(f"{name}: partial_rotary_factor is {' and '.join(map(repr, given))}", "remove the wrong one")
+    return given.pop() if given else 1.0
+
+
+def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnyScaling | None:
+    """The scaling of one set of rotary settings. Raises BadConfig for a type that is not known or a number that is missing."""
+    kind = rope.get("rope_type") or rope.get("type") or DEFAULT
+    if kind == DEFAULT:
+        return None
+    if kind not in SCALINGS:
+        raise BadConfig(f"{name}: rope scaling type {kind!r}, known here are {', '.join(SCALINGS)}")
+    if kind == "llama3":
+        required = [field.name for field in dataclasses.fields(RopeScaling) if field.name != "rope_type"]
+        _check_complete(rope, required, name)
+        return RopeScaling(**{field: rope[field] for field in required})
+    if kind == "linear":
+        _check_complete(rope, ["factor"], name)
+        return LinearScaling(rope["factor"])
+    original = rope.get(ORIGINAL) or config.get(ORIGINAL) or config["max_position_embeddings"]
+    if kind == "longrope":
+        _check_complete(rope, ["short_factor", "long_factor"], name)
+        factors = (tuple(rope["short_factor"]), tuple(rope["long_factor"]))
+        return LongRopeScaling(*factors, original, rope.get("factor"), rope.get("attention_factor"))
+    factor = rope.get("factor") or config["max_position_embeddings"] / original
+    optional = ("mscale", "mscale_all_dim", "attention_factor")
+    return YarnScaling(
+        factor,
+        original,
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
+        truncate=rope.get("truncate", True),
+        **{field: rope.get(field) for field in optional},
+    )
+
+
+def _check_complete(rope: dict[str, Any], required: list[str], name: str) -> None:
+    missing = [field for field in required if field not in rope]
+    if missing:
+        raise BadConfig(f"{name}: rope scaling has no {', '.join(missing)}")
