@@ -79,6 +79,7 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
         window_size=(architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
         num_moe_experts=architecture.num_experts,
         moe_router_topk=architecture.moe_router_topk,
+        moe_router_pre_softmax=architecture.moe_router_pre_softmax,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,

@@ -19,7 +19,14 @@ from safetensors.torch import load_file
 from torch.distributed import checkpoint
 from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_routed_experts_config,
+    make_router_config,
+)
+from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -37,6 +44,17 @@ def qwen3(architecture: Architecture) -> Qwen3Model.Config:
 
     def norm(size: int) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=size, eps=architecture.norm_epsilon, param_init=_ONES)
+
+    def mlp() -> dict[str, Any]:
+        if architecture.num_experts is None:
+            feed_forward = make_ffn_config(
+                dim=architecture.hidden_size,
+                hidden_dim=architecture.ffn_hidden_size,
+                w1_param_init=_WEIGHT,
+                w2w3_param_init=_WEIGHT,
+            )
+            return {"feed_forward": feed_forward}
+        return {"moe": experts(architecture)}
 
     def layer() -> Qwen3TransformerBlock.Config:
         return Qwen3TransformerBlock.Config(
@@ -58,17 +76,38 @@ def qwen3(architecture: Architecture) -> Qwen3Model.Config:
                 ),
                 qk_norm=norm(architecture.kv_channels),
             ),
-            feed_forward=make_ffn_config(
-                dim=architecture.hidden_size,
-                hidden_dim=architecture.ffn_hidden_size,
-                w1_param_init=_WEIGHT,
-                w2w3_param_init=_WEIGHT,
-            ),
+            **mlp(),
         )
 
     fields = {field.name: getattr(frame, field.name) for field in dataclasses.fields(frame)}
     layers = [layer() for _ in range(architecture.num_layers)]
     return Qwen3Model.Config(**fields | {"norm": norm(architecture.hidden_size), "layers": layers})
+
+
+def experts(architecture: Architecture) -> MoE.Config:
+    """A layer's experts, chosen as Qwen3 does."""
+    assert architecture.num_experts is not None
+    weights = {name: torch.nn.init.normal_ for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
+    return make_moe_config(
+        num_experts=architecture.num_experts,
+        router=make_router_config(
+            dim=architecture.hidden_size,
+            num_experts=architecture.num_experts,
+            gate_param_init=_WEIGHT,
+            top_k=architecture.moe_router_topk,
+            score_func="softmax",
+            route_norm=not architecture.moe_router_pre_softmax,
+        ),
+        routed_experts=make_routed_experts_config(
+            dim=architecture.hidden_size,
+            hidden_dim=architecture.expert_size,
+            num_experts=architecture.num_experts,
+            top_k=architecture.moe_router_topk,
+            param_init=weights,
+            comm_backend="standard",
+        ),
+        load_balance_coeff=None,
+    )
 
 
 def run(job: dict[str, Any]) -> None:

@@ -45,8 +45,10 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
 }
-TINY = ["tiny", "tiny-gpt3", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-mixtral"]
+TINY = ["tiny", "tiny-gpt3", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-mixtral", "tiny-qwen3-moe"]
 GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer/vocab.json"
 
@@ -67,7 +69,9 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)]
+)
 def test_active_parameters(name: str, billions: float) -> None:
     assert preset(name).active_parameters() / 1e9 == pytest.approx(billions, abs=0.05)
 

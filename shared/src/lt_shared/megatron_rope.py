@@ -2,8 +2,8 @@
 
 Llama 3.1's scaling is `--use-rope-scaling`; only the factor is an argument, and the other three numbers are constants in
 megatron-core. YaRN has one set of arguments for latent attention (`rope_type yarn`, `rotary_scaling_factor`, `mscale` ...) and
-another for GPT models (`--position-embedding-type yarn`, `yarn_rotary_scaling_factor` ...). Linear scaling and LongRoPE have none:
-they are kept under names that begin with `lt_`.
+another for GPT models (`--position-embedding-type yarn`, `yarn_rotary_scaling_factor` ...). Linear scaling and LongRoPE have
+none: they are kept under names that begin with `lt_`.
 """
 
 import dataclasses

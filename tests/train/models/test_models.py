@@ -59,6 +59,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
         "qwen2": ("--model", "tiny-qwen2"),
         "qwen3": ("--model", "tiny-qwen3"),
         "mixtral": ("--model", "tiny-mixtral"),
+        "qwen3-moe": ("--model", "tiny-qwen3-moe"),
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
         "another scaling": ("--model", str(config_file)),
     }
@@ -76,7 +77,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "llama3.2", "another scaling"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "llama3.2", "another scaling"])
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
     assert differences[family]["logits"] < 1e-5

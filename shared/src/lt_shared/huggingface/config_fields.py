@@ -35,6 +35,17 @@ def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: s
             raise BadConfig(f"{name}: {field} is {config[field]!r}, the {kind} family here has {value!r}")
 
 
+def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
+    """A setting that versions of transformers call by different names. Raises BadConfig where two of them disagree, KeyError for
+    the first where none is there."""
+    given = [config[field] for field in fields if config.get(field) is not None]
+    if not given:
+        raise KeyError(fields[0])
+    if any(value != given[0] for value in given):
+        raise BadConfig(f"{name}: {' and '.join(fields)} are one setting, and contradict each other", "remove the wrong one")
+    return given[0]
+
+
 def written(architecture: Architecture) -> dict[str, Any]:
     """The fields of a model in the Llama style."""
     return {

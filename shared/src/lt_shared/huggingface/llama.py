@@ -41,9 +41,7 @@ def _write_qwen3(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_qwen3(config: dict[str, Any], name: str) -> Architecture:
-    return config_fields.read(
-        config, name, "qwen3", qk_layernorm=True, kv_channels=config.get("head_dim") or _QWEN3_HEAD
-    )
+    return config_fields.read(config, name, "qwen3", qk_layernorm=True, kv_channels=config.get("head_dim") or _QWEN3_HEAD)
 
 
 def _write_mixtral(architecture: Architecture) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Qwen3's mixtures of experts in transformers (30B-A3B, 235B-A22B): every layer has experts.
 
-`norm_topk_prob`, true in the published models and false by default, is Megatron's softmax over the chosen experts alone.
+transformers 5 writes `num_local_experts` for `num_experts`. `norm_topk_prob`, true in the published models and false by default, is
+Megatron's softmax over the chosen experts alone.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         name,
         "qwen3_moe",
         qk_layernorm=True,
-        num_experts=config["num_experts"],
+        num_experts=config_fields.either(config, name, "num_experts", "num_local_experts"),
         moe_router_topk=config.get("num_experts_per_tok", 8),
         moe_ffn_hidden_size=config.get("moe_intermediate_size", 768),
         moe_router_pre_softmax=not config.get("norm_topk_prob", False),
@@ -43,4 +44,4 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
     )
 
 
-QWEN3_MOE = ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _write, _read, {"num_local_experts": "num_experts"})
+QWEN3_MOE = ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _write, _read)

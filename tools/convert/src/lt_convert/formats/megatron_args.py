@@ -6,23 +6,13 @@ from typing import Any
 
 from lt_convert.containers.pickle_writer import Global, Instance
 from lt_convert.weights.mapping import Model
-from lt_shared import megatron_arguments
-from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared import megatron_arguments, megatron_rope
+from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
-
-# Megatron arguments that change the model and have no field in `Architecture`, with the value that is supported.
-REQUIRED_ARGUMENTS = {
-    "rotary_interleaved": False,
-    "rotary_seq_len_interpolation_factor": None,
-    "apply_layernorm_1p": False,
-}
 
 
 def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Architecture:
     """The architecture that stored arguments describe. Raises BadData, naming `origin`, for an unsupported one."""
-    for setting, value in REQUIRED_ARGUMENTS.items():
-        if arguments.get(setting, value) != value:
-            raise BadData(f"{origin}: {setting} is {arguments[setting]!r}, which no other format supports")
     given = dict(arguments)
     if given.get("vocab_size") is None and given.get("padded_vocab_size"):
         warn(f"{origin}: the vocabulary size is not stored; all {given['padded_vocab_size']} rows are kept, padding included")
@@ -38,7 +28,7 @@ def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Archit
 def check_computable(architecture: Architecture, origin: str) -> None:
     """Raises BadData for a RoPE that Megatron would compute differently: only the scaling factor is an argument there."""
     scaling = architecture.rope_scaling
-    if scaling and scaling != RopeScaling(scaling.factor):
+    if scaling and not megatron_rope.is_computable_by_megatron(scaling):
         raise BadData(
             f"{origin}: Megatron has constants for every RoPE scaling parameter but the factor, and this model has {scaling}"
         )

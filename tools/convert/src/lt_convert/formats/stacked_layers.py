@@ -34,12 +34,12 @@ def unstacked(stacked: Tensor) -> dict[str, Tensor]:
 
 
 def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:
-    """The tensors of the `count` layers stacked under one key with one chunk per layer; other tensors whole."""
+    """The tensors of the `count` layers stacked under one key with one chunk per layer; other tensors, or all if 0, whole."""
     stacks: dict[str, list[tuple[int, str, Tensor]]] = {}
     found: list[Entry] = []
     for name, tensor in tensors.items():
         match = _LAYER.fullmatch(name)
-        if match:
+        if match and count:
             stacks.setdefault(f"{match[1]}.{match[3]}", []).append((int(match[2]), name, tensor))
         else:
             found.append(Entry.whole(name, tensor))

@@ -20,7 +20,7 @@ from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
-from lt_convert.weights.mapping import MEGATRON, Model, abbreviated
+from lt_convert.weights.mapping import MEGATRON, Model, abbreviated, has_stacked_layers
 from lt_shared import checkpoint_layout, pickles, version_of
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
@@ -174,8 +174,8 @@ def outputs(target: Target) -> list[OutputFile]:
         del arguments["consumed_train_samples"]
         arguments.update({"consumed_train_samples": samples} if samples else {})
     directory = f"iter_{iteration:07d}/" if source.optimizer else f"{checkpoint_layout.RELEASE}/"
-    count = model.architecture.num_layers
-    made = dcp.outputs(stacked_layers.entries(tensors, count), {key: [None] for key in family.extra_states(model)}, directory)
+    stacked = stacked_layers.entries(tensors, model.architecture.num_layers if has_stacked_layers(model.architecture) else 0)
+    made = dcp.outputs(stacked, {key: [None] for key in family.extra_states(model)}, directory)
     made.insert(-1, OutputFile(f"{directory}{COMMON}", torch_archive.archive(common)))
     made.insert(-1, OutputFile(f"{directory}{CONFIGURATION_FILE}", (json.dumps(CONFIGURATION).encode(),)))
     record = RunRecord(

@@ -16,6 +16,9 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError
 
 LAYER, EXPERT = "{layer}", "{expert}"
+# Layers without and with experts, in a model that has both; a multi-token prediction layer by its number behind the last layer,
+# as in Hugging Face's names, and by its own, as in Megatron's.
+DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP = "{dense_layer}", "{expert_layer}", "{mtp_layer}", "{mtp}"
 PADDING = "padding."
 # Names of tables. Megatron: torch_dist, and the legacy file of a rank with TransformerEngine layers or with local ones.
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron", "megatron-te", "megatron-local"
@@ -75,11 +78,11 @@ class Family:
     """A model family.
 
     `shapes` gives the canonical tensors of an architecture by pattern, in the order of a Hugging Face file; `{layer}` and
-    `{expert}` in a name stand for every layer and expert. `tables` are the tables by format. `embedding` is the canonical name
-    of the input embedding; Megatron pads its rows and those of the output layer. `base_prefix` starts the names of all tensors
-    but the output layer's (transformers' `base_model_prefix`); files saved from the base model alone lack it. `buffers` matches
-    names of buffers that some files have and every reader computes itself. `extra_state_modules` are Megatron's modules that
-    store an `_extra_state`, those of TransformerEngine layers included.
+    `{expert}` in a name stand for every layer and expert, the other placeholders above for some layers. `tables` are the tables
+    by format. `embedding` is the canonical name of the input embedding; Megatron pads its rows and those of the output layer.
+    `base_prefix` starts the names of all tensors but the output layer's (transformers' `base_model_prefix`); files saved from
+    the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
+    `extra_state_modules` are Megatron's modules that store an `_extra_state`, those of TransformerEngine layers included.
     """
 
     name: str
@@ -177,14 +180,16 @@ class Family:
 
     def extra_states(self, model: Model) -> list[str]:
         """The `_extra_state` keys of a torch_dist checkpoint. Megatron does not load the model without them."""
-        layers, experts = model.architecture.num_layers, model.architecture.num_experts
+        architecture = model.architecture
+        layers, experts = architecture.num_layers, architecture.num_experts
         keys = []
         for module in self.extra_state_modules:
-            key = f"{module.replace(f'.{LAYER}', '').replace(f'.{EXPERT}', '')}._extra_state/shard_"
-            if EXPERT in module:
-                keys += [f"{key}{layer}.{expert}_{layers}.{experts}" for layer in range(layers) for expert in range(experts or 0)]
-            else:
-                keys += [f"{key}{layer}_{layers}" for layer in range(layers)] if LAYER in module else [f"{key}0_1"]
+            if not has_stacked_layers(architecture):
+                shards = range(experts or 0) if EXPERT in module else (0,)
+                named = _expanded([module.replace(f".{EXPERT}", "")], architecture)
+                keys += [f"{name}._extra_state/shard_{shard}_{len(shards)}" for name, _, _ in named for shard in shards]
+            elif not _is_layered(module) or any(placeholder in module for placeholder in _numbers(0, architecture)):
+                keys += _extra_states(module, layers, experts or 0)
         return keys
 
     def operations(self, source: str, target: str, model: Model) -> dict[str, str]:
@@ -208,19 +213,49 @@ class Family:
 def _expanded(patterns: Iterable[str], architecture: Architecture) -> Iterator[tuple[str, str, Callable[[str], str]]]:
     """(name, pattern, function that fills in the pattern's numbers); the patterns with layers in them layer by layer."""
     patterns = list(patterns)
-    layered = [pattern for pattern in patterns if LAYER in pattern]
+    layered = [pattern for pattern in patterns if _is_layered(pattern)]
     first = patterns.index(layered[0]) if layered else len(patterns)
     yield from ((pattern, pattern, str) for pattern in patterns[:first])
-    for layer in range(architecture.num_layers):
+    for layer in range(architecture.num_layers + architecture.mtp_num_layers):
+        numbers = _numbers(layer, architecture)
         for pattern in layered:
+            if not any(placeholder in pattern for placeholder in numbers):
+                continue
             for expert in range(architecture.num_experts or 0) if EXPERT in pattern else (None,):
 
-                def fill(text: str, layer: int = layer, expert: int | None = expert) -> str:
-                    text = text.replace(LAYER, str(layer))
+                def fill(text: str, numbers: dict[str, int] = numbers, expert: int | None = expert) -> str:
+                    for placeholder, number in numbers.items():
+                        text = text.replace(placeholder, str(number))
                     return text if expert is None else text.replace(EXPERT, str(expert))
 
                 yield fill(pattern), pattern, fill
-    yield from ((pattern, pattern, str) for pattern in patterns[first:] if LAYER not in pattern)
+    yield from ((pattern, pattern, str) for pattern in patterns[first:] if not _is_layered(pattern))
+
+
+def has_stacked_layers(architecture: Architecture) -> bool:
+    """Whether torch_dist stacks a weight's layers under one key: as megatron-core does where all layers are alike."""
+    return architecture.moe_first_dense_layers == 0
+
+
+def _extra_states(module: str, layers: int, experts: int) -> list[str]:
+    name = module
+    for placeholder in (LAYER, DENSE_LAYER, EXPERT_LAYER, EXPERT):
+        name = name.replace(f".{placeholder}", "")
+    key = f"{name}._extra_state/shard_"
+    if EXPERT in module:
+        return [f"{key}{layer}.{expert}_{layers}.{experts}" for layer in range(layers) for expert in range(experts)]
+    return [f"{key}{layer}_{layers}" for layer in range(layers)] if _is_layered(module) else [f"{key}0_1"]
+
+
+def _is_layered(pattern: str) -> bool:
+    return any(placeholder in pattern for placeholder in (LAYER, DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP))
+
+
+def _numbers(layer: int, architecture: Architecture) -> dict[str, int]:
+    """The placeholders that stand for this layer, with the numbers that they become."""
+    if layer >= architecture.num_layers:
+        return {MTP_LAYER: layer, MTP: layer - architecture.num_layers}
+    return {LAYER: layer, EXPERT_LAYER if architecture.has_experts(layer) else DENSE_LAYER: layer}
 
 
 def _alternatives(entries: Mapping[str, Entry], found: Mapping[str, Tensor]) -> dict[tuple[RowMapping, ...], list[str]]:

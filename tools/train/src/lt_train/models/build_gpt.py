@@ -44,6 +44,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         add_bias_linear=not llama,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
+        softmax_scale=rope.score_scale(architecture),
         window_size=_window(run_config),
         hidden_dropout=run_config.layers.hidden_dropout,
         attention_dropout=run_config.layers.attention_dropout,
@@ -102,16 +103,31 @@ def _experts(run_config: RunConfig) -> dict[str, Any]:
     architecture = run_config.architecture
     if architecture.num_experts is None:
         return {}
+    dense, layers = architecture.moe_first_dense_layers, architecture.num_layers
     return {
         "num_moe_experts": architecture.num_experts,
-        "moe_ffn_hidden_size": architecture.ffn_hidden_size,
+        "moe_ffn_hidden_size": architecture.expert_size,
+        "moe_shared_expert_intermediate_size": architecture.moe_shared_expert_intermediate_size,
+        # A list makes megatron-core store every layer under its own key.
+        "moe_layer_freq": [0] * dense + [1] * (layers - dense) if dense else 1,
         "moe_router_topk": architecture.moe_router_topk,
+        "moe_router_pre_softmax": architecture.moe_router_pre_softmax,
+        "moe_router_score_function": architecture.moe_router_score_function,
+        "moe_router_enable_expert_bias": architecture.moe_router_enable_expert_bias,
+        "moe_router_num_groups": architecture.moe_router_num_groups,
+        "moe_router_group_topk": architecture.moe_router_group_topk,
+        "moe_router_topk_scaling_factor": _unless_one(architecture.moe_router_topk_scaling_factor),
+        "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
         "moe_token_dispatcher_type": run_config.layers.token_dispatcher,
         "moe_grouped_gemm": run_config.layers.grouped_experts,
         "expert_model_parallel_size": run_config.parallelism.expert,
     }
+
+
+def _unless_one(factor: float) -> float | None:
+    return None if factor == 1 else factor
 
 
 def _saved_activations(run_config: RunConfig) -> dict[str, Any]:
@@ -187,7 +203,7 @@ def _build_chunk(
     if architecture.num_experts and not run_config.memory.fully_sharded:
         _separate_experts(model)
     if architecture.family == "llama":
-        model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture).to(device)
+        model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture, run_config.batches.seq_length).to(device)
     if model.post_process and run_config.padded_vocab_size > architecture.vocab_size:
         model.output_layer.register_forward_hook(partial(_without_padding, run_config))
     if run_config.layers.triton:

@@ -20,6 +20,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from lt_shared.console import BadConfig
@@ -75,32 +76,50 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
 
 def block_spec(config: TransformerConfig, virtual_stage: int | None, kernels: Kernels) -> TransformerBlockSubmodules:
     """The layers of a pipeline stage of this rank, by the implementations of `kernels`."""
-    layer, norm = _transformer_engine_layer(config) if kernels.layers == TRANSFORMER_ENGINE else _torch_layer(config)
+    first = get_transformer_layer_offset(config, virtual_stage)
+    numbers = range(first, first + get_num_layers_to_build(config, virtual_stage))
+    kinds = {has_experts: _layer(config, kernels, has_experts) for has_experts in {_has_experts(config, n) for n in numbers}}
+    norm = _te_norm() if kernels.layers == TRANSFORMER_ENGINE else Norm
+    return TransformerBlockSubmodules([kinds[_has_experts(config, number)] for number in numbers], norm)
+
+
+def _has_experts(config: TransformerConfig, layer: int) -> bool:
+    frequency = config.moe_layer_freq
+    return bool(config.num_moe_experts) and (not isinstance(frequency, list) or frequency[layer] == 1)
+
+
+def _layer(config: TransformerConfig, kernels: Kernels, has_experts: bool) -> ModuleSpec:
+    make = _transformer_engine_layer if kernels.layers == TRANSFORMER_ENGINE else _torch_layer
+    layer = make(config, config.num_moe_experts if has_experts else None)
     if kernels.attention != TRANSFORMER_ENGINE:
         layer.submodules.self_attention.submodules.core_attention = (
             FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         )
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config, virtual_stage), layer_norm=norm)
+    return layer
 
 
-def _transformer_engine_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
+def _te_norm() -> Any:
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    return TENorm
+
+
+def _transformer_engine_layer(config: TransformerConfig, experts: int | None) -> ModuleSpec:
     try:
         import transformer_engine.pytorch  # noqa: F401
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         raise BadConfig(f"TransformerEngine cannot be imported: {error}", "mend it, or use --transformer-impl torch") from error
-    from megatron.core.extensions.transformer_engine import TENorm
-
-    layer = get_gpt_layer_with_transformer_engine_spec(
-        num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm
+    layer: ModuleSpec = get_gpt_layer_with_transformer_engine_spec(
+        num_experts=experts, moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm
     )
-    return layer, TENorm
+    return layer
 
 
-def _torch_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
+def _torch_layer(config: TransformerConfig, experts: int | None) -> ModuleSpec:
     """megatron-core's local layer with our attention and norm in it, and its rotary embedding compiled."""
     _compile_rotary_embedding()
     layer: ModuleSpec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+        num_experts=experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
     )
     parts = layer.submodules
     parts.input_layernorm = Norm
@@ -108,12 +127,12 @@ def _torch_layer(config: TransformerConfig) -> tuple[ModuleSpec, Any]:
     attention = parts.self_attention.submodules
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = Norm
-    if config.num_moe_experts:
+    if experts:
         # TransformerEngine's layer keeps this norm apart when experts follow; the local one would store it as part of a matrix
         # that is not there, and a checkpoint of the one would not load into the other.
         parts.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.")
         _define_absent_names()
-    return layer, Norm
+    return layer
 
 
 def _compile_rotary_embedding() -> None:

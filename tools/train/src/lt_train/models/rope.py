@@ -1,7 +1,8 @@
-"""The frequencies of rotary embeddings, with Llama 3.1's scaling.
+"""The frequencies of rotary embeddings, scaled as `lt_shared.rope_scaling` says.
 
-megatron-core computes the same, but knows only the factor of the scaling: the three numbers that say which frequencies are
-stretched are constants there, and its base is a whole number.
+megatron-core computes some of it, but knows only the factor of Llama 3.1's scaling, has no linear scaling and no LongRoPE, and
+its base is a whole number. YaRN and LongRoPE also make rotated queries and keys longer. Where all channels are rotated, that is
+a factor of the attention's scores, which costs nothing: `score_scale` has it.
 """
 
 import math
@@ -9,19 +10,87 @@ import math
 import torch
 
 from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig
+from lt_shared.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
 
 
-def inverse_frequencies(architecture: Architecture) -> torch.Tensor:
+def inverse_frequencies(architecture: Architecture, seq_length: int = 0) -> torch.Tensor:
     """Radians per token of each pair of rotated channels, float32 [rotary channels / 2].
 
-    Scaled, a frequency that turns less than `low_freq_factor` times within the original positions is divided by the factor, one
-    that turns more than `high_freq_factor` times is kept, and those between are interpolated.
+    LongRoPE has two sets of divisors: `seq_length` chooses, as transformers does, those for longer sequences beyond the original
+    positions.
     """
-    channels = architecture.rotary_channels
-    frequencies = 1.0 / architecture.rotary_base ** (torch.arange(0, channels, 2, dtype=torch.float32) / channels)
+    return _scaled(_unscaled(architecture.rotary_base, architecture.rotary_channels), architecture, seq_length)
+
+
+def local_inverse_frequencies(architecture: Architecture) -> torch.Tensor:
+    """The same of the layers with a window, in a model where they have a base of their own and no scaling."""
+    return _unscaled(architecture.local_rotary_base or architecture.rotary_base, architecture.rotary_channels)
+
+
+def _unscaled(base: float, channels: int) -> torch.Tensor:
+    return 1.0 / base ** (torch.arange(0, channels, 2, dtype=torch.float32) / channels)
+
+
+def _scaled(frequencies: torch.Tensor, architecture: Architecture, seq_length: int) -> torch.Tensor:
     scaling = architecture.rope_scaling
-    if scaling is None:
-        return frequencies
+    match scaling:
+        case RopeScaling():
+            return _llama3(frequencies, scaling)
+        case LinearScaling():
+            return frequencies / scaling.factor
+        case YarnScaling():
+            return _yarn(frequencies, scaling, architecture.rotary_base)
+        case LongRopeScaling():
+            is_long = seq_length > scaling.original_max_position_embeddings
+            return frequencies / torch.tensor(scaling.long_factor if is_long else scaling.short_factor)
+        case None:
+            return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """A frequency that turns less than `low_freq_factor` times within the original positions is divided by the factor, one that
+    turns more than `high_freq_factor` times is kept, and those between are interpolated."""
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def _yarn(frequencies: torch.Tensor, scaling: YarnScaling, base: float) -> torch.Tensor:
+    """As `_llama3`, but linear in the number of the channel, between those that turn `beta_fast` and `beta_slow` times."""
+    channels = 2 * len(frequencies)
+
+    def channel(turns: float) -> float:
+        positions = scaling.original_max_position_embeddings
+        return channels * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = channel(scaling.beta_fast), channel(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, channels - 1)
+    # The papers' ramp has a minimal width, which keeps one of width 0 from dividing by it.
+    divided = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / ((last - first) or 0.001)).clamp(0, 1)
+    return (1 - divided) * frequencies + divided * frequencies / scaling.factor
+
+
+def magnitude(scaling: AnyScaling | None, max_position_embeddings: int) -> float:
+    """What the scaling multiplies rotated queries and keys by."""
+    if isinstance(scaling, YarnScaling):
+        return scaling.magnitude
+    return scaling.magnitude(max_position_embeddings) if isinstance(scaling, LongRopeScaling) else 1.0
+
+
+def score_scale(architecture: Architecture) -> float | None:
+    """What attention multiplies its scores by, None for the inverse root of the head size.
+
+    Raises BadConfig for a scaling that makes a rotated part of the head longer and leaves the rest.
+    """
+    longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
+    if longer == 1 or architecture.latent_attention:
+        return architecture.softmax_scale
+    if architecture.rotary_channels != architecture.kv_channels:
+        raise BadConfig(
+            f"{architecture.name}: this rope scaling makes rotated channels longer, and only a part of each head is rotated",
+            "such a model is not known here",
+        )
+    return (architecture.softmax_scale or architecture.kv_channels**-0.5) * longer**2

@@ -61,7 +61,7 @@ def bucket_elements(run_config: RunConfig) -> int:
 
     Of Llama 3.1 8B on two H200 a step takes 759 ms so, and 770 with megatron-core's 40 million (2026-11-22).
     """
-    dense, _ = layer_parameters(run_config)
+    dense, _ = layer_parameters(run_config, run_config.architecture.num_layers - 1)
     ranks = run_config.parallelism.data * run_config.parallelism.context
     return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, dense)
 

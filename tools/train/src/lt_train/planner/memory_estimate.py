@@ -74,28 +74,28 @@ def _on_rank(config: RunConfig, pipeline_rank: int) -> Estimate:
     )
 
 
-def layer_parameters(config: RunConfig) -> tuple[int, int]:
+def layer_parameters(config: RunConfig, layer: int) -> tuple[int, int]:
     """Parameters of a layer on a tensor-parallel rank: those of all ranks alike, and those of its experts."""
     model, tensor = config.architecture, config.parallelism.tensor
-    llama = model.family == "llama"
-    matrix = (3 if llama else 2) * model.hidden_size * model.ffn_hidden_size // tensor
-    attention = model.hidden_size * (2 * model.query_size + 2 * model.kv_size) // tensor
-    norms = (2 if llama else 4) * model.hidden_size
-    if model.qk_layernorm:
-        norms += (2 if llama else 4) * model.kv_channels
-    biases = (model.query_size + 2 * model.kv_size) // tensor if model.add_qkv_bias or not llama else 0
-    if not llama:
-        biases += model.ffn_hidden_size // tensor + 2 * model.hidden_size
-    if model.num_experts is None:
-        return attention + norms + biases + matrix, 0
-    router = model.num_experts * model.hidden_size
-    return attention + norms + biases + router, model.num_experts // config.parallelism.expert * matrix
+    vectors = model.vectors(layer, 0)
+    if model.add_qkv_bias or model.family == "gpt":
+        split = model.query_size + 2 * model.kv_size + (model.ffn_hidden_size if model.family == "gpt" else 0)
+        vectors -= split - split // tensor
+    if not model.has_experts(layer):
+        return (model.attention_weights() + model.mlp_weights(layer, 0)) // tensor + vectors, 0
+    routers = (model.num_experts or 0) * model.hidden_size
+    shared = model.mlp_weights(layer, 0) - routers
+    own = (model.num_experts or 0) // config.parallelism.expert
+    experts = model.mlp_weights(layer, own) + model.vectors(layer, own) - model.mlp_weights(layer, 0) - model.vectors(layer, 0)
+    return (model.attention_weights() + shared) // tensor + routers + vectors, experts // tensor
 
 
 def _parameters(config: RunConfig, pipeline_rank: int) -> tuple[int, int]:
     """Parameters of a rank before any sharding among data-parallel ranks: dense ones, and those of experts."""
     model, parallel = config.architecture, config.parallelism
-    dense, experts = (count * parallel.layers_of(pipeline_rank, model.num_layers) for count in layer_parameters(config))
+    start = sum(parallel.layers_of(rank, model.num_layers) for rank in range(pipeline_rank))
+    layers = [layer_parameters(config, start + each) for each in range(parallel.layers_of(pipeline_rank, model.num_layers))]
+    dense, experts = sum(count for count, _ in layers), sum(count for _, count in layers)
     vocabulary = config.padded_vocab_size // parallel.tensor * model.hidden_size
     first, last = pipeline_rank == 0, pipeline_rank == parallel.pipeline - 1
     if first:
@@ -103,6 +103,11 @@ def _parameters(config: RunConfig, pipeline_rank: int) -> tuple[int, int]:
     if last:
         dense += model.hidden_size * (1 if model.family == "llama" else 2)
         dense += 0 if model.tie_embeddings and first else vocabulary
+        if model.mtp_num_layers:
+            more = layer_parameters(config, model.num_layers)
+            projection = 2 * model.hidden_size**2 // parallel.tensor + 3 * model.hidden_size
+            dense += model.mtp_num_layers * (more[0] + projection)
+            experts += model.mtp_num_layers * more[1]
     return dense, experts
 
 
@@ -111,7 +116,7 @@ def _gathered(config: RunConfig) -> int:
     if not config.memory.fully_sharded:
         return 0
     bytes_each = 2 if config.precision.half else 4
-    layer = sum(layer_parameters(config))
+    layer = sum(layer_parameters(config, config.architecture.num_layers - 1))
     vocabulary = config.padded_vocab_size // config.parallelism.tensor * config.architecture.hidden_size
     ends = vocabulary * (bytes_each + 4)
     return 2 * layer * bytes_each + layer * 4 + ends
@@ -157,15 +162,16 @@ def _layer_activations(config: RunConfig) -> int:
     attention = model.query_size + 2 * model.kv_size
     if llama and not fused:
         attention += model.query_size + model.kv_size
-    attention += model.query_size * (1 if "core_attn" in modules or fused else 2)
+    attention += model.value_size * (1 if "core_attn" in modules or fused else 2)
     # The two inputs of SwiGLU, the SiLU of one and their product; or input and output of GELU.
-    wide = model.ffn_hidden_size * ((3 if fused else 4) if llama else 2)
+    wide = model.expert_size * ((3 if fused else 4) if llama else 2)
     if SWIGLU in modules:
-        wide -= model.ffn_hidden_size
+        wide -= model.expert_size
     if "mlp" in modules or "moe" in modules:
         wide = 0
     elif model.num_experts:
-        wide = model.moe_router_topk * (wide + 2 * model.hidden_size)
+        shared = (model.moe_shared_expert_intermediate_size or 0) * 4
+        wide = model.moe_router_topk * (wide + 2 * model.hidden_size) + shared
     split = (attention + wide) // config.parallelism.tensor * _tokens(config) * bytes_each
     # Inputs and outputs of both norms.
     return split + (2 if "layernorm" in modules else 4) * _residual_activations(config)

@@ -5,13 +5,22 @@ from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.mixtral import MIXTRAL
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen3 import QWEN3
+from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
 from lt_convert.weights.mapping import Family
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData
 
 # By the `model_type` of transformers.
-FAMILIES = {"llama": LLAMA, "mistral": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gpt2": GPT2, "mixtral": MIXTRAL}
+FAMILIES = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gpt2": GPT2,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
+}
 
 
 def family_of(architecture: Architecture) -> Family:

@@ -109,10 +109,10 @@ def megatron_tables(table: Table) -> dict[str, Table]:
     return {MEGATRON: table, MEGATRON_TE: table, MEGATRON_LOCAL: renamed(table, LOCAL_NAMES)}
 
 
-def torchtitan_tables(table: Table) -> dict[str, Table]:
+def torchtitan_tables(table: Table, names_of_2025: Mapping[str, str] = NAMES_OF_2025) -> dict[str, Table]:
     """TorchTitan's tables, from the one of version 0.3. For a while in 2026 only the output layer still had its old name."""
     between = {"output.weight": Alias(table["lm_head.weight"])}
-    return {TORCHTITAN: {**table, **between}, TORCHTITAN_2025: renamed(table, NAMES_OF_2025)}
+    return {TORCHTITAN: {**table, **between}, TORCHTITAN_2025: renamed(table, names_of_2025)}
 
 
 LLAMA = Family(

@@ -29,37 +29,45 @@ def shapes(architecture: Architecture) -> Mapping[str, Shape]:
     return llama.decoder(architecture, llama.attention(architecture) | experts)
 
 
-COMMON: Table = {
-    **{pattern: op for pattern, op in llama.MEGATRON_TABLE.items() if ".mlp." not in pattern},
-    f"{MEGATRON_LAYER}pre_mlp_layernorm.weight": Rows(MLP_NORM),
-    f"{MEGATRON_LAYER}mlp.router.weight": Rows(ROUTER),
-}
+EXTRA_STATE_MODULES = (
+    *(module for module in llama.EXTRA_STATE_MODULES if ".mlp." not in module),
+    f"{MEGATRON_LAYER}pre_mlp_layernorm",
+    f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc1.{{expert}}",
+    f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc2.{{expert}}",
+)
 
-# In the legacy file of a rank: the names of SequentialMLP, and those of grouped GEMM.
-LEGACY_EXPERTS: Table = {
-    f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc1.weight": Rows(GATE, UP),
-    f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc2.weight": Rows(DOWN),
-    f"{MEGATRON_LAYER}mlp.experts.linear_fc1.weight{{expert}}": Alias(Rows(GATE, UP)),
-    f"{MEGATRON_LAYER}mlp.experts.linear_fc2.weight{{expert}}": Alias(Rows(DOWN)),
-}
+
+def megatron_tables(router: str, gate: str, up: str, down: str, attention: Table) -> dict[str, Table]:
+    """Megatron's tables of a model in which every layer has experts, from the canonical names of theirs; `attention` is what its
+    attention has beside Llama's."""
+    common: Table = {
+        **{pattern: op for pattern, op in llama.MEGATRON_TABLE.items() if ".mlp." not in pattern},
+        **attention,
+        f"{MEGATRON_LAYER}pre_mlp_layernorm.weight": Rows(MLP_NORM),
+        f"{MEGATRON_LAYER}mlp.router.weight": Rows(router),
+    }
+    # In the legacy file of a rank: the names of SequentialMLP, and those of grouped GEMM.
+    legacy_experts: Table = {
+        f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc1.weight": Rows(gate, up),
+        f"{MEGATRON_LAYER}mlp.experts.local_experts.{{expert}}.linear_fc2.weight": Rows(down),
+        f"{MEGATRON_LAYER}mlp.experts.linear_fc1.weight{{expert}}": Alias(Rows(gate, up)),
+        f"{MEGATRON_LAYER}mlp.experts.linear_fc2.weight{{expert}}": Alias(Rows(down)),
+    }
+    return {
+        MEGATRON: {
+            **common,
+            f"{MEGATRON_LAYER}mlp.linear_fc1.layer_norm_weight": Alias(Rows(MLP_NORM), written=True),
+            f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc1.weight": Experts(Rows(gate, up)),
+            f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc2.weight": Experts(Rows(down)),
+        },
+        MEGATRON_TE: {**common, **legacy_experts},
+        MEGATRON_LOCAL: {**llama.renamed(common, llama.LOCAL_NAMES), **legacy_experts},
+    }
+
 
 MIXTRAL = Family(
     name="mixtral",
     shapes=shapes,
-    tables={
-        MEGATRON: {
-            **COMMON,
-            f"{MEGATRON_LAYER}mlp.linear_fc1.layer_norm_weight": Alias(Rows(MLP_NORM), written=True),
-            f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc1.weight": Experts(Rows(GATE, UP)),
-            f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc2.weight": Experts(Rows(DOWN)),
-        },
-        MEGATRON_TE: {**COMMON, **LEGACY_EXPERTS},
-        MEGATRON_LOCAL: {**llama.renamed(COMMON, llama.LOCAL_NAMES), **LEGACY_EXPERTS},
-    },
-    extra_state_modules=(
-        *(module for module in llama.EXTRA_STATE_MODULES if ".mlp." not in module),
-        f"{MEGATRON_LAYER}pre_mlp_layernorm",
-        f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc1.{{expert}}",
-        f"{MEGATRON_LAYER}mlp.experts.experts.linear_fc2.{{expert}}",
-    ),
+    tables=megatron_tables(ROUTER, GATE, UP, DOWN, {}),
+    extra_state_modules=EXTRA_STATE_MODULES,
 )

@@ -15,13 +15,15 @@ from lt_shared.architecture import Architecture
 QUERY_NORM, KEY_NORM = (f"{LAYER}self_attn.{letter}_norm.weight" for letter in "qk")
 
 
+def norms(architecture: Architecture) -> dict[str, Shape]:
+    return {QUERY_NORM: (architecture.kv_channels,), KEY_NORM: (architecture.kv_channels,)}
+
+
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    norms: dict[str, Shape] = {QUERY_NORM: (architecture.kv_channels,), KEY_NORM: (architecture.kv_channels,)}
-    return llama.decoder(architecture, llama.attention(architecture) | norms | llama.feed_forward(architecture))
+    return llama.decoder(architecture, llama.attention(architecture) | norms(architecture) | llama.feed_forward(architecture))
 
 
-MEGATRON_TABLE: Table = {
-    **llama.MEGATRON_TABLE,
+MEGATRON_NORMS: Table = {
     f"{MEGATRON_LAYER}self_attention.q_layernorm.weight": Rows(QUERY_NORM),
     f"{MEGATRON_LAYER}self_attention.k_layernorm.weight": Rows(KEY_NORM),
 }
@@ -37,7 +39,7 @@ TORCHTITAN_TABLE: Table = {
 QWEN3 = Family(
     name="qwen3",
     shapes=shapes,
-    tables=llama.megatron_tables(MEGATRON_TABLE) | llama.torchtitan_tables(TORCHTITAN_TABLE),
+    tables=llama.megatron_tables({**llama.MEGATRON_TABLE, **MEGATRON_NORMS}) | llama.torchtitan_tables(TORCHTITAN_TABLE),
     extra_state_modules=(
         *llama.EXTRA_STATE_MODULES,
         f"{MEGATRON_LAYER}self_attention.q_layernorm",

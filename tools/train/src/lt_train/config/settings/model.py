@@ -11,6 +11,7 @@ from lt_shared import console, huggingface, megatron_arguments, presets
 from lt_shared.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.console import BadConfig, BadData, UsageError, note
 from lt_shared.manifest import Dataset
+from lt_shared.rope_scaling import AnyScaling
 
 POSITIVE = click.IntRange(min=1)
 NO_WINDOW = "none"
@@ -75,7 +76,7 @@ SIZES = {
     "qk_layernorm": "qk_layernorm",
     "num_experts": "num_experts",
     "moe_router_topk": "moe_router_topk",
-    "moe_ffn_hidden_size": "ffn_hidden_size",
+    "moe_ffn_hidden_size": "moe_ffn_hidden_size",
     "moe_aux_loss_coeff": "moe_aux_loss_coeff",
 }
 
@@ -108,12 +109,11 @@ def describe(architecture: Architecture) -> list[str]:
     llama = model.family == "llama"
     parts = [
         f"{model.num_layers} layers of width {model.hidden_size}",
-        f"{model.num_experts} experts of {model.ffn_hidden_size}, {model.moe_router_topk} per token"
-        if model.num_experts
-        else f"feed-forward {model.ffn_hidden_size}",
+        f"{model.num_experts} experts of {model.expert_size}, {model.moe_router_topk} per token" if model.num_experts else "",
+        "" if model.num_experts and not model.moe_first_dense_layers else f"feed-forward {model.ffn_hidden_size}",
         f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups",
         f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
-        f"scaled by {model.rope_scaling.factor:g}" if model.rope_scaling else "",
+        _scaling_words(model.rope_scaling),
         f"window of {model.sliding_window}" if model.sliding_window else "",
         "RMSNorm, SwiGLU" if llama else "LayerNorm, GELU",
         "biases of queries, keys and values" if model.add_qkv_bias else "",
@@ -158,7 +158,14 @@ def _window(text: str) -> int | None:
     return int(left) + 1
 
 
-def _rope_scaling(options: dict[str, Any], base: Architecture) -> RopeScaling | None:
+def _scaling_words(scaling: AnyScaling | None) -> str:
+    if scaling is None:
+        return ""
+    kind = "" if isinstance(scaling, RopeScaling) else f" ({scaling.rope_type})"
+    return f"scaled by {scaling.factor:g}{kind}" if scaling.factor else f"scaled{kind}"
+
+
+def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | None:
     factor = options["rope_scaling_factor"]
     if base.rope_scaling:
         return dataclasses.replace(base.rope_scaling, factor=factor) if factor else base.rope_scaling
