@@ -87,7 +87,7 @@ def qwen3(architecture: Architecture) -> Qwen3Model.Config:
 def experts(architecture: Architecture) -> MoE.Config:
     """A layer's experts, chosen as Qwen3 does."""
     assert architecture.num_experts is not None
-    weights = {name: torch.nn.init.normal_ for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
+    weights = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), torch.nn.init.normal_)
     return make_moe_config(
         num_experts=architecture.num_experts,
         router=make_router_config(

@@ -270,3 +270,20 @@ def test_what_a_type_takes_for_granted(config: Any) -> None:
     architecture = from_config(bare, "bare")
     assert architecture.kv_channels == (config.head_dim or config.hidden_size // config.num_attention_heads)
     assert architecture.rotary_base == config.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("llama4_text", "attention in chunks"),
+        ("nemotron_h", r"state-space layers \(Mamba\), and would need a scan of their own"),
+        ("granitemoehybrid", "state-space layers"),
+        ("qwen3_next", "linear attention"),
+        ("deepseek_v32", "sparse attention"),
+        ("gemma3n_text", "embeddings for every layer"),
+    ],
+)
+def test_a_model_that_cannot_be_computed_is_refused_with_what_it_would_need(kind: str, reason: str) -> None:
+    """As transformers describes it: none of its settings is read first."""
+    with pytest.raises(BadConfig, match=f"run: {kind} models have {reason}"):
+        from_config(AutoConfig.for_model(kind).to_dict(), "run")

@@ -50,6 +50,11 @@ def test_megatrons_defaults_are_read() -> None:
     ("change", "message"),
     [
         ({"position_embedding_type": "none"}, "position embedding type 'none'"),
+        (
+            {"position_embedding_type": "none", "hybrid_override_pattern": "M-M*-"},
+            r"hybrid_override_pattern is 'M-M\*-': a state-space",
+        ),
+        ({"linear_attention_freq": 4}, "linear_attention_freq is 4: linear attention would need"),
         ({"normalization": "LayerNorm"}, "normalization is 'LayerNorm' with rope positions, expected 'RMSNorm'"),
         ({"swiglu": False}, "swiglu is False"),
         ({"multi_latent_attention": True}, "have no 'q_lora_rank'"),

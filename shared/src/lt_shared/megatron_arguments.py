@@ -26,6 +26,14 @@ _ABSENT_HERE = {
     "squared_relu": False,
     "moe_apply_probs_on_input": False,
 }
+# Arguments of layers that are not a transformer's, with what they are.
+_HYBRIDS = {
+    "hybrid_override_pattern": "a state-space layer (Mamba)",
+    "hybrid_layer_pattern": "a state-space layer (Mamba)",
+    "is_hybrid_model": "a state-space layer (Mamba)",
+    "linear_attention_freq": "linear attention",
+    "experimental_attention_variant": "linear or sparse attention",
+}
 # Fields that a model may lack, and Megatron's argument of the same meaning.
 _FEATURES = {
     "sliding_window": "window_size",
@@ -106,6 +114,10 @@ def _experts(architecture: Architecture) -> dict[str, Any]:
 
 def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
     """The architecture of Megatron's arguments, as parsed values. Raises BadConfig for an unsupported model or a missing size."""
+    for argument, layers in _HYBRIDS.items():
+        if arguments.get(argument):
+            value = f"{arguments[argument]!r:.80}"
+            raise BadConfig(f"{name}: {argument} is {value}: {layers} would need a scan or an indexer, and is not supported")
     try:
         llama = megatron_rope.is_rotary(arguments, name)
         latent = _latent_attention(arguments)

@@ -38,6 +38,8 @@ TRAINING = (
 WINDOW = ("--window-size", "15,0")
 TENSOR = ("--tensor-model-parallel-size", "2")
 SEQUENCE = (*TENSOR, "--sequence-parallel")
+PIPELINE = ("--pipeline-model-parallel-size", "2")
+CONTEXT = ("--context-parallel-size", "2")
 EXPERT = ("--ranks", "2", "--expert-model-parallel-size", "2")
 UNUSUAL_SCALING = RopeScaling(8.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_position_embeddings=128)
 
@@ -91,17 +93,30 @@ RUNS: dict[str, tuple[str, ...]] = {
     "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
     "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
     "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
+    "qwen3-moe": (),
+    "qwen3-moe-ep2": EXPERT,
+    "qwen3-moe-tp2": SEQUENCE,
+    "qwen3-moe-pp2": PIPELINE,
+    "qwen3-moe-cp2": CONTEXT,
+    "qwen3-moe-stopped": ("--exit-interval", "2"),
+    "qwen3-moe-resumed": ("--load", "{place}/qwen3-moe-stopped"),
     "qwen3": (),
     "qwen3-tp2": TENSOR,
     "qwen2": (),
     "qwen2-tp2": SEQUENCE,
     "mistral": WINDOW,
     "mistral-tp2": (*WINDOW, *TENSOR),
-    "mistral-cp2": (*WINDOW, "--context-parallel-size", "2"),
+    "mistral-cp2": (*WINDOW, *CONTEXT),
     "gpt3-dropped": ("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
     "gpt3-again": ("--hidden-dropout", "0.1", "--attention-dropout", "0.1"),
     "gpt3": (),
 }
+
+
+def family(name: str) -> str:
+    """Of a run: the longest beginning of its name that a tiny preset has."""
+    parts = name.split("-")
+    return next(found for end in range(len(parts), 0, -1) if (found := "-".join(parts[:end])) and f"tiny-{found}" in PRESETS)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +128,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcomes(place: Path, dataset: Dataset) -> dict[str, Outcome]:
     commands = {
         name: (
-            *("--model", f"tiny-{name.split('-')[0]}", *TRAINING),
+            *("--model", f"tiny-{family(name)}", *TRAINING),
             *(option.format(place=place) for option in options),
             dataset.prefix,
         )
@@ -122,10 +137,10 @@ def outcomes(place: Path, dataset: Dataset) -> dict[str, Outcome]:
     return train_all(commands, place, 2, saving=True)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "tp2", "cp2")])
+@pytest.mark.parametrize("name", [name for name in RUNS if name.split("-")[-1] in ("ep2", "tp2", "pp2", "cp2")])
 def test_layouts_of_a_family_equal_one_rank(name: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].error is None
-    alone = outcomes[name.split("-")[0]].losses
+    alone = outcomes[family(name)].losses
     assert len(alone) == 5
     assert outcomes[name].losses == pytest.approx(alone, abs=5e-6)
 
@@ -134,6 +149,12 @@ def test_experts_on_two_ranks_resume_on_one(outcomes: dict[str, Outcome]) -> Non
     assert outcomes["mixtral-stopped"].losses.keys() < outcomes["mixtral"].losses.keys()
     both = outcomes["mixtral-stopped"].losses | outcomes["mixtral-resumed"].losses
     assert both == pytest.approx(outcomes["mixtral"].losses, abs=5e-6)
+
+
+@pytest.mark.parametrize("name", sorted({family(name) for name in RUNS if name.endswith("-resumed")} - {"mixtral"}))
+def test_a_resumed_run_has_the_same_bits(name: str, outcomes: dict[str, Outcome]) -> None:
+    assert outcomes[f"{name}-stopped"].losses.keys() < outcomes[name].losses.keys()
+    assert outcomes[f"{name}-stopped"].losses | outcomes[f"{name}-resumed"].losses == outcomes[name].losses
 
 
 def test_the_auxiliary_loss_trains_and_is_not_reported(outcomes: dict[str, Outcome]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
+from lt_shared.huggingface import unsupported
 from lt_shared.huggingface.config_fields import ModelType
 from lt_shared.huggingface.gpt2 import GPT2
 from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
@@ -36,8 +37,12 @@ def _keeps(kind: ModelType, architecture: Architecture) -> bool:
         read = kind.read(_config(kind, architecture, "float32"), architecture.name)
     except (BadConfig, KeyError, TypeError, ValueError, OverflowError):
         return False
-    same = {"init_std": 0.0, "moe_aux_loss_coeff": 0.0}
-    return dataclasses.replace(read, **same) == dataclasses.replace(architecture, **same)
+    return _computed(read) == _computed(architecture)
+
+
+def _computed(architecture: Architecture) -> Architecture:
+    """What decides what the model computes."""
+    return dataclasses.replace(architecture, init_std=0.0, moe_aux_loss_coeff=0.0)
 
 
 def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
@@ -69,6 +74,7 @@ def _config(kind: ModelType, architecture: Architecture, dtype: str) -> dict[str
 def from_config(config: dict[str, Any], name: str) -> Architecture:
     """Read a config.json. Raises BadConfig for an unknown model type or a setting that has no place here."""
     kind = config.get("model_type")
+    unsupported.refuse(config, name)
     if kind not in _TYPES:
         raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
     if config.get("quantization_config"):

@@ -1,7 +1,7 @@
 """Qwen3's mixtures of experts in transformers (30B-A3B, 235B-A22B): every layer has experts.
 
-transformers 5 writes `num_local_experts` for `num_experts`. `norm_topk_prob`, true in the published models and false by default, is
-Megatron's softmax over the chosen experts alone.
+transformers 5 writes `num_local_experts` for `num_experts`. `norm_topk_prob`, true in the published models and false by default,
+is Megatron's softmax over the chosen experts alone.
 """
 
 from typing import Any

@@ -74,14 +74,15 @@ def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnySc
         factors = (tuple(rope["short_factor"]), tuple(rope["long_factor"]))
         return LongRopeScaling(*factors, original, rope.get("factor"), rope.get("attention_factor"))
     factor = rope.get("factor") or config["max_position_embeddings"] / original
-    optional = ("mscale", "mscale_all_dim", "attention_factor")
     return YarnScaling(
         factor,
         original,
         beta_fast=rope.get("beta_fast") or 32.0,
         beta_slow=rope.get("beta_slow") or 1.0,
+        mscale=rope.get("mscale"),
+        mscale_all_dim=rope.get("mscale_all_dim"),
+        attention_factor=rope.get("attention_factor"),
         truncate=rope.get("truncate", True),
-        **{field: rope.get(field) for field in optional},
     )
 
 

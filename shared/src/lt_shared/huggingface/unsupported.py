@@ -1,0 +1,48 @@
+"""Model types that are known and refused: a sentence each, of what they have and what it would need.
+
+A type that is in neither list is only unknown; of these a reader wants to hear what is missing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lt_shared.console import BadConfig
+
+_STATE_SPACE = (
+    "state-space layers (Mamba), and would need a scan of their own that also runs on a CPU: the known ones are CUDA packages, "
+    "mamba_ssm and causal_conv1d"
+)
+_LINEAR_ATTENTION = (
+    "linear attention (a gated delta rule), and would need a scan of its own that also runs on a CPU: the known ones are GPU "
+    "packages, flash-linear-attention and causal_conv1d"
+)
+_SPARSE_ATTENTION = "sparse attention, and would need the indexer that chooses the keys of every query, with its own loss"
+_CHUNKED = (
+    "attention in chunks and a temperature that grows with the position, and would need both in the attention kernels: "
+    "megatron-core has neither"
+)
+_PER_LAYER_EMBEDDINGS = "embeddings for every layer and keys that layers share, and would need both in megatron-core's block"
+_CONVOLUTIONS = "short convolutions in place of attention in most layers, and would need such a layer in megatron-core's block"
+_REASONS: Mapping[str, tuple[str, ...]] = {
+    _CHUNKED: ("llama4", "llama4_text"),
+    _STATE_SPACE: (
+        *("nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"),
+    ),
+    _LINEAR_ATTENTION: (
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "qwen4_exp_text"),
+        *("kimi_linear", "olmo_hybrid", "minimax", "bailing_hybrid", "rwkv", "xlstm", "recurrent_gemma"),
+    ),
+    _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
+    _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
+    _CONVOLUTIONS: ("lfm2", "lfm2_moe"),
+}
+_REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds}
+
+
+def refuse(config: Mapping[str, Any], name: str) -> None:
+    """Raises BadConfig for a model type of the table."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _REASON_OF:
+        raise BadConfig(
+            f"{name}: {kind} models have {_REASON_OF[kind]}", "docs/guides/models.md lists the families that are supported"
+        )
