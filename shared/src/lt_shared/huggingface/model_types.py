@@ -14,7 +14,16 @@ from lt_shared.huggingface.gpt2 import GPT2
 from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.huggingface.qwen3_moe import QWEN3_MOE
 
-_TYPES = {each.name: each for each in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, GPT2)}
+_ALL = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    MIXTRAL,
+    QWEN3_MOE,
+    GPT2,
+)
+_TYPES = {each.name: each for each in _ALL}
 MODEL_TYPES = tuple(_TYPES)
 # Settings that change the model in any type, and are not supported.
 _ABSENT_ANYWHERE = ("per_layer_config", "pruned_heads", "transformers_weights")

@@ -8,7 +8,11 @@ from lt_shared.console import UsageError
 from lt_shared.presets.dense import DENSE
 from lt_shared.presets.qwen3_moe import QWEN3_MOE
 
-PRESETS = {architecture.name: architecture for architecture in (*DENSE, *QWEN3_MOE)}
+_ALL = (
+    *DENSE,
+    *QWEN3_MOE,
+)
+PRESETS = {architecture.name: architecture for architecture in _ALL}
 
 
 def preset(name: str) -> Architecture:
