@@ -108,6 +108,7 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
         share_embeddings_and_output_weights=architecture.tie_embeddings,
         position_embedding_type="rope" if llama else "learned_absolute",
         rotary_base=int(architecture.rotary_base),
+        rotary_percent=architecture.rotary_percent,
         rope_scaling=scaling is not None,
         rope_scaling_factor=scaling.factor if scaling else 8.0,
     )

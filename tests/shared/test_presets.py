@@ -45,10 +45,27 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "phi3-mini-4k": 3_821_079_552,
+    "phi3-medium-4k": 13_960_238_080,
+    "phi4": 14_659_507_200,
+    "granite-3.0-2b": 2_533_531_648,
+    "granite-3.0-8b": 8_170_848_256,
+    "granite-3.1-2b": 2_533_531_648,
+    "granite-3.1-8b": 8_170_848_256,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
 }
-TINY = ["tiny", "tiny-gpt3", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-mixtral", "tiny-qwen3-moe"]
+TINY = [
+    "tiny",
+    "tiny-gpt3",
+    "tiny-mistral",
+    "tiny-qwen2",
+    "tiny-qwen3",
+    "tiny-mixtral",
+    "tiny-qwen3-moe",
+    "tiny-phi3",
+    "tiny-granite",
+]
 GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer/vocab.json"
 

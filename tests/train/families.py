@@ -37,6 +37,8 @@ def transformers_weights(weights: dict[str, torch.Tensor], shape: Architecture) 
             "input_layernorm.weight": part["input_layernorm.weight"],
             "post_attention_layernorm.weight": part["pre_mlp_layernorm.weight"],
         }
+        if shape.model_type == "phi3":
+            attention, mlp = _fused(attention, mlp)
         found |= {f"model.layers.{layer}.{key}": value for key, value in (attention | mlp | norms).items()}
     return found
 
@@ -60,6 +62,12 @@ def _attention(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, 
 def _feed_forward(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     gate, up = part["mlp.linear_fc1.weight"].chunk(2)
     return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": part["mlp.linear_fc2.weight"]}
+
+
+def _fused(attention: dict[str, torch.Tensor], mlp: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], ...]:
+    qkv = torch.cat([attention.pop(f"self_attn.{name}_proj.weight") for name in "qkv"])
+    gate_up = torch.cat([mlp.pop(f"mlp.{name}_proj.weight") for name in ("gate", "up")])
+    return attention | {"self_attn.qkv_proj.weight": qkv}, mlp | {"mlp.gate_up_proj.weight": gate_up}
 
 
 def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:

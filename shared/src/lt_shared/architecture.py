@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from lt_shared import rope_scaling as scalings
 from lt_shared.console import BadConfig
-from lt_shared.rope_scaling import LARGEST, AnyScaling, RopeScaling, check_counts, check_numbers
+from lt_shared.rope_scaling import LARGEST, AnyScaling, LongRopeScaling, RopeScaling, check_counts, check_numbers
 
 __all__ = ["LARGEST", "Architecture", "Family", "LatentAttention", "RopeScaling"]
 
@@ -169,6 +169,12 @@ class Architecture:
         features = [field for field in _NEWER if getattr(self, field) != defaults[field]]
         if self.family == "gpt" and features:
             raise BadConfig(f"{', '.join(features)}: known in the Llama style only", "use RoPE and RMSNorm")
+        scaling = self.rope_scaling
+        if isinstance(scaling, LongRopeScaling) and 2 * len(scaling.short_factor) != self.rotary_channels:
+            raise BadConfig(
+                f"LongRoPE divides {len(scaling.short_factor)} frequencies, and {self.rotary_channels} rotated channels have "
+                f"{self.rotary_channels // 2}"
+            )
         if self.sliding_window is None and (self.window_attn_skip_freq or self.local_rotary_base):
             raise BadConfig("layers with another window or rotary base than the others, but no window", "give sliding_window")
         latent = self.latent_attention

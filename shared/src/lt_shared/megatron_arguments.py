@@ -87,6 +87,18 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
     }
 
 
+def absent_in_megatron(architecture: Architecture) -> list[str]:
+    """What of the model Megatron-LM has no argument for, and would leave out: none of it changes the tensors' names."""
+    scaling = architecture.rope_scaling
+    found = []
+    if scaling and not megatron_rope.is_computable_by_megatron(scaling):
+        found.append(f"its RoPE scaling ({scaling}): Megatron has constants for every RoPE scaling parameter but the factor")
+    if architecture.rotary_base != int(architecture.rotary_base):
+        found.append(f"its rotary base of {architecture.rotary_base}: Megatron's is a whole number")
+    given = [name for name in _WITHOUT_ARGUMENT if name != "model_type" and getattr(architecture, name) != _DEFAULTS[name]]
+    return [*found, *(f"{name} {getattr(architecture, name)}" for name in given)]
+
+
 def _features(architecture: Architecture) -> dict[str, Any]:
     """The arguments of what the model has and a Llama has not."""
     given = {name: getattr(architecture, name) for name in (*_FEATURES, *_WITHOUT_ARGUMENT)}

@@ -19,6 +19,7 @@ from lt_convert.tensors import blocks
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
 from lt_shared.console import BadData
+from lt_shared.huggingface import from_config
 
 TENSORS = {
     "b": torch.randn(7, 3),
@@ -173,8 +174,7 @@ def refuse(hf: Path) -> str:
         ({"num_hidden_layers": 2}, "this model has no model.layers.2."),
         ({"vocab_size": 255}, "the configuration says"),
         ({"tie_word_embeddings": True}, "differs from"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling type 'yarn'"),
-        ({"rope_parameters": {"rope_theta": 10000.5}}, "rotary base is a whole number"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling type 'dynamic'"),
     ],
 )
 def test_configuration_of_another_model(hf: Path, change: dict[str, Any], message: str) -> None:
@@ -183,11 +183,31 @@ def test_configuration_of_another_model(hf: Path, change: dict[str, Any], messag
     assert message in refuse(hf)
 
 
-def test_rope_scaling_that_megatron_cannot_compute(hf: Path) -> None:
-    config = json.loads((hf / "config.json").read_text())
-    config["rope_parameters"]["low_freq_factor"] = config["rope_scaling"]["low_freq_factor"] = 2.0
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0},
+            "Megatron has constants for every",
+        ),
+        ({"rope_type": "linear", "factor": 2.0}, "Megatron has constants for every"),
+        ({"rope_type": "default", "rope_theta": 10000.5}, "rotary base of 10000.5: Megatron's is a whole number"),
+    ],
+)
+def test_a_rope_that_megatron_cannot_compute(
+    hf: Path, rope: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """lt-train can: the format that it reads is written with a warning, and comes back the same; the other is not written."""
+    config = json.loads((hf / "config.json").read_text()) | {"rope_scaling": None}
+    config["rope_parameters"] = {"rope_theta": 10000.0, "original_max_position_embeddings": 64} | rope
     (hf / "config.json").write_text(json.dumps(config))
-    assert "Megatron has constants for every RoPE scaling parameter but the factor" in refuse(hf)
+    with pytest.raises(BadData, match=message):
+        convert(hf, "megatron-legacy", hf.parent / "legacy")
+    convert(hf, "megatron-dist", hf.parent / "run")
+    assert message in capsys.readouterr().err
+    convert(hf.parent / "run", "hf", hf.parent / "back")
+    back = json.loads((hf.parent / "back/config.json").read_text())
+    assert from_config(back, "model") == from_config(config, "model")
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "junk", "[" * 100_000])

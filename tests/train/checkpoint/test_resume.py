@@ -103,3 +103,15 @@ def test_another_dataset_under_the_same_prefix_is_refused(tmp_path: Path, write_
     for ending in ("bin", "idx"):
         (tmp_path / f"data.{ending}").rename(tmp_path / f"other.{ending}")
     assert train(*arguments, str(tmp_path / "other")).code == 0
+
+
+def test_a_longer_context_begins_anew_with_the_weights(copy: Path, dataset: Dataset) -> None:
+    """Positions may change where a run begins at iteration 0; another size never, and a run that goes on has the same model."""
+    extended = ("--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}', "--max-position-embeddings", "4096")
+    begun = dry_run("--load", str(copy), "--finetune", *extended, dataset.prefix)
+    assert begun.code == 0
+    assert "rope_scaling is {'factor': 4.0" in begun.err and "max_position_embeddings is 4096, and was 1024" in begun.err
+    refused = dry_run("--load", str(copy), "--train-iters", "20", *extended, dataset.prefix)
+    assert refused.code == 78 and "another architecture" in refused.err and "rope_scaling None there" in refused.err
+    wider = dry_run("--load", str(copy), "--finetune", "--norm-epsilon", "1e-3", dataset.prefix)
+    assert wider.code == 78 and "another architecture: norm_epsilon 1e-05 there, 0.001 here" in wider.err

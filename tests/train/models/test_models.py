@@ -22,6 +22,7 @@ from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig, BadData, UsageError
 from lt_shared.manifest import Dataset
 from lt_shared.presets import PRESETS, preset
+from lt_shared.rope_scaling import LinearScaling, YarnScaling
 from lt_train.cli import command as train
 from lt_train.config import optional_packages
 from lt_train.config.settings import layers
@@ -35,6 +36,8 @@ TRAINING = (
     *("--micro-batch-size", "2", "--global-batch-size", "8", "--log-interval", "1", "--eval-iters", "1"),
     *("--train-iters", "4", "--lr", "1e-3", "--lr-warmup-iters", "0"),
 )
+# As many rotated channels as LongRoPE has numbers for.
+HEADS = ("--kv-channels", "32")
 WINDOW = ("--window-size", "15,0")
 TENSOR = ("--tensor-model-parallel-size", "2")
 SEQUENCE = (*TENSOR, "--sequence-parallel")
@@ -50,6 +53,9 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     architecture = dataclasses.replace(preset("tiny"), rope_scaling=UNUSUAL_SCALING, num_layers=2)
     file = tmp_path_factory.mktemp("scaled") / "config.json"
     file.write_text(json.dumps(huggingface.to_config(architecture, "float32")))
+    for scaling in (YarnScaling(4.0, 32), LinearScaling(4.0)):
+        other = dataclasses.replace(architecture, rope_scaling=scaling)
+        file.with_name(f"{scaling.rope_type}.json").write_text(json.dumps(huggingface.to_config(other, "float32")))
     return file
 
 
@@ -62,6 +68,9 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
         "qwen3": ("--model", "tiny-qwen3"),
         "mixtral": ("--model", "tiny-mixtral"),
         "qwen3-moe": ("--model", "tiny-qwen3-moe"),
+        "phi3": ("--model", "tiny-phi3"),
+        "yarn": ("--model", str(config_file.parent / "yarn.json")),
+        "linear": ("--model", str(config_file.parent / "linear.json")),
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
         "another scaling": ("--model", str(config_file)),
     }
@@ -79,7 +88,10 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "llama3.2", "another scaling"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "phi3", "llama3.2", "another scaling", "yarn", "linear"],
+)
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
     assert differences[family]["logits"] < 1e-5
@@ -93,6 +105,12 @@ RUNS: dict[str, tuple[str, ...]] = {
     "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
     "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
     "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
+    "phi3": HEADS,
+    "phi3-tp2": (*HEADS, *SEQUENCE),
+    "phi3-pp2": (*HEADS, *PIPELINE),
+    "phi3-cp2": (*HEADS, *CONTEXT),
+    "phi3-stopped": (*HEADS, "--exit-interval", "2"),
+    "phi3-resumed": (*HEADS, "--load", "{place}/phi3-stopped"),
     "qwen3-moe": (),
     "qwen3-moe-ep2": EXPERT,
     "qwen3-moe-tp2": SEQUENCE,
@@ -181,7 +199,8 @@ def expected_frequencies(architecture: Architecture) -> torch.Tensor:
     if architecture.rope_scaling is None:
         channels = torch.arange(0, architecture.kv_channels, 2) / architecture.kv_channels
         return 1.0 / architecture.rotary_base**channels
-    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+    kind = architecture.rope_scaling.rope_type
+    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))[0]
     return frequencies
 
 
@@ -212,6 +231,30 @@ def test_flags_change_single_sizes_of_a_preset(architecture_of: Callable[..., Ar
     assert architecture_of("--model", "mixtral-8x7b", "--moe-aux-loss-coeff", "0.5").moe_aux_loss_coeff == 0.5
     assert architecture_of("--model", "tiny", "--use-rope-scaling").rope_scaling == RopeScaling(8.0)
     assert architecture_of("--model", "llama3.1-8b", "--rope-scaling-factor", "4").rope_scaling == RopeScaling(4.0)
+
+
+def test_any_rope_scaling_as_in_config_json(architecture_of: Callable[..., Architecture]) -> None:
+    yarn = '{"type": "yarn", "factor": 4, "original_max_position_embeddings": 256}'
+    assert architecture_of("--model", "tiny", "--rope-scaling", yarn).rope_scaling == YarnScaling(4, 256)
+    linear = '{"rope_type": "linear", "factor": 2.0}'
+    assert architecture_of("--model", "llama3.1-8b", "--rope-scaling", linear).rope_scaling == LinearScaling(2.0)
+    assert architecture_of("--model", "llama3.1-8b", "--rope-scaling", "none").rope_scaling is None
+    own = architecture_of("--model", "tiny", "--rope-scaling", '{"rope_type": "yarn", "factor": 2.0}').rope_scaling
+    assert own == YarnScaling(2.0, preset("tiny").max_position_embeddings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rope-scaling", "{"], "--rope-scaling '{': "),
+        (["--rope-scaling", '{"rope_type": "dynamic", "factor": 2}'], "rope scaling type 'dynamic'"),
+        (["--rope-scaling", '{"rope_type": "yarn", "factor": 0}'], "factor is 0, must be positive|factor"),
+        (["--rope-scaling", "none", "--use-rope-scaling"], "beside an option for Llama 3.1's scaling"),
+    ],
+)
+def test_a_rope_scaling_that_says_nothing(architecture_of: Callable[..., Architecture], options: list[str], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        architecture_of("--model", "tiny", *options)
 
 
 def test_a_model_from_config_json(architecture_of: Callable[..., Architecture], config_file: Path) -> None:

@@ -11,7 +11,9 @@ from lt_shared.console import BadConfig
 from lt_shared.huggingface import unsupported
 from lt_shared.huggingface.config_fields import ModelType
 from lt_shared.huggingface.gpt2 import GPT2
+from lt_shared.huggingface.granite import GRANITE
 from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
+from lt_shared.huggingface.phi3 import PHI3
 from lt_shared.huggingface.qwen3_moe import QWEN3_MOE
 
 _ALL = (
@@ -21,6 +23,8 @@ _ALL = (
     QWEN3,
     MIXTRAL,
     QWEN3_MOE,
+    PHI3,
+    GRANITE,
     GPT2,
 )
 _TYPES = {each.name: each for each in _ALL}

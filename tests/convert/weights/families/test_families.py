@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "qwen3-moe-unnormalised": dataclasses.replace(
         LLAMA, num_experts=4, ffn_hidden_size=40, qk_layernorm=True, kv_channels=16, moe_router_pre_softmax=True
     ),
+    "phi3": dataclasses.replace(LLAMA, sliding_window=24, rotary_percent=0.5, model_type="phi3"),
     "gpt2": dataclasses.replace(GPT, tie_embeddings=True),
     "gpt3": GPT,
 }

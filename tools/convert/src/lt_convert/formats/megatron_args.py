@@ -6,7 +6,7 @@ from typing import Any
 
 from lt_convert.containers.pickle_writer import Global, Instance
 from lt_convert.weights.mapping import Model
-from lt_shared import megatron_arguments, megatron_rope
+from lt_shared import megatron_arguments
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
 
@@ -26,14 +26,15 @@ def architecture(arguments: Mapping[str, Any], origin: str, name: str) -> Archit
 
 
 def check_computable(architecture: Architecture, origin: str) -> None:
-    """Raises BadData for a RoPE that Megatron would compute differently: only the scaling factor is an argument there."""
-    scaling = architecture.rope_scaling
-    if scaling and not megatron_rope.is_computable_by_megatron(scaling):
-        raise BadData(
-            f"{origin}: Megatron has constants for every RoPE scaling parameter but the factor, and this model has {scaling}"
-        )
-    if architecture.rotary_base != int(architecture.rotary_base):
-        raise BadData(f"{origin}: Megatron's rotary base is a whole number, and this model has {architecture.rotary_base}")
+    """Raises BadData for a model that Megatron-LM would compute differently, and no other reader of the format rightly."""
+    for absent in megatron_arguments.absent_in_megatron(architecture):
+        raise BadData(f"{origin}: Megatron-LM lacks {absent}", "--to megatron-dist, which lt-train computes rightly")
+
+
+def warn_of_absent(architecture: Architecture, origin: str) -> None:
+    """The same as a warning, for the format that lt-train reads with all that the model has."""
+    for absent in megatron_arguments.absent_in_megatron(architecture):
+        warn(f"{origin}: Megatron-LM lacks {absent}; lt-train computes the model rightly")
 
 
 def common_state(model: Model, dtype: str, **sizes: Any) -> dict[str, Any]:

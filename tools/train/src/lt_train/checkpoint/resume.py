@@ -1,12 +1,13 @@
 """Where a run starts from: decided before the ranks start, without importing torch."""
 
+import dataclasses
 import os
 from importlib import metadata
 from pathlib import Path
 
 from lt_shared import checkpoint_layout, ownership, storage
 from lt_shared.checkpoint_layout import RunRecord
-from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.console import BadConfig, BadData, note, warn
 from lt_train.checkpoint import dataset_versions, remote_run
 from lt_train.config.megatron_version import release
 from lt_train.config.run_config import RunConfig
@@ -57,6 +58,11 @@ def record(checkpoint: str) -> RunRecord | None:
     return RunRecord.read(Path(checkpoint)) if os.path.isfile(os.path.join(checkpoint, checkpoint_layout.RECORD)) else None
 
 
+# What of an architecture no tensor depends on: what matters to training alone, and how positions are rotated.
+_OF_TRAINING = {"name", "init_std", "moe_aux_loss_coeff"}
+_OF_POSITIONS = {"rotary_base", "rope_scaling", "max_position_embeddings"}
+
+
 def check_compatible(config: RunConfig, checkpoint: str) -> None:
     """Raises BadConfig when the checkpoint is of another architecture or tokenizer than the run's."""
     named = checkpoint_layout.iteration_of(Path(checkpoint)) or 0
@@ -80,12 +86,20 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     _compare_batches(config, saved)
     if named and saved.datasets and not (settings.finetune and not settings.continues):
         dataset_versions.check_unchanged(checkpoint, saved.datasets, dataset_versions.versions(config.data.datasets))
-    of_training = {"name": "", "init_std": 0.0, "moe_aux_loss_coeff": 0.0}
-    ours = config.architecture.to_record() | of_training
-    theirs = saved.architecture.to_record() | of_training
-    differing = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if ours[field] != theirs[field]]
-    if differing:
-        raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(differing)}", "resume with the model it was saved from")
+    _check_architecture(config, checkpoint, saved)
+
+
+def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:
+    """Raises BadConfig for another model. A run that begins anew with its weights may have other positions: a longer context."""
+    ours, theirs = dataclasses.asdict(config.architecture), dataclasses.asdict(saved.architecture)
+    differing = {field for field in ours if ours[field] != theirs[field]} - _OF_TRAINING
+    anew = config.checkpointing.finetune and not config.checkpointing.continues
+    extended = sorted(differing & _OF_POSITIONS) if anew else []
+    for field in extended:
+        note(f"{field} is {ours[field]}, and was {theirs[field]} in {checkpoint}")
+    different = [f"{field} {theirs[field]} there, {ours[field]} here" for field in ours if field in differing - set(extended)]
+    if different:
+        raise BadConfig(f"{checkpoint}: another architecture: {'; '.join(different)}", "resume with the model it was saved from")
 
 
 def _compare_batches(config: RunConfig, saved: RunRecord) -> None:

@@ -30,7 +30,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
     llama = architecture.family == "llama"
     dtype = getattr(torch, run_config.precision.dtype)
     on_cpu = device.type == CPU
-    return TransformerConfig(
+    config = TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
         ffn_hidden_size=architecture.ffn_hidden_size,
@@ -81,6 +81,8 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         **_saved_activations(run_config),
         **_fp8(run_config),
     )
+    rope.lengthen(config, architecture)
+    return config
 
 
 def _accumulates_in_gemms(run_config: RunConfig) -> bool:

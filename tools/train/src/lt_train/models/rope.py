@@ -8,9 +8,9 @@ a factor of the attention's scores, which costs nothing: `score_scale` has it.
 import math
 
 import torch
+from megatron.core.transformer import TransformerConfig
 
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadConfig
 from lt_shared.rope_scaling import AnyScaling, LinearScaling, LongRopeScaling, RopeScaling, YarnScaling
 
 
@@ -83,14 +83,20 @@ def magnitude(scaling: AnyScaling | None, max_position_embeddings: int) -> float
 def score_scale(architecture: Architecture) -> float | None:
     """What attention multiplies its scores by, None for the inverse root of the head size.
 
-    Raises BadConfig for a scaling that makes a rotated part of the head longer and leaves the rest.
+    It has the scaling's magnitude where all channels of a head are rotated; where a part is, `lengthen` has it.
     """
     longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
-    if longer == 1 or architecture.latent_attention:
+    if longer == 1 or architecture.latent_attention or architecture.rotary_channels != architecture.kv_channels:
         return architecture.softmax_scale
-    if architecture.rotary_channels != architecture.kv_channels:
-        raise BadConfig(
-            f"{architecture.name}: this rope scaling makes rotated channels longer, and only a part of each head is rotated",
-            "such a model is not known here",
-        )
     return (architecture.softmax_scale or architecture.kv_channels**-0.5) * longer**2
+
+
+def lengthen(config: TransformerConfig, architecture: Architecture) -> None:
+    """Let megatron-core multiply the rotated part of queries and keys by the scaling's magnitude, where it is a part of the head.
+
+    It does so for YaRN, by 1 + 0.1 log of a factor that is an attribute of its configuration, but no declared field.
+    """
+    longer = magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
+    if longer != 1 and not architecture.latent_attention and architecture.rotary_channels != architecture.kv_channels:
+        config.yarn_rotary_scaling_factor = math.exp((longer - 1) / 0.1)
+        config.yarn_mscale = config.yarn_mscale_all_dim = None

@@ -1,8 +1,10 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
 from lt_convert.weights.families.gpt2 import GPT2
+from lt_convert.weights.families.granite import GRANITE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.mixtral import MIXTRAL
+from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen3 import QWEN3
 from lt_convert.weights.families.qwen3_moe import QWEN3_MOE
@@ -20,6 +22,8 @@ FAMILIES = {
     "gpt2": GPT2,
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
+    "phi3": PHI3,
+    "granite": GRANITE,
 }
 
 

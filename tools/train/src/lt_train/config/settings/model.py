@@ -10,11 +10,12 @@ import click
 from lt_shared import console, huggingface, megatron_arguments, presets
 from lt_shared.architecture import LARGEST, Architecture, RopeScaling
 from lt_shared.console import BadConfig, BadData, UsageError, note
+from lt_shared.huggingface import rope_parameters
 from lt_shared.manifest import Dataset
 from lt_shared.rope_scaling import AnyScaling
 
 POSITIVE = click.IntRange(min=1)
-NO_WINDOW = "none"
+NONE = "none"
 
 
 def _complete_model(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -45,6 +46,9 @@ OPTIONS = console.section(
     click.option("--rotary-base", type=POSITIVE, help="Base of the rotary embeddings."),
     click.option("--rotary-percent", type=console.FiniteRange(0, 1, min_open=True), help="Part of each head that is rotated."),
     click.option("--use-rope-scaling", is_flag=True, help="Llama 3.1's scaling of the rotary embeddings."),
+    click.option(
+        "--rope-scaling", metavar="JSON|none", help='Any scaling, as in config.json: {"rope_type": "yarn", "factor": 4.0}.'
+    ),
     click.option("--rope-scaling-factor", type=console.FiniteRange(min=1), help="Its factor; by default the preset's, or 8."),
     click.option("--swiglu", is_flag=True, default=None, help="Gated feed-forward layers with SiLU."),
     click.option("--disable-bias-linear", is_flag=True, default=None, help="No biases in linear layers."),
@@ -150,7 +154,7 @@ def _data_vocabulary(datasets: tuple[Dataset, ...]) -> int | None:
 
 def _window(text: str) -> int | None:
     """Megatron's "LEFT,RIGHT" as the number of tokens that a query sees, its own included."""
-    if text == NO_WINDOW:
+    if text == NONE:
         return None
     left, _, right = text.partition(",")
     if not left.strip().isdigit() or right.strip() not in ("0", ""):
@@ -167,11 +171,29 @@ def _scaling_words(scaling: AnyScaling | None) -> str:
 
 def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | None:
     factor = options["rope_scaling_factor"]
+    if options["rope_scaling"]:
+        if factor or options["use_rope_scaling"]:
+            raise BadConfig("--rope-scaling beside an option for Llama 3.1's scaling", "put all numbers into --rope-scaling")
+        return _given_scaling(options["rope_scaling"], base)
     if base.rope_scaling:
         return dataclasses.replace(base.rope_scaling, factor=factor) if factor else base.rope_scaling
     if factor and not options["use_rope_scaling"]:
         raise BadConfig(f"a rope scaling factor, but {base.name} has no rope scaling", "add --use-rope-scaling")
     return RopeScaling(factor or 8.0) if options["use_rope_scaling"] else None
+
+
+def _given_scaling(text: str, base: Architecture) -> AnyScaling | None:
+    """The scaling of config.json's `rope_scaling`. Where it names no original positions, they are the model's."""
+    if text == NONE:
+        return None
+    try:
+        given = json.loads(text)
+        config = {"max_position_embeddings": base.max_position_embeddings}
+        return rope_parameters.scaling_of(dict(given), config, "--rope-scaling")
+    except (ValueError, TypeError) as error:
+        raise BadConfig(
+            f"--rope-scaling {text!r:.80}: {error}", 'write it as JSON: {"rope_type": "yarn", "factor": 4.0}'
+        ) from None
 
 
 def _from_sizes(options: dict[str, Any]) -> Architecture:
@@ -211,7 +233,7 @@ def _check_family(options: dict[str, Any], architecture: Architecture) -> None:
                 f"{name} {value} does not go with the {architecture.family} family, which has {expected[name]}",
                 LLAMA_STYLE,
             )
-    for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor"):
+    for name in ("rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling", "rope_scaling_factor"):
         if architecture.family == "gpt" and options[name]:
             raise BadConfig(f"--{name.replace('_', '-')} for a model with learned positions", f"drop it; {LLAMA_STYLE}")
     if architecture.family == "gpt" and options["no_position_embedding"]:

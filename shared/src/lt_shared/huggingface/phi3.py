@@ -1,0 +1,60 @@
+"""Phi-3, Phi-3.5 and Phi-4 in transformers: Llama with fused projections, and LongRoPE in the models for 128k positions.
+
+The sizes alone would be a Llama or a Mistral, so the architecture keeps the type. Before transformers 4.43, LongRoPE was called
+`su`. `original_max_position_embeddings` beside the scaling, not in it, is the one that transformers takes.
+"""
+
+from typing import Any
+
+from lt_shared.architecture import Architecture
+from lt_shared.huggingface import config_fields
+from lt_shared.huggingface.config_fields import ModelType
+from lt_shared.rope_scaling import LongRopeScaling
+
+_ORIGINAL = "original_max_position_embeddings"
+_ABSENT = {"attention_bias": False, "mlp_bias": False, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+_OLD_NAMES = ("su", "yarn")
+
+
+def _write(architecture: Architecture) -> dict[str, Any]:
+    scaling = architecture.rope_scaling
+    original = scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
+    fields = config_fields.written(architecture)
+    fields["rope_parameters"]["partial_rotary_factor"] = architecture.rotary_percent
+    return fields | {
+        _ORIGINAL: original or architecture.max_position_embeddings,
+        "partial_rotary_factor": architecture.rotary_percent,
+        "sliding_window": architecture.sliding_window,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        # transformers' defaults are ids of Phi-3's tokenizer, and no model with a smaller vocabulary loads with them.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _read(config: dict[str, Any], name: str) -> Architecture:
+    given = {**config, **{field: _renamed(config, field) for field in ("rope_scaling", "rope_parameters") if config.get(field)}}
+    return config_fields.read(
+        given,
+        name,
+        "phi3",
+        absent=_ABSENT,
+        partly_rotated=True,
+        sliding_window=config.get("sliding_window"),
+        model_type="phi3",
+    )
+
+
+def _renamed(config: dict[str, Any], field: str) -> dict[str, Any]:
+    rope = dict(config[field])
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind in _OLD_NAMES:
+        rope["rope_type"] = "longrope"
+    if config.get(_ORIGINAL):
+        rope[_ORIGINAL] = config[_ORIGINAL]
+    return rope
+
+
+PHI3 = ModelType("phi3", "Phi3ForCausalLM", _write, _read)
