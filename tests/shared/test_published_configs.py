@@ -1,4 +1,4 @@
-"""config.json files as they were published, copied from projects that carry them: each is the preset of its name, or says its sizes.
+"""config.json files as they were published, copied from projects that carry them: each is its preset, or says its sizes.
 
 Sources: Qwen3-30B-A3B from a Rust loader's tests, Phi-3-mini-4k-instruct from a compiler's tests, Granite 4.1 3B and 4.2 from two
 inference engines' tests; found on GitHub on 2026-11-25.
@@ -120,7 +120,7 @@ def test_a_published_config_is_the_preset(config: dict[str, Any], name: str) -> 
 
 @pytest.mark.parametrize(("config", "parameters"), [(GRANITE_4_1_3B, 3_402_836_480), (GRANITE_4_2, 3_659_737_600)])
 def test_a_published_config_of_other_sizes(config: dict[str, Any], parameters: int) -> None:
-    """The parameters are a sum over the tensors: 40 layers of 78,648,320, the final norm, and one or two tables of 100,352 rows."""
+    """A sum over the tensors: 40 layers of 78,648,320 parameters, the final norm, one or two tables of 100,352 rows."""
     architecture = from_config(config, "model")
     assert architecture.parameters() == parameters
     assert model_type(architecture) == config["model_type"]
