@@ -6,6 +6,7 @@ So no rule says which features make which type, and a config.json that would los
 import dataclasses
 from typing import Any
 
+from lt_shared import quantization
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.huggingface import unsupported
@@ -90,11 +91,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     unsupported.refuse(config, name)
     if kind not in _TYPES:
         raise BadConfig(f"{name}: model type {kind!r}, known here are {', '.join(MODEL_TYPES)}")
-    if config.get("quantization_config"):
-        raise BadConfig(
-            f"{name}: has a quantization_config, and quantized weights are not converted",
-            "use the model as it was before, or store what transformers' model.dequantize() makes of it",
-        )
+    quantization.of_config(config, name)
     try:
         _check_one_reading(config, name, _TYPES[kind])
         architecture = _TYPES[kind].read(config, name)

@@ -13,7 +13,7 @@ from lt_convert.commands import logit_comparison
 from lt_convert.commands.conversion import check_aliases
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
-from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
+from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights.mapping import PADDING
@@ -89,19 +89,20 @@ def _difference(first: Tensor, second: Tensor, files: Files, progress: Progress)
     same_dtype = first.dtype == second.dtype
     one, other = TensorReader(files), TensorReader(files)
     max_difference, unequal = 0.0, 0
-    for start, stop in row_blocks(flat(first)):
-        if same_dtype:
-            left, right = one.rows(flat(first), start, stop), other.rows(flat(second), start, stop)
-            progress.advance(left.nbytes)
-            if (left == right).all():
-                continue
-            unequal += int((left != right).sum())
-        casts = (flat(tensor.cast("float32")) for tensor in (first, second))
-        values = [blocks.rows(cast, start, stop).view(numpy.float32) for blocks, cast in zip((one, other), casts, strict=True)]
-        with numpy.errstate(invalid="ignore"):
-            differences = numpy.abs(values[0].astype(numpy.float64) - values[1])
-        unequal += 0 if same_dtype else int((differences != 0).sum())
-        max_difference = max(max_difference, float(numpy.nan_to_num(differences, nan=math.inf).max(initial=0.0)))
+    for part, its in parts(first, second):
+        for start, stop in row_blocks(part):
+            if same_dtype:
+                left, right = one.rows(part, start, stop), other.rows(its, start, stop)
+                progress.advance(left.nbytes)
+                if (left == right).all():
+                    continue
+                unequal += int((left != right).sum())
+            casts = (tensor.cast("float32") for tensor in (part, its))
+            values = [blocks.rows(cast, start, stop).view(numpy.float32) for blocks, cast in zip((one, other), casts, strict=True)]
+            with numpy.errstate(invalid="ignore"):
+                differences = numpy.abs(values[0].astype(numpy.float64) - values[1])
+            unequal += 0 if same_dtype else int((differences != 0).sum())
+            max_difference = max(max_difference, float(numpy.nan_to_num(differences, nan=math.inf).max(initial=0.0)))
     if same_dtype and not unequal:
         return None
     return {

@@ -14,7 +14,7 @@ from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.formats import location, megatron_args
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
-from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
+from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
@@ -92,6 +92,8 @@ class Plan:
     def _operation(self, payload: Payload) -> str:
         found = self.operations.get(payload.name, "copy")
         tensor = payload.tensor
+        if tensor.encodings:
+            return f"{found}, dequantize"
         return found if tensor.dtype == tensor.stored_dtype else f"{found}, cast from {tensor.stored_dtype}"
 
 
@@ -122,9 +124,10 @@ def _name(source: str) -> str:
 def plan(request: Request, files: Files) -> Plan:
     """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do."""
     directory, source_format = location.locate(request.source, files)
-    if source_format == request.to and request.to != "megatron-legacy" and not request.dtype:
-        raise UsageError(f"{directory}: is in the format {source_format} already")
     source: Source = formats.module(source_format).open_source(directory, files)
+    is_changed = request.to != source_format or request.to == "megatron-legacy" or request.dtype or source.quantization
+    if not is_changed:
+        raise UsageError(f"{directory}: is in the format {source_format} already")
     if request.to == "megatron-dist":
         megatron_args.warn_of_absent(source.model.architecture, directory)
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
@@ -147,8 +150,10 @@ def check_aliases(source: Source, files: Files) -> None:
         if alias.chunks == original.chunks:
             continue
         one, other = TensorReader(files), TensorReader(files)
-        for start, stop in row_blocks(flat(alias)):
-            if one.rows(flat(alias), start, stop).tobytes() != other.rows(flat(original), start, stop).tobytes():
+        for part, its in parts(alias, original):
+            if any(
+                one.rows(part, *rows).tobytes() != other.rows(its, *rows).tobytes() for rows in row_blocks(part)
+            ):
                 raise BadData(
                     f"{source.directory}: {name} differs from {original.name}, but the configuration ties them",
                     "set tie_word_embeddings to false in its configuration if they are meant to differ",

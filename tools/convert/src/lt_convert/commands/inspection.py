@@ -38,6 +38,7 @@ def inspect(argument: str) -> dict[str, Any]:
         "loss": source.loss,
         "trained": _trained(deviations, architecture.init_std),
         "standard_deviations": deviations,
+        "quantization": source.quantization or None,
         "optimizer": sorted(source.optimizer.tensors) if source.optimizer else None,
         "training_state_keys": len(source.left_out),
         "tokenizer": (
@@ -88,6 +89,7 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
         "dtype": ", ".join(
             f"{dtype} ({count:,})" if len(record["dtypes"]) > 1 else dtype for dtype, count in record["dtypes"].items()
         ),
+        "stored as": record["quantization"],
         "layers": str(architecture["num_layers"]),
         "hidden size": f"{architecture['hidden_size']:,}, feed-forward {architecture['ffn_hidden_size']:,}",
         "attention": attention,

@@ -50,8 +50,9 @@ def _load(argument: str, converted: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     with Files() as files:
-        directory, name = location.locate(argument, files)
-    if name != "hf":
+        source = location.open_source(argument, files)
+    directory = source.directory
+    if source.format != "hf" or source.quantization:
         directory = convert(Request(directory, "hf", str(converted))).path
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     return model.eval()

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from lt_convert.tensors.blocks import TensorReader, flat, row_blocks
+from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, Summary
 from lt_shared.checksums import crc32
@@ -14,9 +14,9 @@ def contents(segment: bytes | Payload, blocks: TensorReader) -> Iterator[memoryv
     if isinstance(segment, bytes):
         yield memoryview(segment)
         return
-    tensor = flat(segment.tensor)
-    for start, stop in row_blocks(tensor):
-        yield blocks.rows(tensor, start, stop).reshape(-1).data.cast("B")
+    for (tensor,) in parts(segment.tensor):
+        for start, stop in row_blocks(tensor):
+            yield blocks.rows(tensor, start, stop).reshape(-1).data.cast("B")
 
 
 def small_content(output: OutputFile, done: Iterable[Piece]) -> bytes:

@@ -37,6 +37,7 @@ class Source:
     `aliases` are tensors that must equal another one: (name, tensor, the other tensor). `left_out` has the keys that are not
     converted. `details` is what `inspect` shows of the training. `special_ids` are the ids of special tokens in the model's
     configuration, None for a format that has no such ids; `generation` is the content of its `generation_config.json`.
+    `quantization` says how its weights are stored, where they are quantized; `tensors` have their values.
     """
 
     directory: str
@@ -53,6 +54,7 @@ class Source:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     special_ids: Mapping[str, Any] | None = None
     generation: bytes | None = None
+    quantization: str = ""
 
     @property
     def dtype(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lt_convert.formats.checkpoint import Source, Target
+from lt_convert.formats.dequantization import dequantized
 from lt_convert.formats.location import listing
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
@@ -19,7 +20,7 @@ from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, tensor_in_files
 from lt_convert.tokenizers import discovery, huggingface_tokenizer
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, PADDING, Model
-from lt_shared import huggingface, strict_json
+from lt_shared import huggingface, quantization, strict_json
 from lt_shared.console import BadConfig, BadData
 
 TABLE = HF
@@ -42,6 +43,7 @@ _CODES = {
     "F16": "float16",
     "F64": "float64",
     "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 _CODE_OF = {dtype: code for code, dtype in _CODES.items()}
 
@@ -63,7 +65,8 @@ def open_source(directory: str, files: Files) -> Source:
     names = listing(directory)
     if ADAPTER in names:
         raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
-    found = read_model(directory, files)
+    stored_as = quantization.of_config(config, directory)
+    found = dequantized(read_model(directory, files), stored_as, directory)
     padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
     padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
     padded = architecture.padded_vocab_size()
@@ -85,6 +88,7 @@ def open_source(directory: str, files: Files) -> Source:
         aliases=tuple(aliases),
         special_ids={name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
+        quantization=str(stored_as or ""),
     )
 
 

@@ -38,13 +38,7 @@ TILE = (512, 32)
 
 def row_blocks(tensor: Tensor) -> Iterator[tuple[int, int]]:
     """Row ranges (start, stop) that cover the tensor in order, each small enough to be held in memory."""
-    row_bytes = math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.stored_dtype]
-    limit = BLOCK_BYTES
-    if any(chunk.view and _is_transposed(chunk.view) for chunk in tensor.chunks):
-        limit = TRANSPOSED_BLOCK_BYTES
-    elif any(storage.is_remote(file) for file in tensor.files):
-        limit = REMOTE_BLOCK_BYTES
-    step = max(1, limit // max(1, row_bytes))
+    step = max(1, _limit(tensor) // max(1, _row_bytes(tensor)))
     for start in range(0, tensor.shape[0], step):
         yield start, min(start + step, tensor.shape[0])
 
@@ -57,6 +51,31 @@ def flat(tensor: Tensor) -> Tensor:
     while leading < len(tensor.shape) - 1 and tensor.shape[leading] == 1:
         leading += 1
     return tensor.squeezed(leading)
+
+
+def parts(tensor: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """`flat` tensors that are the tensor one after the other: its experts, where one alone is more than a block.
+
+    With others of the same shape, pairs of a part and theirs.
+    """
+    tensors = [flat(one) for one in (tensor, *others)]
+    if len(tensors[0].shape) < 3 or _row_bytes(tensors[0]) <= _limit(tensors[0]):
+        yield tuple(tensors)
+        return
+    for index in range(tensors[0].shape[0]):
+        yield from parts(*(one.at(index) for one in tensors))
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    return math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.stored_dtype]
+
+
+def _limit(tensor: Tensor) -> int:
+    """The bytes of a block."""
+    if any(chunk.view and _is_transposed(chunk.view) for chunk in tensor.chunks):
+        # Decoding makes copies.
+        return TRANSPOSED_BLOCK_BYTES // 4 if tensor.encodings else TRANSPOSED_BLOCK_BYTES
+    return REMOTE_BLOCK_BYTES if any(storage.is_remote(file) for file in tensor.files) else BLOCK_BYTES
 
 
 def read(tensor: Tensor, files: Files) -> Bits:
@@ -94,41 +113,49 @@ class TensorReader:
                 block[target] = 0
             else:
                 reads.append(_Read(sliced(chunk.view, chunk.indices[0], 0, rows), target))
-        for group in _merged(reads, item_bytes):
-            self._fill(block, group, item_bytes)
+        for group in _merged(reads, tensor.stored_dtype):
+            self._fill(block, group, tensor)
         return block if tensor.dtype == tensor.stored_dtype else cast(block, tensor.stored_dtype, tensor.dtype, tensor.name)
 
-    def _fill(self, block: Bits, group: "list[_Read]", item_bytes: int) -> None:
-        if len(group) == 1 and _is_row_major(group[0].view, item_bytes):
+    def _fill(self, block: Bits, group: "list[_Read]", tensor: Tensor) -> None:
+        dtype = tensor.stored_dtype
+        if len(group) == 1 and not group[0].view.encoding and _is_row_major(group[0].view, dtype):
             target = block[group[0].target]
             if target.flags.c_contiguous:
                 self.files.read_into(group[0].view.file, group[0].view.offset_bytes, target.reshape(-1).data.cast("B"))
                 return
         begin = group[0].view.offset_bytes
-        length = max(_end(one.view, item_bytes) for one in group) - begin
+        length = max(one.view.end(dtype) for one in group) - begin
         if length > SPAN_BYTES:
             for one in group:
-                self._fill_in_halves(block[one.target], one.view, item_bytes)
+                self._fill_in_halves(block[one.target], one.view, tensor)
             return
         span = self._reserve(length)
         self.files.read_into(group[0].view.file, begin, span)
         for one in group:
-            _assign(block[one.target], _view_of(span, one.view, begin, item_bytes))
+            self._assign(block[one.target], span, one.view, begin, tensor)
 
-    def _fill_in_halves(self, target: Bits, view: View, item_bytes: int) -> None:
+    def _fill_in_halves(self, target: Bits, view: View, tensor: Tensor) -> None:
         """Read values that are spread over more than SPAN_BYTES: the widest axis is halved until each read is short enough."""
-        if _end(view, item_bytes) - view.offset_bytes <= SPAN_BYTES:
-            length = _end(view, item_bytes) - view.offset_bytes
+        length = view.end(tensor.stored_dtype) - view.offset_bytes
+        if length <= SPAN_BYTES:
             span = self._reserve(length)
             self.files.read_into(view.file, view.offset_bytes, span)
-            _assign(target, _view_of(span, view, view.offset_bytes, item_bytes))
+            self._assign(target, span, view, view.offset_bytes, tensor)
             return
         axis = max(range(len(view.shape)), key=lambda axis: (view.shape[axis] - 1) * view.strides_bytes[axis])
-        half = view.shape[axis] // 2
-        for first, last in ((0, half), (half, view.shape[axis])):
-            shape = (*view.shape[:axis], last - first, *view.shape[axis + 1 :])
-            half_view = View(view.file, view.offset_bytes + first * view.strides_bytes[axis], shape, view.strides_bytes)
-            self._fill_in_halves(target[(slice(None),) * axis + (slice(first, last),)], half_view, item_bytes)
+        whole, half = range(view.shape[axis]), view.shape[axis] // 2
+        for part in (whole[:half], whole[half:]):
+            self._fill_in_halves(target[(slice(None),) * axis + (_as_slice(part),)], sliced(view, whole, axis, part), tensor)
+
+    def _assign(self, target: Bits, span: memoryview, view: View, begin: int, tensor: Tensor) -> None:
+        """Copy the view's values, decoded, from `span`, whose first byte is the file's byte `begin`."""
+        item_bytes = view.item_bytes(tensor.stored_dtype)
+        items: Bits = numpy.ndarray(view.shape, BITS[item_bytes], span, view.offset_bytes - begin, view.strides_bytes)
+        if view.encoding is None:
+            _copy(target, items)
+        else:
+            target[...] = view.encoding.decoded(items, self.files.read, tensor.name).view(target.dtype)
 
     def _reserve(self, length: int) -> memoryview:
         if len(self._span) < length:
@@ -144,13 +171,13 @@ class _Read:
     target: tuple[slice, ...]
 
 
-def _merged(reads: list[_Read], item_bytes: int) -> Iterator[list[_Read]]:
+def _merged(reads: list[_Read], dtype: str) -> Iterator[list[_Read]]:
     """Groups of reads whose bytes interleave or nearly touch in one file, a group of several at most SPAN_BYTES long."""
     reads.sort(key=lambda one: (one.view.file, one.view.offset_bytes))
     group: list[_Read] = []
     end = 0
     for one in reads:
-        one_end = _end(one.view, item_bytes)
+        one_end = one.view.end(dtype)
         gap_bytes = REMOTE_GAP_BYTES if storage.is_remote(one.view.file) else GAP_BYTES
         joins = (
             group
@@ -160,7 +187,7 @@ def _merged(reads: list[_Read], item_bytes: int) -> Iterator[list[_Read]]:
             # A long contiguous read goes straight into the block: cheaper than through a merged read.
             and not (
                 one.view.offset_bytes >= end
-                and _is_row_major(one.view, item_bytes)
+                and _is_row_major(one.view, dtype)
                 and one_end - one.view.offset_bytes > gap_bytes
             )
         )
@@ -173,16 +200,8 @@ def _merged(reads: list[_Read], item_bytes: int) -> Iterator[list[_Read]]:
         yield group
 
 
-def _end(view: View, item_bytes: int) -> int:
-    return (
-        view.offset_bytes
-        + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides_bytes, strict=True))
-        + item_bytes
-    )
-
-
-def _is_row_major(view: View, item_bytes: int) -> bool:
-    expected = row_major(view.shape, item_bytes)
+def _is_row_major(view: View, dtype: str) -> bool:
+    expected = row_major(view.shape, view.item_bytes(dtype))
     return all(size == 1 or stride == its for size, stride, its in zip(view.shape, view.strides_bytes, expected, strict=True))
 
 
@@ -191,12 +210,7 @@ def _is_transposed(view: View) -> bool:
     return strides != sorted(strides, reverse=True)
 
 
-def _view_of(span: memoryview, view: View, begin: int, item_bytes: int) -> Bits:
-    """The view's values in `span`, whose first byte is the file's byte `begin`."""
-    return numpy.ndarray(view.shape, BITS[item_bytes], span, view.offset_bytes - begin, view.strides_bytes)
-
-
-def _assign(target: Bits, values: Bits) -> None:
+def _copy(target: Bits, values: Bits) -> None:
     """Copy. A transposed matrix is copied in tiles that stay in the processor's cache: 2.4 times as fast as in one go."""
     if values.ndim != 2 or values.strides[0] >= values.strides[1]:
         target[...] = values

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from lt_convert.tensors.checksums import Piece
-from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
+from lt_convert.tensors.tensor import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,6 @@ def views(outputs: Iterable[OutputFile]) -> Iterator[tuple[str, int, int]]:
         for segment in (each for each in output.segments if isinstance(each, Payload)):
             for chunk in segment.tensor.chunks:
                 if chunk.view and all(chunk.view.shape):
-                    sizes = zip(chunk.view.shape, chunk.view.strides_bytes, strict=True)
-                    last = chunk.view.offset_bytes + sum((size - 1) * stride for size, stride in sizes)
-                    yield chunk.view.file, chunk.view.offset_bytes, last + ITEM_BYTES[segment.tensor.stored_dtype]
+                    if scales := chunk.view.encoding and chunk.view.encoding.scales_read(chunk.view.shape):
+                        yield scales
+                    yield chunk.view.file, chunk.view.offset_bytes, chunk.view.end(segment.tensor.stored_dtype)

@@ -11,21 +11,45 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+from lt_convert.tensors.encodings import Encoding
 from lt_shared.console import BadData
 
 # Values travel as raw bits; the size is in bytes.
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4, "uint8": 1}
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e8m0fnu": 1,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+}
 CASTABLE = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """Values in `file`: the first at `offset_bytes`, the next one along an axis `strides_bytes[axis]` after it."""
+    """Values in `file`: the first at `offset_bytes`, the next one along an axis `strides_bytes[axis]` after it.
+
+    With an `encoding`, they are what that makes of the items there.
+    """
 
     file: str
     offset_bytes: int
     shape: tuple[int, ...]
     strides_bytes: tuple[int, ...]
+    encoding: Encoding | None = None
+
+    def item_bytes(self, dtype: str) -> int:
+        """The size of an item in the file, where the tensor is stored as `dtype`."""
+        return self.encoding.item_bytes if self.encoding else ITEM_BYTES[dtype]
+
+    def end(self, dtype: str) -> int:
+        """The byte after the last."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides_bytes, strict=True))
+        return self.offset_bytes + last + self.item_bytes(dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +64,8 @@ class Chunk:
 class Tensor:
     """A tensor of `shape`. `dtype` is what a reader gets, `stored_dtype` that in the files; they differ only after `cast`.
 
-    `name` is that of the stored tensors it comes from, for messages and plans.
+    Encoded values count as stored in float32, which their views give. `name` is that of the stored tensors it comes from, for
+    messages and plans.
     """
 
     name: str
@@ -56,6 +81,21 @@ class Tensor:
     @property
     def files(self) -> list[str]:
         return list(dict.fromkeys(chunk.view.file for chunk in self.chunks if chunk.view))
+
+    @property
+    def encodings(self) -> list[str]:
+        """The dtypes in which encoded values are stored; empty when no value is encoded."""
+        return list(dict.fromkeys(chunk.view.encoding.dtype for chunk in self.chunks if chunk.view and chunk.view.encoding))
+
+    def widened(self) -> Self:
+        """As an encoded tensor, where it has 16 bits: its values can then be joined with encoded ones."""
+        if self.stored_dtype not in ("bfloat16", "float16"):
+            return self
+        chunks = tuple(
+            Chunk(chunk.indices, chunk.view and dataclasses.replace(chunk.view, encoding=Encoding(self.stored_dtype)))
+            for chunk in self.chunks
+        )
+        return dataclasses.replace(self, chunks=chunks, stored_dtype="float32")
 
     def cast(self, dtype: str) -> Self:
         """Its values as another dtype. Raises BadData where there is no such cast."""
@@ -149,6 +189,8 @@ def assemble(name: str, shape: Sequence[int], pieces: Iterable[tuple[Sequence[ra
     others are stored.
     """
     pieces = list(pieces)
+    if any(tensor.encodings for _, tensor in pieces):
+        pieces = [(indices, tensor.widened()) for indices, tensor in pieces]
     dtypes = sorted({tensor.dtype for _, tensor in pieces})
     held = sorted({tensor.stored_dtype for _, tensor in pieces if any(chunk.view for chunk in tensor.chunks)}) or dtypes
     if len(dtypes) > 1 or len(held) > 1:
@@ -207,19 +249,23 @@ def sliced(view: View, indices: range, axis: int, common: range) -> View:
         view.offset_bytes + first * view.strides_bytes[axis],
         _replaced(view.shape, axis, len(common)),
         _replaced(view.strides_bytes, axis, view.strides_bytes[axis] * step),
+        view.encoding and view.encoding.sliced(axis, first, step),
     )
 
 
 def _permuted(view: View, order: Sequence[int]) -> View:
-    return View(view.file, view.offset_bytes, _ordered(view.shape, order), _ordered(view.strides_bytes, order))
+    encoding = view.encoding and view.encoding.permuted(order)
+    return View(view.file, view.offset_bytes, _ordered(view.shape, order), _ordered(view.strides_bytes, order), encoding)
 
 
 def _expanded(view: View, axes: int) -> View:
-    return View(view.file, view.offset_bytes, (1,) * axes + view.shape, (0,) * axes + view.strides_bytes)
+    encoding = view.encoding and view.encoding.expanded(axes)
+    return View(view.file, view.offset_bytes, (1,) * axes + view.shape, (0,) * axes + view.strides_bytes, encoding)
 
 
 def _squeezed(view: View, axes: int) -> View:
-    return View(view.file, view.offset_bytes, view.shape[axes:], view.strides_bytes[axes:])
+    encoding = view.encoding and view.encoding.squeezed(axes)
+    return View(view.file, view.offset_bytes, view.shape[axes:], view.strides_bytes[axes:], encoding)
 
 
 def _replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
