@@ -62,7 +62,9 @@ def of_config(config: Mapping[str, Any], name: str) -> Quantization | None:
 def _block_fp8(found: Mapping[str, Any], name: str) -> Quantization:
     block = found.get("weight_block_size")
     if block is None:
-        raise BadConfig(f"{name}: is quantized with fp8 without weight_block_size, a scale per tensor, which is not converted", _REMEDY)
+        raise BadConfig(
+            f"{name}: is quantized with fp8 without weight_block_size, a scale per tensor, which is not converted", _REMEDY
+        )
     if type(block) is not list or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise BadConfig(f"{name}: {FIELD} is malformed: weight_block_size is {block!r}")
     expected = {"fmt": "e4m3", "activation_scheme": "dynamic", "expert_dtype": "fp8"}

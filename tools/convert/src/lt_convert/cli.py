@@ -40,6 +40,11 @@ def _named() -> click.Group:
 @click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast all tensors. Default: keep every tensor's dtype."
 )
+@click.option(
+    "--quantize",
+    type=click.Choice(["fp8-block"]),
+    help="For hf: store the weights of linear modules in fp8 with a scale per 128 x 128 block, as DeepSeek-V3.",
+)
 @click.option("--target-tensor-parallel-size", type=click.IntRange(1), help="For megatron-legacy: tensor parallel size.")
 @click.option("--target-pipeline-parallel-size", type=click.IntRange(1), help="For megatron-legacy: pipeline parallel size.")
 @click.option(
@@ -61,6 +66,7 @@ def command(
     to: str,
     output: str,
     dtype: str | None,
+    quantize: str | None,
     target_tensor_parallel_size: int | None,
     target_pipeline_parallel_size: int | None,
     target_virtual_pipeline_parallel_size: int | None,
@@ -85,11 +91,13 @@ def command(
     sizes = (target_tensor_parallel_size, target_pipeline_parallel_size, target_virtual_pipeline_parallel_size)
     if to != "megatron-legacy" and (any(sizes) or target_transformer_impl):
         raise console.UsageError(f"--target options are for --to megatron-legacy, not {to}", "drop them")
+    if quantize and to != "hf":
+        raise console.UsageError(f"--quantize is for --to hf, not {to}", "drop it")
     if as_json and not dry_run:
         raise console.UsageError("--json shows the plan of --dry-run", "add --dry-run, or drop it: the manifest is JSON")
     legacy_target = LegacyTarget(sizes[0] or 1, sizes[1] or 1, sizes[2], target_transformer_impl == "local")
     requests = [
-        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify)
+        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify, bool(quantize))
         for source, destination in conversion.destinations(sources, output)
     ]
     if dry_run:

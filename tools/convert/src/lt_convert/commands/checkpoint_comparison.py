@@ -98,7 +98,9 @@ def _difference(first: Tensor, second: Tensor, files: Files, progress: Progress)
                     continue
                 unequal += int((left != right).sum())
             casts = (tensor.cast("float32") for tensor in (part, its))
-            values = [blocks.rows(cast, start, stop).view(numpy.float32) for blocks, cast in zip((one, other), casts, strict=True)]
+            values = [
+                blocks.rows(cast, start, stop).view(numpy.float32) for blocks, cast in zip((one, other), casts, strict=True)
+            ]
             with numpy.errstate(invalid="ignore"):
                 differences = numpy.abs(values[0].astype(numpy.float64) - values[1])
             unequal += 0 if same_dtype else int((differences != 0).sum())

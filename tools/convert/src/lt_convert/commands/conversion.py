@@ -14,6 +14,7 @@ from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.formats import location, megatron_args
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
+from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload, views
@@ -33,7 +34,7 @@ class Request:
     """What the user asks for. `dtype` None keeps every tensor's dtype; `legacy_target` is for the legacy format.
 
     `optimizer` says whether the optimizer state is converted, where both formats have one; `verify`, whether the source is
-    compared with the checksums that were recorded when it was written.
+    compared with the checksums that were recorded when it was written; `quantize`, whether weights are written in block fp8.
     """
 
     source: str
@@ -44,6 +45,7 @@ class Request:
     legacy_target: LegacyTarget = ONE_RANK
     optimizer: bool = True
     verify: bool = True
+    quantize: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Plan:
     def _operation(self, payload: Payload) -> str:
         found = self.operations.get(payload.name, "copy")
         tensor = payload.tensor
+        if isinstance(tensor, BlockFp8):
+            return f"{found}, quantize"
         if tensor.encodings:
             return f"{found}, dequantize"
         return found if tensor.dtype == tensor.stored_dtype else f"{found}, cast from {tensor.stored_dtype}"
@@ -125,9 +129,16 @@ def plan(request: Request, files: Files) -> Plan:
     """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do."""
     directory, source_format = location.locate(request.source, files)
     source: Source = formats.module(source_format).open_source(directory, files)
-    is_changed = request.to != source_format or request.to == "megatron-legacy" or request.dtype or source.quantization
-    if not is_changed:
+    is_changed = request.dtype or request.quantize or source.quantization
+    if source_format == request.to and request.to != "megatron-legacy" and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
+    if request.quantize and (request.to != "hf" or source.quantization):
+        why = (
+            f"{directory}: is quantized already: {source.quantization}"
+            if source.quantization
+            else "only hf has quantized weights"
+        )
+        raise UsageError(why, "drop --quantize")
     if request.to == "megatron-dist":
         megatron_args.warn_of_absent(source.model.architecture, directory)
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
@@ -135,7 +146,7 @@ def plan(request: Request, files: Files) -> Plan:
     check_aliases(source, files)
     tensors = {name: _cast(tensor, request.dtype) for name, tensor in source.tensors.items()}
     target_format = formats.module(request.to)
-    outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
+    outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target, request.quantize))
     family = families.family_of(source.model.architecture)
     return Plan(source, request, tuple(outputs), family.operations(source.table, target_format.TABLE, source.model))
 
@@ -151,9 +162,7 @@ def check_aliases(source: Source, files: Files) -> None:
             continue
         one, other = TensorReader(files), TensorReader(files)
         for part, its in parts(alias, original):
-            if any(
-                one.rows(part, *rows).tobytes() != other.rows(its, *rows).tobytes() for rows in row_blocks(part)
-            ):
+            if any(one.rows(part, *rows).tobytes() != other.rows(its, *rows).tobytes() for rows in row_blocks(part)):
                 raise BadData(
                     f"{source.directory}: {name} differs from {original.name}, but the configuration ties them",
                     "set tie_word_embeddings to false in its configuration if they are meant to differ",
@@ -173,6 +182,8 @@ def convert(request: Request) -> Checkpoint:
             "dtype": request.dtype,
             "layout": dataclasses.astuple(request.legacy_target),
             "optimizer": request.optimizer,
+            # Records of other conversions are as they were before this option.
+            **({"quantize": True} if request.quantize else {}),
         }
         fingerprint = _fingerprint(directory, source_format, destination)
         made = ConversionRecord.read(destination)

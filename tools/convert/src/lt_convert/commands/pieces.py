@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 
+from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, Summary
@@ -13,6 +14,9 @@ def contents(segment: bytes | Payload, blocks: TensorReader) -> Iterator[memoryv
     """The bytes of a segment, a block at a time; each is overwritten by the next."""
     if isinstance(segment, bytes):
         yield memoryview(segment)
+        return
+    if isinstance(segment.tensor, BlockFp8):
+        yield from segment.tensor.contents(blocks)
         return
     for (tensor,) in parts(segment.tensor):
         for start, stop in row_blocks(tensor):

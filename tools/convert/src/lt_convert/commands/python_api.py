@@ -16,6 +16,7 @@ from lt_shared.manifest import Checkpoint
 Path = str | os.PathLike[str]
 Format = Literal["hf", "megatron-dist", "megatron-legacy", "torchtitan"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantize = Literal["fp8-block"]
 TransformerImpl = Literal["transformer_engine", "local"]
 
 
@@ -25,6 +26,7 @@ def convert(
     to: Format = "hf",
     *,
     dtype: Dtype | None = None,
+    quantize: Quantize | None = None,
     target_tensor_parallel_size: int | None = None,
     target_pipeline_parallel_size: int | None = None,
     target_virtual_pipeline_parallel_size: int | None = None,
@@ -36,24 +38,29 @@ def convert(
     """Convert the checkpoint `src`, or the newest of the run `src`, into the directory or URL `dst`, as `lt-convert` does.
 
     Returns the checkpoint at `dst`, what the command's line of JSON says: `path`, absolute; `format`, as `to`; `iteration` and
-    `loss` of the training, None where the source does not say. Without `dtype` no bit of a weight changes. A `dst` that is up to
-    date is left as it is, and a call that was interrupted is resumed by the same call; it may come from any thread.
+    `loss` of the training, None where the source does not say. Without `dtype` and `quantize` no bit of a weight changes. A `dst`
+    that is up to date is left as it is, and a call that was interrupted is resumed by the same call; it may come from any thread.
 
     Raises: UsageError for options that cannot be; NoInput without a checkpoint at `src`, BadData for one that is damaged;
     CannotCreate when `dst` holds something else, TryAgain while another process writes it; OSError when the disk does.
     """
     _check_choice("to", to, Format)
     _check_choice("dtype", dtype, Dtype)
+    _check_choice("quantize", quantize, Quantize)
     _check_choice("target_transformer_impl", target_transformer_impl, TransformerImpl)
     tensor = _checked_size("target_tensor_parallel_size", target_tensor_parallel_size, 1)
     pipeline = _checked_size("target_pipeline_parallel_size", target_pipeline_parallel_size, 1)
     virtual = _checked_size("target_virtual_pipeline_parallel_size", target_virtual_pipeline_parallel_size, 2)
     if to != "megatron-legacy" and (tensor or pipeline or virtual or target_transformer_impl):
         raise UsageError(f"the options target_* are for to='megatron-legacy', not {to!r}", "leave them out")
+    if quantize and to != "hf":
+        raise UsageError(f"the option quantize is for to='hf', not {to!r}", "leave it out")
     legacy_target = LegacyTarget(tensor or 1, pipeline or 1, virtual, target_transformer_impl == "local")
     [(source, destination)] = conversion.destinations([_place(src)], os.fspath(dst))
     return conversion.convert(
-        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify)
+        conversion.Request(
+            source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify, quantize is not None
+        )
     )
 
 

@@ -82,13 +82,14 @@ ONE_RANK = LegacyTarget()
 class Target:
     """What a format's `outputs` gets: the source, its canonical tensors after any cast, and the destination.
 
-    `destination` is the final directory, for files that name their own path.
+    `destination` is the final directory, for files that name their own path. With `quantize`, weights are written in block fp8.
     """
 
     source: Source
     tensors: Mapping[str, Tensor]
     destination: str
     legacy_target: LegacyTarget = ONE_RANK
+    quantize: bool = False
 
     @property
     def model(self) -> Model:

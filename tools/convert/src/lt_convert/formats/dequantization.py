@@ -2,7 +2,7 @@
 
 Block fp8 stores `X.weight` in fp8 and `X.weight_scale_inv`: a value is what the fp8 says times the scale of its block; the blocks
 at the lower and the right edge may be partial. MXFP4 stores `X_blocks` and `X_scales`, with the rows of X as columns, as a matrix
-product wants them; X itself is their transpose, as in the checkpoint of transformers' own model. All other tensors are as they are.
+product wants them; X itself is their transpose, as in what transformers saves of that model. All other tensors are as they are.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,9 @@ def _scaled(tensor: Tensor, scale: Tensor, block: tuple[int, int], origin: str) 
     leading = tensor.shape[:-2]
     expected = (*leading, *(-(-size // width) for size, width in zip(tensor.shape[-2:], block, strict=True)))
     if len(tensor.shape) < 2 or scale.shape != expected:
-        raise BadData(f"{origin}: {scale.name} is {list(scale.shape)}, {tensor.name} of {list(tensor.shape)} needs {list(expected)}")
+        raise BadData(
+            f"{origin}: {scale.name} is {list(scale.shape)}, {tensor.name} of {list(tensor.shape)} needs {list(expected)}"
+        )
     blocks = (*(1,) * len(leading), *block)
     return _encoded(tensor, ((FP8, range(tensor.shape[-1])),), scale, blocks, origin)
 
@@ -89,9 +91,7 @@ def _joined_bytes(tensor: Tensor, name: str) -> Tensor:
     return Tensor(name, tensor.dtype, shape, (Chunk(tuple(map(range, shape)), joined),), tensor.dtype)
 
 
-def _encoded(
-    tensor: Tensor, parts: tuple[tuple[str, range], ...], scale: Tensor, blocks: tuple[int, ...], origin: str
-) -> Tensor:
+def _encoded(tensor: Tensor, parts: tuple[tuple[str, range], ...], scale: Tensor, blocks: tuple[int, ...], origin: str) -> Tensor:
     """The tensor with its values decoded: `parts` has an encoding and the indices of the last axis that the view's items fill.
 
     `blocks` are the values along each axis that share a scale.

@@ -14,6 +14,7 @@ from typing import Any
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.dequantization import dequantized
 from lt_convert.formats.location import listing
+from lt_convert.formats.quantization import Written, quantized
 from lt_convert.tensors.output_files import OutputFile, Payload
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor, tensor_in_files
@@ -189,7 +190,8 @@ def outputs(target: Target) -> list[OutputFile]:
     tensors = families.family_of(architecture).from_canonical(HF, target.model, target.tensors, target.source.directory)
     tensors = {name: tensors[name] for name in canonical}
     padding = {name: tensor for name, tensor in target.tensors.items() if name.startswith(PADDING)}
-    made = model_files(tensors)
+    stored, quantization_config = _as_stored(tensors, target)
+    made = model_files(stored)
     if padding:
         made.append(file(PADDING_FILE, padding))
     special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
@@ -204,7 +206,16 @@ def outputs(target: Target) -> list[OutputFile]:
     )
     made += [OutputFile(name, (content,)) for name, content in written.items()]
     dtype = next(iter(tensors.values())).dtype
-    return [*made, OutputFile(CONFIG, (_json(huggingface.to_config(architecture, dtype) | special),))]
+    config = huggingface.to_config(architecture, dtype) | special | quantization_config
+    return [*made, OutputFile(CONFIG, (_json(config),))]
+
+
+def _as_stored(tensors: Mapping[str, Tensor], target: Target) -> tuple[Mapping[str, Written], dict[str, Any]]:
+    """The tensors of the files, and what config.json says of how they are quantized."""
+    if not target.quantize:
+        return tensors, {}
+    written, config = quantized(tensors, target.source.directory)
+    return written, {quantization.FIELD: config}
 
 
 def _special_ids(source: Source, of_tokenizer: Mapping[str, Any], kept: bytes | None) -> tuple[dict[str, Any], bytes]:
@@ -240,9 +251,9 @@ def _json(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def model_files(tensors: Mapping[str, Tensor]) -> list[OutputFile]:
+def model_files(tensors: Mapping[str, Written]) -> list[OutputFile]:
     """`tensors` in their order as one file, or as shards of about `SHARD_BYTES` with an index after them."""
-    shards: list[dict[str, Tensor]] = [{}]
+    shards: list[dict[str, Written]] = [{}]
     filled = 0
     for name, tensor in tensors.items():
         if shards[-1] and filled + tensor.size_bytes > SHARD_BYTES:
@@ -259,7 +270,7 @@ def model_files(tensors: Mapping[str, Tensor]) -> list[OutputFile]:
     return [*(file(name, shard) for name, shard in zip(names, shards, strict=True)), OutputFile(INDEX, (index,))]
 
 
-def file(name: str, tensors: Mapping[str, Tensor]) -> OutputFile:
+def file(name: str, tensors: Mapping[str, Written]) -> OutputFile:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor_name, tensor in tensors.items():

@@ -186,9 +186,7 @@ def _merged(reads: list[_Read], dtype: str) -> Iterator[list[_Read]]:
             and max(end, one_end) - group[0].view.offset_bytes <= SPAN_BYTES
             # A long contiguous read goes straight into the block: cheaper than through a merged read.
             and not (
-                one.view.offset_bytes >= end
-                and _is_row_major(one.view, dtype)
-                and one_end - one.view.offset_bytes > gap_bytes
+                one.view.offset_bytes >= end and _is_row_major(one.view, dtype) and one_end - one.view.offset_bytes > gap_bytes
             )
         )
         if group and not joins:

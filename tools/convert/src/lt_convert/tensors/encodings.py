@@ -83,9 +83,7 @@ class Encoding:
         fixed = sum(int(axis.of(1)[0]) * axis.stride_bytes for axis in self.scales.axes[:count])
         left = self._with(lambda axes: axes[count:])
         assert left.scales is not None
-        return dataclasses.replace(
-            left, scales=dataclasses.replace(left.scales, offset_bytes=left.scales.offset_bytes + fixed)
-        )
+        return dataclasses.replace(left, scales=dataclasses.replace(left.scales, offset_bytes=left.scales.offset_bytes + fixed))
 
     def scales_read(self, shape: Sequence[int]) -> tuple[str, int, int] | None:
         """(path, first byte, byte after the last) of the scales of a view of this shape; None without scales."""
@@ -156,7 +154,7 @@ def table(dtype: str) -> NDArray[numpy.float32]:
     if dtype in (FP4_LOW, FP4_HIGH):
         nibbles = codes & 15 if dtype == FP4_LOW else codes >> 4
         signs = numpy.where(nibbles & 8, numpy.float32(-1), numpy.float32(1))
-        return signs * numpy.array(FP4_MAGNITUDES, numpy.float32)[nibbles & 7]
+        return numpy.multiply(signs, numpy.array(FP4_MAGNITUDES, numpy.float32)[nibbles & 7])
     exponents, mantissas = codes >> 3 & 15, codes & 7
     normal = numpy.ldexp((8 + mantissas).astype(numpy.float32), exponents - 10)
     subnormal = numpy.ldexp(mantissas.astype(numpy.float32), -9)

@@ -7,6 +7,7 @@ parallel, and after a kill it is known what has been written.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
+from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.tensor import Tensor
 
@@ -16,7 +17,7 @@ class Payload:
     """A tensor's values, row-major; `name` is its name in the format that is written."""
 
     name: str
-    tensor: Tensor
+    tensor: Tensor | BlockFp8
 
     @property
     def size_bytes(self) -> int:
