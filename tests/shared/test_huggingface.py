@@ -175,7 +175,7 @@ def test_the_older_name_of_the_scaling_type_is_read() -> None:
         ({"rope_scaling": None, "rope_parameters": None, "rope_theta": 0}, r"rotary_base is 0\.0"),
         ({"rope_scaling": None, "rope_parameters": None, "rope_theta": "1e4"}, "malformed: rotary_base is '1e4'"),
         ({"rope_scaling": None, "rope_parameters": None, "rope_theta": 10**400}, "malformed"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "has a quantization_config"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with fp8 without weight_block_size"),
         # The older field alone decides for transformers 5.
         ({"rope_scaling": {"rope_type": "default"}}, "rope_scaling and rope_parameters contradict"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_scaling and rope_parameters contradict"),

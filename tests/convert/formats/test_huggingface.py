@@ -168,7 +168,7 @@ def refuse(hf: Path) -> str:
         ({"hidden_size": "wide"}, "config.json"),
         ({"hidden_size": 1 << 30}, "the configuration says"),
         ({"hidden_size": 1 << 62}, "hidden_size is 4611686018427387904"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "config.json: model: has a quantization_config"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "config.json: model: is quantized with fp8 without"),
         ({"num_hidden_layers": -1}, "config.json"),
         ({"num_hidden_layers": 4}, "missing model.layers.3."),
         ({"num_hidden_layers": 2}, "this model has no model.layers.2."),

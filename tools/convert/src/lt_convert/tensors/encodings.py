@@ -154,7 +154,8 @@ def table(dtype: str) -> NDArray[numpy.float32]:
     if dtype in (FP4_LOW, FP4_HIGH):
         nibbles = codes & 15 if dtype == FP4_LOW else codes >> 4
         signs = numpy.where(nibbles & 8, numpy.float32(-1), numpy.float32(1))
-        return numpy.multiply(signs, numpy.array(FP4_MAGNITUDES, numpy.float32)[nibbles & 7])
+        values: NDArray[numpy.float32] = signs * numpy.array(FP4_MAGNITUDES, numpy.float32)[nibbles & 7]
+        return values
     exponents, mantissas = codes >> 3 & 15, codes & 7
     normal = numpy.ldexp((8 + mantissas).astype(numpy.float32), exponents - 10)
     subnormal = numpy.ldexp(mantissas.astype(numpy.float32), -9)
