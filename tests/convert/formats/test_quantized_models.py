@@ -70,7 +70,7 @@ def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
 
 
 def by_transformers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """The values of a model that transformers loads, which on a CPU it dequantizes. It asks for accelerate, and uses none of it."""
+    """The values of a model that transformers loads and on a CPU dequantizes. It asks for accelerate, and uses none of it."""
     quantizer = pytest.importorskip("transformers.quantizers.quantizer_finegrained_fp8")
     monkeypatch.setattr(quantizer, "is_accelerate_available", lambda *arguments, **options: True)
     model, found = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
