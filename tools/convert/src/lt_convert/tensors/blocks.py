@@ -32,8 +32,8 @@ REMOTE_GAP_BYTES = 1 << 20
 # Reads with at most GAP_BYTES between them are merged, up to SPAN_BYTES.
 GAP_BYTES = 64 << 10
 SPAN_BYTES = 64 << 20
-# Rows and columns of a tile of a transposed matrix. Its rows are contiguous in the source. With 32 columns it takes up to 2.4 times
-# as long: where rows are a power of two apart, the lines of that many do not stay in the processor's cache.
+# Rows and columns of a tile of a transposed matrix. Its rows are contiguous in the source. With 32 columns it takes up to 2.4
+# times as long: where rows are a power of two apart, the lines of that many do not stay in the processor's cache.
 TILE = (512, 8)
 
 
@@ -210,7 +210,7 @@ def _is_transposed(view: View) -> bool:
 
 
 def _copy(target: Bits, values: Bits) -> None:
-    """Copy. A transposed matrix is copied in tiles that stay in the processor's cache: 0.5 seconds of CPU time for a GiB of bf16."""
+    """Copy. A transposed matrix is copied in tiles that stay in the processor's cache: 0.5 seconds for a GiB of bf16."""
     if values.ndim != 2 or values.strides[0] >= values.strides[1]:
         target[...] = values
         return
