@@ -74,7 +74,7 @@ def test_any_view_of_a_block_fp8_tensor(data: st.DataObject, tmp_path: Path) -> 
         lazy = dequantized(stored, Quantization("fp8", block), "model")["w"]
         assert (lazy.dtype, lazy.shape) == ("bfloat16", shape)
         for _ in range(data.draw(st.integers(0, 4), "operations")):
-            lazy, expected = data.draw(st.sampled_from([sliced, transposed, stacked]), "operation")(data, lazy, expected)
+            lazy, expected = data.draw(st.sampled_from([sliced, transposed, stacked, layer]), "operation")(data, lazy, expected)
         assert torch.equal(values_of(lazy, files), expected)
         bits = torch.from_numpy(blocks.read(lazy, files).view(numpy.int16)).view(torch.bfloat16)
         assert torch.equal(bits, expected.to(torch.bfloat16))
@@ -96,6 +96,14 @@ def stacked(data: st.DataObject, lazy: Tensor, expected: torch.Tensor) -> tuple[
     """Two copies along a new axis, of which one is taken again."""
     pieces = [((range(at, at + 1), *map(range, lazy.shape)), lazy.expanded(1)) for at in range(2)]
     return assemble("stack", (2, *lazy.shape), pieces).at(data.draw(st.integers(0, 1))), expected
+
+
+def layer(data: st.DataObject, lazy: Tensor, expected: torch.Tensor) -> tuple[Tensor, torch.Tensor]:
+    """One of the first axis, where that leaves a matrix."""
+    if len(lazy.shape) < 3:
+        return lazy, expected
+    index = data.draw(st.integers(0, lazy.shape[0] - 1))
+    return lazy.at(index), expected[index]
 
 
 def test_encoded_and_plain_values_can_be_joined(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_mxfp4_is_what_transformers_makes_of_it(
         lazy = found["x"]
         assert (lazy.dtype, lazy.shape) == ("bfloat16", (experts, groups * 32, rows))
         for _ in range(data.draw(st.integers(0, 3), "operations")):
-            lazy, expected = data.draw(st.sampled_from([sliced, transposed, stacked]), "operation")(data, lazy, expected)
+            lazy, expected = data.draw(st.sampled_from([sliced, transposed, stacked, layer]), "operation")(data, lazy, expected)
         bits = torch.from_numpy(blocks.read(lazy, files).view(numpy.int16))
     assert torch.equal(bits, expected.contiguous().view(torch.int16))
 
