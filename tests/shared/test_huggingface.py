@@ -41,11 +41,16 @@ def test_transformers_reads_the_same_architecture(tmp_path: Path, name: str) -> 
     assert getattr(config, "num_local_experts", None) == architecture.num_experts
     assert config.rms_norm_eps == architecture.norm_epsilon
     assert config.tie_word_embeddings == architecture.tie_embeddings
-    assert config.rope_parameters["rope_theta"] == architecture.rotary_base
+    rope = config.rope_parameters
+    if architecture.local_rotary_base:
+        assert rope["sliding_attention"] == {"rope_type": "default", "rope_theta": architecture.local_rotary_base}
+        rope = rope["full_attention"]
+    assert rope["rope_theta"] == architecture.rotary_base
     if architecture.rope_scaling:
-        assert config.rope_parameters.items() >= dataclasses.asdict(architecture.rope_scaling).items()
+        given = dataclasses.asdict(architecture.rope_scaling).items()
+        assert rope.items() >= {(field, value) for field, value in given if value is not None}
     else:
-        assert config.rope_parameters["rope_type"] == "default"
+        assert rope["rope_type"] == "default"
 
 
 def expected_frequencies(architecture: Architecture) -> torch.Tensor:

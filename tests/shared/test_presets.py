@@ -54,18 +54,22 @@ PUBLISHED = {
     "granite-3.1-8b": 8_170_848_256,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
 }
-TINY = [
-    "tiny",
-    "tiny-gpt3",
-    "tiny-mistral",
-    "tiny-qwen2",
-    "tiny-qwen3",
-    "tiny-mixtral",
-    "tiny-qwen3-moe",
-    "tiny-phi3",
-    "tiny-granite",
-]
+TINY = [name for name in PRESETS if name.startswith("tiny")]
 GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer/vocab.json"
 

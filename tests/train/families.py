@@ -1,7 +1,7 @@
 """Every model family beside transformers' model of it, with the same weights: what lt-train builds, and what config.json means.
 
 A program, because lt-train changes torch for a process without a GPU: prints, for each command line in the JSON list on standard
-input, the largest difference of the logits and of the embedding's gradient.
+input, the largest difference of the logits and of all weights' gradients.
 """
 
 import json
@@ -24,23 +24,31 @@ SEQUENCE = 64
 
 def transformers_weights(weights: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
     """megatron-core's weights of one rank under transformers' names."""
+    embedding = weights["embedding.word_embeddings.weight"]
     found = {
-        "model.embed_tokens.weight": weights["embedding.word_embeddings.weight"],
+        "model.embed_tokens.weight": embedding[: shape.vocab_size],
         "model.norm.weight": weights["decoder.final_layernorm.weight"],
-        "lm_head.weight": weights.get("output_layer.weight", weights["embedding.word_embeddings.weight"]),
+        "lm_head.weight": weights.get("output_layer.weight", embedding)[: shape.vocab_size],
     }
     for layer in range(shape.num_layers):
         part = {key.removeprefix(f"decoder.layers.{layer}."): value for key, value in weights.items()}
         attention = _attention(part, shape)
         mlp = _experts(part, shape) if shape.num_experts else _feed_forward(part)
-        norms = {
-            "input_layernorm.weight": part["input_layernorm.weight"],
-            "post_attention_layernorm.weight": part["pre_mlp_layernorm.weight"],
-        }
         if shape.model_type == "phi3":
             attention, mlp = _fused(attention, mlp)
-        found |= {f"model.layers.{layer}.{key}": value for key, value in (attention | mlp | norms).items()}
+        found |= {f"model.layers.{layer}.{key}": value for key, value in (attention | mlp | _norms(part, shape)).items()}
     return found
+
+
+def _norms(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
+    """transformers calls the norm before the MLP `post_attention_layernorm`, but where there is one behind attention."""
+    behind = {"post_attention": "self_attention.linear_proj.post", "post_feedforward": "mlp.linear_fc2.post"}
+    names = {
+        "pre": {"input": "input", "post_attention": "pre_mlp"},
+        "post": behind,
+        "both": {"input": "input", "pre_feedforward": "pre_mlp"} | behind,
+    }[shape.norm_placement]
+    return {f"{theirs}_layernorm.weight": part[f"{ours}_layernorm.weight"] for theirs, ours in names.items()}
 
 
 def _attention(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
@@ -94,7 +102,8 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     with torch.no_grad():
         for index, parameter in enumerate(ours.parameters()):
             generator = torch.Generator().manual_seed(index)
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+            alpha = 0.3 if parameter.dim() == 1 else 0.15
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
     theirs = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**huggingface.to_config(shape, "float32")), attn_implementation="eager"
     ).eval()
@@ -102,12 +111,23 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     tokens = torch.randint(shape.vocab_size, (2, SEQUENCE), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(SEQUENCE).expand_as(tokens)
     logits = [ours(tokens, positions, None), theirs(tokens).logits]
-    embeddings = [ours.embedding.word_embeddings.weight, theirs.model.embed_tokens.weight]
-    gradients = [
-        torch.autograd.grad(torch.nn.functional.cross_entropy(each.flatten(0, 1), tokens.flatten()), embedding)[0]
-        for each, embedding in zip(logits, embeddings, strict=True)
-    ]
-    return {name: (pair[0] - pair[1]).abs().max().item() for name, pair in (("logits", logits), ("gradient", gradients))}
+    # The loss is over the padding of the vocabulary, too, which must have no part in it.
+    for each in logits:
+        torch.nn.functional.cross_entropy(each.flatten(0, 1), tokens.flatten()).backward()
+    found = transformers_weights({name: _gradient(parameter) for name, parameter in ours.named_parameters()}, shape)
+    return {
+        "logits": _largest(logits[0][..., : shape.vocab_size] - logits[1]),
+        "gradient": max(_largest(found[name] - _gradient(parameter)) for name, parameter in theirs.named_parameters()),
+    }
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _largest(difference: torch.Tensor) -> float:
+    return difference.abs().max().item()
 
 
 def main() -> None:

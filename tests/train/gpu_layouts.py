@@ -44,6 +44,7 @@ FSDP = ("--use-torch-fsdp2",)
 FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 SELECTIVE = ("--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp")
 DOCUMENTS = ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss")
+WINDOW = ("--window-size", "255,0")
 BF16 = ("--bf16", "--transformer-impl", "torch")
 FP32 = ("--transformer-impl", "torch")
 TE = ("--bf16", "--transformer-impl", "te")
@@ -59,28 +60,35 @@ FAMILIES: dict[str, tuple[tuple[str, ...], float]] = {
     "fp32 documents": ((*FP32, *DOCUMENTS), 1e-4),
     "bf16 documents": ((*BF16, *DOCUMENTS), 2e-2),
     "fp32 experts": ((*FP32, "--model", "tiny-mixtral"), 2e-3),
+    "fp32 gemma2": ((*FP32, "--model", "tiny-gemma2", *WINDOW), 1e-4),
+    "bf16 gemma2": ((*BF16, "--model", "tiny-gemma2", *WINDOW), 2e-2),
+    "bf16 gemma3": ((*BF16, "--model", "tiny-gemma3", "--num-layers", "6", *WINDOW), 2e-2),
+    "fp32 olmo3": ((*FP32, "--model", "tiny-olmo3", *WINDOW), 1e-4),
+    "bf16 olmo3": ((*BF16, "--model", "tiny-olmo3", *WINDOW), 2e-2),
     "te": (TE, 2e-2),
     "te fp8": ((*TE, *FP8), 5e-2),
 }
 # Layouts by the number of GPUs; each for the families named.
 DENSE = ("fp32", "bf16")
+# Norms behind the layers, and layers with a window beside others without.
+MIXED = ("fp32 gemma2", "bf16 gemma2", "bf16 gemma3", "fp32 olmo3", "bf16 olmo3")
 LAYOUTS: list[tuple[int, str, tuple[str, ...], tuple[str, ...]]] = [
-    (1, "recompute full", FULL, (*DENSE, "bf16 documents")),
+    (1, "recompute full", FULL, (*DENSE, *MIXED, "bf16 documents")),
     (1, "recompute selective", SELECTIVE, DENSE),
     (1, "asynchronous save", ("--async-save", "--save-interval", "3"), ("bf16",)),
     (1, "offload 2 layers", ("--cpu-offloading-num-layers", "2"), ("te",)),
     (2, "TP2", TP2, DENSE),
-    (2, "TP2 SP", (*TP2, *SP), (*DENSE, "fp8", "te", "te fp8", "fp32 experts")),
-    (2, "PP2", PP2, DENSE),
+    (2, "TP2 SP", (*TP2, *SP), (*DENSE, *MIXED, "fp8", "te", "te fp8", "fp32 experts")),
+    (2, "PP2", PP2, (*DENSE, *MIXED)),
     (2, "PP2, 3 and 1 layers", (*PP2, "--decoder-first-pipeline-num-layers", "3"), ("fp32",)),
     (2, "PP2 VPP2", (*PP2, *VPP2), (*DENSE, "fp32 documents", "te")),
-    (2, "CP2", CP2, (*DENSE, "fp32 documents", "bf16 documents", "te")),
+    (2, "CP2", CP2, (*DENSE, *MIXED, "fp32 documents", "bf16 documents", "te")),
     (2, "CP2, recompute full", (*CP2, *FULL), ("bf16",)),
     (2, "EP2", EP2, ("fp32 experts",)),
     (2, "DP2", (), ("fp32",)),
     (2, "DP2, distributed optimizer", ZERO, (*DENSE, "fp8", "fp32 experts")),
     (2, "DP2, overlap", OVERLAP, (*DENSE, "te")),
-    (2, "FSDP2", FSDP, (*DENSE, "fp8", "fp32 experts", "te")),
+    (2, "FSDP2", FSDP, (*DENSE, *MIXED, "fp8", "fp32 experts", "te")),
     (2, "FSDP2, recompute full", (*FSDP, *FULL), ("bf16",)),
     (4, "TP2 PP2 SP", (*TP2, *PP2, *SP), (*DENSE, "fp8")),
     (4, "TP2 PP2 VPP2 SP", (*TP2, *PP2, *VPP2, *SP), DENSE),

@@ -15,14 +15,17 @@ SEQUENCE, BATCH, HEADS, GROUPS, SIZE = 48, 2, 4, 2, 8
 DOCUMENTS = torch.tensor([[0] * 20 + [1] + [2] * 27, [0] * 5 + [1] * 43], dtype=torch.int32)
 
 
-def core_attention(window: int | None = None) -> CausalAttention:
+def core_attention(window: int | None = None, softcap: float | None = None) -> CausalAttention:
     config = SimpleNamespace(
         attention_dropout=0.0,
         sequence_parallel=True,
         window_size=None if window is None else (window, 0),
+        window_attn_skip_freq=None,
         context_parallel_size=1,
     )
-    return CausalAttention(config)  # type: ignore[arg-type]
+    attention = CausalAttention(config)  # type: ignore[arg-type]
+    attention.softcap = softcap
+    return attention
 
 
 def inputs() -> list[Tensor]:
@@ -30,7 +33,9 @@ def inputs() -> list[Tensor]:
     return [torch.randn(SEQUENCE, BATCH, heads, SIZE, generator=generator) for heads in (HEADS, GROUPS, GROUPS)]
 
 
-def by_the_formula(query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, window: int | None) -> Tensor:
+def by_the_formula(
+    query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, window: int | None, softcap: float | None
+) -> Tensor:
     """One query at a time, in float64."""
     mixed = torch.zeros(SEQUENCE, BATCH, HEADS, SIZE, dtype=torch.float64)
     for place in range(SEQUENCE):
@@ -44,16 +49,19 @@ def by_the_formula(query: Tensor, key: Tensor, value: Tensor, documents: Tensor 
             for head in range(HEADS):
                 group = head * GROUPS // HEADS
                 scores = key[seen, sample, group].double() @ query[place, sample, head].double() / SIZE**0.5
+                if softcap:
+                    scores = softcap * (scores / softcap).tanh()
                 mixed[place, sample, head] = scores.softmax(0) @ value[seen, sample, group].double()
     return mixed.flatten(2)
 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 0, 7, 100])
-def test_equals_the_formula(documents: Tensor | None, window: int | None) -> None:
+def test_equals_the_formula(documents: Tensor | None, window: int | None, softcap: float | None) -> None:
     query, key, value = inputs()
-    found = core_attention(window)(query, key, value, documents)
-    expected = by_the_formula(query, key, value, documents, window)
+    found = core_attention(window, softcap)(query, key, value, documents)
+    expected = by_the_formula(query, key, value, documents, window, softcap)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
 

@@ -200,7 +200,8 @@ def expected_frequencies(architecture: Architecture) -> torch.Tensor:
         channels = torch.arange(0, architecture.kv_channels, 2) / architecture.kv_channels
         return 1.0 / architecture.rotary_base**channels
     kind = architecture.rope_scaling.rope_type
-    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))[0]
+    of_layers = {"layer_type": "full_attention"} if architecture.local_rotary_base else {}
+    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **of_layers)[0]
     return frequencies
 
 

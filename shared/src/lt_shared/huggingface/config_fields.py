@@ -7,6 +7,7 @@ from typing import Any
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.huggingface import rope_parameters
+from lt_shared.huggingface.rope_parameters import FULL, SLIDING
 
 # Settings of unsupported features, with the value that turns them off.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
@@ -18,7 +19,7 @@ class ModelType:
 
     `write` gives the fields of config.json that only this type decides, `read` the architecture of a config.json, under a name
     for messages. `aliases` are other names of settings, which transformers takes too: with both, the last one in the file
-    decides.
+    decides. `language_model` finds the settings to read in those of a model that has other parts, too.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ModelType:
     write: Callable[[Architecture], dict[str, Any]]
     read: Callable[[dict[str, Any], str], Architecture]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    language_model: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
 
 def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: str, kind: str) -> None:
@@ -44,6 +46,23 @@ def either(config: Mapping[str, Any], name: str, *fields: str) -> Any:
     if any(value != given[0] for value in given):
         raise BadConfig(f"{name}: {' and '.join(fields)} are one setting, and contradict each other", "remove the wrong one")
     return given[0]
+
+
+def window_frequency(config: Mapping[str, Any], pattern: int) -> int | None:
+    """Megatron's `window_attn_skip_freq` of `layer_types`: every so many layers, one has no window; None if all have one.
+
+    `pattern` is what the family has where the file does not say it, or where its layers are too few to tell.
+    """
+    given = list(config.get("layer_types") or [])
+    usual = [SLIDING if (layer + 1) % pattern else FULL for layer in range(len(given))]
+    if given == usual:
+        return pattern
+    return given.index(FULL) + 1 if FULL in given else None
+
+
+def layer_types(architecture: Architecture) -> list[str]:
+    """The list of layers as config.json has it."""
+    return [FULL if architecture.window(layer) is None else SLIDING for layer in range(architecture.num_layers)]
 
 
 def written(architecture: Architecture) -> dict[str, Any]:
@@ -70,20 +89,24 @@ def read(
     *,
     absent: Mapping[str, Any] = ABSENT,
     activation: str = "silu",
+    activation_here: str = "silu",
     rotary_base: float = 10000.0,
     partly_rotated: bool = False,
     **family: Any,
 ) -> Architecture:
     """The architecture in the Llama style, with `family` for the fields that another family has or reads differently.
 
-    `absent` are settings that the family has at these values only, `rotary_base` transformers' default for it, and
+    `absent` are settings that the family has at these values only, `activation` is its one by transformers' name and by the
+    architecture's, `rotary_base` transformers' default for it, or the one that was read where `family` has a `rope_scaling`, and
     `partly_rotated` says that the family may rotate a part of each head. Raises BadConfig, and KeyError for a size that is
     missing.
     """
     percent = rope_parameters.rotary_percent(config, name)
     if percent != 1 and not partly_rotated:
         raise BadConfig(f"{name}: partial_rotary_factor is {percent!r}, the {kind} family here has 1.0")
-    base, scaling = rope_parameters.read(config, name, rotary_base)
+    base, scaling = rotary_base, None
+    if "rope_scaling" not in family:
+        base, scaling = rope_parameters.read(config, name, rotary_base)
     check_values(config, absent, name, kind)
     found = config.get("hidden_act") or config.get("hidden_activation") or activation
     if found != activation:
@@ -104,5 +127,6 @@ def read(
         "rotary_percent": percent,
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "init_std": config.get("initializer_range", 0.02),
+        "activation": activation_here,
     }
     return Architecture(name=name, family="llama", **(fields | family))

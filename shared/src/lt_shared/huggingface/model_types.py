@@ -10,10 +10,12 @@ from lt_shared import quantization
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.huggingface import unsupported
-from lt_shared.huggingface.config_fields import ModelType
+from lt_shared.huggingface.config_fields import ModelType, layer_types
+from lt_shared.huggingface.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.huggingface.gpt2 import GPT2
 from lt_shared.huggingface.granite import GRANITE
 from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
+from lt_shared.huggingface.olmo import OLMO2, OLMO3
 from lt_shared.huggingface.phi3 import PHI3
 from lt_shared.huggingface.qwen3_moe import QWEN3_MOE
 
@@ -26,6 +28,11 @@ _ALL = (
     QWEN3_MOE,
     PHI3,
     GRANITE,
+    OLMO2,
+    OLMO3,
+    GEMMA2,
+    GEMMA3_TEXT,
+    GEMMA3,
     GPT2,
 )
 _TYPES = {each.name: each for each in _ALL}
@@ -94,6 +101,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     quantization.of_config(config, name)
     try:
         _check_one_reading(config, name, _TYPES[kind])
+        config = _TYPES[kind].language_model(config)
         architecture = _TYPES[kind].read(config, name)
         _check_layer_types(config, architecture)
         return architecture
@@ -118,8 +126,7 @@ def _check_layer_types(config: dict[str, Any], architecture: Architecture) -> No
     given = config.get("layer_types")
     if not given:
         return
-    windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
-    read = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    read = layer_types(architecture)
     if list(given) != read:
         first = next((layer for layer, pair in enumerate(zip(given, read, strict=False)) if pair[0] != pair[1]), len(read))
         found = given[first] if first < len(given) else "missing"

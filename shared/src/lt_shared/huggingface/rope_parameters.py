@@ -13,6 +13,7 @@ from lt_shared.rope_scaling import SCALINGS, AnyScaling, LinearScaling, LongRope
 
 DEFAULT = "default"
 ORIGINAL = "original_max_position_embeddings"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def written(base: float, scaling: AnyScaling | None) -> dict[str, Any]:
@@ -43,6 +44,42 @@ def read(config: dict[str, Any], name: str, default_base: float = 10000.0) -> tu
             "remove the wrong one; transformers 5 computes with rope_scaling",
         )
     return found[0]
+
+
+def written_by_layer_type(base: float, scaling: AnyScaling | None, local_base: float | None) -> dict[str, Any]:
+    """Both spellings, of a family whose layers with a window rotate by `local_base`, without a scaling; None is as all layers."""
+    fields = written(base, scaling)
+    full = fields["rope_parameters"]
+    local = full if local_base is None else {"rope_type": DEFAULT, "rope_theta": local_base}
+    return fields | {"rope_parameters": {FULL: full, SLIDING: local}}
+
+
+def read_by_layer_type(
+    config: dict[str, Any], name: str, default_base: float, local_field: str = "", default_local_base: float | None = None
+) -> tuple[float, AnyScaling | None, float | None]:
+    """The rotary base and scaling of the layers without a window, and the base of the others, None where they rotate alike.
+
+    `local_field` is the older name of the latter base, whose default is `default_local_base`, or the former. Raises BadConfig
+    where fields contradict each other, and for rotary settings that are not by kind of layer: transformers 5 ignores those.
+    """
+    by_type = dict(config.get("rope_parameters") or {})
+    if by_type and not {FULL, SLIDING} & set(by_type):
+        raise BadConfig(
+            f"{name}: rope_parameters are not by kind of layer, and versions of transformers disagree about what they mean",
+            f"put them under {FULL} and {SLIDING}",
+        )
+    base, scaling = read({**config, "rope_parameters": by_type.get(FULL)}, name, default_base)
+    sliding = dict(by_type.get(SLIDING) or {})
+    given = [value for value in (sliding.get("rope_theta"), config.get(local_field)) if value is not None]
+    if len(set(given)) > 1:
+        raise BadConfig(f"{name}: {local_field} and rope_parameters contradict each other", "remove the wrong one")
+    local = given[0] if given else base if default_local_base is None else default_local_base
+    local_scaling = scaling_of(sliding, config, name)
+    if (local, local_scaling) == (base, scaling):
+        return base, scaling, None
+    if local_scaling is not None:
+        raise BadConfig(f"{name}: the layers with a window have a rope scaling of their own, which no model here has")
+    return base, scaling, float(local) if type(local) is int else local
 
 
 def rotary_percent(config: dict[str, Any], name: str) -> float:

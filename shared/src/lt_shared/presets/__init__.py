@@ -6,7 +6,9 @@ lt-train's `--model` takes a name; tests hold every count of parameters to the p
 from lt_shared.architecture import Architecture
 from lt_shared.console import UsageError
 from lt_shared.presets.dense import DENSE
+from lt_shared.presets.gemma import GEMMA
 from lt_shared.presets.granite import GRANITE
+from lt_shared.presets.olmo import OLMO
 from lt_shared.presets.phi3 import PHI3
 from lt_shared.presets.qwen3_moe import QWEN3_MOE
 
@@ -15,6 +17,8 @@ _ALL = (
     *QWEN3_MOE,
     *PHI3,
     *GRANITE,
+    *OLMO,
+    *GEMMA,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

@@ -19,7 +19,7 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from lt_convert.commands.conversion import Request, convert
 from lt_convert.formats import MODULES
@@ -28,9 +28,21 @@ from lt_convert.weights.mapping import TORCHTITAN
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadData, UsageError
+from lt_shared.rope_scaling import LinearScaling, YarnScaling
 
 LLAMA = Architecture("family", "llama", 3, 32, 88, 4, 2, 250, 64, rotary_base=20000.0)
 GPT = dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, rotary_base=10000.0)
+GEMMA = dataclasses.replace(
+    LLAMA,
+    tie_embeddings=True,
+    norm_placement="both",
+    layernorm_zero_centered_gamma=True,
+    activation="gelu_tanh",
+    embedding_multiplier=32**0.5,
+    softmax_scale=12**-0.5,
+    sliding_window=24,
+    window_attn_skip_freq=2,
+)
 ARCHITECTURES = {
     "llama": LLAMA,
     "mistral": dataclasses.replace(LLAMA, sliding_window=24),
@@ -46,6 +58,22 @@ ARCHITECTURES = {
     "phi3": dataclasses.replace(LLAMA, sliding_window=24, rotary_percent=0.5, model_type="phi3"),
     "gpt2": dataclasses.replace(GPT, tie_embeddings=True),
     "gpt3": GPT,
+}
+# megatron-core has no such models; tests/pipeline trains them.
+WITHOUT_MEGATRON = {
+    "olmo2": dataclasses.replace(LLAMA, qk_layernorm=True, qk_layernorm_width="all_heads", norm_placement="post"),
+    "olmo3": dataclasses.replace(
+        LLAMA,
+        qk_layernorm=True,
+        qk_layernorm_width="all_heads",
+        norm_placement="post",
+        sliding_window=24,
+        window_attn_skip_freq=2,
+        rope_scaling=YarnScaling(4.0, 32),
+        local_rotary_base=20000.0,
+    ),
+    "gemma2": dataclasses.replace(GEMMA, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    "gemma3": dataclasses.replace(GEMMA, qk_layernorm=True, local_rotary_base=10000.0, rope_scaling=LinearScaling(8.0)),
 }
 IN_TORCHTITAN = ("llama", "qwen3", "qwen3-moe", "qwen3-moe-unnormalised")
 PADDED = 256
@@ -168,6 +196,49 @@ def test_there_and_back_is_the_same_model(
     assert stored_tensors(tmp_path / "back") == stored_tensors(results.root / name)
     again = AutoConfig.from_pretrained(tmp_path / "back")
     assert huggingface.from_config(again.to_dict(), "family") == ARCHITECTURES[name]
+
+
+@pytest.mark.parametrize("name", WITHOUT_MEGATRON)
+def test_what_only_lt_train_computes_comes_back_and_other_formats_refuse(
+    name: str, stored_tensors: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    make_model(tmp_path / "model", WITHOUT_MEGATRON[name])
+    convert(Request(str(tmp_path / "model"), "megatron-dist", str(tmp_path / "there")))
+    convert(Request(str(tmp_path / "there"), "hf", str(tmp_path / "back")))
+    assert stored_tensors(tmp_path / "back") == stored_tensors(tmp_path / "model")
+    again = AutoConfig.from_pretrained(tmp_path / "back").to_dict()
+    assert huggingface.from_config(again, "family") == WITHOUT_MEGATRON[name]
+    for format_name in ("megatron-legacy", "torchtitan"):
+        with pytest.raises(UsageError, match=f"{format_name} has no models of the .* family|no sliding window"):
+            convert(Request(str(tmp_path / "model"), format_name, str(tmp_path / "refused")))
+
+
+@pytest.mark.parametrize("names", ["written", "in memory", "of 2025"])
+def test_of_a_gemma_that_sees_the_language_model_is_read(
+    names: str, stored_tensors: Callable[[Path], dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = AutoConfig.for_model(**huggingface.to_config(WITHOUT_MEGATRON["gemma3"], "float32"))
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma3", text_config=text.to_dict(), vision_config={**vision, "image_size": 28, "patch_size": 14}, mm_tokens_per_image=4
+    )
+    model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(tmp_path / "model")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    if names == "in memory":
+        stored = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    elif names == "of 2025":
+        stored = {re.sub(r"^model\.language_model\.", "language_model.model.", name): each for name, each in stored.items()}
+        stored = {re.sub(r"^model\.(?=vision|multi)", "", name): tensor for name, tensor in stored.items()}
+    save_file({name: tensor.clone() for name, tensor in stored.items()}, tmp_path / "model" / "model.safetensors")
+    convert(Request(str(tmp_path / "model"), "megatron-dist", str(tmp_path / "there")))
+    assert "left out what is not the language model: " in (said := capsys.readouterr().err) and "vision_tower" in said
+    convert(Request(str(tmp_path / "there"), "hf", str(tmp_path / "back")))
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+    assert found.config.model_type == "gemma3_text"
+    with torch.no_grad():
+        logits = [each(torch.tensor(TOKENS)).logits for each in (model.eval(), found)]
+    torch.testing.assert_close(*logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])

@@ -21,6 +21,7 @@ from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
+from lt_convert.weights.mapping import abbreviated
 from lt_shared import checkpoint_layout, storage, version_of
 from lt_shared.console import BadData, CannotCreate, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute
@@ -71,7 +72,7 @@ class Plan:
             "architecture": source.model.architecture.to_record(),
             "padded_vocab_size": source.model.padded_vocab_size,
             "tokenizer": str(source.tokenizer.directory) if source.tokenizer else None,
-            "left_out": list(source.left_out),
+            "left_out": [*source.left_out, *source.other_parts],
             "bytes": self.size_bytes,
             "files": [{"name": file.name, "bytes": file.size_bytes} for file in self.files],
             "tensors": [
@@ -216,6 +217,8 @@ def convert(request: Request) -> Checkpoint:
     write_outputs(todo.files, destination, identity, request.force, finish, files.reader)
     if source.left_out and not source.optimizer:
         note(f"{directory}: left out the training state ({len(source.left_out)} keys)")
+    if source.other_parts:
+        note(f"{directory}: left out what is not the language model: {abbreviated(source.other_parts)}")
     if source.tokenizer is None:
         warn(f"{directory}: no tokenizer beside it: the result has none")
     return _result(request.to, destination, [file.name for file in todo.files], source.iteration, source.loss)

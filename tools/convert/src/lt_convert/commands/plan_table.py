@@ -37,7 +37,8 @@ def write(record: dict[str, Any], output: IO[str]) -> None:
     print_to(output, table)
     print_to(output, files)
     if record["left_out"]:
-        output.write(f"left out: {len(record['left_out'])} keys of the training state\n")
+        what = "tensors of other parts" if record["from"] == "hf" else "keys of the training state"
+        output.write(f"left out: {len(record['left_out'])} {what}\n")
 
 
 def print_to(output: IO[str], table: Any) -> None:

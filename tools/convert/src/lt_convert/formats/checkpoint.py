@@ -34,10 +34,11 @@ class Source:
     """A checkpoint that has been opened; no tensor has been read.
 
     `table` names the table of weight ops for its tensors. `tensors` are the model's under canonical names, with the padding rows.
-    `aliases` are tensors that must equal another one: (name, tensor, the other tensor). `left_out` has the keys that are not
-    converted. `details` is what `inspect` shows of the training. `special_ids` are the ids of special tokens in the model's
-    configuration, None for a format that has no such ids; `generation` is the content of its `generation_config.json`.
-    `quantization` says how its weights are stored, where they are quantized; `tensors` have their values.
+    `aliases` are tensors that must equal another one: (name, tensor, the other tensor). `left_out` has the keys of the training
+    state that are not converted, `other_parts` those of what is not the language model. `details` is what `inspect` shows of the
+    training. `special_ids` are the ids of special tokens in the model's configuration, None for a format that has no such ids;
+    `generation` is the content of its `generation_config.json`. `quantization` says how its weights are stored, where they are
+    quantized; `tensors` have their values.
     """
 
     directory: str
@@ -50,6 +51,7 @@ class Source:
     loss: float | None = None
     optimizer: OptimizerState | None = None
     left_out: tuple[str, ...] = ()
+    other_parts: tuple[str, ...] = ()
     aliases: tuple[tuple[str, Tensor, Tensor], ...] = ()
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     special_ids: Mapping[str, Any] | None = None

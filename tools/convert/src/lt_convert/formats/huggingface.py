@@ -6,6 +6,7 @@ used: it reads whole tensors, and to write a file it needs all of its tensors in
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,7 @@ def open_source(directory: str, files: Files) -> Source:
         tensors=tensors | (padding or {}),
         tokenizer=discovery.beside_model(directory, files),
         aliases=tuple(aliases),
+        other_parts=tuple(name for name in found if re.fullmatch(family.other_parts, name)),
         special_ids={name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),

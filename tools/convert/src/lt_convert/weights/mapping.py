@@ -83,6 +83,8 @@ class Family:
     `base_prefix` starts the names of all tensors but the output layer's (transformers' `base_model_prefix`); files saved from
     the base model alone lack it. `buffers` matches names of buffers that some files have and every reader computes itself.
     `extra_state_modules` are Megatron's modules that store an `_extra_state`, those of TransformerEngine layers included.
+    `hf_prefixes` matches the beginning of names in Hugging Face files of a larger model, with what stands there in those of the
+    language model alone, and `other_parts` the names of all that is not the language model.
     """
 
     name: str
@@ -92,6 +94,8 @@ class Family:
     embedding: str = "model.embed_tokens.weight"
     base_prefix: str = "model."
     buffers: str = ROPE_BUFFERS
+    hf_prefixes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    other_parts: str = r"(?!)"
 
     def canonical(self, model: Model) -> dict[str, Shape]:
         """The shape of every canonical tensor, layer by layer. The padding rows of the vocabulary are tensors of their own."""
@@ -112,8 +116,10 @@ class Family:
                 OUTPUT_WEIGHT: OutputLayer(Rows(OUTPUT_WEIGHT), Rows(self.embedding))
             }
         if name not in self.tables:
-            formats = "hf, megatron-dist and megatron-legacy" + (" and torchtitan" if TORCHTITAN in self.tables else "")
-            raise UsageError(f"{name} has no models of the {self.name} family", f"formats that have them: {formats}")
+            formats = {HF: "hf", MEGATRON: "megatron-dist", MEGATRON_TE: "megatron-legacy", TORCHTITAN: "torchtitan"}
+            having = [formats[table] for table in formats if table == HF or table in self.tables]
+            asked = "megatron-legacy" if name in (MEGATRON_TE, MEGATRON_LOCAL) else name
+            raise UsageError(f"{asked} has no models of the {self.name} family", f"formats that have them: {', '.join(having)}")
         return self.tables[name]
 
     def entries(self, table: str, model: Model) -> dict[str, Entry]:
@@ -206,8 +212,23 @@ class Family:
     def _named(self, table: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`tensors` without buffers. Names in Hugging Face files of the base model alone get the base prefix."""
         kept = {name: tensor for name, tensor in tensors.items() if not re.fullmatch(self.buffers, name)}
+        if table == HF:
+            kept = self._of_language_model(kept)
         is_base = table == HF and self.embedding not in kept and self.embedding.removeprefix(self.base_prefix) in kept
         return {self.base_prefix + name if is_base and name != OUTPUT_WEIGHT else name: tensor for name, tensor in kept.items()}
+
+    def _of_language_model(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of a file that are the language model's, under the names that they have in a file of it alone."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            if re.fullmatch(self.other_parts, name):
+                continue
+            for beginning, alone in self.hf_prefixes.items():
+                name = re.sub(f"^(?:{beginning})", alone, name)
+            if name in found:
+                raise BadData(f"{name} is there twice, once as a part of a larger model", "remove the one that is not meant")
+            found[name] = tensor
+        return found
 
 
 def _expanded(patterns: Iterable[str], architecture: Architecture) -> Iterator[tuple[str, str, Callable[[str], str]]]:

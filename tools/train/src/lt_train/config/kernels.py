@@ -244,6 +244,11 @@ def _not_triton(run: Run) -> Obstacles:
     return {"--kernels torch" if is_gpu else f"--device {run.parallelism.device}": not run.layers.triton}
 
 
+def _has_swiglu(model: Architecture) -> bool:
+    """Whether the MLP is what the kernels compute: a gate by SiLU, and no biases."""
+    return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
+
+
 def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
     model = run.architecture
     return {
@@ -251,7 +256,8 @@ def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
         "--transformer-impl te": run.layers.transformer_engine,
         **_not_triton(run),
-        "a model without SwiGLU": model.family != "llama",
+        "a model without SwiGLU": not _has_swiglu(model),
+        "norms behind the MLP": model.norm_placement != "pre",
         "experts": model.num_experts is not None,
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         "fp8": run.precision.fp8_format is not None,
@@ -265,7 +271,7 @@ def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
 def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
     return {
         **_not_triton(run),
-        "a model without SwiGLU": run.architecture.family != "llama",
+        "a model without SwiGLU": not _has_swiglu(run.architecture),
         "experts": run.architecture.num_experts is not None,
         # Which activations are offloaded, megatron-core's SwiGLU marks.
         "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
@@ -281,6 +287,7 @@ def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
         **_not_triton(run),
         f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
         "--z-loss-coeff, which needs the logits": run.optimization.z_loss_coeff > 0,
+        "scaled or capped logits": model.logits_scaling != 1 or model.final_logit_softcapping is not None,
         "--use-torch-fsdp2": run.memory.fully_sharded,
         f"a vocabulary of {model.vocab_size}, which is no multiple of {VOCABULARY_TILE}": model.vocab_size % VOCABULARY_TILE > 0,
         f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
@@ -301,6 +308,7 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
     old = capability is not None and capability < FLASH_CAPABILITY
     return {
         f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        "a soft cap of the scores": run.architecture.attn_logit_softcapping is not None,
         f"heads of {size}, only of {', '.join(map(str, FLASH_HEAD_SIZES))}": size not in FLASH_HEAD_SIZES,
         f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
         "--attention-dropout": run.layers.attention_dropout > 0,
@@ -329,8 +337,8 @@ IMPLEMENTATIONS = {
 
 
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
-    """TransformerEngine's attention has no document boundaries; PyTorch's SDPA on a GPU neither those, nor windows, nor context
-    parallelism."""
+    """TransformerEngine's attention has no document boundaries; PyTorch's SDPA on a GPU neither those, nor windows, nor a soft
+    cap, nor context parallelism."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
     documents = run.data.reset_attention_mask
@@ -338,7 +346,13 @@ def _attention(run: Run, capability: Capability, failed: Failures) -> str:
         return TRANSFORMER_ENGINE
     window = run.architecture.sliding_window
     is_masked = documents or run.parallelism.context > 1 or (window is not None and window < run.batches.seq_length)
+    is_masked = is_masked or run.architecture.attn_logit_softcapping is not None
     return FLEX if is_masked and run.parallelism.device == device.CUDA else SDPA
+
+
+def is_plain_rms_norm(model: Architecture) -> bool:
+    """Whether the norms are RMSNorm times their weight, not times one more than it."""
+    return model.family == "llama" and not model.layernorm_zero_centered_gamma
 
 
 def _norm(run: Run) -> str:
@@ -346,7 +360,8 @@ def _norm(run: Run) -> str:
     if run.layers.transformer_engine:
         return TRANSFORMER_ENGINE
     recomputed = {"layernorm", "mlp"} & set(run.memory.recomputed_modules)
-    fits = run.architecture.family == "llama" and not run.layers.hidden_dropout and not recomputed
+    fits = is_plain_rms_norm(run.architecture) and run.architecture.norm_placement == "pre"
+    fits = fits and not run.layers.hidden_dropout and not recomputed
     return TRITON if run.layers.triton and fits else TORCH
 
 
@@ -379,7 +394,7 @@ def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
             "--kernels torch": not run.layers.triton,
             f"--swiglu-impl {wish}": wish == TORCH,
             f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe != "tensorwise",
-            "a model without SwiGLU": run.architecture.family != "llama",
+            "a model without SwiGLU": not _has_swiglu(run.architecture),
             "experts": run.architecture.num_experts is not None,
         }
     )

@@ -20,6 +20,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -33,13 +34,18 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class CausalAttention(torch.nn.Module):
     """megatron-core's core attention over [sequence, batch, heads, head size]; grouped queries share key and value heads."""
 
-    def __init__(self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **kwargs: Any):
+    def __init__(
+        self, config: TransformerConfig, layer_number: int = 1, *args: Any, softmax_scale: float | None = None, **kwargs: Any
+    ):
         super().__init__()
         self.softmax_scale = softmax_scale
+        # Scores x become c * tanh(x / c).
+        self.softcap: float | None = None
         self.dropout = config.attention_dropout
         # Sequence-parallel layers already draw from a generator of their own on each tensor-parallel rank.
         self.own_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
-        self.window = config.window_size[0] if config.window_size else None
+        has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window = config.window_size[0] if has_window else None
         self.ranks = config.context_parallel_size
 
     def forward(
@@ -67,7 +73,7 @@ class CausalAttention(torch.nn.Module):
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """query [b, heads, s, d], key and value [b, groups, s, d]; a query sees itself and `window` keys before it, or all."""
-        if window is not None:
+        if window is not None or self.softcap is not None:
             return self._masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
         if query.device.type == CPU or torch.are_deterministic_algorithms_enabled():
             return self._scaled_dot_product(query, key, value, is_causal=True)
@@ -75,9 +81,23 @@ class CausalAttention(torch.nn.Module):
             return self._scaled_dot_product(query, key, value, is_causal=True)
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-        if query.device.type == CPU:
-            return self._scaled_dot_product(query, key, value, attn_mask=mask)
-        return self._flex(query, key, value, mask)
+        if query.device.type != CPU:
+            return self._flex(query, key, value, mask)
+        if self.softcap is not None:
+            return self._capped(query, key, value, mask)
+        return self._scaled_dot_product(query, key, value, attn_mask=mask)
+
+    def _capped(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """By the formula: scaled_dot_product_attention has no soft cap."""
+        assert self.softcap is not None
+        each = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
+        scores = query @ key.transpose(-1, -2) * (self.softmax_scale or query.shape[-1] ** -0.5)
+        scores = self.softcap * torch.tanh(scores / self.softcap)
+        shares = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).type_as(value)
+        dropout = self.dropout if self.training else 0.0
+        with self.own_generator() if dropout else contextlib.nullcontext():
+            return torch.nn.functional.dropout(shares, dropout) @ value
 
     def _scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, **masking: Any) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -94,7 +114,13 @@ class CausalAttention(torch.nn.Module):
 
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         mixed: Tensor = _compiled_flex()[0](
-            query, key, value, block_mask=mask, scale=self.softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            score_mod=None if self.softcap is None else _soft_cap(self.softcap),
+            block_mask=mask,
+            scale=self.softmax_scale,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return mixed
 
@@ -137,6 +163,16 @@ def _rule(documents: Tensor | None, window: int | None, query_positions: Tensor,
         return seen
 
     return sees
+
+
+@functools.cache
+def _soft_cap(cap: float) -> Callable[..., Tensor]:
+    """As FlexAttention wants it. The same function each time: another one is compiled again."""
+
+    def capped(score: Tensor, *place: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from megatron.core.transformer.module import Float16Module
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
-from lt_train.models import rope
+from lt_train.models import multipliers, rope, rotary_tables
 from lt_train.models.fp8_linear import use_fp8
 from lt_train.models.layer_specs import block_spec, exclude_padding
 from lt_train.models.z_loss import add_z_loss
@@ -39,13 +39,15 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         kv_channels=architecture.kv_channels,
         normalization="RMSNorm" if llama else "LayerNorm",
         layernorm_epsilon=architecture.norm_epsilon,
+        layernorm_zero_centered_gamma=architecture.layernorm_zero_centered_gamma,
         gated_linear_unit=llama,
-        activation_func=torch.nn.functional.silu if llama else _gelu(on_cpu),
+        activation_func=torch.nn.functional.silu if llama and architecture.activation == "silu" else _gelu(on_cpu),
         add_bias_linear=not llama,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
         softmax_scale=rope.score_scale(architecture),
         window_size=_window(run_config),
+        window_attn_skip_freq=architecture.window_attn_skip_freq,
         hidden_dropout=run_config.layers.hidden_dropout,
         attention_dropout=run_config.layers.attention_dropout,
         **_experts(run_config),
@@ -191,7 +193,7 @@ def _build_chunk(
     with building(run_config):
         model = GPTModel(
             config=config,
-            transformer_layer_spec=block_spec(config, virtual_stage, kernels),
+            transformer_layer_spec=block_spec(config, virtual_stage, kernels, architecture),
             vocab_size=run_config.padded_vocab_size,
             max_sequence_length=architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
@@ -206,6 +208,9 @@ def _build_chunk(
         _separate_experts(model)
     if architecture.family == "llama":
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture, run_config.batches.seq_length).to(device)
+    if architecture.local_rotary_base:
+        rotary_tables.use_local_table(model, architecture, device)
+    multipliers.multiply(model, architecture)
     if model.post_process and run_config.padded_vocab_size > architecture.vocab_size:
         model.output_layer.register_forward_hook(partial(_without_padding, run_config))
     if run_config.layers.triton:

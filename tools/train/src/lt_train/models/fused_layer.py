@@ -17,7 +17,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from lt_train.config.kernels import Kernels
+from lt_train.config.kernels import Kernels, is_plain_rms_norm
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TORCH, TRITON
 from lt_train.kernels.cross_entropy import cross_entropy
@@ -49,7 +49,7 @@ def fuse(model: GPTModel, run_config: RunConfig, kernels: Kernels) -> None:
     for number, layer in enumerate(layers, 1):
         is_before_norm = number < len(layers) or model.post_process
         _fuse_layer(layer, kernels, adds_residual=not is_before_norm or _keeps_layer_inputs(run_config))
-    if model.post_process and run_config.architecture.family == "llama" and kernels.layers == TORCH:
+    if model.post_process and is_plain_rms_norm(run_config.architecture) and kernels.layers == TORCH:
         model.decoder.final_layernorm.forward = partial(_norm, model.decoder.final_layernorm)
     has_whole_table = run_config.parallelism.tensor == 1 and not run_config.precision.deterministic
     if model.pre_process and has_whole_table and model.config.gradient_accumulation_fusion:
@@ -124,9 +124,9 @@ def _attention(attention: Any, hidden_states: Tensor, attention_mask: Any, rotar
     return attention.linear_proj(mixed)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 [s, size / 2], of megatron-core's `angles` [s, 1, 1, size], the same tensor for every layer."""
+    """Cosines and sines, float32 [s, size / 2], of megatron-core's `angles` [s, 1, 1, size], one or two for all layers."""
     half = angles[:, 0, 0, : angles.shape[-1] // 2].float()
     return half.cos().contiguous(), half.sin().contiguous()
 

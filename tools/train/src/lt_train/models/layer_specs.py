@@ -6,11 +6,8 @@ compiled, a 1 B Llama on an H200 went from 47,559 to 55,361 tokens per second; t
 (`lt_train.models.fused_layer`) have 62,834. On a CPU nothing is compiled.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
@@ -23,43 +20,16 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels
 from lt_train.config.settings.layers import TRANSFORMER_ENGINE
 from lt_train.models.attention import CausalAttention
 from lt_train.models.flash_attention import FlashAttention
+from lt_train.models.norms import Norm, compiled
+from lt_train.models.post_norm import place_norms
 
 _ROTATE = rope_utils._apply_rotary_pos_emb_bshd
-
-
-class CompiledRMSNorm(torch.nn.RMSNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return _compiled(torch.nn.functional.rms_norm)(x, self.normalized_shape, self.weight, self.eps)
-
-
-class CompiledLayerNorm(torch.nn.LayerNorm):
-    def forward(self, input: Tensor) -> Tensor:
-        return _compiled(torch.nn.functional.layer_norm)(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
-@functools.cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compiled once for all layers, a kernel for each shape."""
-    return torch.compile(function, dynamic=False)
-
-
-class Norm:
-    """Builds an RMSNorm or LayerNorm, marked so that megatron-core sums its gradient over sequence-parallel ranks.
-
-    A class, because megatron-core takes a function in a layer specification for the finished module.
-    """
-
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
-        kind = CompiledRMSNorm if config.normalization == "RMSNorm" else CompiledLayerNorm
-        module = kind(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
-        for parameter in module.parameters():
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        return module
 
 
 def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
@@ -74,11 +44,14 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
     return logits
 
 
-def block_spec(config: TransformerConfig, virtual_stage: int | None, kernels: Kernels) -> TransformerBlockSubmodules:
+def block_spec(
+    config: TransformerConfig, virtual_stage: int | None, kernels: Kernels, architecture: Architecture
+) -> TransformerBlockSubmodules:
     """The layers of a pipeline stage of this rank, by the implementations of `kernels`."""
     first = get_transformer_layer_offset(config, virtual_stage)
     numbers = range(first, first + get_num_layers_to_build(config, virtual_stage))
-    kinds = {has_experts: _layer(config, kernels, has_experts) for has_experts in {_has_experts(config, n) for n in numbers}}
+    has_experts = {_has_experts(config, number) for number in numbers}
+    kinds = {experts: _layer(config, kernels, experts, architecture) for experts in has_experts}
     norm = _te_norm() if kernels.layers == TRANSFORMER_ENGINE else Norm
     return TransformerBlockSubmodules([kinds[_has_experts(config, number)] for number in numbers], norm)
 
@@ -88,9 +61,10 @@ def _has_experts(config: TransformerConfig, layer: int) -> bool:
     return bool(config.num_moe_experts) and (not isinstance(frequency, list) or frequency[layer] == 1)
 
 
-def _layer(config: TransformerConfig, kernels: Kernels, has_experts: bool) -> ModuleSpec:
+def _layer(config: TransformerConfig, kernels: Kernels, has_experts: bool, architecture: Architecture) -> ModuleSpec:
     make = _transformer_engine_layer if kernels.layers == TRANSFORMER_ENGINE else _torch_layer
     layer = make(config, config.num_moe_experts if has_experts else None)
+    place_norms(layer.submodules, architecture)
     if kernels.attention != TRANSFORMER_ENGINE:
         layer.submodules.self_attention.submodules.core_attention = (
             FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
@@ -137,7 +111,7 @@ def _torch_layer(config: TransformerConfig, experts: int | None) -> ModuleSpec:
 
 def _compile_rotary_embedding() -> None:
     if rope_utils._apply_rotary_pos_emb_bshd is _ROTATE:
-        rope_utils._apply_rotary_pos_emb_bshd = _compiled(_ROTATE)
+        rope_utils._apply_rotary_pos_emb_bshd = compiled(_ROTATE)
 
 
 def _define_absent_names() -> None:

@@ -38,12 +38,13 @@ def tensors_of(model: GPTModel) -> list[ShardedTensor]:
 @torch.no_grad()
 def initialize(tensors: Iterable[ShardedTensor], architecture: Architecture, seed: int) -> None:
     """Fill every tensor in place: normal with the architecture's deviation, divided by sqrt(2 x layers) for the matrices that
-    write to the residual stream (as in GPT-2); norms one, biases and padded vocabulary rows zero."""
+    write to the residual stream (as in GPT-2); norms one, but zero where one is added; biases and padded vocabulary rows zero."""
+    norm = 0.0 if architecture.layernorm_zero_centered_gamma else 1.0
     for tensor in tensors:
         layer_axes = tensor.prepend_axis_num
         shape, offset = tensor.global_shape[layer_axes:], tensor.global_offset[layer_axes:]
         if len(shape) == 1:
-            tensor.data.fill_(1.0 if tensor.key.endswith(("norm.weight", "norm_weight")) else 0.0)
+            tensor.data.fill_(norm if tensor.key.endswith(("norm.weight", "norm_weight")) else 0.0)
             continue
         deviation = architecture.init_std
         if tensor.key.endswith(RESIDUAL_OUTPUTS):

@@ -173,12 +173,17 @@ def _layer_activations(config: RunConfig) -> int:
         shared = (model.moe_shared_expert_intermediate_size or 0) * 4
         wide = model.moe_router_topk * (wide + 2 * model.hidden_size) + shared
     split = (attention + wide) // config.parallelism.tensor * _tokens(config) * bytes_each
-    # Inputs and outputs of both norms.
-    return split + (2 if "layernorm" in modules else 4) * _residual_activations(config)
+    # Inputs and outputs of both norms, and the inputs of those behind. Where norms are only behind, their outputs are not kept,
+    # but the inputs of attention and MLP are.
+    behind = 2 if model.norm_placement == "both" else 0
+    return split + ((2 if "layernorm" in modules else 4) + behind) * _residual_activations(config)
 
 
 def _logits(config: RunConfig) -> int:
-    """Logits in the precision of the forward pass; without the kernels the probabilities and their gradient in float32 too."""
+    """Logits in the precision of the forward pass, twice if they are capped; without the kernels the probabilities and their
+    gradient in float32 too."""
     columns = config.padded_vocab_size // config.parallelism.tensor
     copies = 0 if kernels.fuses_loss(config) else 4
+    if config.architecture.final_logit_softcapping is not None:
+        copies += 2 if config.precision.half else 4
     return _tokens(config) * columns * ((2 if config.precision.half else 4) + copies)

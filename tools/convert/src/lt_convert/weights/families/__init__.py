@@ -1,9 +1,11 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
+from lt_convert.weights.families.gemma import GEMMA2, GEMMA3
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.granite import GRANITE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.mixtral import MIXTRAL
+from lt_convert.weights.families.olmo import OLMO
 from lt_convert.weights.families.phi3 import PHI3
 from lt_convert.weights.families.qwen2 import QWEN2
 from lt_convert.weights.families.qwen3 import QWEN3
@@ -24,6 +26,11 @@ FAMILIES = {
     "qwen3_moe": QWEN3_MOE,
     "phi3": PHI3,
     "granite": GRANITE,
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gemma3": GEMMA3,
 }
 
 

@@ -173,6 +173,17 @@ def for_any_model(layers: Layers) -> Layers:
     return dataclasses.replace(layers, attention_backend=AUTO, swiglu_impl=AUTO, cross_entropy_impl=AUTO)
 
 
+def _absent_from_transformer_engine(architecture: Architecture) -> list[str]:
+    """Features that are part of the torch layers only."""
+    features = {
+        "norms behind attention and MLP": architecture.norm_placement != "pre",
+        "norms of queries and keys over all heads": architecture.qk_layernorm_width == "all_heads",
+        "soft cap of attention scores": architecture.attn_logit_softcapping is not None,
+        "second rotary base": architecture.local_rotary_base is not None,
+    }
+    return [feature for feature, is_there in features.items() if is_there]
+
+
 def check(
     layers: Layers, architecture: Architecture, parallelism: Parallelism, seq_length: int, documents: bool
 ) -> Iterator[ToolError]:
@@ -180,19 +191,25 @@ def check(
     if layers.transformer_engine:
         if parallelism.device != device.CUDA:
             yield BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
+        if features := _absent_from_transformer_engine(architecture):
+            yield BadConfig(f"TransformerEngine's layers have no {', no '.join(features)}", "use --transformer-impl torch")
     elif layers.grouped_experts:
         yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
     shared = parallelism.context > 1 and not layers.transformer_engine
-    if layers.attention_dropout and (windowed or documents or shared) and parallelism.device == device.CUDA:
+    masked = windowed or documents or shared or architecture.attn_logit_softcapping is not None
+    if layers.attention_dropout and masked and parallelism.device == device.CUDA:
         yield BadConfig(
-            "attention dropout works neither within a sliding window, nor within documents, nor with context parallelism",
+            "attention dropout works neither within a sliding window, nor within documents, nor with a soft cap, nor with context"
+            " parallelism",
             "drop --attention-dropout",
         )
     if parallelism.tensor_overlap and not layers.transformer_engine:
         yield BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
+    if architecture.num_experts and architecture.norm_placement != "pre":
+        yield BadConfig(f"{architecture.name} has experts and norms behind its layers, which no model known here has")
     if architecture.num_experts:
         yield from _check_experts(architecture.num_experts, parallelism, layers.token_dispatcher)
     elif parallelism.expert > 1:

@@ -97,6 +97,10 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
         changes["tie_embeddings"] = False
     if options["window_size"]:
         changes["sliding_window"] = _window(options["window_size"])
+        if changes["sliding_window"] is None:
+            changes |= {"window_attn_skip_freq": None, "local_rotary_base": None}
+    if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
+        changes["embedding_multiplier"] = changes.get("hidden_size", base.hidden_size) ** 0.5
     changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:
@@ -118,10 +122,11 @@ def describe(architecture: Architecture) -> list[str]:
         f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups",
         f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
         _scaling_words(model.rope_scaling),
-        f"window of {model.sliding_window}" if model.sliding_window else "",
-        "RMSNorm, SwiGLU" if llama else "LayerNorm, GELU",
+        _window_words(model),
+        _layer_words(model) if llama else "LayerNorm, GELU",
         "biases of queries, keys and values" if model.add_qkv_bias else "",
-        "norms of queries and keys" if model.qk_layernorm else "",
+        _qk_norm_words(model),
+        *_factor_words(model),
         f"vocabulary {model.vocab_size}" + (", tied" if model.tie_embeddings else ""),
     ]
     count = f"{model.parameters():,} parameters"
@@ -167,6 +172,40 @@ def _scaling_words(scaling: AnyScaling | None) -> str:
         return ""
     kind = "" if isinstance(scaling, RopeScaling) else f" ({scaling.rope_type})"
     return f"scaled by {scaling.factor:g}{kind}" if scaling.factor else f"scaled{kind}"
+
+
+def _window_words(model: Architecture) -> str:
+    if not model.sliding_window:
+        return ""
+    every = f" but in every layer {model.window_attn_skip_freq}" if model.window_attn_skip_freq else ""
+    return f"window of {model.sliding_window}{every}" + (
+        f", there rotary base {model.local_rotary_base:g}" if model.local_rotary_base else ""
+    )
+
+
+def _layer_words(model: Architecture) -> str:
+    place = {"pre": "", "post": " behind the layers", "both": " before and behind the layers"}[model.norm_placement]
+    activation = {"silu": "SwiGLU", "gelu_tanh": "GeGLU", "clamped_swiglu": "clamped SwiGLU"}[model.activation]
+    return f"RMSNorm{' times 1 + weight' if model.layernorm_zero_centered_gamma else ''}{place}, {activation}"
+
+
+def _qk_norm_words(model: Architecture) -> str:
+    if not model.qk_layernorm:
+        return ""
+    return "norms of queries and keys" + (" over all heads" if model.qk_layernorm_width == "all_heads" else "")
+
+
+def _factor_words(model: Architecture) -> list[str]:
+    caps = {"scores": model.attn_logit_softcapping, "logits": model.final_logit_softcapping}
+    factors = {
+        "embeddings times": model.embedding_multiplier,
+        "layer outputs times": model.residual_multiplier,
+        "logits divided by": model.logits_scaling,
+    }
+    return [
+        *(f"{what} {factor:g}" for what, factor in factors.items() if factor != 1),
+        *(f"{what} capped at {cap:g}" for what, cap in caps.items() if cap is not None),
+    ]
 
 
 def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | None:
