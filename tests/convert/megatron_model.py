@@ -60,8 +60,12 @@ def without_cuda() -> Iterator[None]:
         yield
 
 
-def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype) -> GPTModel:
+def build(
+    architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype, stage: int | None = None, layers: Any = None
+) -> GPTModel:
+    """The part of a model that this rank has. `stage` is the virtual pipeline stage, None without; `layers` another spec."""
     llama = architecture.family == "llama"
+    pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
     config = TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -87,7 +91,9 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
         pipeline_dtype=dtype,
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
         pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
-        num_layers_in_first_pipeline_stage=2 if parallel_state.get_pipeline_model_parallel_world_size() > 1 else None,
+        virtual_pipeline_model_parallel_size=parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
+        num_layers_in_first_pipeline_stage=2 if pipelined and stage is None else None,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         apply_rope_fusion=False,
@@ -95,15 +101,17 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
         gradient_accumulation_fusion=False,
     )
     scaling = architecture.rope_scaling
+    last_stage = (config.virtual_pipeline_model_parallel_size or 1) - 1
     return GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(
+        transformer_layer_spec=layers
+        or get_gpt_layer_local_spec(
             num_experts=architecture.num_experts, qk_layernorm=architecture.qk_layernorm, normalization=config.normalization
         ),
         vocab_size=padded_vocab_size,
         max_sequence_length=architecture.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage() and not stage,
+        post_process=parallel_state.is_pipeline_last_stage() and stage in (None, last_stage),
         parallel_output=False,
         share_embeddings_and_output_weights=architecture.tie_embeddings,
         position_embedding_type="rope" if llama else "learned_absolute",
@@ -111,6 +119,7 @@ def build(architecture: Architecture, padded_vocab_size: int, dtype: torch.dtype
         rotary_percent=architecture.rotary_percent,
         rope_scaling=scaling is not None,
         rope_scaling_factor=scaling.factor if scaling else 8.0,
+        vp_stage=stage,
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
-from lt_shared.console import BadData
 
 GROUPED = Architecture("grouped", "llama", 3, 30, 90, 6, 3, 251, 64, kv_channels=6)
 RUN = (
@@ -203,25 +201,3 @@ def test_without_the_optimizer_weights_are_a_release(runs: Runs, tmp_path: Path)
     assert path == tmp_path / "run" / "release"
     with Files() as files:
         assert opened(path, files).optimizer is None
-
-
-def test_flat_buffers_are_refused_with_the_remedy(runs: Runs, tmp_path: Path) -> None:
-    """As Megatron's `dp_reshardable` names them. The weights alone can be converted."""
-    source = tmp_path / "run" / "iter_0000004"
-    shutil.copytree(runs.root / "megatron" / "iter_0000004", source)
-    (source / "run.json").unlink()
-    (source / "checksums.json").unlink()
-    path = source / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    for key in [key for key in metadata.state_dict_metadata if key.startswith("optimizer.state.")]:
-        flat = f"optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.{key}"
-        metadata.state_dict_metadata[flat] = metadata.state_dict_metadata.pop(key)
-        for index in [index for index in metadata.storage_data if index.fqn == key]:
-            metadata.storage_data[dataclasses.replace(index, fqn=flat)] = metadata.storage_data.pop(index)
-    path.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(BadData, match="stored as flat buffers") as error:
-        convert(source, "torchtitan", tmp_path / "out")
-    assert "--dist-ckpt-optim-fully-reshardable" in str(error.value.hint)
-    assert not (tmp_path / "out").exists()
-    convert(source, "torchtitan", tmp_path / "out", optimizer=False)
-    convert(source, "hf", tmp_path / "hf")

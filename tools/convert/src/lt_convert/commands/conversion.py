@@ -12,7 +12,7 @@ from lt_convert import formats
 from lt_convert.commands import leftovers, occupancy, source_verification
 from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.formats import location, megatron_args
+from lt_convert.formats import adamw_state, location, megatron_args
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
 from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
@@ -130,7 +130,8 @@ def plan(request: Request, files: Files) -> Plan:
     """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do."""
     directory, source_format = location.locate(request.source, files)
     source: Source = formats.module(source_format).open_source(directory, files)
-    is_changed = request.dtype or request.quantize or source.quantization
+    is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
+    is_changed = request.dtype or request.quantize or source.quantization or is_flat
     if source_format == request.to and request.to != "megatron-legacy" and not is_changed:
         raise UsageError(f"{directory}: is in the format {source_format} already")
     if request.quantize and (request.to != "hf" or source.quantization):
@@ -145,6 +146,9 @@ def plan(request: Request, files: Files) -> Plan:
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
         source = dataclasses.replace(source, optimizer=None)
     check_aliases(source, files)
+    if source.optimizer:
+        adamw_state.check(source.optimizer)
+        adamw_state.check_main_weights(source.optimizer, source.tensors, files, directory)
     tensors = {name: _cast(tensor, request.dtype) for name, tensor in source.tensors.items()}
     target_format = formats.module(request.to)
     outputs = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target, request.quantize))

@@ -5,7 +5,7 @@ which file and at which offset each of them is. The tensors may have been sharde
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lt_convert.containers import torch_archive
@@ -95,8 +95,12 @@ class Contents:
 
     def object(self, key: str) -> Any:
         """An object that is no tensor; instances of classes are inert `pickles.Record`s."""
+        return self.stored_object(key)[0]
+
+    def stored_object(self, key: str) -> tuple[Any, Callable[[Any], torch_archive.StoredValues]]:
+        """The same, with a function that locates the values of tensors in it."""
         location = self.objects[key]
-        return torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)[0]
+        return torch_archive.read(location.file, location.offset_bytes, location.length_bytes, self.files, key)
 
 
 def read(directory: str, files: Files) -> Contents:

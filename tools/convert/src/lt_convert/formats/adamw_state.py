@@ -2,20 +2,21 @@
 
 Both store two moments per weight, under its name and in its shape, so the weights' tables convert the moments, too. Megatron
 also stores fp32 main weights beside bf16 ones; TorchTitan trains fp32 weights, and gets the main weights. Megatron's flat
-formats store a rank's weights in one buffer, in an order that only a run with the same parallel sizes can know: they are
-refused.
+buffers are taken apart by `flat_optimizer_state`.
 """
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lt_convert.containers import torch_archive
 from lt_convert.containers.dcp import Contents, Entry
-from lt_convert.containers.torch_archive import Scalar
-from lt_convert.formats import stacked_layers
+from lt_convert.containers.torch_archive import Scalar, StoredValues
+from lt_convert.formats import flat_optimizer_state, stacked_layers
 from lt_convert.formats.checkpoint import OptimizerState
+from lt_convert.tensors.blocks import TensorReader, flat
+from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
 from lt_convert.weights.mapping import MEGATRON, PADDING, TORCHTITAN, Model
@@ -49,24 +50,22 @@ MEGATRON_FLAGS = {
     "fused": False,
 }
 REMEDY = "save it once with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or convert the weights alone with --no-optimizer"
+# Rows of each tensor that are compared with the main weights.
+SAMPLED_ROWS = 8
 
 _MEGATRON = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<kind>exp_avg|exp_avg_sq|param|fp32_param)\.(?P<name>.+)")
-_FLAT = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\..+")
 _TORCHTITAN = re.compile(r"optimizer\.state\.(?P<name>.+)\.(?P<kind>exp_avg|exp_avg_sq|step)")
 _FUSED = re.compile(r"(?P<stem>.*)wqkv\.(?P<leaf>weight|bias)")
 _SEPARATE = re.compile(r"(?P<stem>.*attention\.(?:qkv_linear\.)?)w(?P<which>[qkv])\.(?P<leaf>weight|bias)")
 
 
-def from_megatron(contents: Contents, model: Model, origin: str) -> OptimizerState | None:
-    """The optimizer state in a torch_dist checkpoint, None when it has none.
+def from_megatron(contents: Contents, model: Model, weights: Mapping[str, Tensor], origin: str) -> OptimizerState | None:
+    """The optimizer state in a torch_dist checkpoint, None when it has none. `weights` are the model's canonical tensors.
 
-    A state in a flat format has only its `problem`. Raises BadData for tensors that do not fit the model.
+    Flat buffers that cannot be taken apart have only their `problem`. Raises BadData for tensors that do not fit the model.
     """
-    if any(_FLAT.fullmatch(key) for key in (*contents.entries, *contents.objects)):
-        problem = (
-            f"{origin}: its optimizer state is stored as flat buffers, which only a run with the same parallel sizes can load"
-        )
-        return OptimizerState({}, 0, {}, problem=problem)
+    if flat_optimizer_state.is_stored(contents):
+        return _from_flat_buffers(contents, model, weights, origin)
     found: dict[str, dict[str, Tensor]] = {}
     for key in contents.entries:
         if match := _MEGATRON.fullmatch(key):
@@ -86,7 +85,33 @@ def from_megatron(contents: Contents, model: Model, origin: str) -> OptimizerSta
         )
         for kind, named in found.items()
     }
-    return OptimizerState(by_kind, *_from_common(contents, origin))
+    common, locate = _common(contents)
+    return OptimizerState(by_kind, *_counters(common, common.get("optimizer"), locate, contents, origin))
+
+
+def _from_flat_buffers(contents: Contents, model: Model, weights: Mapping[str, Tensor], origin: str) -> OptimizerState:
+    try:
+        common, locate = _common(contents)
+        arguments = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
+        by_kind = flat_optimizer_state.read(contents, model, weights, arguments, origin)
+        if any(kind not in by_kind for kind in MOMENTS):
+            raise BadData(f"{origin}: its optimizer is not Adam: it stores {', '.join(by_kind)}")
+        settings = [contents.object(key) for key in contents.objects if flat_optimizer_state.SETTINGS.fullmatch(key)]
+        return OptimizerState(by_kind, *_counters(common, settings, locate, contents, origin), is_flat=True)
+    except BadData as error:
+        return OptimizerState({}, 0, {}, problem=str(error), is_flat=True)
+
+
+def check_main_weights(state: OptimizerState, weights: Mapping[str, Tensor], files: Files, origin: str) -> None:
+    """Raises BadData where main weights, rounded, are not the model's: flat buffers in an unknown order, or damaged ones."""
+    one, other = TensorReader(files), TensorReader(files)
+    for name, main in state.tensors.get(PARAM, {}).items():
+        if name.startswith(PADDING):
+            continue
+        mine, its = flat(main.cast(weights[name].dtype)), flat(weights[name])
+        for row in sorted({number * (its.shape[0] - 1) // (SAMPLED_ROWS - 1) for number in range(SAMPLED_ROWS)}):
+            if one.rows(mine, row, row + 1).tobytes() != other.rows(its, row, row + 1).tobytes():
+                raise BadData(f"{origin}: the optimizer's main weights of {name} are not the model's weights", REMEDY)
 
 
 def _is_flattened(named: Mapping[str, Tensor], prefix: str) -> bool:
@@ -95,23 +120,28 @@ def _is_flattened(named: Mapping[str, Tensor], prefix: str) -> bool:
     return embedding is not None and len(embedding.shape) != 2
 
 
-def _from_common(contents: Contents, origin: str) -> tuple[int, dict[str, Any], int]:
-    """The number of updates, the hyperparameters in use, and the number of tokens, which Megatron stores beside the tensors."""
+def _common(contents: Contents) -> tuple[dict[str, Any], Callable[[Any], StoredValues]]:
+    """What Megatron stores beside the tensors, and a function that locates tensors in it."""
     directory, files = contents.directory, contents.files
-    stored = [location for key, location in contents.objects.items() if key.startswith("common_state/")]
+    stored = [key for key in contents.objects if key.startswith("common_state/")]
     if stored:
-        archive = stored[0]
-        common, locate = torch_archive.read(archive.file, archive.offset_bytes, archive.length_bytes, files, "common_state")
+        common, locate = contents.stored_object(stored[0])
         common = common[0] if isinstance(common, list) and common else common
     else:
         path = f"{directory}/{COMMON}"
         common, locate = torch_archive.read(path, 0, files.size_bytes(path), files, COMMON)
-    optimizer = common.get("optimizer") if isinstance(common, dict) else None
+    return (common if isinstance(common, dict) else {}), locate
+
+
+def _counters(
+    common: Mapping[str, Any], optimizer: Any, locate: Callable[[Any], StoredValues], contents: Contents, origin: str
+) -> tuple[int, dict[str, Any], int]:
+    """The number of updates, the hyperparameters in use, and the number of tokens. `optimizer` has Megatron's param groups."""
     step = next((_first(optimizer, name) for name in ("common_step", "step") if _first(optimizer, name) is not None), None)
     if isinstance(step, Record):
         found = locate(step)
         if found.dtype == "float32" and found.view.shape == ():
-            step = struct.unpack("<f", files.read(found.view.file, found.view.offset_bytes, 4))[0]
+            step = struct.unpack("<f", contents.files.read(found.view.file, found.view.offset_bytes, 4))[0]
     if not isinstance(step, int | float):
         raise BadData(f"{origin}: does not store the step count of its optimizer", "convert it with --no-optimizer")
     hyperparameters = {name: value for name in HYPERPARAMETERS if (value := _first(optimizer, name)) is not None}

@@ -19,7 +19,8 @@ class OptimizerState:
 
     `tensors` has "exp_avg" and "exp_avg_sq", and "param", the fp32 main weights, where Megatron stored them. `step` counts the
     updates; `hyperparameters` are those in use (lr, betas, eps ...). `tokens` is how many tokens were trained on, 0 when the
-    checkpoint does not say it. `problem` says why the state cannot be converted, and is empty when it can.
+    checkpoint does not say it. `problem` says why the state cannot be converted, and is empty when it can. `is_flat` says that
+    it was stored in flat buffers, which fit one pipeline and tensor parallel size.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -27,6 +28,7 @@ class OptimizerState:
     hyperparameters: Mapping[str, Any]
     tokens: int = 0
     problem: str = ""
+    is_flat: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

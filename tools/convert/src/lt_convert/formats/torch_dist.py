@@ -66,17 +66,18 @@ def open_source(directory: str, files: Files) -> Source:
     unknown = [key for key in contents.objects if not _STATE.fullmatch(key)]
     if unknown:
         raise BadData(f"{directory}: this model has no {abbreviated(unknown)}", "the model family is another one")
+    canonical = family.to_canonical(MEGATRON, model, tensors, directory)
     return Source(
         directory=directory,
         format="megatron-dist",
         table=MEGATRON,
         model=model,
-        tensors=family.to_canonical(MEGATRON, model, tensors, directory),
+        tensors=canonical,
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
         tokenizer=discovery.of_run(run, saved.tokenizer if saved else None, files),
         iteration=_iteration(directory, common),
         loss=saved.loss if saved else None,
-        optimizer=adamw_state.from_megatron(contents, model, directory),
+        optimizer=adamw_state.from_megatron(contents, model, canonical, directory),
         left_out=left_out,
         details=_details(contents, common, saved),
     )
