@@ -164,3 +164,26 @@ def test_buffers_under_other_names_are_refused_with_the_remedy(stock: Path, tmp_
         convert(source, "torchtitan", tmp_path / "out")
     assert "--dist-ckpt-optim-fully-reshardable" in str(error.value.hint)
     convert(source, "torchtitan", tmp_path / "out", optimizer=False)
+
+
+def test_fragments_of_older_versions(stock: Path, tmp_path: Path) -> None:
+    """`fully_sharded_model_space` of megatron-core up to 0.15, of two tensor parallel ranks: (fragments ..., values of one)."""
+    source, older = stock / "tensor" / PER_WEIGHT / ITERATION, tmp_path / ITERATION
+    tensors = values(source)
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer.state."):
+            layers = tensor.shape[0] if ".layers." in name else 1
+            weight = tensor if ".layers." in name else tensor[None]
+            counts = {"linear_fc1.weight": (4, 1), "linear_fc2.weight": (1, 2), "linear_proj.weight": (1, 2)}
+            along = next((count for end, count in counts.items() if name.endswith(end)), (2, 1) if weight.dim() == 3 else (1,))
+            rows = [piece for half in weight.chunk(along[0], 1) for piece in half.chunk(along[-1] if weight.dim() == 3 else 1, -1)]
+            whole = torch.stack([piece.reshape(layers, -1) for piece in rows], 1).reshape(layers, *along, -1).contiguous()
+            tensors[name] = whole if ".layers." in name else whole[0]
+    checkpoint.save(tensors, storage_writer=checkpoint.FileSystemWriter(older), no_dist=True)
+    for file in ("common.pt", "metadata.json"):
+        shutil.copy(source / file, older / file)
+    convert(older, "torchtitan", tmp_path / "titan")
+    convert(source, "torchtitan", tmp_path / "expected")
+    found, expected = values(tmp_path / "titan"), values(tmp_path / "expected")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())

@@ -5,6 +5,8 @@ also stores fp32 main weights beside bf16 ones; TorchTitan trains fp32 weights, 
 buffers are taken apart by `flat_optimizer_state`.
 """
 
+import itertools
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ from lt_convert.containers.torch_archive import Scalar, StoredValues
 from lt_convert.formats import flat_optimizer_state, stacked_layers
 from lt_convert.formats.checkpoint import OptimizerState
 from lt_convert.tensors.blocks import TensorReader, flat
+from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
@@ -76,15 +79,12 @@ def from_megatron(contents: Contents, model: Model, weights: Mapping[str, Tensor
         return None
     family = families.family_of(model.architecture)
     prefix = stacked_layers.prefix_of(found[EXP_AVG])
-    if _is_flattened(found[EXP_AVG], prefix):
-        problem = f"{origin}: its optimizer state is stored as flattened fragments of the weights"
-        return OptimizerState({}, 0, {}, problem=problem)
-    by_kind = {
-        kind: family.to_canonical(
-            MEGATRON, model, {name.removeprefix(prefix): tensor for name, tensor in named.items()}, f"{origin}: {kind}"
-        )
-        for kind, named in found.items()
-    }
+    shapes = {name: entry.shape for name, entry in family.entries(MEGATRON, model).items()}
+    by_kind = {}
+    for kind, tensors in found.items():
+        named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        whole = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in named.items()}
+        by_kind[kind] = family.to_canonical(MEGATRON, model, whole, f"{origin}: {kind}")
     common, locate = _common(contents)
     return OptimizerState(by_kind, *_counters(common, common.get("optimizer"), locate, contents, origin))
 
@@ -114,10 +114,26 @@ def check_main_weights(state: OptimizerState, weights: Mapping[str, Tensor], fil
                 raise BadData(f"{origin}: the optimizer's main weights of {name} are not the model's weights", REMEDY)
 
 
-def _is_flattened(named: Mapping[str, Tensor], prefix: str) -> bool:
-    """Whether the embedding's moment has the axes (fragment, fragment, values), as in `fully_sharded_model_space`."""
-    embedding = named.get(f"{prefix}embedding.word_embeddings.weight")
-    return embedding is not None and len(embedding.shape) != 2
+def _joined_fragments(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of `fully_sharded_model_space`, which megatron-core wrote up to 0.15, in its own shape.
+
+    It has the axes (fragments along each axis of the weight ..., values of one fragment): shards of 2 tensor parallel ranks
+    of a weight [8, 6] are [2, 1, 24]. Any other tensor is returned as it is.
+    """
+    *counts, size = tensor.shape
+    if tensor.shape == shape or len(counts) != len(shape) or math.prod(counts) * size != math.prod(shape):
+        return tensor
+    if any(length % max(1, count) for length, count in zip(shape, counts, strict=True)):
+        return tensor
+    fragment = tuple(length // count for length, count in zip(shape, counts, strict=True))
+    pieces = [
+        (
+            tuple(range(index * each, (index + 1) * each) for index, each in zip(at, fragment, strict=True)),
+            reshaped(tensor.at(*at), 0, fragment),
+        )
+        for at in itertools.product(*map(range, counts))
+    ]
+    return assemble(tensor.name, shape, pieces)
 
 
 def _common(contents: Contents) -> tuple[dict[str, Any], Callable[[Any], StoredValues]]:
