@@ -7,6 +7,9 @@ Gradients are drawn from the global name of a weight, so every rank has its part
 """
 
 import argparse
+import dataclasses
+import enum
+import functools
 import json
 import queue
 import sys
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from lt_train.runtime import cpu_backend
 
@@ -104,14 +108,28 @@ def set_gradients(chunk: DistributedDataParallel, step: int) -> None:
 
 
 def save(chunks: list[DistributedDataParallel], optimizer: Any, form: str, directory: str, job: dict[str, Any]) -> None:
-    architecture = Architecture.from_record(job["architecture"])
     metadata = {"distrib_optim_sharding_type": form, "singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    trainer = job.get("trainer", "megatron-lm")
+    prefix = "module." if trainer == "nemo" else ""
     state: dict[str, Any] = {
-        f"model{number}": chunk.module.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)
+        f"model{number}": chunk.module.sharded_state_dict(prefix=prefix, metadata=metadata) for number, chunk in enumerate(chunks)
     }
-    state["optimizer"] = optimizer.sharded_state_dict(dict(state), metadata=metadata)
+    moments = optimizer.sharded_state_dict(dict(state), metadata=metadata)
+    state["optimizer"] = [moments] if trainer == "nemo" else moments
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    dist_checkpointing.save({**state, **beside(chunks, job)}, directory, content_metadata=metadata)
+    if torch.distributed.get_rank() == 0 and trainer != "megatron-lm":
+        write_configuration(chunks[0].module.config, Path(directory), job)
+
+
+def beside(chunks: list[DistributedDataParallel], job: dict[str, Any]) -> dict[str, Any]:
+    """What each trainer stores beside the tensors: Megatron-LM alone its arguments."""
+    if job.get("trainer") == "nemo":
+        return {"global_step": job["steps"], "epoch": 0, "pytorch-lightning_version": "2.5.0", "loops": {"fit_loop": {}}}
+    if job.get("trainer") == "bridge":
+        return {"iteration": job["steps"], "checkpoint_version": 3.0}
     dtype = chunks[0].module.config.params_dtype
-    arguments = megatron_arguments.to_arguments(architecture) | {
+    arguments = megatron_arguments.to_arguments(Architecture.from_record(job["architecture"])) | {
         "padded_vocab_size": job["padded_vocab_size"],
         "params_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
@@ -123,9 +141,56 @@ def save(chunks: list[DistributedDataParallel], optimizer: Any, form: str, direc
         "consumed_train_samples": 24,
         "seq_length": 64,
     }
-    common = {"args": argparse.Namespace(**arguments), "iteration": job["steps"], "checkpoint_version": 3.0}
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    dist_checkpointing.save({**state, **common}, directory, content_metadata=metadata)
+    return {"args": argparse.Namespace(**arguments), "iteration": job["steps"], "checkpoint_version": 3.0}
+
+
+def write_configuration(config: Any, directory: Path, job: dict[str, Any]) -> None:
+    """All fields of the model's TransformerConfig, whichever this megatron-core has, and those of Megatron-Bridge's and NeMo's."""
+    architecture = Architecture.from_record(job["architecture"])
+    fields = {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    fields |= {"bias_activation_fusion": True, "transformer_impl": job.get("transformer_impl", "local")}
+    of_model = {
+        "share_embeddings_and_output_weights": architecture.tie_embeddings,
+        "position_embedding_type": "rope" if architecture.family == "llama" else "learned_absolute",
+        "rotary_base": architecture.rotary_base,
+        "rotary_percent": 1.0,
+        "seq_length": architecture.max_position_embeddings,
+        "vocab_size": architecture.vocab_size,
+        "seq_len_interpolation_factor": None,
+        **job.get("fields", {}),
+    }
+    if job["trainer"] == "nemo":
+        model = {"_target_": "nemo.collections.llm.gpt.model.llama.LlamaModel"}
+        config_class = {"_target_": "nemo.collections.llm.gpt.model.llama.Llama31Config8B"}
+        context = directory.parent / "context"
+        context.mkdir()
+        (context / "model.yaml").write_text(yaml.safe_dump(model | {"config": config_class | fields | of_model}))
+        return
+    model = {"_target_": job.get("target", "megatron.bridge.models.gpt_provider.GPTModelProvider")}
+    model |= of_model | ({"transformer": fields} if job.get("nested") else fields)
+    container = {"_target_": "megatron.bridge.training.config.ConfigContainer", "model": model, "train": {"train_iters": 3}}
+    (directory / "run_config.yaml").write_text(yaml.safe_dump(container))
+    counters = {"step": job["steps"], "consumed_train_samples": 24, "consumed_valid_samples": 0}
+    torch.save({name: torch.tensor(count) for name, count in counters.items()}, directory / "train_state.pt")
+    torch.save({"step": torch.tensor(job["steps"])}, directory.parent / "latest_train_state.pt")
+
+
+def plain(value: Any) -> Any:
+    """As both write what YAML has no word for: the name of what is imported, and whether it is called."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, enum.Enum):
+        return {"_target_": f"{type(value).__module__}.{type(value).__qualname__}", "_call_": True, "_args_": [value.value]}
+    if isinstance(value, functools.partial):
+        called = f"{value.func.__module__}.{value.func.__qualname__}"
+        return {"_target_": called, "_partial_": True, "_args_": [plain(each) for each in value.args], **value.keywords}
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return {
+        "_target_": str(value) if isinstance(value, torch.dtype) else f"{named.__module__}.{named.__qualname__}",
+        "_call_": False,
+    }
 
 
 def run(job: dict[str, Any]) -> None:

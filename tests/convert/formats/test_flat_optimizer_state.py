@@ -176,7 +176,9 @@ def test_fragments_of_older_versions(stock: Path, tmp_path: Path) -> None:
             weight = tensor if ".layers." in name else tensor[None]
             counts = {"linear_fc1.weight": (4, 1), "linear_fc2.weight": (1, 2), "linear_proj.weight": (1, 2)}
             along = next((count for end, count in counts.items() if name.endswith(end)), (2, 1) if weight.dim() == 3 else (1,))
-            rows = [piece for half in weight.chunk(along[0], 1) for piece in half.chunk(along[-1] if weight.dim() == 3 else 1, -1)]
+            rows = [
+                piece for half in weight.chunk(along[0], 1) for piece in half.chunk(along[-1] if weight.dim() == 3 else 1, -1)
+            ]
             whole = torch.stack([piece.reshape(layers, -1) for piece in rows], 1).reshape(layers, *along, -1).contiguous()
             tensors[name] = whole if ".layers." in name else whole[0]
     checkpoint.save(tensors, storage_writer=checkpoint.FileSystemWriter(older), no_dist=True)

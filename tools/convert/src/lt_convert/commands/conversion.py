@@ -12,7 +12,7 @@ from lt_convert import formats
 from lt_convert.commands import leftovers, occupancy, source_verification
 from lt_convert.commands.output_writer import write_outputs
 from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.formats import adamw_state, location, megatron_args
+from lt_convert.formats import adamw_state, location, megatron_args, provider_config
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
 from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
@@ -256,8 +256,9 @@ def _fingerprint(directory: str, source_format: str, destination: str) -> list[d
     own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
     paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
     if source_format in MEGATRON:
-        beside = checkpoint_layout.tokenizer_directory(Path(directory).parent)
-        paths += [path for path in beside.rglob("*") if path.is_file()]
+        run = Path(directory).parent
+        beside = (checkpoint_layout.tokenizer_directory(run), run / provider_config.CONTEXT)
+        paths += [path for place in beside for path in place.rglob("*") if path.is_file()]
     if source_format == "torchtitan":
         candidates = formats.module(source_format).configuration_directories(directory)[1:]
         paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]

@@ -62,13 +62,16 @@ _FUSED = re.compile(r"(?P<stem>.*)wqkv\.(?P<leaf>weight|bias)")
 _SEPARATE = re.compile(r"(?P<stem>.*attention\.(?:qkv_linear\.)?)w(?P<which>[qkv])\.(?P<leaf>weight|bias)")
 
 
-def from_megatron(contents: Contents, model: Model, weights: Mapping[str, Tensor], origin: str) -> OptimizerState | None:
-    """The optimizer state in a torch_dist checkpoint, None when it has none. `weights` are the model's canonical tensors.
+def from_megatron(
+    contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
+) -> OptimizerState | None:
+    """The optimizer state in a torch_dist checkpoint, None when it has none.
 
+    `weights` are the model's canonical tensors, `arguments` Megatron's, as far as they are stored.
     Flat buffers that cannot be taken apart have only their `problem`. Raises BadData for tensors that do not fit the model.
     """
     if flat_optimizer_state.is_stored(contents):
-        return _from_flat_buffers(contents, model, weights, origin)
+        return _from_flat_buffers(contents, model, weights, arguments, origin)
     found: dict[str, dict[str, Tensor]] = {}
     for key in contents.entries:
         if match := _MEGATRON.fullmatch(key):
@@ -86,18 +89,19 @@ def from_megatron(contents: Contents, model: Model, weights: Mapping[str, Tensor
         whole = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in named.items()}
         by_kind[kind] = family.to_canonical(MEGATRON, model, whole, f"{origin}: {kind}")
     common, locate = _common(contents)
-    return OptimizerState(by_kind, *_counters(common, common.get("optimizer"), locate, contents, origin))
+    return OptimizerState(by_kind, *_counters(common, arguments, common.get("optimizer"), locate, contents, origin))
 
 
-def _from_flat_buffers(contents: Contents, model: Model, weights: Mapping[str, Tensor], origin: str) -> OptimizerState:
+def _from_flat_buffers(
+    contents: Contents, model: Model, weights: Mapping[str, Tensor], arguments: Mapping[str, Any], origin: str
+) -> OptimizerState:
     try:
         common, locate = _common(contents)
-        arguments = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
         by_kind = flat_optimizer_state.read(contents, model, weights, arguments, origin)
         if any(kind not in by_kind for kind in MOMENTS):
             raise BadData(f"{origin}: its optimizer is not Adam: it stores {', '.join(by_kind)}")
         settings = [contents.object(key) for key in contents.objects if flat_optimizer_state.SETTINGS.fullmatch(key)]
-        return OptimizerState(by_kind, *_counters(common, settings, locate, contents, origin), is_flat=True)
+        return OptimizerState(by_kind, *_counters(common, arguments, settings, locate, contents, origin), is_flat=True)
     except BadData as error:
         return OptimizerState({}, 0, {}, problem=str(error), is_flat=True)
 
@@ -150,7 +154,12 @@ def _common(contents: Contents) -> tuple[dict[str, Any], Callable[[Any], StoredV
 
 
 def _counters(
-    common: Mapping[str, Any], optimizer: Any, locate: Callable[[Any], StoredValues], contents: Contents, origin: str
+    common: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    optimizer: Any,
+    locate: Callable[[Any], StoredValues],
+    contents: Contents,
+    origin: str,
 ) -> tuple[int, dict[str, Any], int]:
     """The number of updates, the hyperparameters in use, and the number of tokens. `optimizer` has Megatron's param groups."""
     step = next((_first(optimizer, name) for name in ("common_step", "step") if _first(optimizer, name) is not None), None)
@@ -162,13 +171,12 @@ def _counters(
         raise BadData(f"{origin}: does not store the step count of its optimizer", "convert it with --no-optimizer")
     hyperparameters = {name: value for name in HYPERPARAMETERS if (value := _first(optimizer, name)) is not None}
     max_lr = _first(optimizer, "max_lr")
-    return int(step), hyperparameters | ({} if max_lr is None else {"initial_lr": max_lr}), _tokens(common)
+    return int(step), hyperparameters | ({} if max_lr is None else {"initial_lr": max_lr}), _tokens(common, arguments)
 
 
-def _tokens(common: Mapping[str, Any]) -> int:
+def _tokens(common: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
     if type(common.get(TOKENS)) is int:
         return int(common[TOKENS])
-    arguments = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
     samples, length = arguments.get("consumed_train_samples"), arguments.get("seq_length")
     return samples * length if type(samples) is int and type(length) is int else 0
 

@@ -64,7 +64,7 @@ def read(
     """
     buffers = _buffers(contents) or _gathered_buffers(contents)
     table = parameter_order.table_of_layers(arguments.get("transformer_impl"))
-    sizes = _sizes(buffers, arguments, origin)
+    sizes = _sizes(buffers, model, arguments, origin)
     order = parameter_order.of_model(model, table, bool(arguments.get("moe_grouped_gemm")), sizes)
     dtypes = {name: weights[canonical].dtype for name, canonical in order.canonical.items()}
     found = _Reader(buffers, order, sizes, dtypes, model, origin).parameters()
@@ -126,7 +126,7 @@ def _gathered_buffers(contents: Contents) -> dict[Rank, list[Buffer]]:
     return buffers
 
 
-def _sizes(buffers: Mapping[Rank, Sequence[Buffer]], arguments: Mapping[str, Any], origin: str) -> ParallelSizes:
+def _sizes(buffers: Mapping[Rank, Sequence[Buffer]], model: Model, arguments: Mapping[str, Any], origin: str) -> ParallelSizes:
     """The parallel sizes. Raises BadData where the arguments do not have them, or the buffers are those of other ranks."""
     if not buffers:
         raise BadData(f"{origin}: its optimizer state is stored as flat buffers under names that are not known here")
@@ -135,10 +135,8 @@ def _sizes(buffers: Mapping[Rank, Sequence[Buffer]], arguments: Mapping[str, Any
     if type(tensor) is not int or type(pipeline) is not int:
         raise BadData(f"{origin}: its optimizer state is stored as flat buffers, and the parallel sizes are not stored")
     expert = found["expert"] if isinstance(found["expert"], int) else 1
-    if arguments.get("expert_tensor_parallel_size") not in (None, tensor):
-        raise BadData(
-            f"{origin}: its experts have another tensor parallel size than the other layers, so the order of flat buffers is not known"
-        )
+    if model.architecture.num_experts and arguments.get("expert_tensor_parallel_size") not in (None, tensor):
+        raise BadData(f"{origin}: its experts have a tensor parallel size of their own, and their flat buffers an unknown order")
     if arguments.get("overlap_param_gather_with_optimizer_step"):
         raise BadData(f"{origin}: its model chunks have optimizers of their own, and their flat buffers an unknown order")
     ranks = {(0, group) for group in range(tensor * pipeline)}

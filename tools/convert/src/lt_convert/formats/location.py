@@ -4,6 +4,7 @@ import os
 import re
 
 from lt_convert import formats
+from lt_convert.formats import train_state
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.source_files import INCOMPLETE, Files
 from lt_shared import checkpoint_layout, manifest, ownership, storage
@@ -32,6 +33,12 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
         ownership.check_link(given.removeprefix("file://"))
     if checkpoint_layout.TRACKER in names:
         path = f"{path}/{_tracked(path, files)}"
+        names = listing(path)
+    elif train_state.TRACKER in names:
+        path = f"{path}/iter_{train_state.tracked_step(path, files):07d}"
+        names = listing(path)
+    if {"weights", "context"} <= set(names):
+        path = _weights_of_nemo(path)
         names = listing(path)
     steps = [(int(match[1]), name) for name in names if (match := TORCHTITAN_STEP.fullmatch(name))]
     if steps:
@@ -100,6 +107,14 @@ def _tracked(run: str, files: Files) -> str:
     if not (content.isascii() and content.isdigit()):
         raise BadData(f"{path}: holds {content[:40]!r}, expected an iteration or {checkpoint_layout.RELEASE!r}")
     return f"iter_{int(content):07d}"
+
+
+def _weights_of_nemo(path: str) -> str:
+    """The directory of the tensors in a checkpoint of NeMo 2. Raises BadData for one that NeMo has not finished."""
+    parent, _, name = path.rpartition("/")
+    if not storage.is_remote(path) and f"{name}-unfinished" in listing(parent or "/"):
+        raise BadData(f"{path}: NeMo has not finished it: {name}-unfinished is beside it", INCOMPLETE)
+    return f"{path}/weights"
 
 
 def _newest_step(path: str, steps: list[tuple[int, str]]) -> str:

@@ -11,7 +11,15 @@ from typing import Any
 
 from lt_convert.containers import dcp, torch_archive
 from lt_convert.containers.dcp import METADATA
-from lt_convert.formats import adamw_state, megatron_args, range_checksums, stacked_layers
+from lt_convert.formats import (
+    adamw_state,
+    flat_optimizer_state,
+    megatron_args,
+    provider_config,
+    range_checksums,
+    stacked_layers,
+    train_state,
+)
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import listing
 from lt_convert.formats.stacked_layers import EMBEDDING
@@ -24,6 +32,7 @@ from lt_convert.weights.mapping import MEGATRON, Model, abbreviated, has_stacked
 from lt_shared import checkpoint_layout, pickles, version_of
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadData
+from lt_shared.tokenizer_files import TokenizerFiles
 
 CONFIGURATION_FILE = checkpoint_layout.CONFIGURATION
 CONFIGURATION = {
@@ -52,13 +61,18 @@ def open_source(directory: str, files: Files) -> Source:
     tensors = model_tensors(contents)
     if EMBEDDING not in tensors:
         raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
-    common = read_common(contents, names) if saved is None else None
     run = directory.rpartition("/")[0] or "."
+    provided = None if saved else provider_config.read(directory, files)
+    # With a run.json, only flat buffers need more: the parallel sizes.
+    is_read = not saved or flat_optimizer_state.is_stored(contents)
+    common = read_common(contents, names, required=not saved and not provided) if is_read else {}
+    arguments = train_state.added(provided[0], directory, names, files) if provided else common.get("args", {})
     if saved:
         architecture = saved.architecture
     else:
-        assert common is not None
-        architecture = megatron_args.architecture(common["args"], f"{directory}/{COMMON}", run.rsplit("/", 1)[-1])
+        rows = {"padded_vocab_size": tensors[EMBEDDING].shape[0]} if provided else {}
+        origin = provided[1] if provided else f"{directory}/{COMMON}"
+        architecture = megatron_args.architecture(arguments | rows, origin, run.rsplit("/", 1)[-1])
     model = Model(architecture, tensors[EMBEDDING].shape[0])
     family = families.family_of(architecture)
     states = [key for key in (*contents.entries, *contents.objects) if _STATE.fullmatch(key)]
@@ -74,12 +88,12 @@ def open_source(directory: str, files: Files) -> Source:
         model=model,
         tensors=canonical,
         aliases=tuple(family.aliases(MEGATRON, model, tensors)),
-        tokenizer=discovery.of_run(run, saved.tokenizer if saved else None, files),
-        iteration=_iteration(directory, common),
+        tokenizer=_tokenizer(directory, names, saved, files),
+        iteration=_iteration(directory, {} if saved else common),
         loss=saved.loss if saved else None,
-        optimizer=adamw_state.from_megatron(contents, model, canonical, directory),
+        optimizer=adamw_state.from_megatron(contents, model, canonical, arguments, directory),
         left_out=left_out,
-        details=_details(contents, common, saved),
+        details=_details(contents, {} if saved else arguments, saved),
     )
 
 
@@ -97,11 +111,20 @@ def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | N
     return saved
 
 
-def _iteration(directory: str, common: Mapping[str, Any] | None) -> int | None:
-    """The iteration in the directory's name, or else the one stored in the checkpoint."""
+def _tokenizer(directory: str, names: Sequence[str], saved: RunRecord | None, files: Files) -> TokenizerFiles | None:
+    """The tokenizer of the run; Megatron-Bridge's in the checkpoint itself, NeMo's beside the model's configuration."""
+    run, _, name = directory.rpartition("/")
+    if name == provider_config.WEIGHTS:
+        return discovery.of_run(f"{run}/{provider_config.CONTEXT}", None, files, "nemo_tokenizer")
+    has_own = provider_config.RUN_CONFIG in names and checkpoint_layout.TOKENIZER_DIRECTORY in names
+    return discovery.of_run(directory if has_own else run or ".", saved.tokenizer if saved else None, files)
+
+
+def _iteration(directory: str, common: Mapping[str, Any]) -> int | None:
+    """The iteration in the directory's name, or else the one stored in the checkpoint: NeMo has another name for it."""
     name = directory.rsplit("/", 1)[-1]
     match = re.fullmatch(r"iter_(\d+)", name)
-    found = common.get("iteration") if common and name != checkpoint_layout.RELEASE else None
+    found = None if name == checkpoint_layout.RELEASE else common.get("iteration", common.get("global_step"))
     return int(match[1]) if match else found if isinstance(found, int) else None
 
 
@@ -117,29 +140,32 @@ def model_tensors(contents: dcp.Contents) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def read_common(contents: dcp.Contents, names: Sequence[str]) -> dict[str, Any]:
+def read_common(contents: dcp.Contents, names: Sequence[str], required: bool = True) -> dict[str, Any]:
     """What Megatron stores beside the tensors: `args` as a dict, plain values, and inert records of everything else.
 
-    megatron-core 0.16 stores it in common.pt, 0.19 as an object among the tensors.
+    megatron-core 0.16 stores it in common.pt, 0.19 as an object among the tensors. Raises BadData when `required` arguments are
+    missing: Megatron-Bridge and NeMo store none.
     """
     path = f"{contents.directory}/{COMMON}"
     if COMMON in names:
         content, _ = torch_archive.read(path, 0, contents.files.size_bytes(path), contents.files, COMMON)
     else:
         found = [key for key in contents.objects if key.startswith("common_state/")]
-        if not found:
+        if not found and required:
             raise BadData(f"{path}: missing", "the architecture is read from it where there is no run.json")
-        content = contents.object(found[0])
+        content = contents.object(found[0]) if found else {}
         # A sharded object is stored as a list with one entry.
         content = content[0] if isinstance(content, list) and content else content
-    if not isinstance(content, dict) or not isinstance(content.get("args"), pickles.Record):
+    stored = content.get("args") if isinstance(content, dict) else None
+    if isinstance(stored, pickles.Record):
+        return dict(content) | {"args": vars(stored)}
+    if required:
         raise BadData(f"{contents.directory}: holds no Megatron arguments")
-    return content | {"args": vars(content["args"])}
+    return {name: value for name, value in content.items() if name != "args"} if isinstance(content, dict) else {}
 
 
-def _details(contents: dcp.Contents, common: Mapping[str, Any] | None, saved: RunRecord | None) -> dict[str, Any]:
+def _details(contents: dcp.Contents, arguments: Mapping[str, Any], saved: RunRecord | None) -> dict[str, Any]:
     """What `inspect` shows of the training run."""
-    arguments = common["args"] if common else {}
     sizes = {
         name: arguments.get(argument)
         for name, argument in (

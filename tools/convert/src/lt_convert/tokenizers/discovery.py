@@ -34,16 +34,17 @@ def beside_model(directory: str, files: Files) -> TokenizerFiles | None:
     return _checked(_find(local_directory / original), directory, files)
 
 
-def of_run(run: str, saved: Tokenizer | None, files: Files) -> TokenizerFiles | None:
-    """The tokenizer of a training run: in its directory, or where the checkpoint says, if that is on this machine.
+def of_run(run: str, saved: Tokenizer | None, files: Files, name: str = "tokenizer") -> TokenizerFiles | None:
+    """The tokenizer of a training run: in its directory `name`, or where the checkpoint says, if that is on this machine.
 
     A stranger's checkpoint does not choose which server is asked. Raises BadData when it is not the one that the checkpoint was
     trained with.
     """
-    _check_owner(run, f"{run}/tokenizer", run)
-    found = _checked(_find(_local(f"{run}/tokenizer")), f"{run}/tokenizer", files)
+    directory = f"{run}/{name}"
+    _check_owner(run, directory, run)
+    found = _checked(_find(_local(directory)), directory, files)
     for path in (*found.files, *found.companions) if found else ():
-        _check_owner(f"{run}/tokenizer", f"{run}/tokenizer/{path.name}", run)
+        _check_owner(directory, f"{directory}/{path.name}", run)
     if saved and found is None and saved.path and not storage.is_remote(saved.path):
         found = _find(_local(saved.path))
     if saved and found and found.sha256() != saved.sha256:

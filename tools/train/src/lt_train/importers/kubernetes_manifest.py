@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lt_shared.console import BadData
+from lt_shared.strict_yaml import loads_all
 from lt_train.importers import megatron_lm
 from lt_train.importers.shell.command import ShellCommand
-from lt_train.importers.strict_yaml import loads_all
 
 SHELLS = re.compile(r"(.*/)?(ba|z|da)?sh")
 # A container's own variables are written $(NAME) in its words, those of a template ${NAME} or $NAME.

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
-from lt_shared import storage
+from lt_shared import storage, strict_yaml
 from lt_shared.console import BadData, NoInput
 from lt_train.config import credentials
 from lt_train.importers import (
@@ -20,7 +20,6 @@ from lt_train.importers import (
     megatron_bridge,
     megatron_lm,
     nemo,
-    strict_yaml,
     torchtitan,
 )
 from lt_train.importers.ledger import Translation, flatten

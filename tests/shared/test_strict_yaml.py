@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_train.importers import strict_yaml
+from lt_shared import strict_yaml
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False) | st.text(max_size=9)
 VALUES = st.recursive(

@@ -1,0 +1,163 @@
+"""Checkpoints of Megatron-Bridge and NeMo 2: the same model and optimizer state as Megatron-LM's checkpoint of the same run."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
+from lt_convert.formats import location
+from lt_convert.tensors import blocks
+from lt_convert.tensors.source_files import Files
+from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.console import BadData
+
+LLAMA = Architecture("run", "llama", 3, 32, 96, 4, 2, 250, 64, rotary_base=500000.0, rope_scaling=RopeScaling(32.0))
+QWEN2 = dataclasses.replace(LLAMA, add_qkv_bias=True, tie_embeddings=True, rope_scaling=None)
+GPT = Architecture("run", "gpt", 3, 32, 96, 4, 4, 250, 64)
+LLAMA_31 = {"scale_factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 8192}
+FLAT, PER_WEIGHT = "dp_reshardable", "fully_reshardable"
+BRIDGE = {"trainer": "bridge"}
+RUNS: dict[str, tuple[Architecture, str, dict[str, Any]]] = {
+    "bridge": (LLAMA, FLAT, BRIDGE | {"fields": {"rope_scaling": True, "rope_scaling_factor": 32.0}, "tensor_parallel": 2}),
+    "bridge-2025": (LLAMA, FLAT, BRIDGE | {"fields": LLAMA_31, "target": "megatron.bridge.models.llama.Llama31ModelProvider"}),
+    "bridge-nested": (
+        QWEN2,
+        FLAT,
+        BRIDGE
+        | {
+            "nested": True,
+            "fields": {"max_position_embeddings": 64, "seq_length": 16},
+            "target": "megatron.bridge.models.gpt.model_config.BridgeGPTModelConfig",
+        },
+    ),
+    "bridge-gpt": (GPT, PER_WEIGHT, BRIDGE),
+    "nemo": (LLAMA, PER_WEIGHT, {"trainer": "nemo", "fields": LLAMA_31}),
+    "nemo-pipeline": (LLAMA, FLAT, {"trainer": "nemo", "fields": LLAMA_31, "pipeline_parallel": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def stock(ranks: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """NAME/iter_0000003 or NAME/weights of each run, and the same run in Megatron-LM's form in NAME-expected."""
+    root = tmp_path_factory.mktemp("providers")
+
+    def job(architecture: Architecture, form: str, directory: Path, **more: Any) -> dict[str, Any]:
+        record = architecture.to_record()
+        return {"architecture": record, "padded_vocab_size": 256, "steps": 3, "save": {form: str(directory)}, **more}
+
+    jobs = []
+    for name, (architecture, form, more) in RUNS.items():
+        jobs.append(job(architecture, form, root / name / ("weights" if more["trainer"] == "nemo" else "iter_0000003"), **more))
+        sizes = {key: value for key, value in more.items() if key.endswith("_parallel")}
+        jobs.append(job(architecture, PER_WEIGHT, root / f"{name}-expected" / "iter_0000003", **sizes))
+    ranks("megatron_optimizer.py", jobs, world_size=2)
+    return root
+
+
+def convert(source: Path, to: str, destination: Path, **options: Any) -> Path:
+    return Path(conversion.convert(Request(str(source), to, str(destination), **options)).path)
+
+
+def state(path: Path) -> dict[str, dict[str, bytes]]:
+    with Files() as files:
+        found = location.open_source(str(path), files).optimizer
+        assert found is not None
+        return {
+            kind: {name: blocks.read(each, files).tobytes() for name, each in named.items()}
+            for kind, named in found.tensors.items()
+        }
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_is_the_same_model_as_megatron_lms(stock: Path, name: str, tmp_path: Path) -> None:
+    architecture = RUNS[name][0]
+    with Files() as files:
+        source = location.open_source(str(stock / name), files)
+    assert dataclasses.replace(source.model.architecture, name="run") == architecture
+    assert (source.iteration, source.model.padded_vocab_size) == (3, 256)
+    convert(stock / name, "hf", tmp_path / "found")
+    convert(stock / f"{name}-expected" / "iter_0000003", "hf", tmp_path / "expected")
+    found, expected = load_file(tmp_path / "found" / "model.safetensors"), load_file(tmp_path / "expected" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
+    assert (tmp_path / "found" / "config.json").read_text() == (tmp_path / "expected" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_has_the_same_optimizer_state(stock: Path, name: str) -> None:
+    found, expected = state(stock / name), state(stock / f"{name}-expected" / "iter_0000003")
+    assert set(found) >= {"param", "exp_avg", "exp_avg_sq"}
+    assert found == expected
+
+
+def test_counters_of_bridge(stock: Path) -> None:
+    with Files() as files:
+        source = location.open_source(str(stock / "bridge"), files)
+    assert source.optimizer is not None
+    assert (source.optimizer.step, source.optimizer.tokens) == (3, 24 * 64)
+    assert source.details["consumed_samples"] == 24
+    assert source.details["parallel"] == {"tensor_parallel": 2, "pipeline_parallel": 1}
+
+
+def changed(stock: Path, tmp_path: Path, name: str, section: str, **fields: Any) -> Path:
+    copy = tmp_path / "changed"
+    shutil.copytree(stock / name, copy)
+    path = copy / ("context/model.yaml" if name.startswith("nemo") else "iter_0000003/run_config.yaml")
+    document = yaml.safe_load(path.read_text())
+    for key, value in fields.items():
+        document[section][key] = value
+    path.write_text(yaml.safe_dump(document))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layernorm_zero_centered_gamma": True}, "apply_layernorm_1p"),
+        ({"multi_latent_attention": True}, "multi_latent_attention"),
+        ({"position_embedding_type": "yarn"}, "yarn"),
+        ({"softmax_scale": 0.1}, "softmax_scale"),
+        ({"mtp_num_layers": 1}, "mtp_num_layers"),
+        ({"activation_func": {"_target_": "torch.nn.functional.gelu", "_call_": False}}, "gelu with gates"),
+        ({"_target_": "megatron.bridge.models.gemma.gemma_provider.GemmaModelProvider"}, "GemmaModelProvider"),
+        ({"_target_": "megatron.bridge.models.qwen_vl.Qwen25VLModelProvider"}, "Qwen25VLModelProvider"),
+        ({"hidden_size": None}, "does not describe a model|hidden_size"),
+        ({"num_layers": "three"}, "three|malformed"),
+    ],
+)
+def test_what_has_no_place_is_refused_by_name(stock: Path, tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadData, match=message):
+        convert(changed(stock, tmp_path, "bridge", "model", **fields), "hf", tmp_path / "hf")
+
+
+def test_a_number_without_a_point_and_a_vocabulary_that_is_not_stored(
+    stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = changed(stock, tmp_path, "nemo", "config", vocab_size=None, layernorm_epsilon="1e-05")
+    with Files() as files:
+        architecture = location.open_source(str(source), files).model.architecture
+    assert (architecture.norm_epsilon, architecture.vocab_size) == (1e-5, 256)
+    assert "vocabulary size is not stored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["model: [", "model: !!python/object/apply:os.system ['true']", "train: {}", "[]", "model: 3"])
+def test_yaml_that_is_no_configuration_is_refused(stock: Path, tmp_path: Path, text: str) -> None:
+    shutil.copytree(stock / "bridge", tmp_path / "run")
+    (tmp_path / "run" / "iter_0000003" / "run_config.yaml").write_text(text)
+    with pytest.raises(BadData, match=r"run_config\.yaml"):
+        convert(tmp_path / "run", "hf", tmp_path / "hf")
+
+
+def test_what_nemo_has_not_finished_is_refused(stock: Path, tmp_path: Path) -> None:
+    shutil.copytree(stock / "nemo", tmp_path / "step=3")
+    (tmp_path / "step=3-unfinished").touch()
+    with pytest.raises(BadData, match="NeMo has not finished it"):
+        convert(tmp_path / "step=3", "hf", tmp_path / "hf")
