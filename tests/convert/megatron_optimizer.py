@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint
 import yaml
 
 from lt_train.runtime import cpu_backend
@@ -122,6 +123,42 @@ def save(chunks: list[DistributedDataParallel], optimizer: Any, form: str, direc
         write_configuration(chunks[0].module.config, Path(directory), job)
 
 
+def save_as_fsdp(chunk: DistributedDataParallel, optimizer: Any, directory: str, job: dict[str, Any]) -> None:
+    """The state dicts that Megatron-LM gives DCP for `--ckpt-format fsdp_dtensor`, of one rank: the order of keys and names is its.
+
+    Megatron-FSDP itself needs CUDA.
+    """
+    (inner,) = optimizer.chained_optimizers
+    model: dict[str, Any] = {}
+    moments: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
+    for name, parameter in chunk.module.named_parameters():
+        group, place = inner.model_param_group_index_map[parameter]
+        main = inner.optimizer.param_groups[group]["params"][place]
+        state = inner.optimizer.state[main]
+        own = {kind: state[kind].reshape(parameter.shape) for kind in ("exp_avg", "exp_avg_sq")}
+        whole = main.detach().reshape(parameter.shape)
+        gated = chunk.module.config.gated_linear_unit and "linear_fc1.weight" in name
+        for half, suffix in enumerate(("_w", "_v") if gated else ("",)):
+            parts = 2 if gated else 1
+            model[f"module.{name}{suffix}"] = whole.chunk(parts)[half].clone()
+            moments[f"module.module.{name}{suffix}"] = {kind: each.chunk(parts)[half].clone() for kind, each in own.items()} | {
+                "step": state["step"]
+            }
+        settings = {key: value for key, value in inner.optimizer.param_groups[group].items() if key != "params"}
+        groups[f"module.module.{name}"] = settings
+    stored = {
+        **beside([chunk], job),
+        "model": model,
+        "optimizer": {"state": moments, "param_to_group_meta": groups},
+        "opt_param_scheduler": {"num_steps": 24},
+    }
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    torch.distributed.checkpoint.save(stored, checkpoint_id=directory)
+    if job.get("trainer") == "bridge":
+        write_configuration(chunk.module.config, Path(directory), job)
+
+
 def beside(chunks: list[DistributedDataParallel], job: dict[str, Any]) -> dict[str, Any]:
     """What each trainer stores beside the tensors: Megatron-LM alone its arguments."""
     if job.get("trainer") == "nemo":
@@ -211,7 +248,10 @@ def run(job: dict[str, Any]) -> None:
             set_gradients(chunk, step)
         optimizer.step()
     for form, directory in job["save"].items():
-        save(chunks, optimizer, form, directory, job)
+        if form == "fsdp_dtensor":
+            save_as_fsdp(chunks[0], optimizer, directory, job)
+        else:
+            save(chunks, optimizer, form, directory, job)
     parallel_state.destroy_model_parallel()
 
 

@@ -4,6 +4,8 @@ A format's module has
     recognise(names)                        whether a directory with these names in it holds such a checkpoint
     open_source(directory, files)           the checkpoint as a `Source`
     outputs(target)                         the files (`OutputFile`) to be written for a `Target`
+
+Those in READ_ONLY have `open_source` alone: a directory of their files looks like one of another format.
 """
 
 import importlib
@@ -16,10 +18,11 @@ MODULES = {
     "megatron-legacy": "lt_convert.formats.legacy",
     "torchtitan": "lt_convert.formats.torchtitan",
 }
+READ_ONLY = {"megatron-fsdp": "lt_convert.formats.megatron_fsdp"}
 
 
 def module(name: str) -> ModuleType:
-    return importlib.import_module(MODULES[name])
+    return importlib.import_module((MODULES | READ_ONLY)[name])
 
 
 def recognise(names: Sequence[str]) -> str | None:

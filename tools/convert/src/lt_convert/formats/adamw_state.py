@@ -85,8 +85,8 @@ def from_megatron(
     shapes = {name: entry.shape for name, entry in family.entries(MEGATRON, model).items()}
     by_kind = {}
     for kind, tensors in found.items():
-        named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        whole = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in named.items()}
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        whole = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in own.items()}
         by_kind[kind] = family.to_canonical(MEGATRON, model, whole, f"{origin}: {kind}")
     common, locate = _common(contents)
     return OptimizerState(by_kind, *_counters(common, arguments, common.get("optimizer"), locate, contents, origin))
@@ -171,10 +171,11 @@ def _counters(
         raise BadData(f"{origin}: does not store the step count of its optimizer", "convert it with --no-optimizer")
     hyperparameters = {name: value for name in HYPERPARAMETERS if (value := _first(optimizer, name)) is not None}
     max_lr = _first(optimizer, "max_lr")
-    return int(step), hyperparameters | ({} if max_lr is None else {"initial_lr": max_lr}), _tokens(common, arguments)
+    return int(step), hyperparameters | ({} if max_lr is None else {"initial_lr": max_lr}), tokens(common, arguments)
 
 
-def _tokens(common: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
+def tokens(common: Mapping[str, Any], arguments: Mapping[str, Any]) -> int:
+    """How many tokens were trained on, 0 where it is not stored."""
     if type(common.get(TOKENS)) is int:
         return int(common[TOKENS])
     samples, length = arguments.get("consumed_train_samples"), arguments.get("seq_length")

@@ -4,6 +4,7 @@ import os
 import re
 
 from lt_convert import formats
+from lt_convert.containers.dcp import METADATA
 from lt_convert.formats import train_state
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.source_files import INCOMPLETE, Files
@@ -11,6 +12,7 @@ from lt_shared import checkpoint_layout, manifest, ownership, storage
 from lt_shared.console import BadData, NoInput, UsageError
 from lt_shared.manifest import Checkpoint, Dataset
 
+MEGATRON_FSDP = "megatron-fsdp"
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
 
 
@@ -45,6 +47,8 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
         path = _newest_step(path, steps)
         names = listing(path)
     found = formats.recognise(names)
+    if found == "torchtitan" and METADATA in names and formats.module(MEGATRON_FSDP).is_stored(path, files):
+        return path, MEGATRON_FSDP
     if found is None and any(name.endswith(".distcp") for name in names):
         raise BadData(f"{path}/.metadata: missing", "the checkpoint is incomplete: use another one or copy it again")
     if found is None:

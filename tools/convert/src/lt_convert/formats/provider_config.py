@@ -1,8 +1,9 @@
 """The model configuration in a checkpoint of Megatron-Bridge (`run_config.yaml`) or NeMo 2 (`context/model.yaml`).
 
 Both write all fields of a configuration class, defaults included: those of megatron-core's TransformerConfig and of GPTModel
-under their own names, and `_target_`, the class. They become the arguments that Megatron-LM would store. A class of another family
-may do in Python what no field says, and a field may change the model in a way that no other format has: both are refused by name.
+under their own names, and `_target_`, the class. They become the arguments that Megatron-LM would store. A class of another
+family may do in Python what no field says, and a field may change the model in a way that no other format has: both are refused
+by name.
 No object of a file is constructed.
 """
 
