@@ -124,10 +124,7 @@ def save(chunks: list[DistributedDataParallel], optimizer: Any, form: str, direc
 
 
 def save_as_fsdp(chunk: DistributedDataParallel, optimizer: Any, directory: str, job: dict[str, Any]) -> None:
-    """The state dicts that Megatron-LM gives DCP for `--ckpt-format fsdp_dtensor`, of one rank: the order of keys and names is its.
-
-    Megatron-FSDP itself needs CUDA.
-    """
+    """The state dicts that Megatron-LM gives DCP for `--ckpt-format fsdp_dtensor`; Megatron-FSDP itself needs CUDA."""
     (inner,) = optimizer.chained_optimizers
     model: dict[str, Any] = {}
     moments: dict[str, Any] = {}
@@ -182,7 +179,7 @@ def beside(chunks: list[DistributedDataParallel], job: dict[str, Any]) -> dict[s
 
 
 def write_configuration(config: Any, directory: Path, job: dict[str, Any]) -> None:
-    """All fields of the model's TransformerConfig, whichever this megatron-core has, and those of Megatron-Bridge's and NeMo's."""
+    """All fields of the model's TransformerConfig, whichever this megatron-core has, and Megatron-Bridge's and NeMo's own."""
     architecture = Architecture.from_record(job["architecture"])
     fields = {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
     fields |= {"bias_activation_fusion": True, "transformer_impl": job.get("transformer_impl", "local")}

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
@@ -106,3 +107,49 @@ def test_what_is_no_checkpoint(hf: Path, tmp_path: Path) -> None:
 def test_tensors_are_bytes_of_json_in_a_run_record(run: Path) -> None:
     record = json.loads((run / "iter_0000010" / "run.json").read_text())
     assert set(record["files"]) == {path.name for path in (run / "iter_0000010").iterdir()} - {"run.json", "checksums.json"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "global_step1000/mp_rank_00_model_states.pt",
+        "mp_rank_00_model_states.pt",
+        "layer_00-model_00-model_states.pt",
+        "layer_04-model_01-model_states.pt",
+    ],
+)
+@pytest.mark.parametrize("tracker", [True, False])
+def test_checkpoints_of_deepspeed_are_refused_by_name(tmp_path: Path, name: str, tracker: bool) -> None:
+    """Of Megatron-DeepSpeed and GPT-NeoX. Megatron-DeepSpeed writes Megatron's tracker file, too."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    if tracker:
+        (tmp_path / checkpoint_layout.TRACKER).write_text("1000")
+    with pytest.raises(BadData, match="DeepSpeed") as caught:
+        locate(tmp_path)
+    assert "convert_neox_to_hf.py" in str(caught.value.hint)
+
+
+def test_a_model_with_deepspeeds_state_beside_it(hf: Path) -> None:
+    (hf / "global_step500").mkdir()
+    (hf / "zero_to_fp32.py").touch()
+    assert locate(hf) == (str(hf), "hf")
+
+
+def test_run_of_bridge_without_megatrons_tracker(run: Path) -> None:
+    (run / checkpoint_layout.TRACKER).unlink()
+    torch.save({"step": torch.tensor(20)}, run / "latest_train_state.pt")
+    assert locate(run) == (str(run / "iter_0000020"), "megatron-dist")
+    torch.save({"step": torch.tensor(-1)}, run / "latest_train_state.pt")
+    with pytest.raises(BadData, match="step is -1"):
+        locate(run)
+    torch.save({"step": torch.tensor(2.0)}, run / "latest_train_state.pt")
+    with pytest.raises(BadData, match="no count"):
+        locate(run)
+
+
+def test_archive_of_nemo_1(tmp_path: Path) -> None:
+    (tmp_path / "model.nemo").write_bytes(b"x")
+    with pytest.raises(BadData, match="an archive of NeMo 1") as caught:
+        locate(tmp_path / "model.nemo")
+    assert "convert_nemo1_to_nemo2.py" in str(caught.value.hint)

@@ -86,6 +86,6 @@ def test_half_a_layer_is_refused(stock: Path, tmp_path: Path) -> None:
     del metadata.state_dict_metadata[key]
     metadata.storage_data = {index: info for index, info in metadata.storage_data.items() if index.fqn != key}
     (source / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(BadData, match="linear_fc1.weight_w and no "):
+    with pytest.raises(BadData, match=r"linear_fc1\.weight_w and no "):
         conversion.convert(Request(str(source), "hf", str(tmp_path / "hf")))
     assert not (tmp_path / "hf").exists()

@@ -86,8 +86,8 @@ def from_megatron(
     by_kind = {}
     for kind, tensors in found.items():
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        whole = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in own.items()}
-        by_kind[kind] = family.to_canonical(MEGATRON, model, whole, f"{origin}: {kind}")
+        joined = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in own.items()}
+        by_kind[kind] = family.to_canonical(MEGATRON, model, joined, f"{origin}: {kind}")
     common, locate = _common(contents)
     return OptimizerState(by_kind, *_counters(common, arguments, common.get("optimizer"), locate, contents, origin))
 

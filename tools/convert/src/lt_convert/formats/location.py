@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 
 from lt_convert import formats
 from lt_convert.containers.dcp import METADATA
@@ -14,6 +15,7 @@ from lt_shared.manifest import Checkpoint, Dataset
 
 MEGATRON_FSDP = "megatron-fsdp"
 TORCHTITAN_STEP = re.compile(r"step-(\d+)")
+_DEEPSPEED = re.compile(r"global_step\d+|layer_\d+-model_\d+-model_states\.pt|mp_rank_\d+_model_states\.pt")
 
 
 def open_source(argument: str, files: Files) -> Source:
@@ -30,9 +32,12 @@ def locate(argument: str, files: Files) -> tuple[str, str]:
     """
     given = _last_of_manifest(argument) if argument == "-" or argument.startswith("@") else argument
     path = normalized(given)
+    if path.endswith(".nemo") and not os.path.isdir(path):
+        raise BadData(f"{path}: an archive of NeMo 1, which is not read", "convert it first: convert_nemo1_to_nemo2.py of NeMo")
     names = listing(path)
     if not storage.is_remote(path):
         ownership.check_link(given.removeprefix("file://"))
+    _check_not_deepspeed(path, names)
     if checkpoint_layout.TRACKER in names:
         path = f"{path}/{_tracked(path, files)}"
         names = listing(path)
@@ -111,6 +116,16 @@ def _tracked(run: str, files: Files) -> str:
     if not (content.isascii() and content.isdigit()):
         raise BadData(f"{path}: holds {content[:40]!r}, expected an iteration or {checkpoint_layout.RELEASE!r}")
     return f"iter_{int(content):07d}"
+
+
+def _check_not_deepspeed(path: str, names: Sequence[str]) -> None:
+    """Raises BadData for a checkpoint of DeepSpeed, or a run of them. transformers keeps one beside a model that is complete."""
+    if any(_DEEPSPEED.fullmatch(name) for name in names) and formats.recognise(names) is None:
+        raise BadData(
+            f"{path}: a checkpoint of DeepSpeed (Megatron-DeepSpeed, GPT-NeoX), which is not read",
+            "export it to Hugging Face first: GPT-NeoX with tools/ckpts/convert_neox_to_hf.py, "
+            "Megatron-DeepSpeed with tools/convert_checkpoint/deepspeed_to_transformers.py",
+        )
 
 
 def _weights_of_nemo(path: str) -> str:
