@@ -121,7 +121,7 @@ def changed(stock: Path, tmp_path: Path, name: str, section: str, **fields: Any)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layernorm_zero_centered_gamma": True}, "apply_layernorm_1p"),
+        ({"layernorm_zero_centered_gamma": True}, "layernorm_zero_centered_gamma"),
         ({"multi_latent_attention": True}, "multi_latent_attention"),
         ({"position_embedding_type": "yarn"}, "yarn"),
         ({"softmax_scale": 0.1}, "softmax_scale"),

@@ -33,29 +33,14 @@ SCALING = {
     "high_freq_factor": "lt_rope_high_freq_factor",
     "old_context_len": "lt_rope_original_max_position_embeddings",
 }
-# Fields that change the model and have no argument in `megatron_arguments`, with the value that turns them off.
-NEUTRAL = {
-    "activation_func_clamp_value": None,
-    "attention_output_gate": False,
-    "attn_logit_softcapping": None,
-    "enable_hyper_connections": False,
-    "experimental_attention_variant": None,
-    "final_logit_softcapping": None,
-    "glu_linear_offset": 0.0,
-    "heterogeneous_block_specs": False,
-    "hybrid_layer_pattern": None,
-    "hybrid_override_pattern": None,
-    "is_hybrid_model": False,
-    "linear_attention_freq": None,
-    "moe_latent_size": None,
-    "moe_router_group_topk": None,
-    "moe_router_num_groups": None,
-    "mrope_section": None,
-    "query_pre_attn_scalar": None,
-    "softmax_scale": None,
-    "use_mup": False,
-    "yarn_rotary_scaling_factor": None,
-}
+# Fields that change the model, and that no family here has: they must be off.
+UNSUPPORTED = (
+    *("activation_func_clamp_value", "attention_output_gate", "attn_logit_softcapping", "enable_hyper_connections"),
+    *("final_logit_softcapping", "glu_linear_offset", "heterogeneous_block_specs", "layernorm_zero_centered_gamma"),
+    *("moe_latent_size", "mrope_section", "mtp_num_layers", "multi_latent_attention", "query_pre_attn_scalar", "softmax_scale"),
+    *("use_mup", "yarn_rotary_scaling_factor"),
+)
+POSITIONS = ("rope", "learned_absolute")
 _FAMILIES = re.compile(r"GPT|Llama|Mistral|Mixtral|Qwen")
 _OTHERS = re.compile(r"Llama4|OSS|VL|Vision|Audio|Omni|Next|Embed|Reranker|Nemotron|Hybrid|Mamba|Bidirectional|Heterogeneous")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -88,9 +73,11 @@ def _arguments(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
     inner = fields.get("transformer")
     merged = {**(inner if isinstance(inner, dict) else {}), **fields}
     _check_class(str(merged.get("_target_", "")), path)
-    for name, neutral in NEUTRAL.items():
-        if merged.get(name, neutral) not in (neutral, None):
+    for name in UNSUPPORTED:
+        if merged.get(name):
             raise BadData(f"{path}: {name} is {merged[name]!r:.80}, which no other format supports")
+    if merged.get("position_embedding_type") not in POSITIONS:
+        raise BadData(f"{path}: position_embedding_type is {merged.get('position_embedding_type')!r:.80}, known are {POSITIONS}")
     given = {RENAMED.get(name, name): _number(value) for name, value in merged.items() if not isinstance(value, dict)}
     try:
         arguments = given | {
