@@ -62,7 +62,9 @@ def fused_norms() -> Any:
     parts = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = IdentityOp
     parts.sharded_state_dict_keys_map = {}
-    parts.self_attention.submodules.linear_qkv = parts.mlp.submodules.linear_fc1 = NormedLinear
+    # megatron-core 0.19 has a partial function in place of a spec.
+    mlp = parts.mlp.keywords["submodules"] if isinstance(parts.mlp, functools.partial) else parts.mlp.submodules
+    parts.self_attention.submodules.linear_qkv = mlp.linear_fc1 = NormedLinear
     return spec
 
 
