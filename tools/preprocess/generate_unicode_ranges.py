@@ -19,6 +19,8 @@ CLASSES = {
     "MARKS": r"\p{M}",
     "NUMBERS": r"\p{N}",
     "SPACES": r"\s",
+    "HAN": r"\p{Han}",
+    "PUNCTUATION_AND_SYMBOLS": r"[\p{P}\p{S}]",
 }
 BLOCK = 4096
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,17 @@ def make_json(qwen_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
         if len(parts) == 2:
             merges.append((spelled[parts[0]], spelled[parts[1]]))
 
-    def make(regex: str, normalizer: Any = None, added: list[AddedToken] = ADDED, **model: Any) -> Path:
+    def make(regex: str | tuple[str, ...], normalizer: Any = None, added: list[AddedToken] = ADDED, **model: Any) -> Path:
         made = tokenizers.Tokenizer(models.BPE({token: rank for rank, token in spelled.items()}, merges, **model))
         if regex == split_patterns.GPT2:
             made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        elif regex == split_patterns.STARCODER:
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
         else:
             to_symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(regex), "isolated"), to_symbols])
+            steps = [pre_tokenizers.Split(Regex(step), "isolated") for step in ([regex] if isinstance(regex, str) else regex)]
+            made.pre_tokenizer = pre_tokenizers.Sequence([*steps, to_symbols])
         made.decoder = decoders.ByteLevel()
         if normalizer is not None:
             made.normalizer = normalizer
@@ -112,6 +116,12 @@ CASES = [
     ("gpt2 nfc", split_patterns.GPT2, normalizers.NFC(), "parse"),
     ("tekken", split_patterns.TEKKEN, None, "text"),
     ("o200k", split_patterns.O200K, None, "text"),
+    ("qwen35", split_patterns.QWEN35, normalizers.NFC(), "parse"),
+    ("cl100k", split_patterns.CL100K, None, "text"),
+    ("kimi", split_patterns.KIMI, None, "text"),
+    ("deepseek", split_patterns.DEEPSEEK, None, "text"),
+    ("deepseek", split_patterns.DEEPSEEK, None, "parse"),
+    ("starcoder", split_patterns.STARCODER, None, "text"),
 ]
 
 
@@ -223,7 +233,7 @@ def change(path: Path, **parts: Any) -> Path:
 
 SPLIT = {"type": "Split", "pattern": {"Regex": split_patterns.LLAMA3}, "behavior": "Isolated", "invert": False}
 TO_SYMBOLS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-DIGITS = {"type": "Digits", "individual_digits": True}
+DIGITS = {"type": "Digits", "individual_digits": False}
 WITH_REGEX = TO_SYMBOLS | {"use_regex": True}
 
 
@@ -252,6 +262,10 @@ def test_what_changes_nothing_stays_fast(make_json: Callable[..., Path], texts: 
         ({"normalizer": {"type": "Lowercase"}}, "it normalizes text by Lowercase"),
         ({"pre_tokenizer": None}, "it does not cut text into words"),
         ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [DIGITS, WITH_REGEX]}}, "it cuts text by Digits, ByteLevel"),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, WITH_REGEX]}},
+            "it cuts text by a pattern that is not compiled",
+        ),
         ({"pre_tokenizer": WITH_REGEX | {"add_prefix_space": True}}, "adds a space before text"),
         (
             {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT | {"pattern": {"Regex": r"\S+|\s+"}}, TO_SYMBOLS]}},
@@ -293,6 +307,36 @@ def test_an_added_token_with_an_id_of_its_own(make_json: Callable[..., Path]) ->
     tokenizer = load(change(path, added_tokens=added))
     assert not is_compiled(tokenizer)
     assert encoded(tokenizer, ["<tool_call>"]) == expected(reference(path, "text"), ["<tool_call>"])
+
+
+@pytest.mark.parametrize(("missing", "is_fast"), [(range(0xF5, 0x100), True), ([0xC0, 0xC1], True), ([0xC2], False)])
+def test_bytes_without_a_token(make_json: Callable[..., Path], missing: Sequence[int], is_fast: bool) -> None:
+    """GPT-NeoX has no tokens for the bytes that never occur in UTF-8."""
+    path = make_json(split_patterns.GPT2)
+    model = json.loads(path.read_bytes())["model"]
+    absent = {SYMBOL_OF_BYTE[byte] for byte in missing}
+    merges = [pair for pair in model["merges"] if not absent & {*"".join(pair)}]
+    tokenizer = load(
+        change(
+            path,
+            model__vocab={token: rank for token, rank in model["vocab"].items() if not absent & {*token}},
+            model__merges=merges,
+            added_tokens=[],
+        )
+    )
+    assert is_compiled(tokenizer) == is_fast
+    documents = [chr(point) * 2 for point in range(0x80, 0x110000, 97) if not 0xD800 <= point < 0xE000]
+    assert encoded(tokenizer, documents) == expected(reference(path, "text"), documents)
+
+
+def test_a_pattern_with_line_breaks_instead_of_escapes(make_json: Callable[..., Path], texts: list[str]) -> None:
+    """As DeepSeek's file spells its own."""
+    regex = split_patterns.LLAMA3.replace(r"\r", "\r").replace(r"\n", "\n")
+    path = make_json(regex)
+    tokenizer = load(path)
+    assert is_compiled(tokenizer)
+    documents = [*texts[:50], "a\r\n\n b \n  \n!\r\n"]
+    assert encoded(tokenizer, documents) == expected(reference(path, "text"), documents)
 
 
 @pytest.mark.parametrize("old_merges", [True, False])

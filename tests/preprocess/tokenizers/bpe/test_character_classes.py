@@ -6,8 +6,20 @@ import numpy as np
 import pytest
 import tiktoken
 
+from lt_preprocess.tokenizers import pattern_codes
 from lt_preprocess.tokenizers.bpe import character_classes
-from lt_preprocess.tokenizers.bpe.character_classes import LETTER, LOWER, MARK, NEWLINE, NUMBER, SPACE, UPPER
+from lt_preprocess.tokenizers.bpe.character_classes import (
+    HAN,
+    IDEOGRAPH,
+    LETTER,
+    LOWER,
+    MARK,
+    NEWLINE,
+    NUMBER,
+    PUNCTUATION,
+    SPACE,
+    UPPER,
+)
 
 POINTS = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 
@@ -39,6 +51,21 @@ def test_every_code_point_is_classed_as_by_tiktoken(pattern: str, classes: list[
     table = character_classes.table()
     assert table.shape == (0x110000,)
     assert set(np.flatnonzero(np.isin(table, classes)).tolist()) == members(pattern)
+
+
+@pytest.mark.parametrize(
+    ("code", "pattern", "classes"),
+    [
+        (pattern_codes.QWEN35, r"[\p{L}\p{M}]", [LETTER, UPPER, LOWER]),
+        (pattern_codes.KIMI, r"\p{Han}", range(HAN, 2 * HAN)),
+        (pattern_codes.KIMI, r"\p{N}", [NUMBER, HAN + NUMBER]),
+        (pattern_codes.DEEPSEEK, r"[[\p{P}\p{S}]--[\u3040-\u30ff]]", [PUNCTUATION]),
+        (pattern_codes.DEEPSEEK, r"[\u4e00-\u9fa5\u3040-\u30ff]", [IDEOGRAPH]),
+        (pattern_codes.DEEPSEEK, r"[[\p{L}\p{M}]--[\u4e00-\u9fa5\u3040-\u30ff]]", [LETTER]),
+    ],
+)
+def test_classes_of_a_pattern(code: int, pattern: str, classes: list[int]) -> None:
+    assert set(np.flatnonzero(np.isin(character_classes.table(code), [*classes])).tolist()) == members(pattern)
 
 
 def test_white_space_is_not_that_of_str_isspace() -> None:

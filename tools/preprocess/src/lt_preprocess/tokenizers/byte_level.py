@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lt_preprocess.tokenizers import self_check, split_patterns, vocabulary_cache
+from lt_preprocess.tokenizers import pattern_codes, self_check, split_patterns, vocabulary_cache
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
 from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks, tokenizer_json
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Unrecognised, Vocabulary
@@ -41,7 +41,12 @@ class ByteLevel(Tokenizer):
             from lt_preprocess.tokenizers.bpe import encoder
 
             self._encoding = encoder.ByteLevelBpe(self._vocabulary)
-        return self._encoding.new_encoder()
+        made = self._encoding.new_encoder()
+        if self._vocabulary.pattern == pattern_codes.CL100K:
+            from lt_preprocess.tokenizers.final_white_space import FinalWhiteSpaceEncoder
+
+            return FinalWhiteSpaceEncoder(made, self._vocabulary)
+        return made
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         try:

@@ -5,6 +5,14 @@ LLAMA3 = 1
 QWEN2 = 2
 TEKKEN = 3
 O200K = 4
+QWEN35 = 5
+CL100K = 6
+KIMI = 7
+DEEPSEEK = 8
+STARCODER = 9
 
 CASED = (TEKKEN, O200K)
 """Those that cut words between cases, too."""
+
+SEQUENCES = (DEEPSEEK, STARCODER)
+"""Those of several splits, each of which cuts what the one before it leaves."""

@@ -33,14 +33,15 @@ class UncompiledEncoder(Encoder):
             for piece, _ in self._splitter.pre_tokenize_str(text.decode()):
                 found = self._known.get(piece)
                 if found is None:
-                    found = self._piece_ids(piece.encode())
+                    found = self.word_ids(piece.encode())
                     if len(self._known) < _CACHED_PIECES:
                         self._known[piece] = found
                 ids.extend(found)
             lengths.append(len(ids) - before)
         return np.array(ids, np.int32), np.array(lengths, np.int64)
 
-    def _piece_ids(self, piece: bytes) -> list[int]:
+    def word_ids(self, piece: bytes) -> list[int]:
+        """The ids of what the pattern does not cut."""
         whole = self._whole_pieces.get(piece)
         return self._merged([self._byte_ids[byte] for byte in piece]) if whole is None else [whole]
 

@@ -134,9 +134,9 @@ class HuggingFace(_Noting):
         self.vocab_size = max(ids.values(), default=-1) + 1
         if not 0 < self.vocab_size <= 2**31:
             raise BadData(f"{path}: its vocabulary has ids up to {self.vocab_size - 1:,}")
-        self.eod = tokenizer_json.end_of_document(path, ids, files.companions)
         self._added = dict(self._tokenizer.get_added_tokens_decoder())
         self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
+        self.eod = tokenizer_json.end_of_document_id(path, ids, self.special_tokens, files.companions)
         self._bytes: Mapping[int, bytes] | None = None
 
     def new_encoder(self) -> HuggingFaceEncoder:

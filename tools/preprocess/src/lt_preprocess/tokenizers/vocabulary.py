@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from lt_shared.tokenizers.byte_symbols import BYTE_OF_SYMBOL
 
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-
 
 class Unrecognised(Exception):
     """A well-formed tokenizer that the compiled encoder does not cover; the message says what is unknown."""

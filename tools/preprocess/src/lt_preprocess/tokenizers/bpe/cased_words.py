@@ -18,7 +18,7 @@ _NEWLINES_AND_SLASH = (0x0A, 0x0D, ord("/"))
 
 
 @inner
-def _letters_end(start: int, end: int, classes: int, needs_lower: bool) -> int:
+def letters_end(start: int, end: int, classes: int, needs_lower: bool) -> int:
     """The end of UPPER*LOWER+, or else, unless it `needs_lower`, of UPPER+; `start` when neither is there."""
     at, after_caseless = start, start
     while at < end:
@@ -39,7 +39,7 @@ def _letters_end(start: int, end: int, classes: int, needs_lower: bool) -> int:
 
 
 @inner
-def _white_space_end(start: int, end: int, classes: int) -> int:
+def white_space_end(start: int, end: int, classes: int) -> int:
     at, last, newline_end = start, start, start
     while at < end and is_white_space(at, classes):
         last = at
@@ -62,7 +62,7 @@ def word_end(is_o200k: bool, start: int, end: int, classes: int) -> int:
                 second += width(load8(second))
         return second
     letters = start if kind >= LETTER else second
-    stop = _letters_end(letters, end, classes, kind == MARK) if kind != NEWLINE else letters
+    stop = letters_end(letters, end, classes, kind == MARK) if kind != NEWLINE else letters
     if stop > letters or kind == MARK:
         return contraction_end(stop, end, 0x20) if is_o200k and stop < end and load8(stop) == ord("'") else stop
     at = second if load8(start) == _BLANK else start
@@ -76,4 +76,4 @@ def word_end(is_o200k: bool, start: int, end: int, classes: int) -> int:
         while run < end and load8(run) in _NEWLINES_AND_SLASH:
             run += 1
         return run
-    return _white_space_end(start, end, classes)
+    return white_space_end(start, end, classes)

@@ -9,6 +9,7 @@ The patterns ask whether a character is a letter (`\\p{L}`) and of which case, a
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.tokenizers import pattern_codes
 from lt_preprocess.tokenizers.bpe import unicode_ranges
 
 OTHER = 0
@@ -21,6 +22,14 @@ LETTER = 5
 UPPER = 6
 """Upper and title case."""
 LOWER = 7
+HAN = 8
+"""Added to the class of a Chinese character for Kimi's pattern: letters, but also numbers, marks and others of that script."""
+
+PUNCTUATION = 6
+"""For DeepSeek's pattern, which asks for no case: punctuation and symbols. OTHER is then what is none of all these classes."""
+IDEOGRAPH = 7
+"""For DeepSeek's pattern: the characters that its second split cuts out."""
+_DEEPSEEK_IDEOGRAPHS = ((0x3040, 0x30FF), (0x4E00, 0x9FA5))
 
 _RANGES = (
     (unicode_ranges.LETTERS, LETTER),
@@ -38,11 +47,25 @@ def _code_points(ranges: str) -> list[tuple[int, int]]:
     return [(int(bound[0], 16), int(bound[-1], 16)) for bound in bounds]
 
 
-def table() -> npt.NDArray[np.uint8]:
-    """The class of each code point, shape [0x110000]: 1.1 MB, of which text in one script touches a few cache lines."""
+def table(pattern: int = pattern_codes.GPT2) -> npt.NDArray[np.uint8]:
+    """The class of each code point for a pattern, shape [0x110000]: 1.1 MB, of which one script touches a few cache lines.
+
+    Patterns that take marks for letters differ from others in nothing else: their tables have no marks.
+    """
     classes = np.full(0x110000, OTHER, np.uint8)
     for ranges, code in _RANGES:
         for first, last in _code_points(ranges):
             classes[first : last + 1] = code
+    if pattern == pattern_codes.QWEN35:
+        classes[classes == MARK] = LETTER
+    if pattern == pattern_codes.KIMI:
+        for first, last in _code_points(unicode_ranges.HAN):
+            classes[first : last + 1] += HAN
+    if pattern == pattern_codes.DEEPSEEK:
+        classes[(classes == MARK) | (classes >= LETTER)] = LETTER
+        for first, last in _code_points(unicode_ranges.PUNCTUATION_AND_SYMBOLS):
+            classes[first : last + 1] = PUNCTUATION
+        for first, last in _DEEPSEEK_IDEOGRAPHS:
+            classes[first : last + 1] = IDEOGRAPH
     classes[[0x0A, 0x0D]] = NEWLINE
     return classes

@@ -59,10 +59,11 @@ class VocabularyTables:
     """Owns the arrays of a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary):
-        self._classes = character_classes.table()
+        self._classes = character_classes.table(vocabulary.pattern)
         self._merges = merges.build(vocabulary.byte_ids, vocabulary.merges)
         self._pieces = whole_tokens.build_pieces(self._not_made_by_merges(vocabulary.whole_pieces))
-        self.addresses = Tables(vocabulary.pattern, address(self._classes), self._merges.addresses(), self._pieces.addresses())
+        pattern = _KERNEL_PATTERNS.get(vocabulary.pattern, vocabulary.pattern)
+        self.addresses = Tables(pattern, address(self._classes), self._merges.addresses(), self._pieces.addresses())
 
     def _not_made_by_merges(self, tokens: dict[bytes, int]) -> dict[bytes, int]:
         """The tokens that merging their bytes does not give: a few hundred of Llama 3's."""
@@ -182,12 +183,37 @@ def _encode_by_case(
     return _encode(pretokenizer.word_starts_by_case, tables, buffers, count, data, offsets, output, lengths)
 
 
+@kernel
+def _encode_by_script(
+    tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
+) -> int:
+    return _encode(pretokenizer.word_starts_by_script, tables, buffers, count, data, offsets, output, lengths)
+
+
+@kernel
+def _encode_in_sequence(
+    tables: Tables, buffers: ThreadBuffers, count: int, data: int, offsets: int, output: int, lengths: int
+) -> int:
+    return _encode(pretokenizer.word_starts_in_sequence, tables, buffers, count, data, offsets, output, lengths)
+
+
+_ENCODE = (
+    dict.fromkeys(pattern_codes.CASED, _encode_by_case)
+    | dict.fromkeys(pattern_codes.SEQUENCES, _encode_in_sequence)
+    | {pattern_codes.KIMI: _encode_by_script}
+)
+"""The kernels of patterns that are cut a character at a time, each apart so that no tokenizer waits for the compiler of all."""
+
+_KERNEL_PATTERNS = {pattern_codes.QWEN35: pattern_codes.QWEN2, pattern_codes.CL100K: pattern_codes.LLAMA3}
+"""Patterns that are cut by the code of another."""
+
+
 class WordCachingEncoder(Encoder):
     """Encodes texts for one thread; the tables are shared, the caches of words are its own."""
 
     def __init__(self, tables: VocabularyTables):
         self._tables = tables
-        self._encode = _encode_by_case if tables.addresses.pattern in pattern_codes.CASED else _encode_by_class
+        self._encode = _ENCODE.get(tables.addresses.pattern, _encode_by_class)
         self._words = word_cache.WordCacheArrays()
         self._scratch = merges.new_scratch()
         self._state = np.zeros(pretokenizer.STATE_SIZE, np.uint64)

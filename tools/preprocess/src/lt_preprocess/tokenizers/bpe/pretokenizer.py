@@ -4,7 +4,10 @@ GPT-2:    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 Llama 3:  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|
           \s*[\r\n]+|\s+(?!\S)|\s+
 Qwen 2:   Llama 3's with \p{N} for \p{N}{1,3}
-Tekken and o200k cut between cases too; see `cased_words`, which does it a character at a time.
+Qwen 3.5: Qwen 2's with [\p{L}\p{M}] for \p{L}, which is the same code over other character classes
+cl100k:   Llama 3's, but for the white space at the end of a text; see `final_white_space`
+Tekken and o200k cut between cases too; see `cased_words`, which does it a character at a time, as `han_words` for Kimi and
+`split_sequences` for DeepSeek and StarCoder.
 
 The text is read in blocks of 64 bytes. Vector compares give a bit mask for each class of characters, and some sixty operations
 on these masks give the bytes at which words start, without a branch for each word: a regular expression engine, and a loop over
@@ -33,10 +36,10 @@ from lt_preprocess.kernels.intrinsics import (
 )
 from lt_preprocess.kernels.jit import inner
 from lt_preprocess.kernels.simd import BLOCK_BYTES, character_masks
-from lt_preprocess.tokenizers.bpe import cased_words
+from lt_preprocess.tokenizers.bpe import cased_words, han_words, split_sequences
 from lt_preprocess.tokenizers.bpe.character_classes import LETTER, NUMBER, SPACE
 from lt_preprocess.tokenizers.bpe.characters import class_at, contraction_end, is_white_space, width
-from lt_preprocess.tokenizers.pattern_codes import GPT2, O200K, QWEN2
+from lt_preprocess.tokenizers.pattern_codes import DEEPSEEK, GPT2, O200K, QWEN2
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -184,7 +187,8 @@ def _after_line_breaks(
 def word_starts(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
     """The bytes of the block at `at` at which words start, the first in the lowest bit; bits after the text's end are not set.
 
-    For GPT-2, Llama 3 and Qwen 2. The other patterns' code is apart, so that a tokenizer does not wait for the compiler of both.
+    For GPT-2, Llama 3, Qwen 2 and those like them. The other patterns' code is apart, so that a tokenizer does not wait for the
+    compiler of all.
     Addresses: `at` and `end` of valid UTF-8 with PADDING_BYTES after it; `classes` of `character_classes.table`; `state` of
     STATE_SIZE uint64, zero at the start of a text.
     """
@@ -257,5 +261,36 @@ def word_starts_by_case(pattern: int, at: int, end: int, classes: int, state: in
     while word < min(at + BLOCK_BYTES, end):
         starts |= _ONE << np.uint64(word - at)
         word = cased_words.word_end(pattern == O200K, word, end, classes)
+    _set(state, _NEXT_WORD, np.uint64(word))
+    return starts
+
+
+@inner
+def word_starts_by_script(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    """`word_starts` for Kimi."""
+    word = signed(_get(state, _NEXT_WORD))
+    if word == 0:
+        word = at
+    starts = _ZERO
+    while word < min(at + BLOCK_BYTES, end):
+        starts |= _ONE << np.uint64(word - at)
+        word = han_words.word_end(word, end, classes)
+    _set(state, _NEXT_WORD, np.uint64(word))
+    return starts
+
+
+@inner
+def word_starts_in_sequence(pattern: int, at: int, end: int, classes: int, state: int) -> np.uint64:
+    """`word_starts` for DeepSeek and StarCoder."""
+    word = signed(_get(state, _NEXT_WORD))
+    if word == 0:
+        word = at
+    starts = _ZERO
+    while word < min(at + BLOCK_BYTES, end):
+        starts |= _ONE << np.uint64(word - at)
+        if pattern == DEEPSEEK:
+            word = split_sequences.deepseek_word_end(word, end, classes)
+        else:
+            word = split_sequences.starcoder_word_end(word, end, classes)
     _set(state, _NEXT_WORD, np.uint64(word))
     return starts

@@ -45,8 +45,8 @@ def merge_table(pairs: Sequence[Sequence[str]], ranks: Sequence[int], ids: dict[
 
 
 def byte_ids(ids: dict[str, int]) -> npt.NDArray[np.int32]:
-    """The id of each byte, int32 [256]."""
-    return np.array([ids[symbol] for symbol in SYMBOL_OF_BYTE], np.int32)
+    """The id of each byte, int32 [256]; 0 for bytes that have none, which must not occur in text."""
+    return np.array([ids.get(symbol, 0) for symbol in SYMBOL_OF_BYTE], np.int32)
 
 
 def _check_class(files: TokenizerFiles) -> None:

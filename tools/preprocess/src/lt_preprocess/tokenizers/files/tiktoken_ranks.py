@@ -1,100 +1,101 @@
 """Files that list ranks: Tekken's, and tiktoken's lines of a base64 token and its rank, which is its id.
 
-A tiktoken file does not say how text is cut into pieces, nor what the special tokens are called. Llama 3, Llama 4 and Qwen are
-known by their number of tokens. Of another model, the Python code beside the file must hold a pattern that is known here, and
-`tokenizer_config.json` the special tokens (`added_tokens_decoder`).
+A tiktoken file does not say how text is cut into pieces, nor what the special tokens are called. The Python code beside it says
+the first (`pattern_source`) and `tokenizer_config.json` the second (`added_tokens_decoder`). Without them both are known of files
+whose content is (`known_ranks`). The number of ranks decides nothing: other tokenizers have 128,000, too.
 """
 
 import binascii
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from lt_preprocess.tokenizers import split_patterns, vocabulary
-from lt_preprocess.tokenizers.files import json_files
+from lt_preprocess.tokenizers import end_of_document, pattern_codes, split_patterns, vocabulary
+from lt_preprocess.tokenizers.files import json_files, known_ranks, pattern_source
+from lt_preprocess.tokenizers.files.known_ranks import Model
 from lt_preprocess.tokenizers.vocabulary import AddedToken, Vocabulary
 from lt_shared.console import BadData
 from lt_shared.tokenizer_files import TokenizerFiles
-from lt_shared.tokenizers import llama3, tekken
+from lt_shared.tokenizers import tekken
 
-
-def llama4_special_tokens() -> list[str]:
-    """The 2,048 tokens after the ranks."""
-    basic = ["begin_of_text", "end_of_text", "fim_prefix", "fim_middle", "fim_suffix"]
-    post_train = [
-        *("header_start", "header_end", "eom", "eot", "step"),
-        *(f"text_post_train_reserved_special_token_{number}" for number in range(6)),
-        *("python_start", "python_end", "finetune_right_pad"),
-        *(f"text_post_train_reserved_special_token_{number}" for number in range(8, 69)),
-    ]
-    vision = [f"vision_reserved_special_token_{number}" for number in range(1048)]
-    for name, index in (
-        *(("image_start", 0), ("image_end", 1), ("tile_x_separator", 4)),
-        *(("tile_y_separator", 5), ("image", 10), ("patch", 12)),
-    ):
-        vision.insert(index, name)
-    reasoning = [f"reasoning_reserved_special_token_{number}" for number in range(8)]
-    reasoning += ["reasoning_thinking_start", "reasoning_thinking_end"]
-    names = [*basic, *post_train, *vision, *reasoning]
-    names += [f"reserved_special_token_{number}" for number in range(2048 - len(names))]
-    return [f"<|{name}|>" for name in names]
-
-
-def qwen_special_tokens() -> list[str]:
-    return ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205))]
-
-
-class _Model(NamedTuple):
-    regex: str
-    special_tokens: Callable[[], list[str]]
-    end_of_document: str
-    is_nfc: bool = False
-
-
-_MODELS = {
-    128_000: _Model(split_patterns.LLAMA3, llama3.special_tokens, "<|end_of_text|>"),
-    151_643: _Model(split_patterns.QWEN2, qwen_special_tokens, "<|endoftext|>", is_nfc=True),
-    200_000: _Model(split_patterns.O200K, llama4_special_tokens, "<|end_of_text|>"),
-}
+_RESERVED_BY_KIMI = 256
 
 
 def read(files: TokenizerFiles) -> Vocabulary:
-    """Raises BadData for a malformed file and for one of an unknown model."""
-    path, *code = files.files
-    ranks = read_ranks(path)
-    model = _MODELS.get(len(ranks))
-    if model is not None and max(ranks.values()) == len(ranks) - 1:
-        numbered = enumerate(model.special_tokens(), len(ranks))
-        added = [AddedToken(content, number, is_special=True) for number, content in numbered]
-        return _with_added_tokens(ranks, added, model.regex, model.end_of_document, model.is_nfc)
-    return _read_unknown(files, ranks, code)
+    """Raises BadData for a malformed file, and when nothing says how text is cut or what the special tokens are."""
+    ranks = read_ranks(files.files[0])
+    model = known_ranks.find(ranks, files.files[0].name)
+    sources = [source.read_text(encoding="utf-8", errors="replace") for source in files.files[1:]]
+    added = _special_tokens(files, ranks, model)
+    if added is None:
+        raise _unknown(files, len(ranks))
+    regex = _regex(files, sources, model, len(ranks))
+    if split_patterns.code(regex) == pattern_codes.KIMI:
+        added = _with_reserved(added, max(ranks.values()) + 1)
+    is_nfc = any("normalize(" in source and "NFC" in source for source in sources) if sources else bool(model and model.is_nfc)
+    eos_token = json_files.eos_token(files.companions) or (model.end_of_document if model else None)
+    eod = end_of_document.choose(eos_token, {token.content for token in added if token.is_special})
+    return _with_added_tokens(ranks, added, regex, eod, is_nfc)
 
 
-def _read_unknown(files: TokenizerFiles, ranks: dict[bytes, int], code: Sequence[Path]) -> Vocabulary:
-    sources = [source.read_text(encoding="utf-8", errors="replace") for source in code]
-    regex = split_patterns.find_in("\n".join(sources))
-    if regex is None:
-        raise BadData(
-            f"{files.files[0]}: a tiktoken file of {len(ranks):,} entries; only those of Llama 3 (128,000), Llama 4 (200,000) "
-            "and Qwen (151,643) are known, and the file does not say how text is cut",
-            "use the tokenizer.json of that model",
-        )
+def _special_tokens(files: TokenizerFiles, ranks: dict[bytes, int], model: Model | None) -> list[AddedToken] | None:
+    """Those of the configuration and of the known file; None when neither says anything and no code is there to say more."""
     decoder = json_files.configuration(files.companions).get("added_tokens_decoder")
+    if model is None and len(files.files) == 1:
+        return None
+    listed = _listed_tokens(files, decoder) if decoder or model is None else []
+    taken = {token.content for token in listed} | {token.id for token in listed}
+    known = model.special_tokens(max(ranks.values()) + 1) if model else {}
+    return [
+        *(AddedToken(name, number, True) for name, number in known.items() if not {name, number} & taken),
+        *listed,
+    ]
+
+
+def _regex(files: TokenizerFiles, sources: Sequence[str], model: Model | None, count: int) -> str:
+    """The pattern that the code states, else that of the known file."""
+    try:
+        stated = pattern_source.find(sources, split_patterns.TIKTOKEN_SPELLINGS)
+    except pattern_source.Unclear as reason:
+        raise BadData(
+            f"{files.files[1]}: this code says how text is cut, but {reason}", "use the tokenizer.json of that model"
+        ) from None
+    if stated is None and model is not None:
+        return model.regex
+    if stated not in split_patterns.TIKTOKEN_SPELLINGS:
+        raise _unknown(files, count)
+    return split_patterns.TIKTOKEN_SPELLINGS[stated]
+
+
+def _unknown(files: TokenizerFiles, count: int) -> BadData:
+    beside = files.directory / "tokenizer.json"
+    return BadData(
+        f"{files.files[0]}: a tiktoken file of {count:,} entries; only those of {known_ranks.names()} are known "
+        "by their content, and the file does not say how text is cut",
+        f"--tokenizer {beside}"
+        if beside.is_file()
+        else "use the tokenizer.json of that model, or put its tokenization_*.py and tokenizer_config.json beside the file",
+    )
+
+
+def _listed_tokens(files: TokenizerFiles, decoder: Any) -> list[AddedToken]:
     if not isinstance(decoder, dict) or not decoder:
         raise BadData(
             f"{files.files[0]}: no tokenizer_config.json beside it lists the special tokens (added_tokens_decoder)",
             "use the tokenizer.json of that model",
         )
     try:
-        added = [AddedToken(str(token["content"]), int(number), bool(token["special"])) for number, token in decoder.items()]
+        return [AddedToken(str(token["content"]), int(number), bool(token["special"])) for number, token in decoder.items()]
     except (ValueError, TypeError, KeyError):
         raise BadData(f"{files.directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed") from None
-    names = {token.content for token in added}
-    eod = json_files.eos_token(files.companions)
-    eod = eod or next((name for name in vocabulary.END_OF_DOCUMENT_NAMES if name in names), None)
-    is_nfc = any("normalize(" in source and "NFC" in source for source in sources)
-    return _with_added_tokens(ranks, added, regex, eod, is_nfc)
+
+
+def _with_reserved(added: list[AddedToken], first: int) -> list[AddedToken]:
+    """Kimi's code reserves the ids after the ranks that its configuration does not name."""
+    named = {token.id for token in added}
+    free = (number for number in range(first, first + _RESERVED_BY_KIMI) if number not in named)
+    return [*added, *(AddedToken(known_ranks.reserved(number), number, True) for number in free)]
 
 
 def read_tekken(files: TokenizerFiles) -> Vocabulary:
