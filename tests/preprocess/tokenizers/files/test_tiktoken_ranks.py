@@ -299,7 +299,8 @@ def test_openai_s_own_encodings(monkeypatch: pytest.MonkeyPatch, name: str) -> N
     monkeypatch.setattr(known_ranks, "sha256", lambda _: next(known for known in known_ranks.MODELS if known in beside_its_url))
     model = known_ranks.find({}, f"{name}.tiktoken")
     assert model is not None
-    assert split_patterns.TIKTOKEN_SPELLINGS[published["pat_str"]] == model.regex
+    meaning = split_patterns.TIKTOKEN_SPELLINGS[published["pat_str"]]
+    assert split_patterns.code(meaning) == split_patterns.code(model.regex) != split_patterns.NOT_COMPILED
     found = model.special_tokens(highest + 1)
     differing = {content for content, number in published["special_tokens"].items() if found.get(content) != number}
     # One id has two names in the library.

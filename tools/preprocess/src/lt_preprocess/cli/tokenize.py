@@ -2,12 +2,15 @@
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lt_preprocess.cli import datasets, megatron_options
 from lt_shared import console
+
+if TYPE_CHECKING:
+    from lt_preprocess.pipeline.plan import Plan
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web
@@ -52,6 +55,9 @@ class _Command(console.DefaultCommand):
 )
 @click.option("--append-eod", is_flag=True, help="End every document with the tokenizer's end-of-document token.")
 @click.option(
+    "--eod-token", metavar="TOKEN", help="The special token that --append-eod appends, if not the one that it would choose."
+)
+@click.option(
     "--special-tokens",
     type=click.Choice(["text", "parse", "reject"]),
     default="text",
@@ -86,6 +92,7 @@ def command(
     output_prefix: str,
     json_keys: tuple[str, ...],
     append_eod: bool,
+    eod_token: str | None,
     special_tokens: Any,
     on_error: Any,
     shard: str | None,
@@ -116,12 +123,13 @@ def command(
     workers = workers or len(os.sched_getaffinity(0))
     options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size)
     tokenizer_files, given = megatron_options.find_tokenizer(tokenizer, megatron)
-    wanted = plan.plan([*files, *input], tokenizer_files, given, output_prefix, options)
+    wanted = plan.plan([*files, *input], tokenizer_files, given, output_prefix, options, eod_token)
     made = sidecar.up_to_date(wanted)
     if dry_run:
         console.print_json(wanted.to_record() | {"up_to_date": made is not None, "workers": workers})
         return
     megatron_options.note_those_without_effect(megatron)
+    _say_what_ends_documents(wanted)
     if not append_eod and wanted.tokenizer.eod is not None:
         console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
     if made is None or force:
@@ -137,6 +145,17 @@ def command(
     for dataset in made:
         writer.write(dataset)
     writer.end()
+
+
+def _say_what_ends_documents(wanted: "Plan") -> None:
+    from lt_preprocess.tokenizers.end_of_document import TURN_ENDS
+
+    if wanted.eod is None:
+        return
+    if wanted.eod_name in TURN_ENDS:
+        console.warn(f"every document ends with {wanted.eod_name} ({wanted.eod}), which ends a turn of a chat: see --eod-token")
+    else:
+        console.note(f"every document ends with {wanted.eod_name} ({wanted.eod})")
 
 
 def _slice(shard: str | None) -> Any:

@@ -48,6 +48,11 @@ def load_tokenizer(dataset: Dataset, given: Path | None, special_tokens: Special
     return loaded
 
 
+def end_of_document(dataset: Dataset, tokenizer: Tokenizer) -> int | None:
+    """The token that the dataset was made with, which need not be the tokenizer's own."""
+    return tokenizer.eod if dataset.eod is None else dataset.eod
+
+
 Text = str | list[str]
 
 
@@ -57,7 +62,7 @@ def texts(dataset: Dataset, tokenizer: Path | None = None, first: int = 0, last:
     Raises: BadData for a dataset or a token that is malformed, and as `load_tokenizer`.
     """
     loaded = load_tokenizer(dataset, tokenizer)
-    eod = loaded.eod if provenance.tokenizing_options(dataset.prefix).get("append_eod", True) else None
+    eod = end_of_document(dataset, loaded) if provenance.tokenizing_options(dataset.prefix).get("append_eod", True) else None
     with BlockReader(dataset.prefix) as reader:
         for block in reader.blocks(TOKENS_AT_ONCE, first, last):
             documents = reader.read_documents(block)

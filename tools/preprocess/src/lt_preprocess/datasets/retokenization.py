@@ -53,7 +53,7 @@ def differences(dataset: Dataset, tokenizer: Path | None, sample: int) -> list[s
     with AnnounceCompilation():
         json_batch.prepare()
         encoder = loaded.new_encoder()
-    eod = loaded.eod if origin.append_eod else None
+    eod = decoding.end_of_document(dataset, loaded) if origin.append_eod else None
     paths = [source["path"] for source in origin.sources]
     found: list[str] = []
     count = 0

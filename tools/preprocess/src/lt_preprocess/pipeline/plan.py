@@ -7,6 +7,7 @@ a line is bad.
 """
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import os
@@ -68,6 +69,13 @@ class Plan:
         return self.tokenizer.eod if self.options.append_eod else None
 
     @property
+    def eod_name(self) -> str:
+        """The token that ends documents, as text."""
+        names = {number: name for name, number in self.tokenizer.special_tokens.items()}
+        eod = self.tokenizer.eod
+        return "" if eod is None else names.get(eod) or self.tokenizer.decode([eod]).decode("utf-8", "replace")
+
+    @property
     def fingerprint(self) -> str | None:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
@@ -110,8 +118,17 @@ class Plan:
         }
 
 
-def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, output_prefix: str, options: Options) -> Plan:
+def plan(
+    patterns: Sequence[str],
+    files: TokenizerFiles,
+    given: str | Path,
+    output_prefix: str,
+    options: Options,
+    eod_token: str | None = None,
+) -> Plan:
     """Check everything that can be checked before work begins. `files` is the tokenizer that the user called `given`.
+
+    `eod_token` names a special token that ends documents instead of the tokenizer's own choice.
 
     Raises: NoInput for a missing input, BadData for a tokenizer that cannot be read, BadConfig when `append_eod` asks for a token
     that the tokenizer does not have, UsageError for options that contradict each other, CannotCreate for a directory that is not
@@ -131,15 +148,26 @@ def plan(patterns: Sequence[str], files: TokenizerFiles, given: str | Path, outp
         warn("some inputs are given more than once, and are read as often")
     sources = _fingerprints(paths) if all(map(_can_be_read_again, paths)) else None
     loaded = tokenizers.load(files, options.special_tokens)
+    if eod_token is not None:
+        _end_with(loaded, eod_token, options)
     if options.append_eod and loaded.eod is None:
         raise BadConfig(
             f"{given}: this tokenizer has no end-of-document token for --append-eod",
-            "name its eos_token in a tokenizer_config.json beside it, or leave --append-eod out",
+            "name one of its special tokens with --eod-token, or leave --append-eod out",
         )
     prefix = _checked_prefix(output_prefix)
     if options.shard is not None:
         prefix = f"{prefix}-{options.shard.index:05d}-of-{options.shard.count:05d}"
     return Plan(prefix, paths, sources, loaded, tokenizers.identity(files, given), options)
+
+
+def _end_with(tokenizer: Tokenizer, token: str, options: Options) -> None:
+    if not options.append_eod:
+        raise UsageError(f"--eod-token {token} ends no document without --append-eod")
+    if token not in tokenizer.special_tokens:
+        similar = difflib.get_close_matches(token, tokenizer.special_tokens, 3) or list(tokenizer.special_tokens)[:3]
+        raise BadConfig(f"--eod-token {token}: not a special token of this tokenizer", f"for example {', '.join(similar)}")
+    tokenizer.eod = tokenizer.special_tokens[token]
 
 
 def _checked_prefix(prefix: str) -> str:
