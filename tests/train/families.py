@@ -1,7 +1,7 @@
 """Every model family beside transformers' model of it, with the same weights: what lt-train builds, and what config.json means.
 
 A program, because lt-train changes torch for a process without a GPU: prints, for each command line in the JSON list on standard
-input, the largest difference of the logits and of all weights' gradients.
+input, the largest difference of the logits and of all weights' gradients, each as a share of the largest.
 """
 
 import json
@@ -115,9 +115,10 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     for each in logits:
         torch.nn.functional.cross_entropy(each.flatten(0, 1), tokens.flatten()).backward()
     found = transformers_weights({name: _gradient(parameter) for name, parameter in ours.named_parameters()}, shape)
+    largest = max(_largest(_gradient(parameter)) for parameter in theirs.parameters())
     return {
-        "logits": _largest(logits[0][..., : shape.vocab_size] - logits[1]),
-        "gradient": max(_largest(found[name] - _gradient(parameter)) for name, parameter in theirs.named_parameters()),
+        "logits": _largest(logits[0][..., : shape.vocab_size] - logits[1]) / _largest(logits[1]),
+        "gradient": max(_largest(found[name] - _gradient(parameter)) for name, parameter in theirs.named_parameters()) / largest,
     }
 
 

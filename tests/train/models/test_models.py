@@ -95,7 +95,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
     assert differences[family]["logits"] < 1e-5
-    assert differences[family]["gradient"] < 1e-6
+    assert differences[family]["gradient"] < 1e-5
 
 
 RUNS: dict[str, tuple[str, ...]] = {

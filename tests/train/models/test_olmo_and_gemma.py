@@ -56,7 +56,7 @@ def differences(dataset: Dataset) -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     assert differences[family]["logits"] < 1e-5
-    assert differences[family]["gradient"] < 1e-6
+    assert differences[family]["gradient"] < 1e-5
 
 
 @pytest.fixture(scope="module")
