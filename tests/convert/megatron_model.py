@@ -24,6 +24,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import random as megatron_random
@@ -33,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from lt_shared import megatron_arguments
 from lt_shared.architecture import Architecture
+from lt_shared.rope_scaling import YarnScaling
 
 
 class _CpuForCuda(TorchFunctionMode):
@@ -75,9 +77,9 @@ def build(
         kv_channels=architecture.kv_channels,
         layernorm_epsilon=architecture.norm_epsilon,
         normalization="RMSNorm" if llama else "LayerNorm",
-        activation_func=torch.nn.functional.silu if llama else functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+        activation_func=_activation(architecture),
         gated_linear_unit=llama,
-        add_bias_linear=not llama,
+        add_bias_linear=not llama or architecture.add_bias_linear,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
         window_size=(architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
@@ -99,9 +101,15 @@ def build(
         apply_rope_fusion=False,
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
+        **(_gpt_oss() if architecture.attention_sinks else {}),
     )
     scaling = architecture.rope_scaling
     last_stage = (config.virtual_pipeline_model_parallel_size or 1) - 1
+    is_yarn = isinstance(scaling, YarnScaling)
+    if is_yarn:
+        arguments = megatron_arguments.to_arguments(architecture)
+        # GPTModel asks for them, and the configuration does not declare them.
+        vars(config).update({name: value for name, value in arguments.items() if name.startswith("yarn_")})
     return GPTModel(
         config=config,
         transformer_layer_spec=layers
@@ -114,13 +122,30 @@ def build(
         post_process=parallel_state.is_pipeline_last_stage() and stage in (None, last_stage),
         parallel_output=False,
         share_embeddings_and_output_weights=architecture.tie_embeddings,
-        position_embedding_type="rope" if llama else "learned_absolute",
+        position_embedding_type=("yarn" if is_yarn else "rope") if llama else "learned_absolute",
         rotary_base=int(architecture.rotary_base),
         rotary_percent=architecture.rotary_percent,
-        rope_scaling=scaling is not None,
+        rope_scaling=scaling is not None and not is_yarn,
         rope_scaling_factor=scaling.factor if scaling else 8.0,
         vp_stage=stage,
     )
+
+
+def _activation(architecture: Architecture) -> Any:
+    if architecture.family != "llama":
+        return functools.partial(torch.nn.functional.gelu, approximate="tanh")
+    return quick_gelu if architecture.attention_sinks else torch.nn.functional.silu
+
+
+def _gpt_oss() -> dict[str, Any]:
+    """Its features as Megatron-LM's --enable-gpt-oss sets them; the window's size is set with that of any model."""
+    return {
+        "softmax_type": "learnable",
+        "window_attn_skip_freq": 2,
+        "glu_linear_offset": 1.0,
+        "activation_func_clamp_value": 7.0,
+        "expert_tensor_parallel_size": 1,
+    }
 
 
 def fill(model: GPTModel) -> None:
@@ -180,9 +205,11 @@ def logits(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def run(job: dict[str, Any]) -> None:
-    parallel_state.initialize_model_parallel(job.get("tensor_parallel", 1), job.get("pipeline_parallel", 1))
-    megatron_random.model_parallel_cuda_manual_seed(1)
     architecture = Architecture.from_record(job["architecture"])
+    # Megatron splits no experts that have biases among tensor-parallel ranks.
+    experts = {"expert_tensor_parallel_size": 1} if architecture.add_bias_linear else {}
+    parallel_state.initialize_model_parallel(job.get("tensor_parallel", 1), job.get("pipeline_parallel", 1), **experts)
+    megatron_random.model_parallel_cuda_manual_seed(1)
     model = build(architecture, job["padded_vocab_size"], getattr(torch, job.get("dtype", "float32")))
     if "load" in job:
         load(model, job["load"])

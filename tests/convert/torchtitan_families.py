@@ -8,7 +8,9 @@ bit by bit, and `logits` are what TorchTitan's model computes with them.
 
 import dataclasses
 import json
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 import torchtitan_model  # Prepares torchtitan for a machine without a GPU.
 from safetensors.torch import load_file
 from torch.distributed import checkpoint
+from torchtitan.models import gpt_oss as titan_gpt_oss
 from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.common.config_utils import (
@@ -28,11 +31,14 @@ from torchtitan.models.common.config_utils import (
 )
 from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.gpt_oss.model import GptOssModel
+from torchtitan.models.gpt_oss.state_dict_adapter import GptOssStateDictAdapter
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 from lt_shared.architecture import Architecture
+from lt_shared.rope_scaling import YarnScaling
 
 _WEIGHT = {"weight": torch.nn.init.normal_}
 _ONES = {"weight": torch.nn.init.ones_}
@@ -110,6 +116,99 @@ def experts(architecture: Architecture) -> MoE.Config:
     )
 
 
+def gpt_oss(architecture: Architecture) -> GptOssModel.Config:
+    """TorchTitan's gpt-oss of this size. Its own configurations have 64 heads and windows of 128."""
+    frame = torchtitan_model.configuration(dataclasses.replace(architecture, rope_scaling=None), fused=True)
+    scaling = architecture.rope_scaling
+    assert isinstance(scaling, YarnScaling)
+    rope = CosSinRoPE.Config(
+        dim=architecture.kv_channels,
+        max_seq_len=architecture.max_position_embeddings,
+        theta=architecture.rotary_base,
+        scaling="yarn",
+        rope_factor=scaling.factor,
+        beta_fast=scaling.beta_fast,
+        beta_slow=scaling.beta_slow,
+        truncate=scaling.truncate,
+        original_seq_len=scaling.original_max_position_embeddings,
+    )
+    sizes = {
+        "hidden_dim": architecture.expert_size,
+        "num_experts": architecture.num_experts,
+        "top_k": architecture.moe_router_topk,
+    }
+    layers = titan_gpt_oss._build_gptoss_layers(
+        dim=architecture.hidden_size,
+        n_layers=architecture.num_layers,
+        load_balance_coeff=None,
+        attn_backend="flex",
+        moe_comm_backend="standard",
+        rope=rope,
+        **sizes,
+    )
+    for number, layer in enumerate(layers):
+        layer.attention = titan_gpt_oss._make_gptoss_attn_config(
+            dim=architecture.hidden_size,
+            layer_id=number,
+            attn_backend="flex",
+            n_heads=architecture.num_attention_heads,
+            n_kv_heads=architecture.num_query_groups,
+            head_dim=architecture.kv_channels,
+            sliding_window_size=architecture.window(number),
+            rope=rope,
+        )
+        for norm in (layer.attention_norm, layer.ffn_norm):
+            norm.eps = architecture.norm_epsilon
+    fields = {field.name: getattr(frame, field.name) for field in dataclasses.fields(frame)}
+    return GptOssModel.Config(**fields | {"layers": layers})
+
+
+def _with_normalizers(window: int | None) -> Callable[..., torch.Tensor]:
+    """In place of FlexAttention, which would be compiled: dense causal attention, whose normalizers TorchTitan asks for."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, out_transform: Any, **unused: Any) -> Any:
+        heads, length = q.shape[2], q.shape[1]
+        k, v = (each.repeat_interleave(heads // each.shape[2], dim=2) for each in (k, v))
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        hidden = (distance < 0) | (distance >= (window or length))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k).mul(scale).masked_fill(hidden, float("-inf"))
+        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+        return out_transform(mixed, scores.logsumexp(-1).transpose(1, 2))
+
+    return attend
+
+
+def _in_float32(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The experts put out bfloat16 whatever the model's dtype is, and are then added to tensors of it."""
+    return lambda *inputs: forward(*inputs).float()
+
+
+def run_gpt_oss(job: dict[str, Any]) -> None:
+    architecture = Architecture.from_record(job["architecture"])
+    config = gpt_oss(architecture)
+    model = config.build()
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=job["load"], no_dist=True)
+    # The adapter reads the published files, whose experts are quantized and stored as [expert, out, in].
+    stored = {}
+    for name, tensor in load_file(Path(job["hf"], "model.safetensors")).items():
+        is_matrix = name.endswith(("gate_up_proj", "down_proj"))
+        stored[f"{name}_blocks" if is_matrix else name] = tensor.transpose(1, 2) if is_matrix else tensor
+    # It lacks the axes that 0.3 has at the end of its own names.
+    expected = GptOssStateDictAdapter(config, None).from_hf(stored)
+    assert len(expected) == len(state)
+    for name, tensor in state.items():
+        assert torch.equal(tensor, expected[re.sub(r"_E[GDF]+$", "", name)]), name
+    model.load_state_dict(state)
+    for number, layer in enumerate(model.layers.values()):
+        layer.attention.inner_attention.forward = _with_normalizers(architecture.window(number))
+        experts = layer.moe.routed_experts.inner_experts
+        experts.forward = _in_float32(experts.forward)
+    with torch.no_grad():
+        tokens, masks = torch.tensor(job["tokens"]), {"basic_mask": None, "sliding_window_mask": None}
+        numpy.save(job["logits"], model(tokens, attention_masks=masks).float().numpy())
+
+
 def run(job: dict[str, Any]) -> None:
     architecture = Architecture.from_record(job["architecture"])
     if architecture.qk_layernorm:
@@ -131,7 +230,7 @@ def run(job: dict[str, Any]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        run(job)
+        (run_gpt_oss if job["architecture"].get("attention_sinks") else run)(job)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,10 @@ PUBLISHED = {
     "gemma3-4b": 3_880_263_168,
     "gemma3-12b": 11_766_034_176,
     "gemma3-27b": 27_009_346_304,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
+GPT_OSS = [("gpt-oss-20b", 4.187), ("gpt-oss-120b", 5.712)]
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 GPT3 = [name for name in PRESETS if name.startswith("gpt3-")]
 TOKENIZER = Path(__file__).parents[1] / "demo/tokenizer/vocab.json"
@@ -91,7 +94,8 @@ def test_transformers_makes_the_same_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)]
+    ("name", "billions"),
+    [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19), *GPT_OSS],
 )
 def test_active_parameters(name: str, billions: float) -> None:
     assert preset(name).active_parameters() / 1e9 == pytest.approx(billions, abs=0.05)

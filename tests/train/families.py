@@ -54,7 +54,10 @@ def _norms(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torc
 def _attention(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
     head, groups = shape.kv_channels, shape.num_query_groups
     queries = shape.num_attention_heads // groups * head
-    found = {"self_attn.o_proj.weight": part["self_attention.linear_proj.weight"]}
+    output = {kind: part.get(f"self_attention.linear_proj.{kind}") for kind in ("weight", "bias")}
+    found = {f"self_attn.o_proj.{kind}": value for kind, value in output.items() if value is not None}
+    if shape.attention_sinks:
+        found["self_attn.sinks"] = part["self_attention.core_attention.softmax_offset"]
     for kind in ("weight", "bias"):
         if f"self_attention.linear_qkv.{kind}" not in part:
             continue
@@ -84,10 +87,27 @@ def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, to
             [part[f"mlp.experts.local_experts.{expert}.{name}.weight"] for expert in range(shape.num_experts or 0)]
         )
 
+    if shape.add_bias_linear:
+        return _gpt_oss_experts(part, shape)
     return {
         "mlp.gate.weight": part["mlp.router.weight"],
         "mlp.experts.gate_up_proj": stacked("linear_fc1"),
         "mlp.experts.down_proj": stacked("linear_fc2"),
+    }
+
+
+def _gpt_oss_experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
+    """[experts, in, out], the outputs of the first matrix being gate 0, up 0, gate 1 ..."""
+    experts = [f"mlp.experts.local_experts.{expert}." for expert in range(shape.num_experts or 0)]
+    first = [part[f"{expert}linear_fc1.weight"] for expert in experts]
+    biases = [part[f"{expert}linear_fc1.bias"] for expert in experts]
+    return {
+        "mlp.router.weight": part["mlp.router.weight"],
+        "mlp.router.bias": part["mlp.router.bias"],
+        "mlp.experts.gate_up_proj": torch.stack([torch.stack(each.chunk(2), dim=1).flatten(0, 1).t() for each in first]),
+        "mlp.experts.gate_up_proj_bias": torch.stack([torch.stack(each.chunk(2), dim=1).flatten() for each in biases]),
+        "mlp.experts.down_proj": torch.stack([part[f"{expert}linear_fc2.weight"].t() for expert in experts]),
+        "mlp.experts.down_proj_bias": torch.stack([part[f"{expert}linear_fc2.bias"] for expert in experts]),
     }
 
 
@@ -104,6 +124,10 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
             generator = torch.Generator().manual_seed(index)
             alpha = 0.3 if parameter.dim() == 1 else 0.15
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
+        for name, parameter in ours.named_parameters():
+            if shape.activation == "clamped_swiglu" and "linear_fc1" in name:
+                # So that a tenth of the values is beyond the limits.
+                parameter.mul_(2)
     theirs = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**huggingface.to_config(shape, "float32")), attn_implementation="eager"
     ).eval()
@@ -114,17 +138,17 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     # The loss is over the padding of the vocabulary, too, which must have no part in it.
     for each in logits:
         torch.nn.functional.cross_entropy(each.flatten(0, 1), tokens.flatten()).backward()
-    found = transformers_weights({name: _gradient(parameter) for name, parameter in ours.named_parameters()}, shape)
-    largest = max(_largest(_gradient(parameter)) for parameter in theirs.parameters())
+    found = transformers_weights({name: of_gradient(parameter) for name, parameter in ours.named_parameters()}, shape)
+    largest = max(_largest(of_gradient(parameter)) for parameter in theirs.parameters())
     return {
         "logits": _largest(logits[0][..., : shape.vocab_size] - logits[1]) / _largest(logits[1]),
-        "gradient": max(_largest(found[name] - _gradient(parameter)) for name, parameter in theirs.named_parameters()) / largest,
+        "gradient": max(_largest(found[name] - of_gradient(parameter)) for name, parameter in theirs.named_parameters())
+        / largest,
     }
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _largest(difference: torch.Tensor) -> float:

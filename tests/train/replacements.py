@@ -27,6 +27,7 @@ RUNS = {
     "dense": ["", "--z-loss-coeff", "1e-4"],
     "sharded": ["", "--use-distributed-optimizer"],
     "experts": ["", "--num-experts", "4", "--moe-router-topk", "2"],
+    "biased experts": ["", "--model", "tiny-gpt-oss"],
     "fp8": ["", "--fp8-format", "hybrid", "--recompute-granularity", "selective", "--recompute-modules", "swiglu"],
 }
 

@@ -18,8 +18,10 @@ __all__ = ["LARGEST", "Architecture", "Family", "LatentAttention", "RopeScaling"
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
 NormPlacement = Literal["pre", "post", "both"]
-# What the feed-forward layer does to its gate: SiLU, GELU by hyperbolic tangent, or gpt-oss's clamped x * sigmoid(1.702 x).
+# What the feed-forward layer does to its gate: SiLU, GELU by hyperbolic tangent, or gpt-oss's x * sigmoid(1.702 x), where gates
+# are at most 7, and ups between -7 and 7 before 1 is added to them.
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT = 1.702, 7.0
 ScoreFunction = Literal["softmax", "sigmoid"]
 # Norms of queries and keys: of each head, or of all heads at once (OLMo 2).
 QkNorm = Literal["head", "all_heads"]
@@ -56,7 +58,8 @@ class Architecture:
     Attention: `sliding_window` counts the keys that a query sees, its own included; None is all. With `window_attn_skip_freq` n,
     every n-th layer sees all. `local_rotary_base` is the rotary base of the layers with a window where it differs; they then have
     no scaling either. `softmax_scale` replaces the inverse root of the head size. `attention_sinks` gives every head a learned
-    logit that takes part in the softmax and is then dropped.
+    logit that takes part in the softmax and is then dropped. `add_bias_linear` gives all linear layers and the router biases,
+    those of `add_qkv_bias` included, which then is False.
 
     Experts: the layers from `moe_first_dense_layers` on have `num_experts` of size `moe_ffn_hidden_size`, and a token goes to
     `moe_router_topk` of them and through a shared one of `moe_shared_expert_intermediate_size`. Where no layer is dense, the size
@@ -146,6 +149,9 @@ class Architecture:
             raise BadConfig(f"{self.num_attention_heads} attention heads do not split into {self.num_query_groups} query groups")
         if self.family == "llama" and self.rotary_channels % 2:
             raise BadConfig(f"rotary embeddings need an even head size, this one is {self.rotary_channels}")
+        if self.add_bias_linear:
+            # They are among those of all linear layers.
+            object.__setattr__(self, "add_qkv_bias", False)
         self._check_features()
         self._check_experts()
 

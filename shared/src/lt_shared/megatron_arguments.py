@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lt_shared import megatron_rope
-from lt_shared.architecture import Architecture, LatentAttention
+from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture, LatentAttention
 from lt_shared.console import BadConfig
 
 PREFIX = "lt_"
@@ -54,8 +54,7 @@ _WITHOUT_ARGUMENT = (
     *("embedding_multiplier", "residual_multiplier", "logits_scaling", "model_type"),
 )
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Architecture)}
-# gpt-oss's activation: x * sigmoid(1.702 x), of values up to 7, times the other half plus 1.
-_CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0}
+_CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
 
 
 def to_arguments(architecture: Architecture) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def to_arguments(architecture: Architecture) -> dict[str, Any]:
         "norm_epsilon": architecture.norm_epsilon,
         "untie_embeddings_and_output_weights": not architecture.tie_embeddings,
         "init_method_std": architecture.init_std,
-        "add_qkv_bias": architecture.add_qkv_bias,
+        "add_qkv_bias": architecture.add_qkv_bias or architecture.add_bias_linear,
         # With latent attention it means the norms of the latents, which all such models have.
         "qk_layernorm": architecture.qk_layernorm or latent is not None,
         "window_size": (architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
@@ -133,7 +132,7 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
     try:
         llama = megatron_rope.is_rotary(arguments, name)
         latent = _latent_attention(arguments)
-        features = _read_features(arguments)
+        features = _read_features(arguments, name)
         style = {"llama": llama, "activation": features["activation"], "biases": bool(arguments.get("add_bias_linear"))}
         for field, value in (_style(**style) | _ABSENT_HERE).items():
             if arguments.get(field, value) != value:
@@ -168,18 +167,33 @@ def from_arguments(arguments: Mapping[str, Any], name: str) -> Architecture:
         raise BadConfig(f"{name}: the Megatron arguments are malformed: {error}") from None
 
 
-def _read_features(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _read_features(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in (*_FEATURES, *_WITHOUT_ARGUMENT):
         value = arguments.get(_FEATURES.get(field, PREFIX + field))
         if value is not None and (not field.startswith("moe_") or arguments.get("num_experts")):
             found[field] = value
-    clamped = {key: arguments.get(key) for key in _CLAMPED_SWIGLU} == _CLAMPED_SWIGLU
+    clamped = _is_clamped_swiglu(arguments, name)
+    softmax = arguments.get("softmax_type") or "vanilla"
+    if softmax not in ("vanilla", "learnable"):
+        raise BadConfig(
+            f"{name}: softmax_type is {softmax!r}, known here are vanilla and learnable, which has a sink in each head"
+        )
     return found | {
         "activation": "clamped_swiglu" if clamped else arguments.get(f"{PREFIX}activation", "silu"),
-        "attention_sinks": arguments.get("softmax_type", "vanilla") == "learnable",
+        "attention_sinks": softmax == "learnable",
         "add_bias_linear": bool(arguments.get("add_bias_linear")) and arguments["position_embedding_type"] != "learned_absolute",
     }
+
+
+def _is_clamped_swiglu(arguments: Mapping[str, Any], name: str) -> bool:
+    """Whether the activation is gpt-oss's. Raises BadConfig for a part of it, or other numbers."""
+    found = {key: arguments.get(key) for key in _CLAMPED_SWIGLU}
+    if any(found.values()) and found != _CLAMPED_SWIGLU:
+        given = ", ".join(f"{key} {value!r}" for key, value in found.items())
+        expected = ", ".join(f"{key} {value!r}" for key, value in _CLAMPED_SWIGLU.items())
+        raise BadConfig(f"{name}: an activation with {given}, known here is {expected}")
+    return found == _CLAMPED_SWIGLU
 
 
 def _read_experts(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:

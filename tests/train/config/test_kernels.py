@@ -169,6 +169,18 @@ def test_gpt_has_no_swiglu_and_no_rope() -> None:
     assert (found.norm, found.rope, found.swiglu, found.cross_entropy) == ("torch", "torch", "torch", "triton")
 
 
+def test_gpt_oss_has_sinks_biases_and_another_swiglu() -> None:
+    options = ("--mock-data", "--model", "gpt-oss-20b", "--bf16", "--seq-length", "8192", "--train-iters", "1", *GPU)
+    found = kernels.choose(assembled(options), HOPPER)
+    assert (found.attention, found.norm, found.rope, found.swiglu) == ("flash-attn-4", "triton", "triton", "torch")
+    for others in (
+        ("--reset-attention-mask",),
+        ("--attention-backend", "fused"),
+        ("--context-parallel-size", "2", "--ranks", "2"),
+    ):
+        assert kernels.choose(assembled([*options, *others]), HOPPER).attention == "flex-attention"
+
+
 EPILOGUE, FUSED_LINEAR, FLASH = (
     ("--swiglu-impl", "gemm-epilogue"),
     ("--cross-entropy-impl", "fused-linear"),

@@ -1,31 +1,41 @@
 """Attention within documents, within a window and over a shared sequence is that of the formula."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from lt_train.models import attention
+from lt_train.models import attention, flash_attention
 from lt_train.models.attention import CausalAttention, sequence_share
 
 SEQUENCE, BATCH, HEADS, GROUPS, SIZE = 48, 2, 4, 2, 8
+SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 # Document ends differ between the two samples; one document has a single token.
 DOCUMENTS = torch.tensor([[0] * 20 + [1] + [2] * 27, [0] * 5 + [1] * 43], dtype=torch.int32)
 
 
-def core_attention(window: int | None = None, softcap: float | None = None) -> CausalAttention:
+def core_attention(
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    layer_number: int = 1,
+    kind: type[CausalAttention] = CausalAttention,
+) -> CausalAttention:
     config = SimpleNamespace(
         attention_dropout=0.0,
         sequence_parallel=True,
         window_size=None if window is None else (window, 0),
-        window_attn_skip_freq=None,
+        window_attn_skip_freq=2,
+        softmax_type="vanilla",
         context_parallel_size=1,
     )
-    attention = CausalAttention(config)  # type: ignore[arg-type]
-    attention.softcap = softcap
-    return attention
+    made = kind(config, layer_number)  # type: ignore[arg-type]
+    made.softcap = softcap
+    made.softmax_offset = None if sinks is None else torch.nn.Parameter(sinks)
+    return made
 
 
 def inputs() -> list[Tensor]:
@@ -34,9 +44,15 @@ def inputs() -> list[Tensor]:
 
 
 def by_the_formula(
-    query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None, window: int | None, softcap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Tensor | None,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """One query at a time, in float64."""
+    """One query at a time, in float64. A sink adds to the sum of a head's weights."""
     mixed = torch.zeros(SEQUENCE, BATCH, HEADS, SIZE, dtype=torch.float64)
     for place in range(SEQUENCE):
         for sample in range(BATCH):
@@ -51,7 +67,8 @@ def by_the_formula(
                 scores = key[seen, sample, group].double() @ query[place, sample, head].double() / SIZE**0.5
                 if softcap:
                     scores = softcap * (scores / softcap).tanh()
-                mixed[place, sample, head] = scores.softmax(0) @ value[seen, sample, group].double()
+                total = scores.exp().sum() + (0 if sinks is None else sinks[head].double().exp())
+                mixed[place, sample, head] = scores.exp() / total @ value[seen, sample, group].double()
     return mixed.flatten(2)
 
 
@@ -63,6 +80,61 @@ def test_equals_the_formula(documents: Tensor | None, window: int | None, softca
     found = core_attention(window, softcap)(query, key, value, documents)
     expected = by_the_formula(query, key, value, documents, window, softcap)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
+@pytest.mark.parametrize("window", [None, 7])
+def test_sinks_take_their_share(documents: Tensor | None, window: int | None) -> None:
+    query, key, value = inputs()
+    found = core_attention(window, sinks=SINKS)(query, key, value, documents)
+    torch.testing.assert_close(
+        found.double(), by_the_formula(query, key, value, documents, window, sinks=SINKS), atol=1e-6, rtol=0
+    )
+
+
+def test_every_second_layer_has_no_window() -> None:
+    assert [core_attention(7, layer_number=number).window for number in (1, 2, 3, 4)] == [7, None, 7, None]
+
+
+class FlashKernels:
+    """What flash-attn-4's kernels compute, from what they are given: the backward one, too, takes normalizers and output."""
+
+    @staticmethod
+    def _scores(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+        scores = torch.einsum("bqhd,bkhd->bhqk", query, key.repeat_interleave(HEADS // GROUPS, 2)) / SIZE**0.5
+        distance = torch.arange(SEQUENCE)[:, None] - torch.arange(SEQUENCE)
+        return scores.masked_fill((distance < 0) | (distance > (SEQUENCE if window is None else window)), float("-inf"))
+
+    def _flash_attn_fwd(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        scores = self._scores(query, key, given.get("window_size_left"))
+        out.copy_(torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value.repeat_interleave(HEADS // GROUPS, 2)))
+        return out, scores.logsumexp(-1)
+
+    def _flash_attn_bwd(
+        self, query: Tensor, key: Tensor, value: Tensor, output: Tensor, gradient: Tensor, normalizers: Tensor, **given: Any
+    ) -> list[Tensor]:
+        weights = (self._scores(query, key, given.get("window_size_left")) - normalizers.unsqueeze(-1)).exp()
+        keys, values = (each.repeat_interleave(HEADS // GROUPS, 2) for each in (key, value))
+        products = (gradient * output).sum(-1).transpose(1, 2).unsqueeze(-1)
+        of_scores = weights * (torch.einsum("bqhd,bkhd->bhqk", gradient, values) - products) / SIZE**0.5
+        of_keys = torch.einsum("bhqk,bqhd->bkhd", of_scores, query).unflatten(2, (GROUPS, -1)).sum(3)
+        of_values = torch.einsum("bhqk,bqhd->bkhd", weights, gradient).unflatten(2, (GROUPS, -1)).sum(3)
+        return [torch.einsum("bhqk,bkhd->bqhd", of_scores, keys), of_keys, of_values]
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_flash_attention_kernels_know_no_sinks_and_get_them(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output, and all gradients, beside those of attention that knows them."""
+    monkeypatch.setattr(flash_attention, "_flash", FlashKernels)
+    results = []
+    for kind in (CausalAttention, flash_attention.FlashAttention):
+        tensors = [tensor.requires_grad_() for tensor in inputs()]
+        made = core_attention(window, sinks=SINKS, kind=kind)
+        assert made.softmax_offset is not None
+        output = made(*tensors)
+        results.append([output, *torch.autograd.grad((output**2).sum(), [*tensors, made.softmax_offset])])
+    for known, given in zip(*results, strict=True):
+        torch.testing.assert_close(given, known, atol=1e-5, rtol=1e-5)
 
 
 def test_a_document_does_not_notice_its_neighbours() -> None:

@@ -44,6 +44,7 @@ SEQUENCE = (*TENSOR, "--sequence-parallel")
 PIPELINE = ("--pipeline-model-parallel-size", "2")
 CONTEXT = ("--context-parallel-size", "2")
 EXPERT = ("--ranks", "2", "--expert-model-parallel-size", "2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "phi3", "gpt-oss")
 UNUSUAL_SCALING = RopeScaling(8.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_position_embeddings=128)
 
 
@@ -71,6 +72,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
         "phi3": ("--model", "tiny-phi3"),
         "yarn": ("--model", str(config_file.parent / "yarn.json")),
         "linear": ("--model", str(config_file.parent / "linear.json")),
+        "gpt-oss": ("--model", "tiny-gpt-oss"),
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
         "another scaling": ("--model", str(config_file)),
     }
@@ -88,10 +90,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
     return found
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "phi3", "llama3.2", "another scaling", "yarn", "linear"],
-)
+@pytest.mark.parametrize("family", [*FAMILIES, "llama3.2", "another scaling", "yarn", "linear"])
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
     assert differences[family]["logits"] < 1e-5
@@ -118,6 +117,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "qwen3-moe-cp2": CONTEXT,
     "qwen3-moe-stopped": ("--exit-interval", "2"),
     "qwen3-moe-resumed": ("--load", "{place}/qwen3-moe-stopped"),
+    "gpt-oss": (),
+    "gpt-oss-ep2": EXPERT,
+    "gpt-oss-tp2": SEQUENCE,
+    "gpt-oss-pp2": PIPELINE,
+    "gpt-oss-cp2": CONTEXT,
+    "gpt-oss-stopped": ("--exit-interval", "2"),
+    "gpt-oss-resumed": ("--load", "{place}/gpt-oss-stopped"),
     "qwen3": (),
     "qwen3-tp2": TENSOR,
     "qwen2": (),
@@ -302,6 +308,8 @@ def test_megatrons_own_flags_make_llama2_70b(
         (("--model", "tiny-gpt3", "--num-experts", "2"), "Llama style only"),
         (("--model", "tiny-gpt3", "--no-position-embedding"), "learned positions"),
         (("--model", "tiny", "--window-size", "128,128"), "'128,128' is not"),
+        (("--model", "tiny-gpt-oss", "--tensor-model-parallel-size", "2"), "need sequence parallelism"),
+        (("--model", "tiny-gpt-oss", "--transformer-impl", "te"), "does not run on cpu"),
         (("--model", "tiny", "--rope-scaling-factor", "2"), "tiny has no rope scaling"),
         (("--model", "tiny", "--transformer-impl", "te"), "does not run on cpu"),
         (("--model", "tiny", "--transformer-impl", "transformer_engine"), "does not run on cpu"),
@@ -345,12 +353,14 @@ def test_the_manual_names_every_preset() -> None:
     assert [name for name in PRESETS if f"`{name}`" not in manual] == []
 
 
-@pytest.mark.parametrize("name", ["gpt3-1.7b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize(
+    "name", ["gpt3-1.7b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-20b"]
+)
 def test_the_description_counts_exactly(name: str) -> None:
     lines = describe(preset(name))
     assert f"{preset(name).parameters():,} parameters" in lines[1]
-    assert ("active" in lines[1]) == (name == "mixtral-8x7b")
-    assert math.prod(len(line) < 200 for line in lines)
+    assert ("active" in lines[1]) == (name in ("mixtral-8x7b", "gpt-oss-20b"))
+    assert math.prod(len(line) < 260 for line in lines)
 
 
 def test_what_is_not_used_is_not_imported(tmp_path: Path) -> None:

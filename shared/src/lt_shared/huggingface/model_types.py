@@ -13,6 +13,7 @@ from lt_shared.huggingface import unsupported
 from lt_shared.huggingface.config_fields import ModelType, layer_types
 from lt_shared.huggingface.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.huggingface.gpt2 import GPT2
+from lt_shared.huggingface.gpt_oss import GPT_OSS
 from lt_shared.huggingface.granite import GRANITE
 from lt_shared.huggingface.llama import LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3
 from lt_shared.huggingface.olmo import OLMO2, OLMO3
@@ -33,6 +34,7 @@ _ALL = (
     GEMMA2,
     GEMMA3_TEXT,
     GEMMA3,
+    GPT_OSS,
     GPT2,
 )
 _TYPES = {each.name: each for each in _ALL}

@@ -7,6 +7,7 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import UsageError
 from lt_shared.presets.dense import DENSE
 from lt_shared.presets.gemma import GEMMA
+from lt_shared.presets.gpt_oss import GPT_OSS
 from lt_shared.presets.granite import GRANITE
 from lt_shared.presets.olmo import OLMO
 from lt_shared.presets.phi3 import PHI3
@@ -19,6 +20,7 @@ _ALL = (
     *GRANITE,
     *OLMO,
     *GEMMA,
+    *GPT_OSS,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

@@ -183,8 +183,8 @@ def _weights(target: Target) -> Mapping[str, Tensor]:
 
 def _check_supported(architecture: Architecture, origin: str) -> None:
     """Raises UsageError for a model that TorchTitan would compute differently."""
-    if architecture.sliding_window is not None:
+    if architecture.sliding_window is not None and not architecture.attention_sinks:
         raise UsageError(
-            f"{origin}: attends to {architecture.sliding_window} tokens, and TorchTitan's models have no sliding window",
+            f"{origin}: attends to {architecture.sliding_window} tokens, and in TorchTitan only gpt-oss has a sliding window",
             "convert it to hf or megatron-dist",
         )

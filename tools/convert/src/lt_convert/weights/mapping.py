@@ -134,6 +134,8 @@ class Family:
 
             op = ops[pattern]
             found = op.row_mappings(model.architecture, shape)
+            if EXPERT in pattern:
+                found = (one.of_expert(int(fill(EXPERT))) for one in found)
             row_mappings = tuple(dataclasses.replace(one, name=fill(one.name)) for one in found)
             if all(one.canonical_rows for one in row_mappings):
                 primary = not (isinstance(op, Alias) and op.is_alias(shape))
@@ -291,6 +293,8 @@ def _alternatives(entries: Mapping[str, Entry], found: Mapping[str, Tensor]) -> 
 def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape]) -> Shape:
     """The shape of the format's tensor with these row mappings."""
     shape = canonical[row_mappings[0].name]
+    if row_mappings[0].canonical_expert is not None:
+        shape = shape[1:]
     rest = shape[:-1][::-1] if row_mappings[0].transposed else shape[1:]
     experts = {one.expert for one in row_mappings}
     rows = sum(len(one.canonical_rows) for one in row_mappings)
@@ -299,6 +303,8 @@ def _shape(row_mappings: tuple[RowMapping, ...], canonical: Mapping[str, Shape])
 
 def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
     """The rows of the canonical tensor `source`, and their indices in the format's tensor of `shape`."""
+    if rows.canonical_expert is not None:
+        source = source.at(rows.canonical_expert)
     piece = (source.transposed() if rows.transposed else source).take(0, rows.canonical_rows)
     if rows.expert is None:
         return (rows.format_rows, *map(range, shape[1:])), piece
@@ -308,6 +314,14 @@ def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tup
 def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
     """The rows of the format's `tensor`, and their indices in the canonical tensor of `shape`."""
     piece = (tensor if rows.expert is None else tensor.at(rows.expert)).take(0, rows.format_rows)
+    if rows.canonical_expert is None:
+        return _in_canonical(rows, piece, shape)
+    indices, piece = _in_canonical(rows, piece, shape[1:])
+    return (range(rows.canonical_expert, rows.canonical_expert + 1), *indices), piece.expanded(1)
+
+
+def _in_canonical(rows: RowMapping, piece: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
+    """The rows `piece` as they are in the canonical tensor, or expert's slice of it, of `shape`, and their indices there."""
     if rows.transposed:
         return (*map(range, shape[:-1]), rows.canonical_rows), piece.transposed()
     return (rows.canonical_rows, *map(range, shape[1:])), piece

@@ -1,7 +1,8 @@
 """How Megatron shards a layer's tensors for tensor parallelism, by name, and how the shards are joined again.
 
 Column parallel linear layers (`linear_qkv`, `linear_fc1`, the output layer) and the embedding are sharded along the rows of
-their weight [out, in], row parallel ones (`linear_proj`, `linear_fc2`) along its columns; every other tensor is replicated.
+their weight [out, in], row parallel ones (`linear_proj`, `linear_fc2`) along its columns, sinks (`softmax_offset`) by heads;
+every other tensor is replicated.
 With SwiGLU, `linear_fc1` is gate_up: all gate rows, then all up rows. Each rank's shard is its gate rows, then its up rows.
 """
 
@@ -14,6 +15,7 @@ from lt_shared.console import UsageError
 
 _ROWS = re.compile(
     r"embedding\.word_embeddings\.weight|output_layer\.(weight|bias)|.*\.(linear_qkv|linear_fc1)\.(weight|bias)\d*"
+    r"|.*\.core_attention\.softmax_offset"
 )
 _COLUMNS = re.compile(r".*\.(linear_proj|linear_fc2)\.weight\d*")
 _GATE_UP = re.compile(r".*\.linear_fc1\.(weight|bias)\d*")
@@ -60,6 +62,12 @@ def _even_shards(tensor: Tensor, along: int, size: int) -> list[Tensor]:
 
 def check_divides(architecture: Architecture, size: int) -> None:
     """Raises UsageError for a tensor parallel size into which Megatron cannot shard the model."""
+    if size > 1 and architecture.num_experts and architecture.add_bias_linear:
+        raise UsageError(
+            f"tensor parallel size {size}: Megatron has experts with biases whole on a rank, and no legacy files of such"
+            " ranks are written here",
+            "use 1, or megatron-dist, which is read with any size",
+        )
     for what, count in (
         ("attention heads", architecture.num_attention_heads),
         ("query groups", architecture.num_query_groups),

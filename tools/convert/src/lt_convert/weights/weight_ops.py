@@ -6,7 +6,7 @@ and a conversion between two formats costs no more than its last step (`lt_conve
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 from lt_shared.architecture import Architecture
 
@@ -21,7 +21,8 @@ class RowMapping:
     """The rows `canonical_rows` of the canonical tensor `name` are the rows `format_rows` of the format's tensor.
 
     `transposed` means the rows of the canonical tensor's transpose. Where the format stacks all experts in one tensor,
-    `format_rows` are those of the expert `expert`.
+    `format_rows` are those of the expert `expert`; where the canonical tensor does, `canonical_rows` are those of the expert
+    `canonical_expert`, of whose slice `transposed` then speaks.
     """
 
     name: str
@@ -29,6 +30,12 @@ class RowMapping:
     format_rows: range
     expert: int | None = None
     transposed: bool = False
+    canonical_expert: int | None = None
+
+    def of_expert(self, expert: int) -> Self:
+        """The same of another expert than the first, for which an op is written where experts have tensors of their own."""
+        name = self.name.replace("{expert}", str(expert))
+        return dataclasses.replace(self, name=name, canonical_expert=None if self.canonical_expert is None else expert)
 
 
 class WeightOp(Protocol):
@@ -156,7 +163,33 @@ class Experts:
     def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
         for expert in range(architecture.num_experts or 0):
             for mapping in self.op.row_mappings(architecture, shape):
-                yield dataclasses.replace(mapping, name=mapping.name.replace("{expert}", str(expert)), expert=expert)
+                yield dataclasses.replace(mapping.of_expert(expert), expert=expert)
+
+
+class ExpertSlice:
+    """Another op over an expert's slice of canonical tensors that stack all experts: gpt-oss's in Hugging Face's files."""
+
+    def __init__(self, op: WeightOp):
+        self.op = op
+        self.combine, self.separate = op.combine, op.separate
+
+    def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
+        for mapping in self.op.row_mappings(architecture, lambda name: shape(name)[1:] or (0,)):
+            yield dataclasses.replace(mapping, canonical_expert=0)
+
+
+class GateAndUp:
+    """One tensor whose even rows are a gate's and whose odd rows are an up's: all of the gate, then all of the up."""
+
+    combine, separate = "separate gate and up", "interleave gate and up"
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
+        rows = shape(self.name)[0]
+        for half in (0, 1):
+            yield RowMapping(self.name, range(half, rows, 2), range(half * (rows // 2), (half + 1) * (rows // 2)))
 
 
 class Alias:

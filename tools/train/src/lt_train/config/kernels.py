@@ -338,7 +338,7 @@ IMPLEMENTATIONS = {
 
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
     """TransformerEngine's attention has no document boundaries; PyTorch's SDPA on a GPU neither those, nor windows, nor a soft
-    cap, nor context parallelism."""
+    cap, nor sinks, nor context parallelism."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
     documents = run.data.reset_attention_mask
@@ -346,7 +346,7 @@ def _attention(run: Run, capability: Capability, failed: Failures) -> str:
         return TRANSFORMER_ENGINE
     window = run.architecture.sliding_window
     is_masked = documents or run.parallelism.context > 1 or (window is not None and window < run.batches.seq_length)
-    is_masked = is_masked or run.architecture.attn_logit_softcapping is not None
+    is_masked = is_masked or run.architecture.attn_logit_softcapping is not None or run.architecture.attention_sinks
     return FLEX if is_masked and run.parallelism.device == device.CUDA else SDPA
 
 

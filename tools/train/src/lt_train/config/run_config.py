@@ -55,6 +55,11 @@ class RunConfig:
         return self.parallelism.distributed_optimizer or self.memory.fully_sharded
 
     @property
+    def expert_tensor_parallel(self) -> int:
+        """How many tensor-parallel ranks share an expert: all, or 1 if experts have biases, which megatron-core asks for."""
+        return 1 if self.architecture.num_experts and self.architecture.add_bias_linear else self.parallelism.tensor
+
+    @property
     def padded_vocab_size(self) -> int:
         return self.architecture.padded_vocab_size(VOCABULARY_MULTIPLE, self.parallelism.tensor)
 

@@ -9,6 +9,9 @@ Context parallelism: of 2 x N equal chunks, rank r has chunks r and 2N-1-r (as i
 Each rank gathers all keys and values, and the gradients are summed back to their ranks. A ring would hold less and overlap
 more, but has N sends a layer. With grouped queries keys and values are small: 0.5 GB a layer for Llama 3 8B at 128k tokens,
 in bf16, kept for the backward pass unless the layer is recomputed.
+
+A sink is a logit of each head that takes part in the softmax and has no value (gpt-oss). So it scales what the head puts out by
+sigmoid(n - sink), n being the logarithm of the softmax's denominator, which FlexAttention returns.
 """
 
 import contextlib
@@ -18,9 +21,13 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, get_cuda_rng_tracker
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    get_cuda_rng_tracker,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.utils import is_layer_window_attention
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -46,6 +53,7 @@ class CausalAttention(torch.nn.Module):
         self.own_generator = contextlib.nullcontext if config.sequence_parallel else get_cuda_rng_tracker().fork
         has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.window = config.window_size[0] if has_window else None
+        self.softmax_offset = _sinks(config) if config.softmax_type == "learnable" else None
         self.ranks = config.context_parallel_size
 
     def forward(
@@ -73,7 +81,7 @@ class CausalAttention(torch.nn.Module):
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """query [b, heads, s, d], key and value [b, groups, s, d]; a query sees itself and `window` keys before it, or all."""
-        if window is not None or self.softcap is not None:
+        if window is not None or self.softcap is not None or self.softmax_offset is not None:
             return self._masked(query, key, value, _mask(None, window, query.shape[2], 0, 1, query.device))
         if query.device.type == CPU or torch.are_deterministic_algorithms_enabled():
             return self._scaled_dot_product(query, key, value, is_causal=True)
@@ -83,21 +91,26 @@ class CausalAttention(torch.nn.Module):
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         if query.device.type != CPU:
             return self._flex(query, key, value, mask)
-        if self.softcap is not None:
-            return self._capped(query, key, value, mask)
+        if self.softcap is not None or self.softmax_offset is not None:
+            return self._dense(query, key, value, mask)
         return self._scaled_dot_product(query, key, value, attn_mask=mask)
 
-    def _capped(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """By the formula: scaled_dot_product_attention has no soft cap."""
-        assert self.softcap is not None
-        each = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
-        scores = query @ key.transpose(-1, -2) * (self.softmax_scale or query.shape[-1] ** -0.5)
-        scores = self.softcap * torch.tanh(scores / self.softcap)
-        shares = scores.masked_fill(~mask, float("-inf")).softmax(-1, dtype=torch.float32).type_as(value)
-        dropout = self.dropout if self.training else 0.0
-        with self.own_generator() if dropout else contextlib.nullcontext():
-            return torch.nn.functional.dropout(shares, dropout) @ value
+    def _dense(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """By the matrix of scores: SDPA has neither a soft cap nor sinks, which are a column more, and have no value."""
+        batch, groups = key.shape[:2]
+        queries = query.reshape(batch, groups, -1, *query.shape[2:])
+        scores = (queries @ key.unsqueeze(2).transpose(-1, -2)).float() * (self.softmax_scale or query.shape[-1] ** -0.5)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores.masked_fill(~mask.unsqueeze(-3), float("-inf"))
+        if self.softmax_offset is not None:
+            column = self.softmax_offset.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, column), dim=-1)
+        probabilities = scores.softmax(dim=-1)[..., : key.shape[2]]
+        if self.dropout and self.training:
+            with self.own_generator():
+                probabilities = torch.nn.functional.dropout(probabilities, self.dropout)
+        return (probabilities.to(value.dtype) @ value.unsqueeze(2)).flatten(1, 2)
 
     def _scaled_dot_product(self, query: Tensor, key: Tensor, value: Tensor, **masking: Any) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -113,16 +126,31 @@ class CausalAttention(torch.nn.Module):
             )
 
     def _flex(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-        mixed: Tensor = _compiled_flex()[0](
-            query,
-            key,
-            value,
-            score_mod=None if self.softcap is None else _soft_cap(self.softcap),
-            block_mask=mask,
-            scale=self.softmax_scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        settings = {"block_mask": mask, "scale": self.softmax_scale, "enable_gqa": query.shape[1] != key.shape[1]}
+        if self.softcap is not None:
+            settings["score_mod"] = _soft_cap(self.softcap)
+        mixed: Tensor
+        if self.softmax_offset is None:
+            mixed = _compiled_flex()[0](query, key, value, **settings)
+        else:
+            mixed = _compiled_flex_with_sinks()(query, key, value, self.softmax_offset, **settings)
         return mixed
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """For megatron-core's checkpoints: tensor-parallel ranks have the sinks of their heads."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        found: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {"softmax_offset": 0}, sharded_offsets)
+        return found
+
+
+def _sinks(config: TransformerConfig) -> torch.nn.Parameter:
+    """A logit for each head of this rank."""
+    heads = config.num_attention_heads // config.tensor_model_parallel_size
+    sinks = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=torch.cuda.current_device()))
+    set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
+    return sinks
 
 
 def sequence_share(tensor: Tensor, dimension: int, rank: int, ranks: int) -> Tensor:
@@ -181,3 +209,20 @@ def _compiled_flex() -> tuple[Callable[..., Any], Callable[..., Any]]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask, dynamic=False)
+
+
+@functools.cache
+def _compiled_flex_with_sinks() -> Callable[..., Tensor]:
+    from torch.nn.attention import flex_attention
+
+    # torch 2.8 has no AuxRequest, and releases after 2.13 may lack `return_lse`.
+    request = getattr(flex_attention, "AuxRequest", None)
+    asked = {"return_aux": request(lse=True)} if request else {"return_lse": True}
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, **settings: Any) -> Tensor:
+        mixed, found = flex_attention.flex_attention(query, key, value, **settings, **asked)
+        normalizers = found.lse if request else found
+        scaled: Tensor = (mixed * torch.sigmoid(normalizers - sinks.float()[:, None]).unsqueeze(-1)).to(mixed.dtype)
+        return scaled
+
+    return torch.compile(attend, dynamic=False)

@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
+from lt_train.models.biased_experts import compute_biased_experts
 from lt_train.models.fp8_linear import use_fp8
 from lt_train.models.layer_specs import block_spec, exclude_padding
 from lt_train.models.z_loss import add_z_loss
@@ -41,13 +44,14 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         layernorm_epsilon=architecture.norm_epsilon,
         layernorm_zero_centered_gamma=architecture.layernorm_zero_centered_gamma,
         gated_linear_unit=llama,
-        activation_func=torch.nn.functional.silu if llama and architecture.activation == "silu" else _gelu(on_cpu),
-        add_bias_linear=not llama,
+        **_activation(architecture, on_cpu),
+        add_bias_linear=architecture.add_bias_linear or not llama,
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
         softmax_scale=rope.score_scale(architecture),
         window_size=_window(run_config),
         window_attn_skip_freq=architecture.window_attn_skip_freq,
+        softmax_type="learnable" if architecture.attention_sinks else "vanilla",
         hidden_dropout=run_config.layers.hidden_dropout,
         attention_dropout=run_config.layers.attention_dropout,
         **_experts(run_config),
@@ -74,7 +78,6 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         output_layer_init_method=_leave,
         embedding_init_method=_leave,
         gradient_accumulation_fusion=_accumulates_in_gemms(run_config),
-        bias_activation_fusion=not on_cpu,
         bias_dropout_fusion=not on_cpu,
         apply_rope_fusion=run_config.layers.transformer_engine,
         masked_softmax_fusion=False,
@@ -96,6 +99,16 @@ def _window(run_config: RunConfig) -> tuple[int, int] | None:
     """How far a query sees to the left and to the right, beside its own token; None if a sample is no longer than the window."""
     window = run_config.architecture.sliding_window
     return None if window is None or window >= run_config.batches.seq_length else (window - 1, 0)
+
+
+def _activation(architecture: Architecture, on_cpu: bool) -> dict[str, Any]:
+    if architecture.activation == "clamped_swiglu":
+        # The fused kernel clamps before it adds the bias.
+        offset_and_limit = {"glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}
+        return {"activation_func": quick_gelu, **offset_and_limit, "bias_activation_fusion": False}
+    silu = architecture.family == "llama" and architecture.activation == "silu"
+    activation = torch.nn.functional.silu if silu else _gelu(on_cpu)
+    return {"activation_func": activation, "bias_activation_fusion": not on_cpu}
 
 
 def _gelu(on_cpu: bool) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -127,6 +140,7 @@ def _experts(run_config: RunConfig) -> dict[str, Any]:
         "moe_token_dispatcher_type": run_config.layers.token_dispatcher,
         "moe_grouped_gemm": run_config.layers.grouped_experts,
         "expert_model_parallel_size": run_config.parallelism.expert,
+        "expert_tensor_parallel_size": run_config.expert_tensor_parallel,
     }
 
 
@@ -204,6 +218,8 @@ def _build_chunk(
             rotary_percent=architecture.rotary_percent,
             vp_stage=virtual_stage,
         )
+    if architecture.num_experts and architecture.add_bias_linear:
+        compute_biased_experts(model)
     if architecture.num_experts and not run_config.memory.fully_sharded:
         _separate_experts(model)
     if architecture.family == "llama":

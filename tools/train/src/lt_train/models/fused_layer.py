@@ -90,10 +90,15 @@ def _layer(
 ) -> tuple[Tensor | ResidualPair, None]:
     """A transformer layer over the residual stream [s, b, h]; megatron-core's layers also return a context, here None."""
     normed, stream = layer.input_layernorm(*_parts(hidden_states))
-    attended, _ = layer.self_attention(normed, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb)
+    attended = _with_bias(*layer.self_attention(normed, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb))
     normed, stream = layer.pre_mlp_layernorm(stream, attended)
-    output, _ = layer.mlp(normed)
+    output = _with_bias(*layer.mlp(normed))
     return stream + output if adds_residual else ResidualPair(stream, output), None
+
+
+def _with_bias(output: Tensor, bias: Tensor | None) -> Tensor:
+    """megatron-core leaves the bias of a module's last linear layer to whoever adds the residual stream."""
+    return output if bias is None else output + bias
 
 
 def _parts(stream: Tensor | ResidualPair) -> tuple[Tensor, Tensor | None]:

@@ -62,7 +62,8 @@ def _on_rank(config: RunConfig, pipeline_rank: int) -> Estimate:
     # Two moments and what a weight of 16 bits lacks, which is 16 bits more or a copy in float32.
     state = 8 if memory.fully_sharded or not half else 10 if kernels.fuses_adamw(config) else 12
     shards = max(1, replicas // memory.replicas) if config.shards_optimizer else 1
-    own = math.ceil(dense / shards) + math.ceil(experts / max(1, shards // parallel.expert))
+    of_experts = shards * parallel.tensor // (parallel.expert * config.expert_tensor_parallel)
+    own = math.ceil(dense / shards) + math.ceil(experts / max(1, of_experts if shards > 1 else 1))
     whole = own if memory.fully_sharded else dense + experts
     gradient_bytes = 2 if half and memory.gradient_dtype == "bfloat16" else 4
     return Estimate(
@@ -78,16 +79,17 @@ def layer_parameters(config: RunConfig, layer: int) -> tuple[int, int]:
     """Parameters of a layer on a tensor-parallel rank: those of all ranks alike, and those of its experts."""
     model, tensor = config.architecture, config.parallelism.tensor
     vectors = model.vectors(layer, 0)
-    if model.add_qkv_bias or model.family == "gpt":
-        split = model.query_size + 2 * model.kv_size + (model.ffn_hidden_size if model.family == "gpt" else 0)
-        vectors -= split - split // tensor
+    split = model.num_attention_heads if model.attention_sinks else 0
+    if model.add_qkv_bias or model.add_bias_linear or model.family == "gpt":
+        split += model.query_size + 2 * model.kv_size + (model.ffn_hidden_size if model.family == "gpt" else 0)
+    vectors -= split - split // tensor
     if not model.has_experts(layer):
         return (model.attention_weights() + model.mlp_weights(layer, 0)) // tensor + vectors, 0
     routers = (model.num_experts or 0) * model.hidden_size
     shared = model.mlp_weights(layer, 0) - routers
     own = (model.num_experts or 0) // config.parallelism.expert
     experts = model.mlp_weights(layer, own) + model.vectors(layer, own) - model.mlp_weights(layer, 0) - model.vectors(layer, 0)
-    return (model.attention_weights() + shared) // tensor + routers + vectors, experts // tensor
+    return (model.attention_weights() + shared) // tensor + routers + vectors, experts // config.expert_tensor_parallel
 
 
 def _parameters(config: RunConfig, pipeline_rank: int) -> tuple[int, int]:

@@ -56,6 +56,7 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
             virtual_pipeline_model_parallel_size=config.parallelism.interleaving,
             context_parallel_size=config.parallelism.context,
             expert_model_parallel_size=config.parallelism.expert,
+            expert_tensor_parallel_size=config.expert_tensor_parallel,
             num_distributed_optimizer_instances=config.memory.replicas,
         )
     is_first = rank_environment.rank == 0

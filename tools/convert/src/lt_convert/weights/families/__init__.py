@@ -2,6 +2,7 @@
 
 from lt_convert.weights.families.gemma import GEMMA2, GEMMA3
 from lt_convert.weights.families.gpt2 import GPT2
+from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE
 from lt_convert.weights.families.llama import LLAMA
 from lt_convert.weights.families.mixtral import MIXTRAL
@@ -31,6 +32,7 @@ FAMILIES = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "gemma3": GEMMA3,
+    "gpt_oss": GPT_OSS,
 }
 
 

@@ -180,6 +180,8 @@ def _absent_from_transformer_engine(architecture: Architecture) -> list[str]:
         "norms of queries and keys over all heads": architecture.qk_layernorm_width == "all_heads",
         "soft cap of attention scores": architecture.attn_logit_softcapping is not None,
         "second rotary base": architecture.local_rotary_base is not None,
+        "attention sinks": architecture.attention_sinks,
+        "clamped SwiGLU": architecture.activation == "clamped_swiglu",
     }
     return [feature for feature, is_there in features.items() if is_there]
 
@@ -199,11 +201,10 @@ def check(
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window
     shared = parallelism.context > 1 and not layers.transformer_engine
-    masked = windowed or documents or shared or architecture.attn_logit_softcapping is not None
+    masked = windowed or documents or shared or architecture.attn_logit_softcapping is not None or architecture.attention_sinks
     if layers.attention_dropout and masked and parallelism.device == device.CUDA:
         yield BadConfig(
-            "attention dropout works neither within a sliding window, nor within documents, nor with a soft cap, nor with context"
-            " parallelism",
+            "attention dropout works neither with sinks, windows, documents or a soft cap, nor with context parallelism",
             "drop --attention-dropout",
         )
     if parallelism.tensor_overlap and not layers.transformer_engine:
