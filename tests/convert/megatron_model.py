@@ -25,16 +25,24 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer import multi_latent_attention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch.overrides import TorchFunctionMode
 
 from lt_shared import megatron_arguments
 from lt_shared.architecture import Architecture
 from lt_shared.rope_scaling import YarnScaling
+
+_OF_LATENT_ATTENTION = (
+    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    *("rope_type", "rotary_base", "rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim"),
+)
 
 
 class _CpuForCuda(TorchFunctionMode):
@@ -43,6 +51,14 @@ class _CpuForCuda(TorchFunctionMode):
         if "cuda" in str(kwargs.get("device")):
             kwargs["device"] = "cpu"
         return function(*args, **kwargs)
+
+
+def _with_channels(
+    self: Any, construct: Any, *arguments: Any, k_channels: int | None = None, v_channels: int | None = None, **more: Any
+) -> None:
+    construct(self, *arguments, **more)
+    if v_channels:
+        self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
 
 @contextlib.contextmanager
@@ -56,6 +72,10 @@ def without_cuda() -> Iterator[None]:
     filesystem_async._results_queue = queue.Queue()
     # megatron-core 0.16's router asks whether it is None, and does not define it without TransformerEngine.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+    # megatron-core 0.16's latent attention takes its guarded import for TransformerEngine, and its local attention knows heads of
+    # one size only.
+    multi_latent_attention.HAVE_TE = False
+    DotProductAttention.__init__ = functools.partialmethod(_with_channels, DotProductAttention.__init__)
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     with _CpuForCuda():
@@ -68,20 +88,33 @@ def build(
     """The part of a model that this rank has. `stage` is the virtual pipeline stage, None without; `layers` another spec."""
     llama = architecture.family == "llama"
     pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
-    config = TransformerConfig(
+    latent = {**megatron_arguments.to_arguments(architecture)} if architecture.latent_attention else {}
+    kind = MLATransformerConfig if latent else TransformerConfig
+    dense = architecture.moe_first_dense_layers
+    config = kind(
+        **{name: latent[name] for name in _OF_LATENT_ATTENTION if name in latent},
+        moe_layer_freq=[0] * dense + [1] * (architecture.num_layers - dense) if dense else 1,
+        moe_ffn_hidden_size=architecture.expert_size if architecture.num_experts else None,
+        moe_shared_expert_intermediate_size=architecture.moe_shared_expert_intermediate_size,
+        moe_router_score_function=architecture.moe_router_score_function,
+        moe_router_enable_expert_bias=architecture.moe_router_enable_expert_bias,
+        moe_router_num_groups=architecture.moe_router_num_groups,
+        moe_router_group_topk=architecture.moe_router_group_topk,
+        moe_router_topk_scaling_factor=architecture.moe_router_topk_scaling_factor,
+        moe_router_dtype="fp32",
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
         ffn_hidden_size=architecture.ffn_hidden_size,
         num_attention_heads=architecture.num_attention_heads,
         num_query_groups=architecture.num_query_groups,
-        kv_channels=architecture.kv_channels,
+        kv_channels=architecture.kv_channels if not latent else None,
         layernorm_epsilon=architecture.norm_epsilon,
         normalization="RMSNorm" if llama else "LayerNorm",
         activation_func=_activation(architecture),
         gated_linear_unit=llama,
         add_bias_linear=not llama or architecture.add_bias_linear,
         add_qkv_bias=architecture.add_qkv_bias,
-        qk_layernorm=architecture.qk_layernorm,
+        qk_layernorm=architecture.qk_layernorm or bool(latent),
         window_size=(architecture.sliding_window - 1, 0) if architecture.sliding_window else None,
         num_moe_experts=architecture.num_experts,
         moe_router_topk=architecture.moe_router_topk,
@@ -105,11 +138,14 @@ def build(
     )
     scaling = architecture.rope_scaling
     last_stage = (config.virtual_pipeline_model_parallel_size or 1) - 1
-    is_yarn = isinstance(scaling, YarnScaling)
+    is_yarn = isinstance(scaling, YarnScaling) and not latent
     if is_yarn:
         arguments = megatron_arguments.to_arguments(architecture)
         # GPTModel asks for them, and the configuration does not declare them.
         vars(config).update({name: value for name, value in arguments.items() if name.startswith("yarn_")})
+    if latent:
+        scaling = None
+        layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
     return GPTModel(
         config=config,
         transformer_layer_spec=layers

@@ -16,7 +16,7 @@ from lt_shared.huggingface import from_config, model_type, to_config
 from lt_shared.presets import PRESETS, preset
 
 GPTS = [name for name, architecture in PRESETS.items() if architecture.family == "gpt"]
-LLAMAS = [name for name, architecture in PRESETS.items() if architecture.family == "llama"]
+LLAMAS = [name for name, shape in PRESETS.items() if shape.family == "llama" and shape.latent_attention is None]
 TYPES = {"tiny": "llama", "tiny-mistral": "mistral", "tiny-qwen2": "qwen2", "tiny-qwen3": "qwen3", "tiny-mixtral": "mixtral"}
 SCALED = preset("llama3.2-1b")
 

@@ -53,6 +53,9 @@ PUBLISHED = {
     "granite-3.1-2b": 2_533_531_648,
     "granite-3.1-8b": 8_170_848_256,
     "qwen3-30b-a3b": 30_532_122_624,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_404_352,
+    "kimi-k2": 1_026_408_209_408,
     "qwen3-235b-a22b": 235_093_634_560,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
@@ -87,7 +90,10 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     if preset(name).family == "gpt":
         config = GPT2Config(vocab_size=2048, n_positions=1024, n_embd=128, n_layer=4, n_head=4)
     else:
-        config = AutoConfig.for_model(**huggingface.to_config(preset(name), "bfloat16"))
+        written = huggingface.to_config(preset(name), "bfloat16")
+        # transformers knows Kimi K2 as the DeepSeek-V3 that it is.
+        written["model_type"] = written["model_type"].replace("kimi_k2", "deepseek_v3")
+        config = AutoConfig.for_model(**written)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert preset(name).parameters() == sum(parameter.numel() for parameter in model.parameters())
@@ -95,7 +101,11 @@ def test_transformers_makes_the_same_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19), *GPT_OSS],
+    [
+        *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
+        *(("deepseek-v2-lite", 2.661), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
+        *GPT_OSS,
+    ],
 )
 def test_active_parameters(name: str, billions: float) -> None:
     assert preset(name).active_parameters() / 1e9 == pytest.approx(billions, abs=0.05)

@@ -20,6 +20,8 @@ from lt_train.runtime import device
 from lt_train.runtime.rank_environment import RankEnvironment
 
 SEQUENCE = 64
+# Model types that transformers knows under another name.
+NATIVE = {"kimi_k2": "deepseek_v3"}
 
 
 def transformers_weights(weights: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
@@ -32,8 +34,8 @@ def transformers_weights(weights: dict[str, torch.Tensor], shape: Architecture) 
     }
     for layer in range(shape.num_layers):
         part = {key.removeprefix(f"decoder.layers.{layer}."): value for key, value in weights.items()}
-        attention = _attention(part, shape)
-        mlp = _experts(part, shape) if shape.num_experts else _feed_forward(part)
+        attention = _latent_attention(part) if shape.latent_attention else _attention(part, shape)
+        mlp = _experts(part, shape) if shape.has_experts(layer) else _feed_forward(part)
         if shape.model_type == "phi3":
             attention, mlp = _fused(attention, mlp)
         found |= {f"model.layers.{layer}.{key}": value for key, value in (attention | mlp | _norms(part, shape)).items()}
@@ -70,9 +72,25 @@ def _attention(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, 
     return found
 
 
-def _feed_forward(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    gate, up = part["mlp.linear_fc1.weight"].chunk(2)
-    return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": part["mlp.linear_fc2.weight"]}
+def _latent_attention(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    names = {
+        "linear_q_proj": "q_proj",
+        "linear_q_down_proj": "q_a_proj",
+        "q_layernorm": "q_a_layernorm",
+        "linear_q_up_proj": "q_b_proj",
+        "linear_kv_down_proj": "kv_a_proj_with_mqa",
+        "kv_layernorm": "kv_a_layernorm",
+        "linear_kv_up_proj": "kv_b_proj",
+        "linear_proj": "o_proj",
+    }
+    found = {theirs: part.get(f"self_attention.{ours}.weight") for ours, theirs in names.items()}
+    return {f"self_attn.{name}.weight": weight for name, weight in found.items() if weight is not None}
+
+
+def _feed_forward(part: dict[str, torch.Tensor], ours: str = "mlp.", theirs: str = "mlp.") -> dict[str, torch.Tensor]:
+    gate, up = part[f"{ours}linear_fc1.weight"].chunk(2)
+    down = part[f"{ours}linear_fc2.weight"]
+    return {f"{theirs}gate_proj.weight": gate, f"{theirs}up_proj.weight": up, f"{theirs}down_proj.weight": down}
 
 
 def _fused(attention: dict[str, torch.Tensor], mlp: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], ...]:
@@ -89,11 +107,16 @@ def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, to
 
     if shape.add_bias_linear:
         return _gpt_oss_experts(part, shape)
-    return {
+    found = {
         "mlp.gate.weight": part["mlp.router.weight"],
         "mlp.experts.gate_up_proj": stacked("linear_fc1"),
         "mlp.experts.down_proj": stacked("linear_fc2"),
     }
+    if shape.moe_router_enable_expert_bias:
+        found["mlp.gate.e_score_correction_bias"] = part["mlp.router.expert_bias"]
+    if shape.moe_shared_expert_intermediate_size:
+        found |= _feed_forward(part, "mlp.shared_experts.", "mlp.shared_experts.")
+    return found
 
 
 def _gpt_oss_experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
@@ -119,8 +142,9 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
     plan = plan_of(arguments)
     shape = plan.architecture
     ours = build_gpt.unwrapped(build_gpt.build(plan, kernels.choose(plan, None), where)[0]).eval()
+    biases = [buffer for name, buffer in ours.named_buffers() if name.endswith("expert_bias")]
     with torch.no_grad():
-        for index, parameter in enumerate(ours.parameters()):
+        for index, parameter in enumerate((*ours.parameters(), *biases)):
             generator = torch.Generator().manual_seed(index)
             alpha = 0.3 if parameter.dim() == 1 else 0.15
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
@@ -128,9 +152,9 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
             if shape.activation == "clamped_swiglu" and "linear_fc1" in name:
                 # So that a tenth of the values is beyond the limits.
                 parameter.mul_(2)
-    theirs = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**huggingface.to_config(shape, "float32")), attn_implementation="eager"
-    ).eval()
+    config = huggingface.to_config(shape, "float32")
+    config["model_type"] = NATIVE.get(config["model_type"], config["model_type"])
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), attn_implementation="eager").eval()
     theirs.load_state_dict(transformers_weights(ours.state_dict(), shape))
     tokens = torch.randint(shape.vocab_size, (2, SEQUENCE), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(SEQUENCE).expand_as(tokens)

@@ -211,6 +211,9 @@ class Architecture:
         if self.moe_first_dense_layers == 0 or self.moe_ffn_hidden_size == self.ffn_hidden_size:
             object.__setattr__(self, "ffn_hidden_size", self.expert_size)
             object.__setattr__(self, "moe_ffn_hidden_size", None)
+        if self.moe_router_score_function == "sigmoid":
+            # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
+            object.__setattr__(self, "moe_router_pre_softmax", False)
         groups, chosen = self.moe_router_num_groups, self.moe_router_group_topk
         if (groups is None) != (chosen is None):
             raise BadConfig("groups of experts need both, their number and how many of them are chosen")

@@ -93,6 +93,7 @@ STEP_PAIRS = {
     "learning rate": StepPair("learning_rate", ".6E"),
     "global batch size": StepPair("global_batch_size", "5d", is_count=True),
     "lm loss": StepPair("loss", ".6E"),
+    "mtp loss": StepPair("prediction_loss", ".6E"),
     "loss scale": StepPair("loss_scale", ".1f"),
     "grad norm": StepPair("grad_norm", ".3f"),
     "number of skipped iterations": StepPair("skipped_steps", "3d", is_count=True),
@@ -102,6 +103,7 @@ STEP_PAIRS = {
 # What TensorBoard and Weights & Biases call the fields of Step: Megatron-LM's names, and others in its style.
 STEP_TAGS = {
     "loss": "lm loss",
+    "prediction_loss": "mtp loss",
     "learning_rate": "learning-rate",
     "grad_norm": "grad-norm",
     "loss_scale": "loss-scale",
@@ -148,7 +150,8 @@ class Step:
 
     `tflops_per_gpu` counts as `Architecture.flops_per_token` does when lt-train printed it, and `mfu` is its share, 0 to 1, of
     the device's peak: NaN, printed as N/A, where the peak is not known. Memory is that of the rank that needed most since the
-    start: allocated tensors on a GPU with what torch has `reserved` for them, resident memory on a CPU.
+    start: allocated tensors on a GPU with what torch has `reserved` for them, resident memory on a CPU. `prediction_loss` is the
+    last step's, of multi-token prediction.
     """
 
     step: int
@@ -168,6 +171,7 @@ class Step:
     mfu: float | None = None
     memory_bytes: int | None = None
     reserved_memory_bytes: int | None = None
+    prediction_loss: float | None = None
 
     def format(self) -> str:
         """The line as printed, without a newline. A loss that is not a number is left out, as Megatron does."""

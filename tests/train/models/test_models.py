@@ -45,6 +45,7 @@ PIPELINE = ("--pipeline-model-parallel-size", "2")
 CONTEXT = ("--context-parallel-size", "2")
 EXPERT = ("--ranks", "2", "--expert-model-parallel-size", "2")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "phi3", "gpt-oss")
+DEEPSEEKS = ("deepseek-v3", "deepseek-v2")
 UNUSUAL_SCALING = RopeScaling(8.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_position_embeddings=128)
 
 
@@ -61,7 +62,17 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, float]]:
+def deepseek_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a DeepSeek-V3 that scales positions within the test's sequence, with another epsilon than its latents."""
+    scaling = YarnScaling(8.0, 16, mscale=1.0, mscale_all_dim=0.7)
+    architecture = dataclasses.replace(preset("tiny-deepseek-v3"), rope_scaling=scaling, norm_epsilon=1e-3, mtp_num_layers=0)
+    file = tmp_path_factory.mktemp("deepseek") / "config.json"
+    file.write_text(json.dumps(huggingface.to_config(architecture, "float32")))
+    return file
+
+
+@pytest.fixture(scope="module")
+def differences(dataset: Dataset, config_file: Path, deepseek_file: Path) -> dict[str, dict[str, float]]:
     commands = {
         "llama": ("--model", "tiny"),
         "mistral": ("--model", "tiny-mistral", *WINDOW),
@@ -73,10 +84,12 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
         "yarn": ("--model", str(config_file.parent / "yarn.json")),
         "linear": ("--model", str(config_file.parent / "linear.json")),
         "gpt-oss": ("--model", "tiny-gpt-oss"),
+        "deepseek-v3": ("--model", str(deepseek_file), "--num-layers", "3"),
+        "deepseek-v2": ("--model", "tiny-deepseek-v2"),
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
         "another scaling": ("--model", str(config_file)),
     }
-    work = {name: [*arguments, *SHORT, dataset.prefix] for name, arguments in commands.items()}
+    work = {name: [*SHORT, *arguments, dataset.prefix] for name, arguments in commands.items()}
     done = subprocess.run(
         [nursery.python(), str(HERE / "families.py")],
         input=json.dumps(work),
@@ -90,7 +103,7 @@ def differences(dataset: Dataset, config_file: Path) -> dict[str, dict[str, floa
     return found
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "llama3.2", "another scaling", "yarn", "linear"])
+@pytest.mark.parametrize("family", [*FAMILIES, *DEEPSEEKS, "llama3.2", "another scaling", "yarn", "linear"])
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
     assert differences[family]["logits"] < 1e-5
@@ -201,7 +214,8 @@ def test_dropout_changes_training_alike_each_time(outcomes: dict[str, Outcome]) 
 
 
 def expected_frequencies(architecture: Architecture) -> torch.Tensor:
-    config = AutoConfig.for_model(**huggingface.to_config(architecture, "float32"))
+    written = huggingface.to_config(architecture, "float32")
+    config = AutoConfig.for_model(**written | {"model_type": written["model_type"].replace("kimi_k2", "deepseek_v3")})
     if architecture.rope_scaling is None:
         channels = torch.arange(0, architecture.kv_channels, 2) / architecture.kv_channels
         return 1.0 / architecture.rotary_base**channels

@@ -11,6 +11,7 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.huggingface import unsupported
 from lt_shared.huggingface.config_fields import ModelType, layer_types
+from lt_shared.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from lt_shared.huggingface.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
 from lt_shared.huggingface.gpt2 import GPT2
 from lt_shared.huggingface.gpt_oss import GPT_OSS
@@ -35,6 +36,9 @@ _ALL = (
     GEMMA3_TEXT,
     GEMMA3,
     GPT_OSS,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    KIMI_K2,
     GPT2,
 )
 _TYPES = {each.name: each for each in _ALL}

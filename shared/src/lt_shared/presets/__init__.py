@@ -5,6 +5,7 @@ lt-train's `--model` takes a name; tests hold every count of parameters to the p
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import UsageError
+from lt_shared.presets.deepseek import DEEPSEEK
 from lt_shared.presets.dense import DENSE
 from lt_shared.presets.gemma import GEMMA
 from lt_shared.presets.gpt_oss import GPT_OSS
@@ -21,6 +22,7 @@ _ALL = (
     *OLMO,
     *GEMMA,
     *GPT_OSS,
+    *DEEPSEEK,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

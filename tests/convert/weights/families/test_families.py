@@ -26,12 +26,24 @@ from lt_convert.formats import MODULES
 from lt_convert.weights.families import FAMILIES, family_of, qwen2
 from lt_convert.weights.mapping import TORCHTITAN
 from lt_shared import huggingface
-from lt_shared.architecture import Architecture
+from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadData, UsageError
 from lt_shared.rope_scaling import LinearScaling, YarnScaling
 
 LLAMA = Architecture("family", "llama", 3, 32, 88, 4, 2, 250, 64, rotary_base=20000.0)
 GPT = dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, rotary_base=10000.0)
+DEEPSEEK_LATENT = LatentAttention(q_lora_rank=24, kv_lora_rank=16, qk_head_dim=16, qk_pos_emb_head_dim=8, v_head_dim=12)
+DEEPSEEK = dataclasses.replace(
+    LLAMA,
+    num_query_groups=4,
+    kv_channels=0,
+    norm_epsilon=1e-6,
+    latent_attention=DEEPSEEK_LATENT,
+    num_experts=4,
+    moe_ffn_hidden_size=24,
+    moe_shared_expert_intermediate_size=48,
+    moe_first_dense_layers=1,
+)
 GEMMA = dataclasses.replace(
     LLAMA,
     tie_embeddings=True,
@@ -69,9 +81,28 @@ ARCHITECTURES = {
         add_bias_linear=True,
         activation="clamped_swiglu",
     ),
+    "deepseek-v3": dataclasses.replace(
+        DEEPSEEK,
+        num_experts=8,
+        moe_router_topk=4,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_topk_scaling_factor=2.5,
+        rope_scaling=YarnScaling(4.0, 16, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    "deepseek-v2-lite": dataclasses.replace(
+        DEEPSEEK,
+        latent_attention=dataclasses.replace(DEEPSEEK_LATENT, q_lora_rank=None),
+        moe_router_pre_softmax=True,
+        rope_scaling=YarnScaling(4.0, 16, mscale=0.707, mscale_all_dim=0.707),
+    ),
+    "deepseek-v2": dataclasses.replace(DEEPSEEK, moe_router_pre_softmax=True),
     "gpt2": dataclasses.replace(GPT, tie_embeddings=True),
     "gpt3": GPT,
 }
+DEEPSEEKS = tuple(name for name in ARCHITECTURES if name.startswith("deepseek"))
 # megatron-core has no such models; tests/pipeline trains them.
 WITHOUT_MEGATRON = {
     "olmo2": dataclasses.replace(LLAMA, qk_layernorm=True, qk_layernorm_width="all_heads", norm_placement="post"),
@@ -110,6 +141,9 @@ def make_model(directory: Path, architecture: Architecture) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     model.save_pretrained(directory)
 
 
@@ -199,7 +233,7 @@ def test_there_and_back_is_the_same_model(
     results: Results, stored_tensors: Callable[[Path], dict[str, Any]], name: str, through: str, tmp_path: Path
 ) -> None:
     """Names, dtypes, shapes and bits of every tensor, and what config.json means. TorchTitan lacks some models."""
-    if through == "torchtitan" and name not in IN_TORCHTITAN:
+    if through == "torchtitan" and name not in (*IN_TORCHTITAN, *DEEPSEEKS):
         with pytest.raises(UsageError, match=r"torchtitan has no models of the .* family|only gpt-oss has a sliding window"):
             convert(Request(str(results.root / name), through, str(tmp_path / "there")))
         assert list(tmp_path.iterdir()) == []

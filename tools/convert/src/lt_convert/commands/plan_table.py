@@ -12,11 +12,12 @@ from lt_shared.architecture import Architecture
 # The width when the output is not a terminal.
 COLUMNS = 160
 
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+# The numbers of layers and experts.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def write(record: dict[str, Any], output: IO[str]) -> None:
-    """Write the result of `Plan.to_record`: a line per tensor, with equal layers as one line, then the files."""
+    """Write the result of `Plan.to_record`: a line per tensor, with equal layers and experts as one line, then the files."""
     from rich.table import Table
     from rich.text import Text
 
@@ -54,10 +55,10 @@ def print_to(output: IO[str], table: Any) -> None:
 def _rows(tensors: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for tensor in tensors:
-        names = tuple(_LAYER.sub("{}", name, count=1) for name in (tensor["name"], *tensor["from"]))
+        names = tuple(dict.fromkeys(_NUMBER.sub("{}", name) for name in (tensor["name"], *tensor["from"])))
         alike.setdefault((names, tensor["dtype"], tuple(tensor["shape"]), tensor["operation"]), []).append(tensor)
     for (_, dtype, shape, operation), found in alike.items():
         size_bytes = sum(tensor["bytes"] for tensor in found)
-        parts = [abbreviated(names) for names in zip(*(tensor["from"] for tensor in found), strict=True)]
+        parts = abbreviated(dict.fromkeys(name for tensor in found for name in tensor["from"]))
         name = abbreviated(dict.fromkeys(tensor["name"] for tensor in found))
-        yield name, dtype, " x ".join(map(str, shape)), f"{size_bytes:,}", operation, ", ".join(parts)
+        yield name, dtype, " x ".join(map(str, shape)), f"{size_bytes:,}", operation, parts

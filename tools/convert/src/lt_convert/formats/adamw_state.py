@@ -22,7 +22,7 @@ from lt_convert.tensors.reshape import reshaped
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor, assemble
 from lt_convert.weights import families
-from lt_convert.weights.mapping import MEGATRON, PADDING, TORCHTITAN, Model
+from lt_convert.weights.mapping import MEGATRON, PADDING, TORCHTITAN, Model, is_balancing_bias
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON
 from lt_shared.console import BadData
@@ -80,7 +80,7 @@ def from_megatron(
             found.setdefault(kind, {}).update(stacked_layers.unstacked(whole.named(match["name"])))
     if not all(found.get(kind) for kind in MOMENTS):
         return None
-    family = families.family_of(model.architecture)
+    family = families.family_of(model.architecture).of_parameters()
     prefix = stacked_layers.prefix_of(found[EXP_AVG])
     shapes = {name: entry.shape for name, entry in family.entries(MEGATRON, model).items()}
     by_kind = {}
@@ -202,7 +202,7 @@ def from_torchtitan(contents: Contents, table: str, model: Model, origin: str) -
             found[match["kind"]][match["name"]] = contents.tensor(key)
     if step is None or not all(found.values()):
         return None
-    family = families.family_of(model.architecture)
+    family = families.family_of(model.architecture).of_parameters()
     by_kind = {}
     for kind, named in found.items():
         padding = f"{PADDING}optimizer.state.{kind}."
@@ -239,7 +239,7 @@ def to_torchtitan(state: OptimizerState, model: Model, iteration: int, origin: s
     Raises BadData for a state that cannot be converted.
     """
     check(state)
-    family = families.family_of(model.architecture)
+    family = families.family_of(model.architecture).of_parameters()
     entries: list[Entry] = []
     objects: dict[str, Any] = {}
     parameters: dict[str, Tensor] = {}
@@ -269,13 +269,17 @@ def to_megatron(state: OptimizerState, model: Model, weights: Mapping[str, Tenso
     `weights` are the canonical fp32 main weights of a model in a 16-bit dtype, else None.
     """
     check(state)
-    family = families.family_of(model.architecture)
-    kinds = {kind: state.tensors[kind] for kind in MOMENTS} | ({} if weights is None else {"fp32_param": weights})
+    family = families.family_of(model.architecture).of_parameters()
+    kinds = {kind: state.tensors[kind] for kind in MOMENTS} | ({} if weights is None else {"fp32_param": _parameters(weights)})
     return {
         f"optimizer.state.{kind}.{name}": tensor
         for kind, canonical in kinds.items()
         for name, tensor in family.from_canonical(MEGATRON, model, canonical, f"{origin}: {kind}").items()
     }
+
+
+def _parameters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if not is_balancing_bias(name)}
 
 
 def to_megatron_common(state: OptimizerState, mixed_precision: bool) -> dict[str, Any]:
@@ -303,7 +307,7 @@ def _fused(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[st
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         match = _SEPARATE.fullmatch(name)
-        if not match:
+        if not match or f"{match['stem']}wk.{match['leaf']}" not in tensors:
             result[name] = tensor
         elif match["which"] == "q":
             separate = {which: tensors[f"{match['stem']}w{which}.{match['leaf']}"] for which in "qkv"}

@@ -4,6 +4,7 @@ A safetensors file is eight bytes of header length, a JSON header, then the valu
 used: it reads whole tensors, and to write a file it needs all of its tensors in memory.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -23,7 +24,8 @@ from lt_convert.tokenizers import discovery, huggingface_tokenizer
 from lt_convert.weights import families
 from lt_convert.weights.mapping import HF, PADDING, Model
 from lt_shared import huggingface, quantization, strict_json
-from lt_shared.console import BadConfig, BadData
+from lt_shared.architecture import Architecture
+from lt_shared.console import BadConfig, BadData, warn
 
 TABLE = HF
 CONFIG = "config.json"
@@ -69,6 +71,7 @@ def open_source(directory: str, files: Files) -> Source:
         raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
     stored_as = quantization.of_config(config, directory)
     found = dequantized(read_model(directory, files), stored_as, directory)
+    architecture = _without_absent_layers(architecture, found, directory)
     padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
     padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
     padded = architecture.padded_vocab_size()
@@ -93,6 +96,15 @@ def open_source(directory: str, files: Files) -> Source:
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
     )
+
+
+def _without_absent_layers(architecture: Architecture, tensors: Mapping[str, Tensor], origin: str) -> Architecture:
+    """Without multi-token prediction layers where the files have none of them: transformers drops them when it saves a model."""
+    layers = range(architecture.num_layers, architecture.num_layers + architecture.mtp_num_layers)
+    if not layers or any(f"layers.{layer}." in name for layer in layers for name in tensors):
+        return architecture
+    warn(f"{origin}: {CONFIG} names {len(layers)} multi-token prediction layers that the files lack: converted without them")
+    return dataclasses.replace(architecture, mtp_num_layers=0)
 
 
 def _padding(path: str, files: Files) -> dict[str, Tensor]:
@@ -188,9 +200,7 @@ def read_file(path: str, files: Files) -> dict[str, Tensor]:
 def outputs(target: Target) -> list[OutputFile]:
     """The files, `config.json` last: without it no tool takes the directory for a model."""
     architecture = target.model.architecture
-    canonical = {name: tensor for name, tensor in target.tensors.items() if not name.startswith(PADDING)}
     tensors = families.family_of(architecture).from_canonical(HF, target.model, target.tensors, target.source.directory)
-    tensors = {name: tensors[name] for name in canonical}
     padding = {name: tensor for name, tensor in target.tensors.items() if name.startswith(PADDING)}
     stored, quantization_config = _as_stored(tensors, target)
     made = model_files(stored)

@@ -38,7 +38,8 @@ _RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 _MODEL_CHUNK = re.compile(r"model(\d*)")
 _LAYER = re.compile(r"(decoder\.layers\.)(\d+)(\..*)")
 _LOCAL_EXPERT = re.compile(r"(.*\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d+)(.*)")
-_LOCAL_NAME = re.compile(r".*\.input_layernorm\.weight")
+# TransformerEngine stores norms with the linear layer that follows, local layers never do.
+_ENGINE_NAME = re.compile(r".*\.layer_norm_weight")
 
 RankCoordinates = tuple[int, int, int]
 """The tensor, pipeline and expert parallel rank."""
@@ -88,10 +89,11 @@ def open_source(directory: str, files: Files) -> Source:
     arguments = _arguments(first)
     run = directory.rpartition("/")[0] or "."
     architecture = megatron_args.architecture(arguments, first.path, run.rsplit("/", 1)[-1])
-    tensors = _model_tensors(ranks, gated=architecture.family == "llama")
+    is_local = not any(_ENGINE_NAME.fullmatch(name) for chunk in first.model_chunks() for name in chunk)
+    tensors = _model_tensors(ranks, architecture.family == "llama", is_local)
     if EMBEDDING not in tensors:
         raise BadData(f"{directory}: has no {EMBEDDING}: not a checkpoint of megatron-core's GPTModel")
-    table = MEGATRON_LOCAL if any(_LOCAL_NAME.fullmatch(name) for name in tensors) else MEGATRON_TE
+    table = MEGATRON_LOCAL if is_local else MEGATRON_TE
     model = Model(architecture, tensors[EMBEDDING].shape[0])
     family = families.family_of(architecture)
     iteration = first.content.get("iteration")
@@ -165,7 +167,7 @@ def _arguments(rank: RankFile) -> dict[str, Any]:
     return arguments
 
 
-def _model_tensors(ranks: Mapping[RankCoordinates, RankFile], gated: bool) -> dict[str, Tensor]:
+def _model_tensors(ranks: Mapping[RankCoordinates, RankFile], gated: bool, local: bool) -> dict[str, Tensor]:
     """All of the model's tensors, unsharded, with the layer numbers of the whole model."""
     tensor_size, pipeline_size, expert_size = (max(coordinates[axis] for coordinates in ranks) + 1 for axis in range(3))
     chunks = {coordinates: rank.model_chunks() for coordinates, rank in ranks.items()}
@@ -180,17 +182,17 @@ def _model_tensors(ranks: Mapping[RankCoordinates, RankFile], gated: bool) -> di
                 raise BadData(f"{ranks[0, pipeline, expert].path}: the other tensor parallel ranks hold other tensors")
             first = expert * _experts(pieces[0][stage])
             for name in pieces[0][stage]:
-                whole = _unsharded(name, [piece[stage][name] for piece in pieces], gated)
+                whole = _unsharded(name, [piece[stage][name] for piece in pieces], gated, local)
                 in_stage[_renumbered(name, layers, first)] = whole
         layers += 1 + max((int(match[2]) for name in pieces[0][stage] if (match := _LAYER.fullmatch(name))), default=-1)
         tensors |= in_stage
     return tensors
 
 
-def _unsharded(name: str, pieces: list[Tensor], gated: bool) -> Tensor:
+def _unsharded(name: str, pieces: list[Tensor], gated: bool, local: bool) -> Tensor:
     if len({(len(piece.shape), piece.dtype) for piece in pieces}) > 1:
         raise BadData(f"{pieces[0].name}: its shards differ in dtype or number of dimensions")
-    return tensor_parallel.join(name, pieces, gated)
+    return tensor_parallel.join(name, pieces, gated, local)
 
 
 def _experts(names: Mapping[str, Tensor]) -> int:
@@ -222,7 +224,7 @@ def outputs(target: Target) -> list[OutputFile]:
     if architecture.tie_embeddings and parallel.pipeline_parallel_size > 1:
         tensors[OUTPUT] = tensors[EMBEDDING]
     stages = parallel.virtual_pipeline_parallel_size or 1
-    by_rank = _tensors_by_rank(tensors, architecture.num_layers, parallel, gated=architecture.family == "llama")
+    by_rank = _tensors_by_rank(tensors, architecture.num_layers, parallel, architecture.family == "llama", table)
     multiple = _divisible_by(model, parallel.tensor_parallel_size)
     if multiple != VOCAB_MULTIPLE:
         warn(f"the vocabulary has {model.padded_vocab_size} rows: Megatron needs --make-vocab-size-divisible-by {multiple}")
@@ -294,13 +296,14 @@ def _divisible_by(model: Model, tensor_size: int) -> int:
 
 
 def _tensors_by_rank(
-    tensors: Mapping[str, Tensor], layers: int, parallel: LegacyTarget, gated: bool
+    tensors: Mapping[str, Tensor], layers: int, parallel: LegacyTarget, gated: bool, table: str
 ) -> dict[tuple[int, int], dict[str, Payload]]:
     """Each rank's tensors by (tensor parallel rank, stage in the order of the layers); layer numbers are those in the stage."""
     count = parallel.pipeline_parallel_size * (parallel.virtual_pipeline_parallel_size or 1)
-    each = layers // count
+    each, tensor_size = layers // count, parallel.tensor_parallel_size
+    predicts_more = any(name.startswith("mtp.") for name in tensors)
     by_rank: dict[tuple[int, int], dict[str, Payload]]
-    by_rank = {key: {} for key in itertools.product(range(parallel.tensor_parallel_size), range(count))}
+    by_rank = {key: {} for key in itertools.product(range(tensor_size), range(count))}
     for whole_name, tensor in tensors.items():
         name = whole_name
         layer = _LAYER.fullmatch(name)
@@ -309,6 +312,9 @@ def _tensors_by_rank(
             name = f"{layer[1]}{number}{layer[3]}"
         else:
             stage = 0 if name.startswith("embedding.") else count - 1
-        for rank, shard in enumerate(tensor_parallel.split(name, tensor, parallel.tensor_parallel_size, gated)):
-            by_rank[rank, stage][name] = Payload(whole_name, shard)
+        # Multi-token prediction layers are on the last stage, and look tokens up, too.
+        stages = {stage, count - 1} if name == EMBEDDING and predicts_more else {stage}
+        for rank, shard in enumerate(tensor_parallel.split(name, tensor, tensor_size, gated, table == MEGATRON_LOCAL)):
+            for each_stage in stages:
+                by_rank[rank, each_stage][name] = Payload(whole_name, shard)
     return by_rank

@@ -14,16 +14,17 @@ from lt_convert.containers.dcp import METADATA, Contents, Entry
 from lt_convert.formats import adamw_state, range_checksums
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.location import TORCHTITAN_STEP, listing
+from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.output_files import OutputFile
 from lt_convert.tensors.source_files import Files
-from lt_convert.tensors.tensor import Tensor
+from lt_convert.tensors.tensor import Tensor, zeros
 from lt_convert.tokenizers import discovery
 from lt_convert.weights import families
-from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model
+from lt_convert.weights.mapping import PADDING, ROPE_BUFFERS, TORCHTITAN, TORCHTITAN_2025, Model, abbreviated, is_balancing_bias
 from lt_shared import checkpoint_layout, huggingface, strict_json, version_of
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
-from lt_shared.console import BadConfig, BadData, UsageError
+from lt_shared.console import BadConfig, BadData, UsageError, warn
 
 TABLE = TORCHTITAN
 CONFIG = "config.json"
@@ -34,8 +35,9 @@ STEP = "train_state.step"
 _MODEL_PREFIX = "model."
 _STATE = re.compile(r"(optimizer|lr_scheduler|dataloader|train_state)(\.|$).*")
 _OTHER_BACKEND = re.compile(r"model_\d+\.pt")
-# Checkpoints before 0.3 have wq, wk and wv in `attention` itself.
-_QKV_LINEAR = ".qkv_linear."
+# Checkpoints before 0.3 have wq, wk and wv in `attention` itself, and experts in `moe`.
+_BIAS = re.compile(r".*\.moe\.expert_bias(_E)?")
+_SINCE_2026 = re.compile(r".*\.(qkv_linear|routed_experts)\..*")
 
 
 def recognise(names: Sequence[str]) -> bool:
@@ -65,7 +67,8 @@ def open_source(directory: str, files: Files) -> Source:
         padded = saved.padded_vocab_size
     model = Model(architecture, padded)
     family = families.family_of(architecture)
-    table = TORCHTITAN if any(_QKV_LINEAR in name for name in tensors) else TORCHTITAN_2025
+    tensors = _without_foreign_biases(tensors, architecture, directory, files)
+    table = TORCHTITAN if any(_SINCE_2026.fullmatch(name) for name in tensors) else TORCHTITAN_2025
     iteration = _step(contents, directory)
     run = directory if saved else _run_of(directory)
     return Source(
@@ -90,6 +93,31 @@ def model_tensors(contents: Contents) -> dict[str, Tensor]:
     if EMBEDDING not in names and _MODEL_PREFIX + EMBEDDING in names:
         names = {key.removeprefix(_MODEL_PREFIX): key for key in names}
     return {name: contents.tensor(key) for name, key in names.items() if not re.fullmatch(ROPE_BUFFERS, name)}
+
+
+def _without_foreign_biases(
+    tensors: Mapping[str, Tensor], architecture: Architecture, directory: str, files: Files
+) -> dict[str, Tensor]:
+    """TorchTitan balances the experts of every family by biases; where the model's own router has none, they are left out, as
+    TorchTitan's export leaves them out."""
+    biases = [] if architecture.moe_router_enable_expert_bias else [name for name in tensors if _BIAS.fullmatch(name)]
+    reader = TensorReader(files)
+    moved = [name for name in biases if any(reader.rows(flat(tensors[name]), 0, tensors[name].shape[0]).tobytes())]
+    if moved:
+        warn(
+            f"{directory}: {abbreviated(moved)} are not zero, and the router of {architecture.name} has no balancing biases:"
+            " left out, so that it may choose other experts"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name not in set(biases)}
+
+
+def _absent_biases(architecture: Architecture) -> list[Entry]:
+    """Zeros for the biases that TorchTitan's loader wants of every layer with experts."""
+    experts = architecture.num_experts
+    if not experts or architecture.moe_router_enable_expert_bias:
+        return []
+    names = [f"layers.{layer}.moe.expert_bias_E" for layer in range(architecture.num_layers) if architecture.has_experts(layer)]
+    return [Entry.whole(name, zeros("float32", (experts,)).named(name)) for name in names]
 
 
 def _record(directory: str, names: Sequence[str], files: Files) -> RunRecord | None:
@@ -150,7 +178,7 @@ def outputs(target: Target) -> list[OutputFile]:
     family = families.family_of(model.architecture)
     canonical = _weights(target)
     tensors = family.from_canonical(TORCHTITAN, model, canonical, source.directory)
-    entries = [Entry.whole(name, tensor) for name, tensor in tensors.items()]
+    entries = [Entry.whole(name, tensor) for name, tensor in tensors.items()] + _absent_biases(model.architecture)
     entries += [Entry.whole(name, tensor) for name, tensor in canonical.items() if name.startswith(PADDING)]
     objects: dict[str, Any] = {}
     if source.optimizer:
@@ -176,9 +204,10 @@ def outputs(target: Target) -> list[OutputFile]:
 def _weights(target: Target) -> Mapping[str, Tensor]:
     """The weights that training resumes from: the optimizer's fp32 main weights if there are any, unless --dtype is given."""
     source = target.source
-    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in target.tensors.items())
+    kept = ((name, tensor) for name, tensor in target.tensors.items() if not is_balancing_bias(name))
+    is_cast = any(tensor.dtype != source.tensors[name].dtype for name, tensor in kept)
     main_weights = source.optimizer.tensors.get(adamw_state.PARAM) if source.optimizer else None
-    return target.tensors if is_cast or main_weights is None else main_weights
+    return target.tensors if is_cast or main_weights is None else {**target.tensors, **main_weights}
 
 
 def _check_supported(architecture: Architecture, origin: str) -> None:

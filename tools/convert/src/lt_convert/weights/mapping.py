@@ -7,8 +7,10 @@ the Hugging Face format is the identity.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Self
 
 from lt_convert.tensors.tensor import Tensor, assemble, zeros
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, RowMapping, Rows, WeightOp
@@ -20,6 +22,8 @@ LAYER, EXPERT = "{layer}", "{expert}"
 # as in Hugging Face's names, and by its own, as in Megatron's.
 DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, MTP = "{dense_layer}", "{expert_layer}", "{mtp_layer}", "{mtp}"
 PADDING = "padding."
+# Ends the name of a router's balancing bias: a buffer that the router counts tokens for, float32 in every model.
+BALANCING_BIAS = "e_score_correction_bias"
 # Names of tables. Megatron: torch_dist, and the legacy file of a rank with TransformerEngine layers or with local ones.
 HF, MEGATRON, MEGATRON_TE, MEGATRON_LOCAL = "hf", "megatron", "megatron-te", "megatron-local"
 TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan-2025"
@@ -28,6 +32,9 @@ TORCHTITAN, TORCHTITAN_2025 = "torchtitan", "torchtitan-2025"
 ROPE_BUFFERS = r".*\.rotary_emb\.inv_freq|freqs_cis|rope_cache"
 # Attention heads, or experts, of all layers together. Llama 3.1 405B has 16,128 heads, DeepSeek V3 15,616 experts.
 MAXIMUM_HEADS_OR_EXPERTS = 1_000_000
+
+_FIRST_NUMBER = re.compile(r"(.*?\.)(\d+)(\..*)")
+_EXPERT_NUMBER = re.compile(r"(.*experts\.(?:.*\.(?:weight|bias))?)(\d+)((?:\..*)?)")
 
 Shape = tuple[int, ...]
 Table = Mapping[str, WeightOp]
@@ -73,7 +80,7 @@ class Entry:
         return self.primary or (isinstance(self.op, Alias) and self.op.written)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """A model family.
 
@@ -85,12 +92,14 @@ class Family:
     `extra_state_modules` are Megatron's modules that store an `_extra_state`, those of TransformerEngine layers included.
     `hf_prefixes` matches the beginning of names in Hugging Face files of a larger model, with what stands there in those of the
     language model alone, and `other_parts` the names of all that is not the language model.
+    `repeated` are tensors of Hugging Face files that equal others, and are written.
     """
 
     name: str
     shapes: Callable[[Architecture], Mapping[str, Shape]]
     tables: Mapping[str, Table]
     extra_state_modules: tuple[str, ...]
+    repeated: Table = dataclasses.field(default_factory=dict)
     embedding: str = "model.embed_tokens.weight"
     base_prefix: str = "model."
     buffers: str = ROPE_BUFFERS
@@ -108,12 +117,21 @@ class Family:
                 result[PADDING + name] = (padding, *patterns[pattern][1:])
         return result
 
+    def of_parameters(self) -> Self:
+        """The same family without the tensors that no optimizer knows: an optimizer's state is converted by its tables."""
+
+        def shapes(architecture: Architecture) -> Mapping[str, Shape]:
+            return {name: shape for name, shape in self.shapes(architecture).items() if not is_balancing_bias(name)}
+
+        return dataclasses.replace(self, shapes=shapes)
+
     def table(self, name: str, architecture: Architecture) -> Table:
         """The table named `name` (HF, MEGATRON ...). Raises UsageError when the format has no models of this family."""
         if name == HF:
             patterns = self.shapes(architecture)
             return {pattern: Rows(pattern) for pattern in patterns} | {
-                OUTPUT_WEIGHT: OutputLayer(Rows(OUTPUT_WEIGHT), Rows(self.embedding))
+                **self.repeated,
+                OUTPUT_WEIGHT: OutputLayer(Rows(OUTPUT_WEIGHT), Rows(self.embedding)),
             }
         if name not in self.tables:
             formats = {HF: "hf", MEGATRON: "megatron-dist", MEGATRON_TE: "megatron-legacy", TORCHTITAN: "torchtitan"}
@@ -122,8 +140,12 @@ class Family:
             raise UsageError(f"{asked} has no models of the {self.name} family", f"formats that have them: {', '.join(having)}")
         return self.tables[name]
 
-    def entries(self, table: str, model: Model) -> dict[str, Entry]:
-        """Every tensor that a checkpoint of `model` in the format `table` may have, layer by layer."""
+    @functools.lru_cache(maxsize=1)  # noqa: B019 (families are constants of the program)
+    def entries(self, table: str, model: Model) -> Mapping[str, Entry]:
+        """Every tensor that a checkpoint of `model` in the format `table` may have, layer by layer.
+
+        Of DeepSeek-V3 there are 46,183, which take a second; a conversion asks for them several times.
+        """
         canonical = self.canonical(model)
         ops = self.table(table, model.architecture)
         result: dict[str, Entry] = {}
@@ -136,7 +158,7 @@ class Family:
             found = op.row_mappings(model.architecture, shape)
             if EXPERT in pattern:
                 found = (one.of_expert(int(fill(EXPERT))) for one in found)
-            row_mappings = tuple(dataclasses.replace(one, name=fill(one.name)) for one in found)
+            row_mappings = tuple(one.renamed(fill(one.name), one.expert) for one in found)
             if all(one.canonical_rows for one in row_mappings):
                 primary = not (isinstance(op, Alias) and op.is_alias(shape))
                 result[name] = Entry(name, _shape(row_mappings, canonical), op, row_mappings, primary)
@@ -231,6 +253,11 @@ class Family:
                 raise BadData(f"{name} is there twice, once as a part of a larger model", "remove the one that is not meant")
             found[name] = tensor
         return found
+
+
+def is_balancing_bias(name: str) -> bool:
+    """Whether the canonical tensor of this name is a router's balancing bias, which no gradient changes."""
+    return name.endswith(BALANCING_BIAS)
 
 
 def _expanded(patterns: Iterable[str], architecture: Architecture) -> Iterator[tuple[str, str, Callable[[str], str]]]:
@@ -344,12 +371,17 @@ def _check(found: Mapping[str, Tensor], expected: Mapping[str, Shape], optional:
 
 
 def abbreviated(names: Iterable[str]) -> str:
-    """All names, with those that differ only in the layer number written as one: `layers.{0-3,7}.weight`."""
+    """All names, with those that differ only in the numbers of layer and expert written as one: `layers.{0-3,7}.weight`."""
+    return ", ".join(_grouped(_EXPERT_NUMBER, _grouped(_FIRST_NUMBER, names)))
+
+
+def _grouped(pattern: re.Pattern[str], names: Iterable[str]) -> list[str]:
+    """`names`, with those that differ only in the number of the pattern's second group written as one."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for name in names:
-        match = re.fullmatch(r"(.*?\.)(\d+)(\..*)", name)
+        match = pattern.fullmatch(name)
         numbers.setdefault((match[1], match[3]) if match else (name, ""), []).extend([int(match[2])] if match else [])
-    return ", ".join(f"{start}{_ranges(found) if found else ''}{end}" for (start, end), found in numbers.items())
+    return [f"{start}{_ranges(found) if found else ''}{end}" for (start, end), found in numbers.items()]
 
 
 def _ranges(numbers: list[int]) -> str:

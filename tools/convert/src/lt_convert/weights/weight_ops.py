@@ -34,8 +34,11 @@ class RowMapping:
 
     def of_expert(self, expert: int) -> Self:
         """The same of another expert than the first, for which an op is written where experts have tensors of their own."""
-        name = self.name.replace("{expert}", str(expert))
-        return dataclasses.replace(self, name=name, canonical_expert=None if self.canonical_expert is None else expert)
+        name, of_stack = self.name.replace("{expert}", str(expert)), None if self.canonical_expert is None else expert
+        return type(self)(name, self.canonical_rows, self.format_rows, self.expert, self.transposed, of_stack)
+
+    def renamed(self, name: str, expert: int | None) -> Self:
+        return type(self)(name, self.canonical_rows, self.format_rows, expert, self.transposed, self.canonical_expert)
 
 
 class WeightOp(Protocol):
@@ -161,9 +164,12 @@ class Experts:
         self.combine, self.separate = f"{words[0]}stack experts", f"{words[1]}split experts"
 
     def row_mappings(self, architecture: Architecture, shape: Callable[[str], Shape]) -> Iterator[RowMapping]:
+        # All experts are alike, and a model has thousands: they are counted out, not looked up.
+        of_one = list(self.op.row_mappings(architecture, shape))
         for expert in range(architecture.num_experts or 0):
-            for mapping in self.op.row_mappings(architecture, shape):
-                yield dataclasses.replace(mapping.of_expert(expert), expert=expert)
+            for mapping in of_one:
+                found = mapping.of_expert(expert)
+                yield found.renamed(found.name, expert)
 
 
 class ExpertSlice:

@@ -311,6 +311,7 @@ def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
         "a soft cap of the scores": run.architecture.attn_logit_softcapping is not None,
         f"heads of {size}, only of {', '.join(map(str, FLASH_HEAD_SIZES))}": size not in FLASH_HEAD_SIZES,
         f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
+        "latent attention": run.architecture.latent_attention is not None,
         "--attention-dropout": run.layers.attention_dropout > 0,
         "--reset-attention-mask": run.data.reset_attention_mask,
         "--deterministic": run.precision.deterministic,
@@ -369,6 +370,7 @@ def _rope(run: Run, attention: str) -> str:
     """Together with the split into queries, keys and values, which a norm of queries and keys would have to stand between."""
     model = run.architecture
     fits = model.family == "llama" and model.rotary_channels == model.kv_channels and not model.qk_layernorm
+    fits = fits and model.latent_attention is None
     if run.layers.triton and fits and attention != TRANSFORMER_ENGINE:
         return TRITON
     return TRANSFORMER_ENGINE if run.layers.transformer_engine else TORCH

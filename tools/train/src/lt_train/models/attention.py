@@ -59,25 +59,25 @@ class CausalAttention(torch.nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, documents: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """query [s, b, heads, d], key and value [s, b, groups, d]; returns [s, b, heads * d].
+        """query [s, b, heads, d], key [s, b, groups, d] and value [s, b, groups, v]; returns [s, b, heads * v].
 
         `documents` [b, S] numbers the document of every token of the whole sample, of which this rank has `s` tokens. It is
         passed as megatron-core's attention mask, which its layers do not look at.
         """
-        sequence, batch, heads, size = query.shape
+        sequence, batch = query.shape[:2]
         rank = 0
         if self.ranks > 1:
             rank = parallel_state.get_context_parallel_rank()
             both = torch.cat((key, value), dim=-1)
             both = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
-            key, value = both.split(size, dim=-1)
+            key, value = both.split((key.shape[-1], value.shape[-1]), dim=-1)
         window = self.window if self.window is not None and self.window < len(key) - 1 else None
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         if documents is None and self.ranks == 1:
             mixed = self._causal(query, key, value, window)
         else:
             mixed = self._masked(query, key, value, _mask(documents, window, sequence, rank, self.ranks, query.device))
-        return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, heads * size)
+        return mixed.permute(2, 0, 1, 3).reshape(sequence, batch, -1)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
         """query [b, heads, s, d], key and value [b, groups, s, d]; a query sees itself and `window` keys before it, or all."""

@@ -18,7 +18,8 @@ from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
 from lt_train.models.biased_experts import compute_biased_experts
 from lt_train.models.fp8_linear import use_fp8
-from lt_train.models.layer_specs import block_spec, exclude_padding
+from lt_train.models.layer_specs import block_spec, exclude_padding, layer_spec
+from lt_train.models.multi_token_prediction import PredictingModel
 from lt_train.models.z_loss import add_z_loss
 from lt_train.ops import wgrad_accumulation
 from lt_train.parallel import tp_comm_overlap
@@ -49,6 +50,7 @@ def transformer_config(run_config: RunConfig, device: torch.device) -> Transform
         add_qkv_bias=architecture.add_qkv_bias,
         qk_layernorm=architecture.qk_layernorm,
         softmax_scale=rope.score_scale(architecture),
+        mtp_loss_scaling_factor=run_config.optimization.mtp_loss_scaling_factor,
         window_size=_window(run_config),
         window_attn_skip_freq=architecture.window_attn_skip_freq,
         softmax_type="learnable" if architecture.attention_sinks else "vanilla",
@@ -137,6 +139,7 @@ def _experts(run_config: RunConfig) -> dict[str, Any]:
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
+        "moe_router_bias_update_rate": run_config.optimization.router_bias_update_rate,
         "moe_token_dispatcher_type": run_config.layers.token_dispatcher,
         "moe_grouped_gemm": run_config.layers.grouped_experts,
         "expert_model_parallel_size": run_config.parallelism.expert,
@@ -205,15 +208,15 @@ def _build_chunk(
 ) -> Chunk:
     architecture = run_config.architecture
     with building(run_config):
-        model = GPTModel(
+        model = _model_class(run_config, kernels, config)(
             config=config,
-            transformer_layer_spec=block_spec(config, virtual_stage, kernels, architecture),
+            transformer_layer_spec=block_spec(config, architecture, virtual_stage, kernels),
             vocab_size=run_config.padded_vocab_size,
             max_sequence_length=architecture.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
             share_embeddings_and_output_weights=architecture.tie_embeddings,
-            position_embedding_type="rope" if architecture.family == "llama" else "learned_absolute",
+            position_embedding_type=_positions(architecture),
             rotary_base=int(architecture.rotary_base),
             rotary_percent=architecture.rotary_percent,
             vp_stage=virtual_stage,
@@ -222,7 +225,7 @@ def _build_chunk(
         compute_biased_experts(model)
     if architecture.num_experts and not run_config.memory.fully_sharded:
         _separate_experts(model)
-    if architecture.family == "llama":
+    if architecture.family == "llama" and not architecture.latent_attention:
         model.rotary_pos_emb.inv_freq = rope.inverse_frequencies(architecture, run_config.batches.seq_length).to(device)
     if architecture.local_rotary_base:
         rotary_tables.use_local_table(model, architecture, device)
@@ -238,6 +241,22 @@ def _build_chunk(
     if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
         use_fp8(model, run_config.precision, kernels)
     return wrap(run_config, config, model, device)
+
+
+def _model_class(run_config: RunConfig, kernels: Kernels, config: TransformerConfig) -> Callable[..., GPTModel]:
+    architecture = run_config.architecture
+    if not architecture.mtp_num_layers:
+        plain: Callable[..., GPTModel] = GPTModel
+        return plain
+    layer = layer_spec(config, architecture, kernels, architecture.num_experts is not None)
+    return partial(PredictingModel, layer=layer, layers=architecture.mtp_num_layers)
+
+
+def _positions(architecture: Architecture) -> str:
+    """megatron-core's kind of positions. Latent attention rotates a part of each head, and has the angles itself."""
+    if architecture.family == "gpt":
+        return "learned_absolute"
+    return "none" if architecture.latent_attention else "rope"
 
 
 def _separate_experts(model: GPTModel) -> None:

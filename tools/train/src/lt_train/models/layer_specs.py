@@ -14,6 +14,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -26,6 +27,7 @@ from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels
 from lt_train.config.settings.layers import TRANSFORMER_ENGINE
 from lt_train.models.attention import CausalAttention
 from lt_train.models.flash_attention import FlashAttention
+from lt_train.models.latent_attention import LatentAttention
 from lt_train.models.norms import Norm, compiled
 from lt_train.models.post_norm import place_norms
 
@@ -45,13 +47,15 @@ def exclude_padding(logits: Tensor, first: int, vocab_size: int) -> Tensor:
 
 
 def block_spec(
-    config: TransformerConfig, virtual_stage: int | None, kernels: Kernels, architecture: Architecture
+    config: TransformerConfig, architecture: Architecture, virtual_stage: int | None, kernels: Kernels
 ) -> TransformerBlockSubmodules:
     """The layers of a pipeline stage of this rank, by the implementations of `kernels`."""
     first = get_transformer_layer_offset(config, virtual_stage)
     numbers = range(first, first + get_num_layers_to_build(config, virtual_stage))
-    has_experts = {_has_experts(config, number) for number in numbers}
-    kinds = {experts: _layer(config, kernels, experts, architecture) for experts in has_experts}
+    kinds = {
+        has_experts: layer_spec(config, architecture, kernels, has_experts)
+        for has_experts in {_has_experts(config, n) for n in numbers}
+    }
     norm = _te_norm() if kernels.layers == TRANSFORMER_ENGINE else Norm
     return TransformerBlockSubmodules([kinds[_has_experts(config, number)] for number in numbers], norm)
 
@@ -61,15 +65,32 @@ def _has_experts(config: TransformerConfig, layer: int) -> bool:
     return bool(config.num_moe_experts) and (not isinstance(frequency, list) or frequency[layer] == 1)
 
 
-def _layer(config: TransformerConfig, kernels: Kernels, has_experts: bool, architecture: Architecture) -> ModuleSpec:
+def layer_spec(config: TransformerConfig, architecture: Architecture, kernels: Kernels, has_experts: bool) -> ModuleSpec:
     make = _transformer_engine_layer if kernels.layers == TRANSFORMER_ENGINE else _torch_layer
     layer = make(config, config.num_moe_experts if has_experts else None)
     place_norms(layer.submodules, architecture)
-    if kernels.attention != TRANSFORMER_ENGINE:
+    if architecture.latent_attention:
+        _put_latent_attention(layer, architecture)
+    elif kernels.attention != TRANSFORMER_ENGINE:
         layer.submodules.self_attention.submodules.core_attention = (
             FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         )
     return layer
+
+
+def _put_latent_attention(layer: ModuleSpec, architecture: Architecture) -> None:
+    """The norms get the names in checkpoints that megatron-core has for them in layers with latent attention: their own."""
+    parts = layer.submodules
+    parts.self_attention = ModuleSpec(
+        module=LatentAttention,
+        params={
+            "architecture": architecture,
+            "norm": Norm,
+            "core_attention": CausalAttention,
+            "attn_mask_type": AttnMaskType.causal,
+        },
+    )
+    parts.sharded_state_dict_keys_map = {}
 
 
 def _te_norm() -> Any:

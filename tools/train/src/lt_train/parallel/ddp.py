@@ -38,6 +38,7 @@ def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, devi
     model.to(device)
     initialize(tensors_of(model), run_config.architecture, run_config.seed)
     wrapped = Float16Module(config, model) if run_config.precision.half else model
+    _keep_router_in_float32(model)
     settings = DistributedDataParallelConfig(
         use_distributed_optimizer=run_config.parallelism.distributed_optimizer,
         num_distributed_optimizer_instances=memory.replicas,
@@ -54,6 +55,16 @@ def wrap(run_config: RunConfig, config: TransformerConfig, model: GPTModel, devi
     if config.gradient_accumulation_fusion:
         wgrad_accumulation.leave_uncleared(chunk)
     return chunk
+
+
+def _keep_router_in_float32(model: GPTModel) -> None:
+    """Undo the cast of a router's balancing bias and of its count of tokens: in bfloat16 a bias of 1 loses steps of 0.001, and a
+    count ends at 256. megatron-core itself only brings the bias back."""
+    for module in model.modules():
+        for name in ("expert_bias", "local_tokens_per_expert"):
+            buffer = getattr(module, name, None)
+            if isinstance(buffer, torch.Tensor):
+                setattr(module, name, buffer.float())
 
 
 def bucket_elements(run_config: RunConfig) -> int:

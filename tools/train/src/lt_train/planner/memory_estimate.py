@@ -83,13 +83,21 @@ def layer_parameters(config: RunConfig, layer: int) -> tuple[int, int]:
     if model.add_qkv_bias or model.add_bias_linear or model.family == "gpt":
         split += model.query_size + 2 * model.kv_size + (model.ffn_hidden_size if model.family == "gpt" else 0)
     vectors -= split - split // tensor
+    whole = _whole_projections(config)
+    attention = (model.attention_weights() - whole) // tensor + whole
     if not model.has_experts(layer):
-        return (model.attention_weights() + model.mlp_weights(layer, 0)) // tensor + vectors, 0
+        return attention + model.mlp_weights(layer, 0) // tensor + vectors, 0
     routers = (model.num_experts or 0) * model.hidden_size
     shared = model.mlp_weights(layer, 0) - routers
     own = (model.num_experts or 0) // config.parallelism.expert
     experts = model.mlp_weights(layer, own) + model.vectors(layer, own) - model.mlp_weights(layer, 0) - model.vectors(layer, 0)
-    return (model.attention_weights() + shared) // tensor + routers + vectors, experts // config.expert_tensor_parallel
+    return attention + shared // tensor + routers + vectors, experts // config.expert_tensor_parallel
+
+
+def _whole_projections(config: RunConfig) -> int:
+    """Weights of a layer's projections down to latents, which every tensor-parallel rank has whole."""
+    model, latent = config.architecture, config.architecture.latent_attention
+    return model.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim) if latent else 0
 
 
 def _parameters(config: RunConfig, pipeline_rank: int) -> tuple[int, int]:
@@ -107,8 +115,9 @@ def _parameters(config: RunConfig, pipeline_rank: int) -> tuple[int, int]:
         dense += 0 if model.tie_embeddings and first else vocabulary
         if model.mtp_num_layers:
             more = layer_parameters(config, model.num_layers)
-            projection = 2 * model.hidden_size**2 // parallel.tensor + 3 * model.hidden_size
-            dense += model.mtp_num_layers * (more[0] + projection)
+            projection = 2 * model.hidden_size**2 + 3 * model.hidden_size
+            # A copy of the embedding for them, where the first stage has it.
+            dense += model.mtp_num_layers * (more[0] + projection) + (0 if first or model.tie_embeddings else vocabulary)
             experts += model.mtp_num_layers * more[1]
     return dense, experts
 
@@ -162,7 +171,10 @@ def _layer_activations(config: RunConfig) -> int:
     fused = llama and config.layers.triton
     # Queries, keys and values in the projection's output; those rotated; the result of attention, and its copy for the next.
     attention = model.query_size + 2 * model.kv_size
-    if llama and not fused:
+    if latent := model.latent_attention:
+        up = model.num_attention_heads * (latent.qk_head_dim + latent.v_head_dim)
+        attention = model.query_size + up + model.value_size
+    if llama and not (fused and model.latent_attention is None):
         attention += model.query_size + model.kv_size
     attention += model.value_size * (1 if "core_attn" in modules or fused else 2)
     # The two inputs of SwiGLU, the SiLU of one and their product; or input and output of GELU.

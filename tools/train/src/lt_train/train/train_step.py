@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from lt_train.checkpoint.training_state import TrainingState
@@ -16,11 +16,14 @@ from lt_train.config.run_config import RunConfig
 from lt_train.data.loader import Batch
 from lt_train.models import build_gpt
 from lt_train.models.attention import sequence_share
+from lt_train.models.multi_token_prediction import PredictingModel, further
 from lt_train.ops import wgrad_accumulation
 from lt_train.optim import optimizer
 from lt_train.parallel.ddp import Chunk, gathered
 from lt_train.runtime import agreement
 from lt_train.runtime.reading import Reading
+
+LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,7 @@ class StepResult:
 
     A skipped step has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is that of the next step,
     1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all ranks, of each of the
-    numbers that the ranks were asked for.
+    numbers that the ranks were asked for. `prediction_loss` is that of the multi-token prediction layers, where there are some.
     """
 
     loss: float
@@ -39,6 +42,7 @@ class StepResult:
     loss_scale: float = 1.0
     scale_falls: bool = False
     largest: Sequence[int] = ()
+    prediction_loss: float | None = None
 
 
 class Stepper:
@@ -84,8 +88,17 @@ class Stepper:
         state.iteration += 1
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
-        (mean,) = loss.values()
-        return StepResult(mean, samples, grad_norm, updated, scale, self.run_config.precision.scale_falls(scale), largest())
+        mean, *more = loss.values()
+        return StepResult(
+            mean,
+            samples,
+            grad_norm,
+            updated,
+            scale,
+            self.run_config.precision.scale_falls(scale),
+            largest(),
+            more[0] if more else None,
+        )
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
@@ -94,7 +107,7 @@ class Stepper:
             chunk.eval()
         size = self.run_config.batches.global_batch_size
         with gathered(self.state.chunks):
-            losses = [float(self._mean(self._pass(batches, size, forward_only=True))) for _ in range(global_batches)]
+            losses = [float(self._mean(self._pass(batches, size, forward_only=True))[0]) for _ in range(global_batches)]
         for chunk in self.state.chunks:
             chunk.train()
         return sum(losses) / len(losses)
@@ -117,11 +130,14 @@ class Stepper:
         return losses
 
     def _mean(self, losses: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element."""
-        total = torch.zeros(1, dtype=torch.float64, device=self.where)
+        """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element, and
+        of a second one with multi-token prediction."""
+        kinds = [LM_LOSS, MTP_LOSS] if self.run_config.architecture.mtp_num_layers else [LM_LOSS]
+        total = torch.zeros(len(kinds), dtype=torch.float64, device=self.where)
         # Tensor- and context-parallel ranks all have the loss of their micro batches.
         if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
-            total += torch.stack([entry["lm loss"] for entry in losses]).double().mean() / self.run_config.parallelism.data
+            found = [torch.stack([entry.get(kind, entry[LM_LOSS]) for entry in losses]).double().mean() for kind in kinds]
+            total += torch.stack(found) / self.run_config.parallelism.data
         if self.run_config.parallelism.world_size > 1:
             torch.distributed.all_reduce(total)
         return total
@@ -132,8 +148,20 @@ def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, 
     batch = next(batches)
     documents = batch.get("documents")
     tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
-    output = chunk(tokens, positions, documents, labels=labels)
-    return output, partial(mean_loss, mask)
+    model = build_gpt.unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
+    if not isinstance(model, PredictingModel) or not chunk.training:
+        return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask)
+    layers = model.config.mtp_num_layers or 0
+    predicted = further(batch["labels"], batch["loss_mask"], documents, layers, _own_part)
+    output = chunk(tokens, positions, documents, labels=labels, further=predicted)
+    return output, partial(_with_prediction_losses, mask, model)
+
+
+def _with_prediction_losses(
+    mask: torch.Tensor, model: PredictingModel, losses: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss, reported = mean_loss(mask, losses)
+    return loss, reported | {MTP_LOSS: torch.stack(list(model.prediction_losses)).mean()}
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,4 +181,4 @@ def mean_loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, d
     if parallel_state.get_context_parallel_world_size() > 1:
         torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
     whole_total, whole_count = reported[0], reported[1].clamp(min=1)
-    return total / whole_count, {"lm loss": whole_total / whole_count}
+    return total / whole_count, {LM_LOSS: whole_total / whole_count}

@@ -217,6 +217,7 @@ class Loop:
             mfu=speed.mfu,
             memory_bytes=max(result.largest[1], needed),
             reserved_memory_bytes=max(result.largest[2], reserved or 0) or None,
+            prediction_loss=result.prediction_loss,
         )
         self.log.step(step, speed.tokens_per_second, lap)
         if self.timers:

@@ -1,5 +1,6 @@
 """The model families: one module each, with its canonical tensors and a table for every format that has such models."""
 
+from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.gemma import GEMMA2, GEMMA3
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
@@ -33,6 +34,9 @@ FAMILIES = {
     "gemma3_text": GEMMA3,
     "gemma3": GEMMA3,
     "gpt_oss": GPT_OSS,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
 }
 
 

@@ -178,6 +178,7 @@ def check(
     """Yields BadConfig with the reason for what cannot run together."""
     if memory.fully_sharded:
         yield from _check_fully_sharded(memory, parallel, precision, optimization)
+        yield from _check_sharded_model(model)
     elif memory.overlap_param_gather and not (parallel.distributed_optimizer and memory.overlap_grad_reduce):
         yield BadConfig(
             "--overlap-param-gather all-gathers what the distributed optimizer shards, in the buckets of the gradients",
@@ -217,6 +218,14 @@ def _check_fully_sharded(
         )
     if optimization.optimizer not in ("adam", "sgd"):
         yield BadConfig(f"{optimization.optimizer} needs whole matrices, --use-torch-fsdp2 shards them by rows")
+
+
+def _check_sharded_model(model: Architecture) -> Iterator[ToolError]:
+    instead = "use --use-distributed-optimizer"
+    if model.moe_router_enable_expert_bias:
+        yield BadConfig("--use-torch-fsdp2 shards weights, and a router's balancing biases are none", instead)
+    if model.mtp_num_layers:
+        yield BadConfig("--use-torch-fsdp2 knows no multi-token prediction layers", f"{instead}, or --mtp-num-layers 0")
 
 
 def _check_replicas(memory: Memory, parallel: Parallelism) -> Iterator[ToolError]:

@@ -60,6 +60,7 @@ OPTIONS = console.section(
     click.option("--num-experts", type=POSITIVE, help="Experts of each layer (Mixtral)."),
     click.option("--moe-router-topk", type=POSITIVE, help="Experts that a token goes to."),
     click.option("--moe-ffn-hidden-size", type=POSITIVE, help="Width of an expert; by default the feed-forward layer's."),
+    click.option("--mtp-num-layers", type=click.IntRange(min=0), help="Layers that predict tokens after the next (DeepSeek-V3)."),
     click.option("--moe-aux-loss-coeff", type=console.FiniteRange(min=0), help="Weight of the loss that balances the experts."),
 )
 
@@ -82,6 +83,7 @@ SIZES = {
     "moe_router_topk": "moe_router_topk",
     "moe_ffn_hidden_size": "moe_ffn_hidden_size",
     "moe_aux_loss_coeff": "moe_aux_loss_coeff",
+    "mtp_num_layers": "mtp_num_layers",
 }
 
 
@@ -117,9 +119,8 @@ def describe(architecture: Architecture) -> list[str]:
     llama = model.family == "llama"
     parts = [
         f"{model.num_layers} layers of width {model.hidden_size}",
-        f"{model.num_experts} experts of {model.expert_size}, {model.moe_router_topk} per token" if model.num_experts else "",
-        "" if model.num_experts and not model.moe_first_dense_layers else f"feed-forward {model.ffn_hidden_size}",
-        f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups",
+        *_expert_words(model),
+        *_head_words(model),
         f"rotary base {model.rotary_base:g}" if llama else f"{model.max_position_embeddings} learned positions",
         _scaling_words(model.rope_scaling),
         _window_words(model),
@@ -134,7 +135,33 @@ def describe(architecture: Architecture) -> list[str]:
     count = f"{model.parameters():,} parameters"
     if model.num_experts:
         count += f", {model.active_parameters():,} of them active per token"
+    if model.mtp_num_layers:
+        count += f", and {model.mtp_parameters():,} of multi-token prediction"
     return [f"model {model.name}: {', '.join(part for part in parts if part)}", f"model {model.name}: {count}"]
+
+
+def _expert_words(model: Architecture) -> list[str]:
+    if not model.num_experts:
+        return [f"feed-forward {model.ffn_hidden_size}"]
+    dense, shared = model.moe_first_dense_layers, model.moe_shared_expert_intermediate_size
+    groups = f" from {model.moe_router_group_topk} of {model.moe_router_num_groups} groups" if model.moe_router_num_groups else ""
+    return [
+        f"{model.num_experts} experts of {model.expert_size}, {model.moe_router_topk} per token{groups}",
+        f"a shared one of {shared}" if shared else "",
+        "balanced by biases" if model.moe_router_enable_expert_bias else "",
+        f"feed-forward {model.ffn_hidden_size} in the first {dense}" if dense else "",
+    ]
+
+
+def _head_words(model: Architecture) -> list[str]:
+    latent = model.latent_attention
+    if latent is None:
+        return [f"{model.num_attention_heads} heads of {model.kv_channels} in {model.num_query_groups} query groups"]
+    queries = "queries without a latent" if latent.q_lora_rank is None else f"latents of {latent.q_lora_rank} for queries"
+    return [
+        f"{model.num_attention_heads} heads of {latent.qk_head_dim} + {latent.qk_pos_emb_head_dim} rotated channels",
+        f"values of {latent.v_head_dim}, {queries}, {latent.kv_lora_rank} for keys and values",
+    ]
 
 
 def divisible_by(size: int, expert_parallel: int) -> Architecture:

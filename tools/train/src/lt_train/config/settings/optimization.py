@@ -55,6 +55,10 @@ OPTIONS = console.section(
     click.option("--adam-eps", type=console.FiniteRange(min=0, min_open=True), default=1e-8, help="Epsilon of AdamW."),
     click.option("--clip-grad", type=RATE, default=1.0, help="Largest gradient norm; 0 does not clip."),
     click.option("--z-loss-coeff", type=RATE, default=0.0, help="Weight of the squared log of the softmax's normaliser."),
+    click.option("--mtp-loss-scaling-factor", type=RATE, default=0.1, help="Weight of the loss of multi-token prediction."),
+    click.option(
+        "--moe-router-bias-update-rate", type=RATE, default=1e-3, help="Step of the router's balancing biases (DeepSeek-V3)."
+    ),
     click.option("--max-nan-steps", type=POSITIVE, default=10, help="Stop after so many skipped steps in a row."),
 )
 
@@ -80,6 +84,8 @@ class Optimization:
     adam_eps: float
     clip_grad: float
     z_loss_coeff: float
+    mtp_loss_scaling_factor: float
+    router_bias_update_rate: float
     max_nan_steps: int
 
     @property
@@ -114,6 +120,8 @@ def resolve_optimization(options: dict[str, Any], batches: Batches) -> Optimizat
         adam_eps=options["adam_eps"],
         clip_grad=options["clip_grad"],
         z_loss_coeff=options["z_loss_coeff"],
+        mtp_loss_scaling_factor=options["mtp_loss_scaling_factor"],
+        router_bias_update_rate=options["moe_router_bias_update_rate"],
         max_nan_steps=options["max_nan_steps"],
     )
 

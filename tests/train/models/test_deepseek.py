@@ -1,0 +1,117 @@
+"""DeepSeek's training: latent attention, balancing biases and multi-token prediction, in all layouts and after a restart."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from layouts import Outcome, plan_of, train_all
+from safetensors.torch import load_file
+
+from lt_convert.commands.conversion import Request, convert
+from lt_shared.console import BadConfig
+from lt_shared.manifest import Dataset
+from lt_train.models.multi_token_prediction import further
+
+TRAINING = (
+    *("--model", "tiny-deepseek-v3", "--num-layers", "2", "--seq-length", "32", "--device", "cpu", "--eval-iters", "0"),
+    *("--micro-batch-size", "2", "--global-batch-size", "4", "--log-interval", "1", "--train-iters", "3", "--lr", "1e-3"),
+    *("--lr-warmup-iters", "0", "--moe-router-bias-update-rate", "0.05"),
+)
+# The auxiliary loss of a prediction layer changes the main model, too.
+UNBALANCED = ("--moe-aux-loss-coeff", "0")
+RUNS: dict[str, tuple[str, ...]] = {
+    "alone": (),
+    "tp2": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
+    "pp2": ("--pipeline-model-parallel-size", "2"),
+    "ep2": ("--ranks", "2", "--expert-model-parallel-size", "2"),
+    "cp2": ("--context-parallel-size", "2"),
+    "documents": ("--reset-attention-mask", "--reset-position-ids"),
+    "documents-cp2": ("--reset-attention-mask", "--reset-position-ids", "--context-parallel-size", "2"),
+    "stopped": ("--exit-interval", "1"),
+    "resumed": ("--load", "{place}/stopped"),
+    "half": ("--bf16",),
+    "half-stopped": ("--bf16", "--exit-interval", "1"),
+    "half-resumed": ("--bf16", "--load", "{place}/half-stopped"),
+    "unpredicted": ("--mtp-num-layers", "0", *UNBALANCED),
+    "unweighed": ("--mtp-loss-scaling-factor", "0", *UNBALANCED),
+    "weighed": UNBALANCED,
+    "unbalanced": ("--moe-router-bias-update-rate", "0"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("deepseek")
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path, dataset: Dataset) -> dict[str, Outcome]:
+    commands = {
+        name: (*TRAINING, *(option.format(place=place) for option in options), dataset.prefix) for name, options in RUNS.items()
+    }
+    return train_all(commands, place, 2, saving=True)
+
+
+def prediction_losses(place: Path, name: str) -> list[float]:
+    return [float(found) for found in re.findall(r"mtp loss: (\S+)", (place / name / "train.log").read_text())]
+
+
+@pytest.mark.parametrize(
+    ("layout", "alone"), [*((name, "alone") for name in ("tp2", "pp2", "ep2", "cp2")), ("documents-cp2", "documents")]
+)
+def test_layouts_equal_one_rank(layout: str, alone: str, place: Path, outcomes: dict[str, Outcome]) -> None:
+    """The gradient of the key's rotated part is every head's, the embedding's is that of both pipeline stages."""
+    assert outcomes[layout].error is None
+    assert outcomes[layout].losses == pytest.approx(outcomes[alone].losses, abs=5e-6)
+    assert prediction_losses(place, layout) == pytest.approx(prediction_losses(place, alone), abs=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["", "half-"])
+def test_a_resumed_run_is_the_same(kind: str, place: Path, outcomes: dict[str, Outcome]) -> None:
+    whole = outcomes[kind.removesuffix("-") or "alone"]
+    assert outcomes[f"{kind}stopped"].losses | outcomes[f"{kind}resumed"].losses == whole.losses
+
+
+def test_the_loss_of_predictions_is_reported_and_weighed(place: Path, outcomes: dict[str, Outcome]) -> None:
+    assert len(prediction_losses(place, "alone")) == 3
+    assert prediction_losses(place, "unpredicted") == []
+    # Without weight the predictions leave the main model alone; with it they do not.
+    assert outcomes["unweighed"].losses["step", 2] == pytest.approx(outcomes["unpredicted"].losses["step", 2], abs=2e-6)
+    assert abs(outcomes["weighed"].losses["step", 2] - outcomes["unpredicted"].losses["step", 2]) > 1e-5
+
+
+def test_biases_move_by_steps_and_keep_their_precision(place: Path, outcomes: dict[str, Outcome], tmp_path: Path) -> None:
+    for name, rate in (("alone", 0.05), ("half", 0.05), ("unbalanced", 0.0)):
+        assert outcomes[name].error is None
+        convert(Request(str(place / name), "hf", str(tmp_path / name)))
+        found = load_file(tmp_path / name / "model.safetensors")
+        for layer in (1, 2):
+            bias = found[f"model.layers.{layer}.mlp.gate.e_score_correction_bias"]
+            assert bias.dtype == torch.float32
+            steps = bias / 0.05
+            torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
+            assert bool(bias.any()) == (rate > 0)
+
+
+def test_what_is_predicted_within_samples_and_documents() -> None:
+    labels = torch.tensor([[11, 12, 13, 14, 15]])
+    documents = torch.tensor([[0, 0, 0, 1, 1]])
+    found = further(labels, torch.ones(1, 5), documents, 2, lambda part: part)
+    assert [each.tolist() for each in found.labels] == [[[12, 13, 14, 15, 0]], [[13, 14, 15, 0, 0]]]
+    assert [each.tolist() for each in found.masks] == [[[1, 1, 0, 1, 0]], [[1, 0, 0, 0, 0]]]
+    masked = further(labels, torch.tensor([[1.0, 0, 1, 1, 1]]), None, 1, lambda part: part)
+    assert masked.masks[0].tolist() == [[0, 1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--moe-router-topk", "8"), "8 experts of a token from 2 groups"),
+        (("--use-torch-fsdp2", "--ranks", "2"), "balancing biases are none"),
+        (("--transformer-impl", "te"), "latent attention is computed by torch's layers alone"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(options: tuple[str, ...], message: str, dataset: Dataset) -> None:
+    with pytest.raises(BadConfig, match=message):
+        plan_of(["--device", "cpu", "--model", "tiny-deepseek-v3", "--seq-length", "64", *options, dataset.prefix])

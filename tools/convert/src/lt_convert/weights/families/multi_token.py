@@ -1,0 +1,44 @@
+"""DeepSeek's multi-token prediction layers: behind the last layer, one that predicts the token after the next, and so on.
+
+Such a layer joins the normed embedding of the next token and the normed output of the layer before it by a projection, and
+is a layer of the model otherwise, with a norm of its own in front of the output layer. Files of Hugging Face number it as one
+more layer of the model, and repeat the embedding and the output layer in it: the repetitions are dropped where they are equal,
+and written again. Megatron up to 0.16 calls the layer inside `transformer_layer`, later versions `mtp_model_layer`.
+"""
+
+from lt_convert.weights.families.expert_layers import PREDICTION
+from lt_convert.weights.families.llama import EMBEDDING
+from lt_convert.weights.mapping import MTP, Shape, Table
+from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, Rows, WeightOp
+from lt_shared.architecture import Architecture
+
+MEGATRON_LAYER = f"mtp.layers.{MTP}."
+MEGATRON_BLOCK, NEWER_BLOCK = f"{MEGATRON_LAYER}transformer_layer.", f"{MEGATRON_LAYER}mtp_model_layer."
+TORCHTITAN_LAYER = f"mtp_layers.{MTP}."
+_JOINTS = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "final_layernorm"}
+
+
+def shapes(architecture: Architecture) -> dict[str, Shape]:
+    """What a prediction layer has beside a layer."""
+    hidden = architecture.hidden_size
+    sizes: dict[str, Shape] = dict.fromkeys(_JOINTS, (hidden,)) | {"eh_proj": (hidden, 2 * hidden)}
+    return {f"{PREDICTION}{name}.weight": shape for name, shape in sizes.items()} if architecture.mtp_num_layers else {}
+
+
+def megatron_table(block: Table) -> Table:
+    """The table of the prediction layers, of which `block` is the layer inside under the older name."""
+    joints: Table = {f"{MEGATRON_LAYER}{theirs}.weight": Rows(f"{PREDICTION}{ours}.weight") for ours, theirs in _JOINTS.items()}
+    newer = {name.replace(MEGATRON_BLOCK, NEWER_BLOCK): Alias(op, written=True) for name, op in block.items()}
+    return {**joints, **block, **newer}
+
+
+def torchtitan_table(block: Table) -> Table:
+    names = _JOINTS | {"shared_head.norm": "mtp_norm"}
+    joints = {f"{TORCHTITAN_LAYER}{theirs}.weight": Rows(f"{PREDICTION}{ours}.weight") for ours, theirs in names.items()}
+    return {**joints, **block}
+
+
+REPEATED: dict[str, WeightOp] = {
+    f"{PREDICTION}embed_tokens.weight": Alias(Rows(EMBEDDING), written=True),
+    f"{PREDICTION}shared_head.head.weight": Alias(OutputLayer(Rows(OUTPUT_WEIGHT), Rows(EMBEDDING)), written=True),
+}

@@ -1,0 +1,158 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over torch's layers, with and without a latent of the queries.
+
+A module of our own in place of megatron-core's MLASelfAttention, under the same names of weights: that of 0.16.1 believes
+TransformerEngine to be there when it is not, that of 0.19.2 cannot be built without a latent of the queries, both put the model's
+epsilon into the latents' norms where DeepSeek has 1e-6, and with tensor parallelism both leave the gradient of the key's rotated
+part on each rank for its own heads alone. Projections down to a latent are whole on every tensor-parallel rank (as
+TransformerEngine's): they are 2% of V3's weights of attention, and the latents need not be gathered.
+
+What is computed is the form for training, with keys and values of every head. Of a head of 192 channels, 128 have no position;
+the 64 rotated ones of the key are the same for all heads. Adjacent channels are a pair of RoPE.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from lt_shared.architecture import Architecture
+from lt_shared.rope_scaling import YarnScaling
+from lt_train.models import rope
+from lt_train.models.attention import sequence_share
+
+# Of the latents' norms in all of DeepSeek's models, whatever rms_norm_eps is.
+LATENT_NORM_EPSILON = 1e-6
+
+
+class LatentAttention(MegatronModule):  # type: ignore[misc]
+    """Self attention over hidden states [sequence, batch, hidden]; returns the same shape and no bias.
+
+    `norm` builds the norms of the latents, and `core_attention` mixes [sequence, batch, heads, channels].
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        architecture: Architecture,
+        norm: Any,
+        core_attention: Any,
+        **unused: Any,
+    ):
+        super().__init__(config=config)
+        sizes = architecture.latent_attention
+        assert sizes is not None
+        self.sizes = sizes
+        self.architecture = architecture
+        heads, hidden = architecture.num_attention_heads, architecture.hidden_size
+        if sizes.q_lora_rank is None:
+            self.linear_q_proj = _column_parallel(config, hidden, architecture.query_size)
+        else:
+            self.linear_q_down_proj = _replicated(config, hidden, sizes.q_lora_rank)
+            self.q_layernorm = norm(config, sizes.q_lora_rank, eps=LATENT_NORM_EPSILON)
+            self.linear_q_up_proj = _column_parallel(config, sizes.q_lora_rank, architecture.query_size)
+        self.linear_kv_down_proj = _replicated(config, hidden, sizes.kv_lora_rank + sizes.qk_pos_emb_head_dim)
+        self.kv_layernorm = norm(config, sizes.kv_lora_rank, eps=LATENT_NORM_EPSILON)
+        self.linear_kv_up_proj = _column_parallel(config, sizes.kv_lora_rank, heads * (sizes.qk_head_dim + sizes.v_head_dim))
+        self.core_attention = core_attention(config=config, layer_number=layer_number, softmax_scale=score_scale(architecture))
+        self.linear_proj = RowParallelLinear(
+            architecture.value_size,
+            hidden,
+            config=config,
+            init_method=config.output_layer_init_method,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=True,
+        )
+        self.recomputes_core = config.recompute_granularity == "selective" and "core_attn" in (config.recompute_modules or ())
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
+        query, key, value = self._queries_keys_values(hidden_states)
+        if self.recomputes_core and self.training:
+            mixed = tensor_parallel.checkpoint(self.core_attention, False, query, key, value, attention_mask)
+        else:
+            mixed = self.core_attention(query, key, value, attention_mask)
+        return self.linear_proj(mixed)[0], None
+
+    def _queries_keys_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of this rank's heads, over the whole sequence of the context-parallel rank: [s, b, heads, channels]."""
+        sizes = self.sizes
+        down = self.linear_kv_down_proj(hidden_states)
+        latent, rotated = torch.split(down, [sizes.kv_lora_rank, sizes.qk_pos_emb_head_dim], dim=-1)
+        query = _split_last(self._query(hidden_states), sizes.query_channels)
+        up = _split_last(self.linear_kv_up_proj(self.kv_layernorm(latent))[0], sizes.qk_head_dim + sizes.v_head_dim)
+        content, value = torch.split(up, [sizes.qk_head_dim, sizes.v_head_dim], dim=-1)
+        cosines, sines = _cosines_and_sines(self.architecture, len(query), query.device, query.dtype)
+        query_content, query_rotated = torch.split(query, [sizes.qk_head_dim, sizes.qk_pos_emb_head_dim], dim=-1)
+        query = torch.cat((query_content, _rotated(query_rotated, cosines, sines)), dim=-1)
+        shared = _rotated(self._for_all_heads(rotated).unsqueeze(2), cosines, sines)
+        key = torch.cat((content, shared.expand(-1, -1, content.shape[2], -1)), dim=-1)
+        return query, key, value
+
+    def _query(self, hidden_states: Tensor) -> Tensor:
+        queries: tuple[Tensor, Any]
+        if self.sizes.q_lora_rank is None:
+            queries = self.linear_q_proj(hidden_states)
+        else:
+            queries = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))
+        return queries[0]
+
+    def _for_all_heads(self, rotated: Tensor) -> Tensor:
+        """The whole sequence of the key's rotated part; its gradient is the sum over the ranks, each of which has other heads."""
+        across = gather_from_sequence_parallel_region if self.config.sequence_parallel else copy_to_tensor_model_parallel_region
+        whole: Tensor = across(rotated)
+        return whole
+
+
+def _column_parallel(config: TransformerConfig, inputs: int, outputs: int) -> ColumnParallelLinear:
+    return ColumnParallelLinear(
+        inputs, outputs, config=config, init_method=config.init_method, bias=False, gather_output=False, skip_bias_add=False
+    )
+
+
+def _replicated(config: TransformerConfig, inputs: int, outputs: int) -> torch.nn.Linear:
+    """A linear layer that all tensor-parallel ranks have whole; they sum its gradient where each has a part of the sequence."""
+    layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=config.params_dtype, device=torch.cuda.current_device())
+    layer.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return layer
+
+
+def _split_last(tensor: Tensor, size: int) -> Tensor:
+    """The last axis as groups of `size`."""
+    return tensor.reshape(*tensor.shape[:-1], -1, size)
+
+
+def score_scale(architecture: Architecture) -> float:
+    """What scores are multiplied by. YaRN's factor counts once for queries, once for keys; without a scaling there is none."""
+    scaling = architecture.rope_scaling
+    factor = scaling.score_factor if isinstance(scaling, YarnScaling) else 1.0
+    return (architecture.softmax_scale or architecture.kv_channels**-0.5) * factor
+
+
+@functools.lru_cache(maxsize=4)
+def _cosines_and_sines(
+    architecture: Architecture, length: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Of the angles of this context-parallel rank's positions, [length, 1, 1, pairs]; all layers need the same ones."""
+    ranks, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    positions = torch.arange(length * ranks, device=device, dtype=torch.float32)
+    positions = positions if ranks == 1 else sequence_share(positions, 0, rank, ranks)
+    angles = positions[:, None] * rope.inverse_frequencies(architecture, length * ranks).to(device)
+    longer = rope.magnitude(architecture.rope_scaling, architecture.max_position_embeddings)
+    return tuple((longer * each(angles)).to(dtype)[:, None, None] for each in (torch.cos, torch.sin))  # type: ignore[return-value]
+
+
+def _rotated(channels: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Pairs of adjacent channels turned by their angles. The pairs' first channels come first in the result: queries and keys are
+    in the same order, and scores do not depend on it."""
+    first, second = _split_last(channels, 2).unbind(-1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
