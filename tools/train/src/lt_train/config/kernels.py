@@ -338,8 +338,7 @@ IMPLEMENTATIONS = {
 
 
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
-    """TransformerEngine's attention has no document boundaries; PyTorch's SDPA on a GPU neither those, nor windows, nor a soft
-    cap, nor sinks, nor context parallelism."""
+    """TransformerEngine's attention has no documents; SDPA on a GPU neither those, nor windows, caps, sinks, context parallelism."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
     documents = run.data.reset_attention_mask
@@ -370,8 +369,7 @@ def _rope(run: Run, attention: str) -> str:
     """Together with the split into queries, keys and values, which a norm of queries and keys would have to stand between."""
     model = run.architecture
     fits = model.family == "llama" and model.rotary_channels == model.kv_channels and not model.qk_layernorm
-    fits = fits and model.latent_attention is None
-    if run.layers.triton and fits and attention != TRANSFORMER_ENGINE:
+    if run.layers.triton and fits and model.latent_attention is None and attention != TRANSFORMER_ENGINE:
         return TRITON
     return TRANSFORMER_ENGINE if run.layers.transformer_engine else TORCH
 

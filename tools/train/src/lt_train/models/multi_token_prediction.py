@@ -30,7 +30,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import Tensor
 
-from lt_train.models.layer_specs import Norm
+from lt_train.models.norms import Norm
 
 
 @dataclasses.dataclass(frozen=True)
