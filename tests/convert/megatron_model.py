@@ -143,9 +143,10 @@ def build(
         arguments = megatron_arguments.to_arguments(architecture)
         # GPTModel asks for them, and the configuration does not declare them.
         vars(config).update({name: value for name, value in arguments.items() if name.startswith("yarn_")})
+    if latent or dense:
+        layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
     if latent:
         scaling = None
-        layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
     return GPTModel(
         config=config,
         transformer_layer_spec=layers

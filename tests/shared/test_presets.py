@@ -71,6 +71,8 @@ PUBLISHED = {
     "gemma3-4b": 3_880_263_168,
     "gemma3-12b": 11_766_034_176,
     "gemma3-27b": 27_009_346_304,
+    "glm-4.5": 352_797_814_784,
+    "glm-4.5-air": 106_852_245_504,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
 }
@@ -104,6 +106,7 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
         *(("deepseek-v2-lite", 2.661), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
+        *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42)),
         *GPT_OSS,
     ],
 )

@@ -375,7 +375,7 @@ def test_missing_arguments(checkpoint: Path) -> None:
         ({"ffn_hidden_size": 44}, "the configuration says"),
         ({"vocab_size": 300}, "the embedding has 256 rows for a vocabulary of 300"),
         ({"position_embedding_type": "learned_absolute"}, "normalization is 'RMSNorm'"),
-        ({"position_embedding_type": "yarn"}, "position embedding type 'yarn'"),
+        ({"position_embedding_type": "mrope"}, "position embedding type 'mrope'"),
         ({"rotary_percent": 0.5}, "no supported family has this combination"),
         ({"rotary_interleaved": True}, "rotary_interleaved is True"),
     ],

@@ -44,7 +44,7 @@ SEQUENCE = (*TENSOR, "--sequence-parallel")
 PIPELINE = ("--pipeline-model-parallel-size", "2")
 CONTEXT = ("--context-parallel-size", "2")
 EXPERT = ("--ranks", "2", "--expert-model-parallel-size", "2")
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "phi3", "gpt-oss")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "phi3", "gpt-oss", "glm4-moe")
 DEEPSEEKS = ("deepseek-v3", "deepseek-v2")
 UNUSUAL_SCALING = RopeScaling(8.0, low_freq_factor=2.0, high_freq_factor=8.0, original_max_position_embeddings=128)
 
@@ -84,6 +84,7 @@ def differences(dataset: Dataset, config_file: Path, deepseek_file: Path) -> dic
         "yarn": ("--model", str(config_file.parent / "yarn.json")),
         "linear": ("--model", str(config_file.parent / "linear.json")),
         "gpt-oss": ("--model", "tiny-gpt-oss"),
+        "glm4-moe": ("--model", "tiny-glm4-moe", "--mtp-num-layers", "0"),
         "deepseek-v3": ("--model", str(deepseek_file), "--num-layers", "3"),
         "deepseek-v2": ("--model", "tiny-deepseek-v2"),
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
@@ -117,6 +118,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
     "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
     "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
+    "glm4-moe": (),
+    "glm4-moe-ep2": EXPERT,
+    "glm4-moe-tp2": SEQUENCE,
+    "glm4-moe-pp2": PIPELINE,
+    "glm4-moe-cp2": CONTEXT,
+    "glm4-moe-stopped": ("--exit-interval", "2"),
+    "glm4-moe-resumed": ("--load", "{place}/glm4-moe-stopped"),
     "phi3": HEADS,
     "phi3-tp2": (*HEADS, *SEQUENCE),
     "phi3-pp2": (*HEADS, *PIPELINE),

@@ -67,7 +67,7 @@ def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Archit
             qk_pos_emb_head_dim=config["qk_rope_head_dim"],
             v_head_dim=config["v_head_dim"],
         ),
-        num_experts=_experts(config, name),
+        num_experts=experts_of(config, name),
         moe_router_topk=config["num_experts_per_tok"],
         moe_ffn_hidden_size=expert,
         moe_shared_expert_intermediate_size=shared * expert,
@@ -78,7 +78,7 @@ def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Archit
     )
 
 
-def _experts(config: dict[str, Any], name: str) -> Any:
+def experts_of(config: dict[str, Any], name: str) -> Any:
     return config_fields.either(config, name, "n_routed_experts", "num_local_experts", "num_experts")
 
 
@@ -103,19 +103,19 @@ def _read_v3(config: dict[str, Any], name: str, model_type: str = "") -> Archite
         absent=ABSENT | _V3,
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
-        mtp_num_layers=_prediction_layers(config, name),
+        mtp_num_layers=prediction_layers(config, name),
         model_type=model_type,
-        **_groups(config, name),
+        **groups_of(config, name),
     )
 
 
-def _prediction_layers(config: dict[str, Any], name: str) -> int:
+def prediction_layers(config: dict[str, Any], name: str) -> int:
     fields = ("num_nextn_predict_layers", "num_mtp_layers")
     given = any(config.get(field) is not None for field in fields)
     return int(config_fields.either(config, name, *fields)) if given else 0
 
 
-def _groups(config: dict[str, Any], name: str) -> dict[str, int | None]:
+def groups_of(config: dict[str, Any], name: str) -> dict[str, int | None]:
     groups, chosen, experts = config.get("n_group") or 1, config.get("topk_group") or 1, config["num_experts_per_tok"]
     if groups == chosen:
         return {"moe_router_num_groups": None, "moe_router_group_topk": None}

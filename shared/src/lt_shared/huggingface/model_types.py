@@ -13,6 +13,7 @@ from lt_shared.huggingface import unsupported
 from lt_shared.huggingface.config_fields import ModelType, layer_types
 from lt_shared.huggingface.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2
 from lt_shared.huggingface.gemma import GEMMA2, GEMMA3, GEMMA3_TEXT
+from lt_shared.huggingface.glm4_moe import GLM4_MOE
 from lt_shared.huggingface.gpt2 import GPT2
 from lt_shared.huggingface.gpt_oss import GPT_OSS
 from lt_shared.huggingface.granite import GRANITE
@@ -39,6 +40,7 @@ _ALL = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     KIMI_K2,
+    GLM4_MOE,
     GPT2,
 )
 _TYPES = {each.name: each for each in _ALL}

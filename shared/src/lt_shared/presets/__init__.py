@@ -8,6 +8,7 @@ from lt_shared.console import UsageError
 from lt_shared.presets.deepseek import DEEPSEEK
 from lt_shared.presets.dense import DENSE
 from lt_shared.presets.gemma import GEMMA
+from lt_shared.presets.glm4_moe import GLM4_MOE
 from lt_shared.presets.gpt_oss import GPT_OSS
 from lt_shared.presets.granite import GRANITE
 from lt_shared.presets.olmo import OLMO
@@ -23,6 +24,7 @@ _ALL = (
     *GEMMA,
     *GPT_OSS,
     *DEEPSEEK,
+    *GLM4_MOE,
 )
 PRESETS = {architecture.name: architecture for architecture in _ALL}
 

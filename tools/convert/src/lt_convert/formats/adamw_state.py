@@ -89,7 +89,9 @@ def from_megatron(
         joined = {name: _joined_fragments(tensor, shapes.get(name, tensor.shape)) for name, tensor in own.items()}
         by_kind[kind] = family.to_canonical(MEGATRON, model, joined, f"{origin}: {kind}")
     common, locate = _common(contents)
-    return OptimizerState(by_kind, *_counters(common, arguments, common.get("optimizer"), locate, contents, origin))
+    # Where run.json says what the model is, nobody has read the arguments.
+    stored = vars(common["args"]) if isinstance(common.get("args"), Record) else {}
+    return OptimizerState(by_kind, *_counters(common, arguments or stored, common.get("optimizer"), locate, contents, origin))
 
 
 def _from_flat_buffers(

@@ -338,7 +338,7 @@ IMPLEMENTATIONS = {
 
 
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
-    """TransformerEngine's attention has no documents; SDPA on a GPU neither those, nor windows, caps, sinks, context parallelism."""
+    """TransformerEngine's attention has no documents; SDPA on a GPU none, no window, cap, sink or shared sample."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
         return FLASH_ATTENTION_4
     documents = run.data.reset_attention_mask

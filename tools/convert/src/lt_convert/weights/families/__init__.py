@@ -2,6 +2,7 @@
 
 from lt_convert.weights.families.deepseek import DEEPSEEK
 from lt_convert.weights.families.gemma import GEMMA2, GEMMA3
+from lt_convert.weights.families.glm4_moe import GLM4_MOE
 from lt_convert.weights.families.gpt2 import GPT2
 from lt_convert.weights.families.gpt_oss import GPT_OSS
 from lt_convert.weights.families.granite import GRANITE
@@ -37,6 +38,7 @@ FAMILIES = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "kimi_k2": DEEPSEEK,
+    "glm4_moe": GLM4_MOE,
 }
 
 
