@@ -112,7 +112,8 @@ def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, to
         "mlp.experts.gate_up_proj": stacked("linear_fc1"),
         "mlp.experts.down_proj": stacked("linear_fc2"),
     }
-    if shape.moe_router_enable_expert_bias:
+    # A buffer: it has no gradient.
+    if "mlp.router.expert_bias" in part:
         found["mlp.gate.e_score_correction_bias"] = part["mlp.router.expert_bias"]
     if shape.moe_shared_expert_intermediate_size:
         found |= _feed_forward(part, "mlp.shared_experts.", "mlp.shared_experts.")

@@ -225,7 +225,7 @@ def expected_frequencies(architecture: Architecture) -> torch.Tensor:
     written = huggingface.to_config(architecture, "float32")
     config = AutoConfig.for_model(**written | {"model_type": written["model_type"].replace("kimi_k2", "deepseek_v3")})
     if architecture.rope_scaling is None:
-        channels = torch.arange(0, architecture.kv_channels, 2) / architecture.kv_channels
+        channels = torch.arange(0, architecture.rotary_channels, 2) / architecture.rotary_channels
         return 1.0 / architecture.rotary_base**channels
     kind = architecture.rope_scaling.rope_type
     of_layers = {"layer_type": "full_attention"} if architecture.local_rotary_base else {}

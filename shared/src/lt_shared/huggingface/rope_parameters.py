@@ -110,7 +110,8 @@ def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnySc
         _check_complete(rope, ["short_factor", "long_factor"], name)
         factors = (tuple(rope["short_factor"]), tuple(rope["long_factor"]))
         return LongRopeScaling(*factors, original, rope.get("factor"), rope.get("attention_factor"))
-    factor = rope.get("factor") or config["max_position_embeddings"] / original
+    given = rope.get("factor")
+    factor = config["max_position_embeddings"] / original if given is None else given
     return YarnScaling(
         factor,
         original,
