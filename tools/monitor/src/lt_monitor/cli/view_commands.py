@@ -37,6 +37,12 @@ def _complete_gpu(context: click.Context, parameter: click.Parameter, incomplete
     return [name for name in peak_flops.PEAKS if name.lower().startswith(incomplete.lower()) and " " not in name]
 
 
+evals_option = click.option(
+    "--evals",
+    metavar="DIR",
+    multiple=True,
+    help="Scores of the run's checkpoints: results_*.json of lm_eval below DIR. Repeatable, one for each run.",
+)
 known_options = console.section(
     "Where the log does not say",
     click.option(
@@ -62,17 +68,18 @@ lt-monitor summarize slurm-*.out --model llama3-8b --seq-length 8192 --gpus 64 -
 """,
 )
 @reads_logs
+@evals_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @known_options
-def summarize(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
+def summarize(logs: tuple[str, ...], evals: tuple[str, ...], as_json: bool, **known: Any) -> None:
     """Print progress, losses, speed, restarts and faults of each run."""
-    from lt_monitor.runs import run_loader, summary
+    from lt_monitor.runs import run_loader, scores, summary
     from lt_monitor.runs.speed import Known
     from lt_monitor.views import summary_table
 
-    summaries = [
-        summary.summarize(run, Known.of(**known)) for run in run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
-    ]
+    found = run_loader.join_by_checkpoints(run_loader.read(logs, or_faults=True))
+    scores.attach(found, evals)
+    summaries = [summary.summarize(run, Known.of(**known)) for run in found]
     if as_json:
         console.print_json({"v": 1, "kind": "summary", "runs": [one.to_record() for one in summaries]})
     else:
@@ -147,12 +154,14 @@ def runs(logs: tuple[str, ...], as_json: bool, **known: Any) -> None:
     examples="""
 lt-monitor plot run1/train.log
 lt-monitor plot run1/train.log -o report.html
+lt-monitor plot run1/train.log --evals run1-evals -o report.html
 lt-monitor plot run1/train.log run2/train.log --reference unigram=6.53 -o compare.png
 lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-range 1e4: -o loss.pdf
 """,
 )
 @reads_logs
 @click.option("-o", "--output", metavar="FILE", help="Image (.png, .svg, .pdf) or HTML report (.html); - writes a PNG to stdout.")
+@evals_option
 @click.option("--plain", is_flag=True, help="Print only the path instead of a JSON line.")
 @console.section(
     "What is drawn",
@@ -206,6 +215,7 @@ lt-monitor plot run*/train.log --metric loss --metric lr --x tokens --log-x --x-
 def plot(
     logs: tuple[str, ...],
     output: str | None,
+    evals: tuple[str, ...],
     plain: bool,
     **others: Any,
 ) -> None:
@@ -215,7 +225,7 @@ def plot(
     from lt_monitor.views.plot_options import PlotOptions
 
     known = Known.of(**{name: others.pop(name) for name in ("model", "seq_length", "gpus", "gpu")})
-    picture.plot(logs, output, known, PlotOptions(**others))
+    picture.plot(logs, output, known, PlotOptions(**others), evals)
     if output is not None and output != "-":
         if plain:
             click.echo(output)

@@ -60,11 +60,16 @@ class Attempt:
 
 @dataclasses.dataclass
 class Run:
-    """One run: its attempts in order, and the logs that they came from."""
+    """One run: its attempts in order, and the logs that they came from.
+
+    `scores` are those of its checkpoints on benchmarks, by step, and `main_scores` the names of those that stand for a benchmark.
+    """
 
     name: str
     attempts: list[Attempt]
     files: list[str]
+    scores: Steps = dataclasses.field(default_factory=Steps.empty)
+    main_scores: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> Record:

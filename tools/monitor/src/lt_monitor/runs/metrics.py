@@ -18,6 +18,8 @@ from lt_shared.console import BadData, UsageError
 from lt_shared.run_log import GIB
 
 NAME_CHARACTERS = 60
+# Benchmarks that are drawn without being asked for; of more, a picture would show nothing.
+MAXIMUM_SCORES = 8
 
 Values = Callable[[Steps, Sizes], np.ndarray]
 
@@ -86,13 +88,18 @@ def curves_of(runs: Sequence[Run], known: Known, names: Sequence[str] = ()) -> l
     sizes = [Sizes.of(run.arguments, known) for run in runs]
     if not names:
         found = [_curves(LOSS, steps, sizes), _curves(GRAD_NORM, steps, sizes), speed_curves(steps, sizes)]
+        main = list(dict.fromkeys(name for run in runs for name in run.main_scores))
+        found += [_score_curves(name, runs, sizes) for name in main[:MAXIMUM_SCORES]]
         if not _is_known(found[0]):
             raise BadData("no step has a loss", "all steps were skipped or their loss was NaN")
         return [one for one in found if _is_known(one)]
-    chosen = [_curves(_named(name, steps), steps, sizes) for name in names]
+    chosen = [
+        _score_curves(score, runs, sizes) if (score := _score(name, runs)) else _curves(_named(name, steps), steps, sizes)
+        for name in names
+    ]
     for name, one in zip(names, chosen, strict=True):
         if not _is_known(one):
-            raise UsageError(f"--metric {printable(name)}: no run has it", f"there are: {_present(steps, sizes)}")
+            raise UsageError(f"--metric {printable(name)}: no run has it", f"there are: {_present(steps, sizes, runs)}")
     return chosen
 
 
@@ -108,6 +115,18 @@ def speed_curves(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
 
 def _curves(metric: Metric, steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
     return metric, [metric.curve(one, size) for one, size in zip(steps, sizes, strict=True)]
+
+
+def _score(name: str, runs: Sequence[Run]) -> str | None:
+    """The name of a score, which `name` is in any spelling."""
+    return next((column for run in runs for column in run.scores.columns if _spelled(column) == _spelled(name)), None)
+
+
+def _score_curves(name: str, runs: Sequence[Run], sizes: Sequence[Sizes]) -> Curves:
+    """A score has points where checkpoints were evaluated, which need not be steps that were logged."""
+    task, shown = (printable(text, NAME_CHARACTERS) for text in (name.partition("/")[0], name))
+    metric = Metric(name, shown, "", task, shown, _field(name))
+    return metric, [metric.curve(run.scores, size) for run, size in zip(runs, sizes, strict=True)]
 
 
 def _is_known(found: Curves) -> bool:
@@ -130,7 +149,8 @@ def _spelled(name: str) -> str:
     return name.casefold().replace("-", "_").replace(" ", "_")
 
 
-def _present(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> str:
+def _present(steps: Sequence[Steps], sizes: Sequence[Sizes], runs: Sequence[Run]) -> str:
     keys = [metric.key for metric in METRICS if _is_known(_curves(metric, steps, sizes))]
     columns = [name for one in steps for name, values in one.columns.items() if np.isfinite(values).any()]
-    return ", ".join(printable(name, NAME_CHARACTERS) for name in dict.fromkeys(keys + columns))
+    scores = [name for run in runs for name in run.main_scores]
+    return ", ".join(printable(name, NAME_CHARACTERS) for name in dict.fromkeys(keys + columns + scores))

@@ -11,7 +11,7 @@ import numpy as np
 
 from lt_monitor.events.records import Record, ends_job
 from lt_monitor.events.steps import Steps
-from lt_monitor.runs import speed
+from lt_monitor.runs import scores, speed
 from lt_monitor.runs.advice import advice
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
@@ -31,9 +31,9 @@ class Summary:
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
-    these. `skipped_steps` and `nan_steps` are sums over the run. `fault` is the fault that `main_fault` chooses, `ended` how the
-    last attempt did (`ending`). `silent`: it has written nothing for long and is not over, so it is probably dead. Such a run has
-    no time left, nor has one that ended early.
+    these. `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
+    `fault` is the fault that `main_fault` chooses, `ended` how the last attempt did (`ending`). `silent`: it has written nothing
+    for long and is not over, so it is probably dead. Such a run has no time left, nor has one that ended early.
     """
 
     run: str
@@ -45,6 +45,7 @@ class Summary:
     validation_loss: float | None
     best_validation_loss: float | None
     best_validation_step: int | None
+    scores: dict[str, dict[str, float]]
     consumed_tokens: int | None
     step_seconds: float | None
     tokens_per_second: float | None
@@ -108,6 +109,7 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
         validation_loss=validations[-1]["loss"] if validations else None,
         best_validation_loss=best["loss"] if best else None,
         best_validation_step=best["step"] if best else None,
+        scores=scores.newest(run),
         consumed_tokens=_consumed_tokens(steps, sizes),
         step_seconds=seconds,
         tokens_per_second=median(speed.tokens_per_second(recent, sizes)),

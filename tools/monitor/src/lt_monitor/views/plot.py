@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lt_monitor.logs.log_files import STANDARD_INPUT
-from lt_monitor.runs import metrics, run_loader
+from lt_monitor.runs import metrics, run_loader, scores
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.speed import Known
 from lt_monitor.views import sparklines
@@ -18,9 +18,10 @@ from lt_shared.console import UsageError
 FORMATS = ("png", "svg", "pdf", "html")
 
 
-def plot(patterns: Sequence[str], output: str | None, known: Known, options: PlotOptions) -> None:
+def plot(patterns: Sequence[str], output: str | None, known: Known, options: PlotOptions, evals: Sequence[str] = ()) -> None:
     """Draw the runs in the logs: to the file `output`, whose ending says what it is, or as a PNG to stdout for `-`.
 
+    `evals` are directories with the scores of checkpoints, one for each run.
     Without an output, print sparklines; with one, they go to a stderr that is a terminal.
 
     Raises: NoInput when a log is missing, BadData when no run has a loss and no other metric is asked for, or a log does not show
@@ -33,6 +34,7 @@ def plot(patterns: Sequence[str], output: str | None, known: Known, options: Plo
         what = "the report zooms and has the colours of its reader" if form else "sparklines have no axes"
         raise UsageError(f"{unused[0]} is for pictures: {what}", "write to a .png, .svg or .pdf file with -o")
     runs = run_loader.join_by_checkpoints(run_loader.read(patterns))
+    scores.attach(runs, evals)
     if not options.metrics:
         runs = [run for run in runs if np.isfinite(run.steps.column("loss")).any()] or runs[:1]
     names = short_names([run.name for run in runs])

@@ -7,6 +7,7 @@ from html import escape
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.records import Record
 from lt_monitor.runs.attempts import Attempt, Run
+from lt_monitor.runs.metrics import MAXIMUM_SCORES
 from lt_monitor.runs.summary import Summary
 from lt_monitor.views import runs_table as run_comparison
 from lt_monitor.views import summary_table
@@ -58,6 +59,7 @@ def tiles(summary: Summary) -> str:
     cells = [
         _tile("Loss", _number(summary.loss_mean, ".3f"), _loss_note(summary)),
         _tile("Validation loss", _number(summary.validation_loss, ".3f"), _validation_note(summary)),
+        *(_score_tile(name, one) for name, one in list(summary.scores.items())[:MAXIMUM_SCORES]),
         _speed_tile(summary),
         _tile("MFU", _number(summary.mfu, ".1%"), _gpu_note(summary)),
         _tile("Tokens seen", _compact(summary.consumed_tokens), _tokens_note(summary)),
@@ -68,6 +70,10 @@ def tiles(summary: Summary) -> str:
         _tile("Faults", f"{summary.faults:,}", "without consequences of others" if summary.faults else ""),
     ]
     return f'<dl class="tiles card">{"".join(cells)}</dl>'
+
+
+def _score_tile(name: str, newest: dict[str, float]) -> str:
+    return _tile(escape(printable(name, MESSAGE_CHARACTERS)), f"{newest['value']:.4g}", f"at step {newest['step']:,}")
 
 
 def _speed_tile(summary: Summary) -> str:

@@ -11,6 +11,8 @@ from lt_monitor.runs.summary import Summary
 from lt_shared.run_log import GIB
 
 COLUMNS = 4
+NAME_CHARACTERS = 60
+SCORES = "scores"
 
 Cell = Callable[[Summary], str]
 
@@ -36,16 +38,24 @@ def _rich_table(group: list[Summary]) -> object:
     table.add_column("run", style="bold")
     for summary in group:
         table.add_column(Text(printable(summary.run)), overflow="fold")
-    for title, cell in ROWS.items():
+    for title, cell in _rows(group).items():
         table.add_row(title, *[Text(cell(summary)) for summary in group])
     return table
 
 
 def _plain_table(group: list[Summary]) -> str:
     rows = [["run", *[printable(summary.run) for summary in group]]]
-    rows += [[title, *[cell(summary) for summary in group]] for title, cell in ROWS.items()]
+    rows += [[title, *[cell(summary) for summary in group]] for title, cell in _rows(group).items()]
     widths = [max(len(row[column]) for row in rows) for column in range(len(group) + 1)]
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _rows(group: list[Summary]) -> dict[str, Cell]:
+    """ROWS, and below the validation losses the scores where some were given."""
+    titles = list(ROWS)
+    if any(summary.scores for summary in group):
+        titles.insert(titles.index("validation") + 1, SCORES)
+    return {title: ROWS.get(title, _scores) for title in titles}
 
 
 def _step(summary: Summary) -> str:
@@ -70,6 +80,16 @@ def _validation(summary: Summary) -> str:
     if summary.best_validation_loss is None:
         return "-"
     return f"{summary.validation_loss:.4f}, best {summary.best_validation_loss:.4f} at step {summary.best_validation_step:,}"
+
+
+def _scores(summary: Summary) -> str:
+    steps = {one["step"] for one in summary.scores.values()}
+    at_step = f" at step {steps.pop():,}" if len(steps) == 1 else ""
+    shown = (
+        f"{printable(name, NAME_CHARACTERS)} {one['value']:.4g}" + ("" if at_step else f" at step {one['step']:,}")
+        for name, one in summary.scores.items()
+    )
+    return ", ".join(shown) + at_step or "-"
 
 
 def _speed(summary: Summary) -> str:
