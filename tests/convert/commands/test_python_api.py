@@ -208,3 +208,22 @@ def test_the_environment_changes_nothing(model: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("LT_CONVERT_DTYPE", "bfloat16")
     lt_convert.convert(model, tmp_path / "made", to="torchtitan")
     assert list(lt_convert.inspect(tmp_path / "made")["dtypes"]) == ["float32"]
+
+
+def test_what_can_be_merged(model: Path, trained: Path, tmp_path: Path) -> None:
+    merged = lt_convert.merge({model: 1, str(trained): 1}, tmp_path / "merged")
+    assert merged == lt_convert.Checkpoint(str(tmp_path / "merged"), "hf", 1000)
+    assert record_of(merged) == run("merge", f"{model}=0.5", f"{trained}=0.5", "--to", "hf", "-o", tmp_path / "merged")
+    assert lt_convert.verify(model, merged.path)["same"]
+    for sources, options in (
+        ([], {}),
+        ([model], {}),
+        ([model, trained], {"last": 2}),
+        ({trained: 1}, {"last": 2}),
+        (trained, {"last": 1}),
+    ):
+        with pytest.raises(UsageError):
+            lt_convert.merge(sources, tmp_path / "other", **options)
+    with pytest.raises(NoInput, match="--last asks for 2"):
+        lt_convert.merge(trained, tmp_path / "other", last=2)
+    assert not (tmp_path / "other").exists()

@@ -7,11 +7,12 @@ from lt_shared import lazy_exports
 if TYPE_CHECKING:
     from lt_convert.commands.python_api import convert as convert
     from lt_convert.commands.python_api import inspect as inspect
+    from lt_convert.commands.python_api import merge as merge
     from lt_convert.commands.python_api import verify as verify
     from lt_shared.manifest import Checkpoint as Checkpoint
 
 __version__: str
-__all__ = ["Checkpoint", "__version__", "convert", "inspect", "verify"]
+__all__ = ["Checkpoint", "__version__", "convert", "inspect", "merge", "verify"]
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
         __name__,

@@ -31,7 +31,7 @@ def compare(one: str, other: str, logits: bool = False) -> dict[str, Any]:
     """
     with Files() as files:
         first, second = _open(one, files), _open(other, files)
-        configuration = _configuration(first, second)
+        configuration = configuration_differences(first, second)
         progress_bytes = sum(tensor.size_bytes for tensor in first.tensors.values())
         with Progress("compare", progress_bytes, "B") as progress:
             differing = list(_differing(first, second, files, progress))
@@ -56,7 +56,7 @@ def _open(argument: str, files: Files) -> Source:
     return source
 
 
-def _configuration(one: Source, other: Source) -> list[dict[str, Any]]:
+def configuration_differences(one: Source, other: Source) -> list[dict[str, Any]]:
     first, second = (dataclasses.asdict(source.model.architecture) for source in (one, other))
     found = [
         {"field": field, "a": first[field], "b": second[field]}

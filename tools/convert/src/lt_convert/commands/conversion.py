@@ -1,32 +1,25 @@
 """Plan a conversion, then carry it out: every tensor is located and checked before the first byte is written."""
 
 import dataclasses
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lt_convert import formats
-from lt_convert.commands import leftovers, occupancy, source_verification
-from lt_convert.commands.output_writer import write_outputs
-from lt_convert.commands.receipt import ConversionRecord
-from lt_convert.formats import adamw_state, location, megatron_args, provider_config
+from lt_convert.commands import occupancy, result, source_verification
+from lt_convert.commands.result import Result
+from lt_convert.formats import adamw_state, location, megatron_args
 from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget, Source, Target
 from lt_convert.tensors.block_fp8 import BlockFp8
 from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
-from lt_convert.tensors.checksums import Checksums
 from lt_convert.tensors.output_files import OutputFile, Payload, views
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
 from lt_convert.weights.mapping import abbreviated, is_balancing_bias
-from lt_shared import checkpoint_layout, storage, version_of
-from lt_shared.console import BadData, CannotCreate, UsageError, note, warn
+from lt_shared import checkpoint_layout
+from lt_shared.console import BadData, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute
 
-MEGATRON = ("megatron-dist", "megatron-legacy")
 WITH_OPTIMIZER = ("megatron-dist", "torchtitan")
 
 
@@ -181,7 +174,6 @@ def convert(request: Request) -> Checkpoint:
     """Convert, unless the destination is up to date. Returns the checkpoint at the destination."""
     occupancy.check_links(request.destination)
     request = dataclasses.replace(request, destination=location.normalized(request.destination))
-    destination = request.destination
     with Files() as files:
         directory, source_format = location.locate(request.source, files)
         options = {
@@ -193,84 +185,29 @@ def convert(request: Request) -> Checkpoint:
             # Records of other conversions are as they were before this option.
             **({"quantize": True} if request.quantize else {}),
         }
-        fingerprint = _fingerprint(directory, source_format, destination)
-        made = ConversionRecord.read(destination)
-        if made and not request.force and made.is_up_to_date(options, fingerprint, destination):
-            occupancy.check_own(destination, made.files.sizes)
-            leftovers.remove(destination)
-            note(f"{destination}: up to date")
-            return _result(request.to, destination, list(made.files.sizes), made.iteration, made.loss)
-        check_destination(destination, directory)
-        _check_unoccupied(destination, request.force)
+        fingerprint = result.fingerprint(directory, source_format, request.destination)
+        made = Result(request.to, request.destination, request.force, options, fingerprint)
+        finished = made.finished()
+        if finished:
+            return finished
+        result.check_destination(request.destination, directory)
+        made.check_unoccupied()
         if request.verify:
-            files.reader = source_verification.open_checksums(directory, source_format, location.listing(directory))
+            files.reader = source_verification.open_checksums([(directory, source_format, location.listing(directory))])
         todo = plan(dataclasses.replace(request, source=directory), files)
         files.reader.planned(views(todo.files), files)
     source = todo.source
-    content = json.dumps([version_of("lt-convert"), options, fingerprint, todo.to_record()["tensors"]])
-    record = ConversionRecord(
-        options=options,
-        source=fingerprint,
-        files=Checksums({}, {}),
-        tokenizer_file=source.tokenizer.files[0].name if source.tokenizer else None,
-        iteration=source.iteration,
-        loss=source.loss,
-    )
+    tokenizer_file = source.tokenizer.files[0].name if source.tokenizer else None
+    checkpoint = made.write(todo, files.reader, source.iteration, source.loss, tokenizer_file)
+    tell_what_is_missing(source)
+    return checkpoint
 
-    def finish(checksums: Checksums) -> bytes:
-        return dataclasses.replace(record, files=checksums).to_bytes()
 
-    identity = hashlib.sha256(content.encode()).hexdigest()
-    write_outputs(todo.files, destination, identity, request.force, finish, files.reader)
+def tell_what_is_missing(source: Source) -> None:
+    """Say what of a source is not in the result."""
     if source.left_out and not source.optimizer:
-        note(f"{directory}: left out the training state ({len(source.left_out)} keys)")
+        note(f"{source.directory}: left out the training state ({len(source.left_out)} keys)")
     if source.other_parts:
-        note(f"{directory}: left out what is not the language model: {abbreviated(source.other_parts)}")
+        note(f"{source.directory}: left out what is not the language model: {abbreviated(source.other_parts)}")
     if source.tokenizer is None:
-        warn(f"{directory}: no tokenizer beside it: the result has none")
-    return _result(request.to, destination, [file.name for file in todo.files], source.iteration, source.loss)
-
-
-def check_destination(destination: str, source: str) -> None:
-    """Raises UsageError for a destination that contains the source or the working directory, which would be deleted."""
-    if f"{source}/".startswith(f"{destination}/"):
-        raise UsageError(f"{destination}: holds the source {source}", "choose another output")
-    if not storage.is_remote(destination) and f"{os.getcwd()}/".startswith(f"{destination.rstrip('/')}/"):
-        raise UsageError(f"{destination}: holds the working directory", "choose another output, or start elsewhere")
-
-
-def _check_unoccupied(destination: str, force: bool) -> None:
-    """Raises CannotCreate for an occupied local destination, before the source is read; others need the journal."""
-    if storage.is_remote(destination):
-        return
-    if force:
-        occupancy.check_replaceable(destination)
-    path = Path(destination)
-    if path.exists() and not path.is_dir():
-        raise CannotCreate(f"{destination}: exists and is not a directory")
-    if not force and path.is_dir() and any(path.iterdir()):
-        raise occupancy.occupied(destination)
-
-
-def _fingerprint(directory: str, source_format: str, destination: str) -> list[dict[str, str | int]]:
-    """Size and time (or ETag) of the source's files, by which changes are noticed, without a destination inside the source."""
-    if storage.is_remote(directory):
-        return [storage.fingerprint(f"{directory}/{name}", refresh=True) for name in sorted(storage.sizes_below(directory))]
-    own = (destination, os.path.join(os.path.dirname(destination), f".{os.path.basename(destination)}."))
-    paths = [path for path in Path(directory).rglob("*") if path.is_file() and not str(path).startswith(own)]
-    if source_format in MEGATRON:
-        run = Path(directory).parent
-        beside = (checkpoint_layout.tokenizer_directory(run), run / provider_config.CONTEXT)
-        paths += [path for place in beside for path in place.rglob("*") if path.is_file()]
-    if source_format == "torchtitan":
-        candidates = formats.module(source_format).configuration_directories(directory)[1:]
-        paths += [path for candidate in candidates if (path := Path(candidate) / "config.json").is_file()]
-    return [storage.fingerprint(path) for path in sorted(paths)]
-
-
-def _result(to: str, destination: str, names: Sequence[str], iteration: int | None, loss: float | None) -> Checkpoint:
-    if to in MEGATRON:
-        if any(name.startswith(f"{checkpoint_layout.RELEASE}/") for name in names):
-            return Checkpoint(absolute(f"{destination}/{checkpoint_layout.RELEASE}"), to)
-        return Checkpoint(absolute(f"{destination}/iter_{iteration or 0:07d}"), to, iteration, loss)
-    return Checkpoint(absolute(destination), to, iteration, loss)
+        warn(f"{source.directory}: no tokenizer beside it: the result has none")

@@ -4,12 +4,14 @@ import math
 from typing import IO, Any
 
 from lt_convert.commands import plan_table
+from lt_convert.commands.receipt import MERGED, ConversionRecord
 from lt_convert.formats import location
 from lt_convert.formats.checkpoint import Source
 from lt_convert.tensors.blocks import TensorReader, flat
 from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import ITEM_BYTES, Tensor
 from lt_convert.weights.mapping import PADDING
+from lt_shared import checkpoint_layout
 from lt_shared.manifest import absolute
 
 SAMPLE_ROWS = 256
@@ -21,6 +23,7 @@ def inspect(argument: str) -> dict[str, Any]:
         source = location.open_source(argument, files)
         tensors = {key: tensor for key, tensor in source.tensors.items() if not key.startswith(PADDING)}
         deviations = _deviations(source, files)
+        made = _record(source.directory)
     architecture = source.model.architecture
     dtypes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -34,7 +37,7 @@ def inspect(argument: str) -> dict[str, Any]:
         "dtypes": dtypes,
         "bytes": sum(math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype] for tensor in tensors.values()),
         "tensors": len(tensors),
-        "iteration": source.iteration,
+        "iteration": made.iteration if source.iteration is None and made else source.iteration,
         "loss": source.loss,
         "trained": _trained(deviations, architecture.init_std),
         "standard_deviations": deviations,
@@ -46,8 +49,15 @@ def inspect(argument: str) -> dict[str, Any]:
             if source.tokenizer
             else None
         ),
+        **({MERGED: made.merged} if made and made.merged else {}),
         **source.details,
     }
+
+
+def _record(directory: str) -> ConversionRecord | None:
+    """What a conversion or a merge says of its result: beside it, or in the directory of the run."""
+    run, _, name = directory.rpartition("/")
+    return ConversionRecord.read(run if name == checkpoint_layout.RELEASE else directory)
 
 
 def _deviations(source: Source, files: Files) -> dict[str, float]:
@@ -102,6 +112,7 @@ def write_table(record: dict[str, Any], output: IO[str]) -> None:
         "tied embeddings": "yes" if architecture["tie_embeddings"] else "no",
         "iteration": record["iteration"] is not None and f"{record['iteration']:,}",
         "loss": record["loss"] is not None and f"{record['loss']:.4f}",
+        "merged from": "\n".join(f"{one['weight']:.4g} of {one['path']}" for one in record.get(MERGED, ())),
         "ever trained": "yes" if record["trained"] else "no: the weights are as initialized",
         "parallel": ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in record.get("parallel", {}).items()),
         "consumed samples": record.get("consumed_samples") and f"{record['consumed_samples']:,}",

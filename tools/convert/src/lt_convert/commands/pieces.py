@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from lt_convert.tensors.block_fp8 import BlockFp8
-from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
+from lt_convert.tensors.blocks import TensorReader
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.output_files import OutputFile, Payload, Segment, Summary
 from lt_shared.checksums import crc32
@@ -15,12 +14,7 @@ def contents(segment: bytes | Payload, blocks: TensorReader) -> Iterator[memoryv
     if isinstance(segment, bytes):
         yield memoryview(segment)
         return
-    if isinstance(segment.tensor, BlockFp8):
-        yield from segment.tensor.contents(blocks)
-        return
-    for (tensor,) in parts(segment.tensor):
-        for start, stop in row_blocks(tensor):
-            yield blocks.rows(tensor, start, stop).reshape(-1).data.cast("B")
+    yield from segment.contents(blocks)
 
 
 def small_content(output: OutputFile, done: Iterable[Piece]) -> bytes:

@@ -6,9 +6,13 @@ does what its arguments say.
 
 import operator
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from lt_convert.commands import checkpoint_comparison, checksum_verification, conversion, inspection
+from lt_convert.commands.merge import merging
+from lt_convert.commands.merge.merging import MergeRequest
+from lt_convert.commands.merge.sources import Chosen, last_of_run
 from lt_convert.formats.checkpoint import LegacyTarget
 from lt_shared.console import UsageError
 from lt_shared.manifest import Checkpoint
@@ -47,21 +51,75 @@ def convert(
     _check_choice("to", to, Format)
     _check_choice("dtype", dtype, Dtype)
     _check_choice("quantize", quantize, Quantize)
-    _check_choice("target_transformer_impl", target_transformer_impl, TransformerImpl)
-    tensor = _checked_size("target_tensor_parallel_size", target_tensor_parallel_size, 1)
-    pipeline = _checked_size("target_pipeline_parallel_size", target_pipeline_parallel_size, 1)
-    virtual = _checked_size("target_virtual_pipeline_parallel_size", target_virtual_pipeline_parallel_size, 2)
-    if to != "megatron-legacy" and (tensor or pipeline or virtual or target_transformer_impl):
-        raise UsageError(f"the options target_* are for to='megatron-legacy', not {to!r}", "leave them out")
+    legacy_target = _legacy_target(
+        to,
+        target_tensor_parallel_size,
+        target_pipeline_parallel_size,
+        target_virtual_pipeline_parallel_size,
+        target_transformer_impl,
+    )
     if quantize and to != "hf":
         raise UsageError(f"the option quantize is for to='hf', not {to!r}", "leave it out")
-    legacy_target = LegacyTarget(tensor or 1, pipeline or 1, virtual, target_transformer_impl == "local")
     [(source, destination)] = conversion.destinations([_place(src)], os.fspath(dst))
     return conversion.convert(
         conversion.Request(
             source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify, quantize is not None
         )
     )
+
+
+def merge(
+    sources: Path | Iterable[Path] | Mapping[Path, float],
+    dst: Path,
+    to: Format = "hf",
+    *,
+    last: int | None = None,
+    weights: str | None = None,
+    dtype: Dtype | None = None,
+    target_tensor_parallel_size: int | None = None,
+    target_pipeline_parallel_size: int | None = None,
+    target_virtual_pipeline_parallel_size: int | None = None,
+    target_transformer_impl: TransformerImpl | None = None,
+    no_verify: bool = False,
+    force: bool = False,
+) -> Checkpoint:
+    """Average checkpoints of one model, of any formats, into the directory or URL `dst`, as `lt-convert merge` does.
+
+    `sources` are checkpoints, or a dict of checkpoints with their weights, which are divided by their sum; with `last`, one run,
+    whose newest checkpoints are meant. Without weights they are those of the schedule `weights`, the oldest checkpoint first:
+    "uniform" (the default), "linear", "minus-sqrt" or "ema=0.9".
+
+    Returns the checkpoint at `dst` with the iteration of the newest source. It is resumed, and left as it is when it is up to
+    date, as by `convert`.
+
+    Raises as `convert`, BadData also for checkpoints of different models, and NoInput where a run has fewer than `last`.
+    """
+    _check_choice("to", to, Format)
+    _check_choice("dtype", dtype, Dtype)
+    legacy_target = _legacy_target(
+        to,
+        target_tensor_parallel_size,
+        target_pipeline_parallel_size,
+        target_virtual_pipeline_parallel_size,
+        target_transformer_impl,
+    )
+    chosen = _chosen(sources, _checked_size("last", last, 2))
+    return merging.merge(MergeRequest(chosen, to, os.fspath(dst), weights, dtype, force, legacy_target, not no_verify))
+
+
+def _chosen(sources: Path | Iterable[Path] | Mapping[Path, float], last: int | None) -> list[Chosen]:
+    if isinstance(sources, Mapping):
+        given = [Chosen(_place(path), float(weight)) for path, weight in sources.items()]
+    else:
+        paths = [sources] if isinstance(sources, str | os.PathLike) else sources
+        given = [Chosen(_place(path), None) for path in paths]
+    if not given:
+        raise UsageError("no checkpoint to merge", "name at least two")
+    if last is None:
+        return given
+    if len(given) > 1 or given[0].weight is not None:
+        raise UsageError(f"last={last} is for one run, without a weight", "name the checkpoints themselves")
+    return last_of_run(given[0].path, last)
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -93,6 +151,18 @@ def _place(path: Path) -> str:
     """The path as the commands take it; `-` and `@FILE` are manifests to those, and names of files here."""
     given = os.fspath(path)
     return os.path.abspath(given) if given.startswith(("-", "@")) else given
+
+
+def _legacy_target(
+    to: Format, tensor: int | None, pipeline: int | None, virtual: int | None, impl: TransformerImpl | None
+) -> LegacyTarget:
+    _check_choice("target_transformer_impl", impl, TransformerImpl)
+    tensor = _checked_size("target_tensor_parallel_size", tensor, 1)
+    pipeline = _checked_size("target_pipeline_parallel_size", pipeline, 1)
+    virtual = _checked_size("target_virtual_pipeline_parallel_size", virtual, 2)
+    if to != "megatron-legacy" and (tensor or pipeline or virtual or impl):
+        raise UsageError(f"the options target_* are for to='megatron-legacy', not {to!r}", "leave them out")
+    return LegacyTarget(tensor or 1, pipeline or 1, virtual, impl == "local")
 
 
 def _check_choice(name: str, value: str | None, choices: Any) -> None:

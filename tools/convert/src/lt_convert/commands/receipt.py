@@ -13,6 +13,8 @@ from lt_shared import storage, strict_json
 from lt_shared.console import BadData, NoInput
 
 VERSION = 2
+# The option of a merge that has its checkpoints, each with its path and weight.
+MERGED = "merged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,18 @@ class ConversionRecord:
         same = json.loads(json.dumps(options)) == self.options and source == self.source
         return same and self.files.sizes == _sizes(directory, self.files.sizes)
 
+    @property
+    def merged(self) -> list[dict[str, Any]]:
+        """The checkpoints of a merge, each with its `path` and `weight`; empty for a conversion."""
+        return list(self.options.get(MERGED, ()))
+
+    def check(self) -> None:
+        """Raises ValueError, TypeError, KeyError or AttributeError for what no command has written."""
+        if not isinstance(self.iteration, int | None) or not isinstance(self.loss, int | float | None):
+            raise ValueError("iteration or loss is no number")
+        if not all(isinstance(one["path"], str) and isinstance(one["weight"], int | float) for one in self.merged):
+            raise ValueError(f"{MERGED} does not list checkpoints with weights")
+
     @classmethod
     def read(cls, directory: str) -> Self | None:
         """The record in `directory`, None when there is none. Raises BadData when it is malformed."""
@@ -50,7 +64,9 @@ class ConversionRecord:
             record = dict(strict_json.loads(content))
             if record.pop("v") != VERSION:
                 return None
-            return cls(**{**record, "files": Checksums.from_record(record["files"])})
+            read = cls(**{**record, "files": Checksums.from_record(record["files"])})
+            read.check()
+            return read
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadData(f"{path}: malformed: {error}", "delete the file") from None
 

@@ -14,29 +14,39 @@ from lt_shared.checksums import FileChecksums
 WITH_CHECKSUMS = ("megatron-dist", "torchtitan", "megatron-legacy")
 
 
-def open_checksums(directory: str, source_format: str, names: list[str]) -> SourceChecksums:
-    """Those of a source in `directory`, which has files of these `names`. Raises BadData for records that are malformed.
+def open_checksums(sources: Iterable[tuple[str, str, list[str]]]) -> SourceChecksums:
+    """Those of sources, each a directory, its format, and the names of its files. Raises BadData for malformed records.
 
     `checksums.json` covers a directory. `lt-convert.json` is in it, or beside it in the directory of the run.
     """
     ranges: dict[str, list[Range]] = {}
-    complete = []
+    complete: list[str] = []
+    for directory, source_format, names in sources:
+        recorded, is_complete = _recorded(directory, source_format, names)
+        ranges |= recorded
+        complete += [directory] if is_complete else []
+    return SourceChecksums(
+        {path: found for path, found in ranges.items() if not path.endswith(f"/{FileChecksums.NAME}")}, complete
+    )
+
+
+def _recorded(directory: str, source_format: str, names: list[str]) -> tuple[dict[str, list[Range]], bool]:
+    """The ranges of one source, and whether they cover its directory."""
+    ranges: dict[str, list[Range]] = {}
     for place in (directory, directory.rpartition("/")[0]):
         record = ConversionRecord.read(place) if place and not _is_planted(place, directory) else None
         if record:
             ranges |= _of_conversion(place, record.files)
-    if source_format in WITH_CHECKSUMS and FileChecksums.NAME in names:
-        path = f"{directory}/{FileChecksums.NAME}"
-        with Files() as files:
-            found = FileChecksums.parse(files.read(path, 0, files.size_bytes(path)), path)
-        of_files = {f"{directory}/{name}": _in_order(sizes) for name, sizes in found.ranges.items()}
-        # A conversion's own record names the tensors. Those before 2026-11-23 have no CRC-32.
-        ranges |= of_files | {name: own for name, own in ranges.items() if all(one.crc32 is not None for one in own)}
-        ranges.setdefault(path, [])
-        complete.append(directory)
-    return SourceChecksums(
-        {path: found for path, found in ranges.items() if not path.endswith(f"/{FileChecksums.NAME}")}, complete
-    )
+    if source_format not in WITH_CHECKSUMS or FileChecksums.NAME not in names:
+        return ranges, False
+    path = f"{directory}/{FileChecksums.NAME}"
+    with Files() as files:
+        found = FileChecksums.parse(files.read(path, 0, files.size_bytes(path)), path)
+    of_files = {f"{directory}/{name}": _in_order(sizes) for name, sizes in found.ranges.items()}
+    # A conversion's own record names the tensors. Those before 2026-11-23 have no CRC-32.
+    ranges |= of_files | {name: own for name, own in ranges.items() if all(one.crc32 is not None for one in own)}
+    ranges.setdefault(path, [])
+    return ranges, True
 
 
 def _is_planted(place: str, directory: str) -> bool:

@@ -107,15 +107,21 @@ def _last_of_manifest(argument: str) -> str:
     return found[-1].path
 
 
-def _tracked(run: str, files: Files) -> str:
-    """The name of the checkpoint directory that a run's tracker file names."""
+def tracked_iteration(run: str, files: Files) -> int | None:
+    """The iteration that a run's tracker file names, None for a `release`. Raises BadData when it holds anything else."""
     path = f"{run}/{checkpoint_layout.TRACKER}"
     content = files.read(path, 0, min(files.size_bytes(path), 100)).decode(errors="replace").strip()
     if content == checkpoint_layout.RELEASE:
-        return content
+        return None
     if not (content.isascii() and content.isdigit()):
         raise BadData(f"{path}: holds {content[:40]!r}, expected an iteration or {checkpoint_layout.RELEASE!r}")
-    return f"iter_{int(content):07d}"
+    return int(content)
+
+
+def _tracked(run: str, files: Files) -> str:
+    """The name of the checkpoint directory that a run's tracker file names."""
+    iteration = tracked_iteration(run, files)
+    return checkpoint_layout.RELEASE if iteration is None else f"iter_{iteration:07d}"
 
 
 def _check_not_deepspeed(path: str, names: Sequence[str]) -> None:

@@ -28,6 +28,8 @@ BLOCK_BYTES = 1 << 20
 TRANSPOSED_BLOCK_BYTES = 64 << 20
 # A remote store takes little longer to answer a request for a few megabytes than one for a few bytes.
 REMOTE_BLOCK_BYTES = 16 << 20
+# Blocks of several tensors are smaller by this factor.
+SHARED = 4
 REMOTE_GAP_BYTES = 1 << 20
 # Reads with at most GAP_BYTES between them are merged, up to SPAN_BYTES.
 GAP_BYTES = 64 << 10
@@ -37,11 +39,11 @@ SPAN_BYTES = 64 << 20
 TILE = (512, 8)
 
 
-def row_blocks(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """Row ranges (start, stop) that cover the tensor in order, each small enough to be held in memory."""
-    step = max(1, _limit(tensor) // max(1, _row_bytes(tensor)))
-    for start in range(0, tensor.shape[0], step):
-        yield start, min(start + step, tensor.shape[0])
+def row_blocks(*tensors: Tensor) -> Iterator[tuple[int, int]]:
+    """Row ranges (start, stop) that cover tensors of one shape in order, each small enough to be held in memory."""
+    step = max(1, _limit(*tensors) // max(1, _row_bytes(*tensors)))
+    for start in range(0, tensors[0].shape[0], step):
+        yield start, min(start + step, tensors[0].shape[0])
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -57,22 +59,29 @@ def flat(tensor: Tensor) -> Tensor:
 def parts(tensor: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """`flat` tensors that are the tensor one after the other: its experts, where one alone is more than a block.
 
-    With others of the same shape, pairs of a part and theirs.
+    With others of the same shape, a part and theirs together.
     """
     tensors = [flat(one) for one in (tensor, *others)]
-    if len(tensors[0].shape) < 3 or _row_bytes(tensors[0]) <= _limit(tensors[0]):
+    if len(tensors[0].shape) < 3 or _row_bytes(*tensors) <= _limit(*tensors):
         yield tuple(tensors)
         return
     for index in range(tensors[0].shape[0]):
         yield from parts(*(one.at(index) for one in tensors))
 
 
-def _row_bytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape[1:]) * ITEM_BYTES[tensor.stored_dtype]
+def _row_bytes(*tensors: Tensor) -> int:
+    return math.prod(tensors[0].shape[1:]) * max(ITEM_BYTES[tensor.stored_dtype] for tensor in tensors)
 
 
-def _limit(tensor: Tensor) -> int:
-    """The bytes of a block."""
+def _limit(*tensors: Tensor) -> int:
+    """The bytes of a block.
+
+    Of several tensors, a block of one and what was computed from the others are held at once, in fp32: their blocks are smaller.
+    """
+    return max(map(_block_bytes, tensors)) // (1 if len(tensors) == 1 else SHARED)
+
+
+def _block_bytes(tensor: Tensor) -> int:
     if any(chunk.view and _is_transposed(chunk.view) for chunk in tensor.chunks):
         # Decoding makes copies.
         return TRANSPOSED_BLOCK_BYTES // 4 if tensor.encodings else TRANSPOSED_BLOCK_BYTES

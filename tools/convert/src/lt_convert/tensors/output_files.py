@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from lt_convert.tensors.block_fp8 import BlockFp8
+from lt_convert.tensors.blocks import TensorReader, parts, row_blocks
 from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.tensor import Tensor
 
@@ -22,6 +23,20 @@ class Payload:
     @property
     def size_bytes(self) -> int:
         return self.tensor.size_bytes
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """The tensors that are read to make it."""
+        return (self.tensor.source if isinstance(self.tensor, BlockFp8) else self.tensor,)
+
+    def contents(self, reader: TensorReader) -> Iterator[memoryview]:
+        """Its bytes in order, a block at a time; each is overwritten by the next."""
+        if isinstance(self.tensor, BlockFp8):
+            yield from self.tensor.contents(reader)
+            return
+        for (tensor,) in parts(self.tensor):
+            for start, stop in row_blocks(tensor):
+                yield reader.rows(tensor, start, stop).reshape(-1).data.cast("B")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +85,13 @@ def views(outputs: Iterable[OutputFile]) -> Iterator[tuple[str, int, int]]:
     """What the outputs are made from: (path, first byte, byte after the last) of every view."""
     for output in outputs:
         for segment in (each for each in output.segments if isinstance(each, Payload)):
-            for chunk in segment.tensor.chunks:
-                if chunk.view and all(chunk.view.shape):
-                    if scales := chunk.view.encoding and chunk.view.encoding.scales_read(chunk.view.shape):
-                        yield scales
-                    yield chunk.view.file, chunk.view.offset_bytes, chunk.view.end(segment.tensor.stored_dtype)
+            for tensor in segment.read:
+                yield from _views(tensor)
+
+
+def _views(tensor: Tensor) -> Iterator[tuple[str, int, int]]:
+    for chunk in tensor.chunks:
+        if chunk.view and all(chunk.view.shape):
+            if scales := chunk.view.encoding and chunk.view.encoding.scales_read(chunk.view.shape):
+                yield scales
+            yield chunk.view.file, chunk.view.offset_bytes, chunk.view.end(tensor.stored_dtype)

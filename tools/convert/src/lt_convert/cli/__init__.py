@@ -5,6 +5,8 @@ from typing import NoReturn
 
 import click
 
+from lt_convert.cli import merge_command
+from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
 from lt_shared import console, manifest
 
 EXAMPLES = """
@@ -23,7 +25,6 @@ lt-convert verify run1-hf
 lt-convert verify run1 run1-hf
 lt-convert verify run1 run1-hf --logits
 """
-FORMATS = ("hf", "megatron-dist", "megatron-legacy", "torchtitan")
 
 
 def _named() -> click.Group:
@@ -33,28 +34,17 @@ def _named() -> click.Group:
 @click.command(cls=console.DefaultCommand, examples=EXAMPLES, named=_named)
 @console.version_option("lt-convert", "numpy", "tokenizers", "s3fs")
 @click.argument("sources", cls=console.Operands, metavar="SRC...", nargs=-1, required=True)
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the result.")
+@to_option
 @click.option(
     "-o", "--output", metavar="DST", required=True, help="Directory or URL to write; with several SRC, each goes to DST/NAME."
 )
-@click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast all tensors. Default: keep every tensor's dtype."
-)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Cast all tensors. Default: keep every tensor's dtype.")
 @click.option(
     "--quantize",
     type=click.Choice(["fp8-block"]),
     help="For hf: store the weights of linear modules in fp8 with a scale per 128 x 128 block, as DeepSeek-V3.",
 )
-@click.option("--target-tensor-parallel-size", type=click.IntRange(1), help="For megatron-legacy: tensor parallel size.")
-@click.option("--target-pipeline-parallel-size", type=click.IntRange(1), help="For megatron-legacy: pipeline parallel size.")
-@click.option(
-    "--target-virtual-pipeline-parallel-size", type=click.IntRange(2), help="For megatron-legacy: model chunks per pipeline rank."
-)
-@click.option(
-    "--target-transformer-impl",
-    type=click.Choice(["transformer_engine", "local"]),
-    help="For megatron-legacy: Megatron's --transformer-impl. Default: transformer_engine; a legacy SRC keeps its own.",
-)
+@legacy_options
 @click.option("--no-optimizer", is_flag=True, help="Do not convert the optimizer state.")
 @click.option("--no-verify", is_flag=True, help="Do not compare SRC with the checksums that were recorded in it.")
 @click.option("--force", is_flag=True, help="Convert again, and replace DST if it is a checkpoint.")
@@ -84,27 +74,28 @@ def command(
     input, or @FILE for a manifest in a file; s3:// URLs work, too. The format of SRC is detected. Tensors are copied bit for
     bit and streamed: memory does not grow with the model. The same command resumes an interrupted conversion.
     """
-    from lt_convert.commands import conversion, plan_table
-    from lt_convert.formats.checkpoint import LegacyTarget
+    from lt_convert.commands import conversion, plan_table, result
     from lt_convert.tensors.source_files import Files
 
-    sizes = (target_tensor_parallel_size, target_pipeline_parallel_size, target_virtual_pipeline_parallel_size)
-    if to != "megatron-legacy" and (any(sizes) or target_transformer_impl):
-        raise console.UsageError(f"--target options are for --to megatron-legacy, not {to}", "drop them")
+    legacy = legacy_target(
+        to,
+        target_tensor_parallel_size,
+        target_pipeline_parallel_size,
+        target_virtual_pipeline_parallel_size,
+        target_transformer_impl,
+    )
     if quantize and to != "hf":
         raise console.UsageError(f"--quantize is for --to hf, not {to}", "drop it")
-    if as_json and not dry_run:
-        raise console.UsageError("--json shows the plan of --dry-run", "add --dry-run, or drop it: the manifest is JSON")
-    legacy_target = LegacyTarget(sizes[0] or 1, sizes[1] or 1, sizes[2], target_transformer_impl == "local")
+    check_plan_options(dry_run, as_json)
     requests = [
-        conversion.Request(source, to, destination, dtype, force, legacy_target, not no_optimizer, not no_verify, bool(quantize))
+        conversion.Request(source, to, destination, dtype, force, legacy, not no_optimizer, not no_verify, bool(quantize))
         for source, destination in conversion.destinations(sources, output)
     ]
     if dry_run:
         for request in requests:
             with Files() as files:
                 plan = conversion.plan(request, files)
-            conversion.check_destination(request.destination, plan.source.directory)
+            result.check_destination(request.destination, plan.source.directory)
             record = plan.to_record()
             console.print_json(record) if as_json else plan_table.write(record, sys.stdout)
         return
@@ -167,6 +158,9 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
         for line in lines:
             click.echo(line)
     return 0 if same else 1
+
+
+commands.add_command(merge_command.merge)
 
 
 def main() -> NoReturn:

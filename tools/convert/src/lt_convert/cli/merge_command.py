@@ -1,0 +1,80 @@
+"""`lt-convert merge`."""
+
+import sys
+
+import click
+
+from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
+from lt_shared import console, manifest
+
+EXAMPLES = """
+lt-convert merge run1 --last 3 --to hf -o run1-merged
+lt-convert merge run1 --last 3 --weights minus-sqrt --to megatron-dist -o run1-wsm
+lt-convert merge run1=0.7 run1-hf=0.3 --to hf -o blend
+lt-convert merge run1 --last 3 --to hf -o run1-merged --dry-run
+"""
+
+
+@click.command(cls=console.Command, examples=EXAMPLES)
+@click.argument("sources", metavar="SRC[=WEIGHT]...", nargs=-1, required=True)
+@click.option("--last", type=click.IntRange(2), metavar="N", help="Merge the newest N complete checkpoints of the run SRC.")
+@click.option(
+    "--weights",
+    metavar="NAME",
+    help="Weights of checkpoints without one, oldest first: uniform (the default, also called linear), minus-sqrt, ema=DECAY.",
+)
+@to_option
+@click.option("-o", "--output", metavar="DST", required=True, help="Directory or URL to write.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Dtype of the result. Default: that of the checkpoints.")
+@legacy_options
+@click.option("--no-verify", is_flag=True, help="Do not compare the checkpoints with the checksums that were recorded in them.")
+@click.option("--force", is_flag=True, help="Merge again, and replace DST if it is a checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop: the checkpoints and weights, every tensor, every file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan of --dry-run as JSON.")
+@click.option("--plain", is_flag=True, help="Print the path alone instead of a manifest.")
+def merge(
+    sources: tuple[str, ...],
+    last: int | None,
+    weights: str | None,
+    to: str,
+    output: str,
+    dtype: str | None,
+    target_tensor_parallel_size: int | None,
+    target_pipeline_parallel_size: int | None,
+    target_virtual_pipeline_parallel_size: int | None,
+    target_transformer_impl: str | None,
+    no_verify: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    plain: bool,
+) -> None:
+    """Average checkpoints of one model, of any formats, into one.
+
+    Each SRC is what lt-convert takes, with its weight after =; weights are divided by their sum. The average is computed in fp32,
+    and rounded once, to the dtype of the result. Memory does not grow with the model, nor with the number of checkpoints. The
+    optimizer state is not merged. The same command resumes an interrupted merge.
+    """
+    from lt_convert.commands import plan_table
+    from lt_convert.commands.merge import merging
+    from lt_convert.commands.merge import sources as merge_sources
+    from lt_convert.tensors.source_files import Files
+
+    legacy = legacy_target(
+        to,
+        target_tensor_parallel_size,
+        target_pipeline_parallel_size,
+        target_virtual_pipeline_parallel_size,
+        target_transformer_impl,
+    )
+    check_plan_options(dry_run, as_json)
+    chosen = merge_sources.chosen(sources, last)
+    request = merging.MergeRequest(chosen, to, output, weights, dtype, force, legacy, not no_verify)
+    if dry_run:
+        with Files() as files:
+            record = merging.planned(request, files).to_record()
+        console.print_json(record) if as_json else plan_table.write(record, sys.stdout)
+        return
+    writer = manifest.Writer(plain)
+    writer.write(merging.merge(request))
+    writer.end()

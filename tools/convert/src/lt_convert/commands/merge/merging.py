@@ -1,0 +1,136 @@
+"""Merge checkpoints: choose them, plan the average, and write it as a conversion is written: resumable and checked.
+
+Optimizer states are not merged: moments belong to the weights at which they were taken. The result has the iteration of the
+newest checkpoint, and `lt-convert.json` names all of them with their weights.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from lt_convert.commands import conversion, occupancy, result, source_verification
+from lt_convert.commands.conversion import Request
+from lt_convert.commands.merge import plan, sources, weights
+from lt_convert.commands.merge.plan import MergePlan, Part
+from lt_convert.commands.merge.sources import Chosen
+from lt_convert.commands.receipt import MERGED, ConversionRecord
+from lt_convert.commands.result import Result
+from lt_convert.formats import location, megatron_args
+from lt_convert.formats.checkpoint import ONE_RANK, LegacyTarget
+from lt_convert.tensors.output_files import views
+from lt_convert.tensors.source_files import Files
+from lt_shared.console import UsageError, note, warn
+from lt_shared.manifest import Checkpoint, absolute
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeRequest:
+    """What the user asks for; `schedule` is for checkpoints without weights of their own. Other fields as in `Request`."""
+
+    chosen: Sequence[Chosen]
+    to: str
+    destination: str
+    schedule: str | None = None
+    dtype: str | None = None
+    force: bool = False
+    legacy_target: LegacyTarget = ONE_RANK
+    verify: bool = True
+
+    def conversion(self) -> Request:
+        """The request as if the newest of the checkpoints were converted alone."""
+        return Request(
+            self.chosen[-1].path, self.to, self.destination, self.dtype, self.force, self.legacy_target, optimizer=False
+        )
+
+
+def merge(request: MergeRequest) -> Checkpoint:
+    """Merge, unless the destination is up to date. Returns the checkpoint at the destination. Raises as `planned`."""
+    occupancy.check_links(request.destination)
+    request = dataclasses.replace(request, destination=location.normalized(request.destination))
+    shares = sources.weigh(request.chosen, request.schedule)
+    with Files() as files:
+        located = _located(request.chosen, files)
+        options = {
+            MERGED: [{"path": absolute(path), "weight": weight} for (path, _), weight in zip(located, shares, strict=True)],
+            "to": request.to,
+            "dtype": request.dtype,
+            "layout": dataclasses.astuple(request.legacy_target),
+        }
+        fingerprint = [one for path, name in located for one in result.fingerprint(path, name, request.destination)]
+        made = Result(request.to, request.destination, request.force, options, fingerprint)
+        finished = made.finished()
+        if finished:
+            return finished
+        _check_destination(request.destination, located)
+        made.check_unoccupied()
+        if request.verify:
+            files.reader = source_verification.open_checksums((path, name, location.listing(path)) for path, name in located)
+        todo = _planned(request, located, shares, files)
+        files.reader.planned(views(todo.files), files)
+    _tell(request, todo)
+    newest = plan.newest_of(todo.parts)
+    tokenizer = todo.newest.source.tokenizer
+    checkpoint = made.write(todo, files.reader, newest.iteration, None, tokenizer.files[0].name if tokenizer else None)
+    conversion.tell_what_is_missing(todo.newest.source)
+    return checkpoint
+
+
+def planned(request: MergeRequest, files: Files) -> MergePlan:
+    """The plan of a merge, for --dry-run.
+
+    Raises: NoInput for a missing checkpoint, BadData for one that is damaged or of another model, UsageError where the weights or
+    the dtype of the result cannot be.
+    """
+    shares = sources.weigh(request.chosen, request.schedule)
+    located = _located(request.chosen, files)
+    _check_destination(location.normalized(request.destination), located)
+    return _planned(request, located, shares, files)
+
+
+def _located(chosen: Sequence[Chosen], files: Files) -> list[tuple[str, str]]:
+    """Directory and format of each checkpoint. Raises UsageError for fewer than two, or one that is named twice."""
+    located = [location.locate(one.path, files) for one in chosen]
+    directories = [directory for directory, _ in located]
+    if len(located) < 2:
+        raise UsageError(
+            f"{directories[0]}: one checkpoint, and a merge takes at least two",
+            "name more of them, or the newest of a run with --last 5",
+        )
+    repeated = next((path for path in directories if directories.count(path) > 1), None)
+    if repeated:
+        raise UsageError(f"{repeated}: is named twice", "give it the sum of its weights")
+    return located
+
+
+def _check_destination(destination: str, located: Sequence[tuple[str, str]]) -> None:
+    for directory, _ in located:
+        result.check_destination(destination, directory)
+
+
+def _planned(request: MergeRequest, located: Sequence[tuple[str, str]], shares: Sequence[float], files: Files) -> MergePlan:
+    parts = [_part(directory, share, files) for (directory, _), share in zip(located, shares, strict=True)]
+    if request.schedule not in (None, *weights.MEANS):
+        sources.check_order([part.iteration for part in parts], [part.source.directory for part in parts])
+    newest = plan.newest_of(parts)
+    if request.to == "megatron-dist":
+        megatron_args.warn_of_absent(newest.source.model.architecture, newest.source.directory)
+    return plan.plan(parts, request.conversion())
+
+
+def _part(directory: str, weight: float, files: Files) -> Part:
+    source = location.open_source(directory, files)
+    conversion.check_aliases(source, files)
+    iteration = source.iteration
+    if iteration is None:
+        # Files of Hugging Face have none; those that were converted from a training run have it beside them.
+        converted = ConversionRecord.read(directory)
+        iteration = converted.iteration if converted else None
+    return Part(source, weight, iteration)
+
+
+def _tell(request: MergeRequest, todo: MergePlan) -> None:
+    given = [one for one in request.chosen if one.weight is not None]
+    if given and not sources.sum_is_one(given):
+        shown = ", ".join(f"{part.weight:.4g}" for part in todo.parts)
+        note(f"the weights do not sum to 1: they are divided by their sum: {shown}")
+    if any(part.weight < 0 for part in todo.parts):
+        warn("a weight is negative: the result may lie outside the range of the checkpoints")

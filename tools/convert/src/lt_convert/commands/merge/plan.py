@@ -1,0 +1,171 @@
+"""The plan of a merge: each source is planned as if it were converted alone, then the same tensors of all are averaged.
+
+So sources of any formats merge to any format, and the formats know nothing of it. All that is not a tensor comes from the newest
+source: the tokenizer, the ids of special tokens, the order of the layers in files. Planning takes as long as planning each
+conversion.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lt_convert import formats
+from lt_convert.commands import checkpoint_comparison
+from lt_convert.commands.conversion import Plan, Request
+from lt_convert.formats.checkpoint import Source, Target
+from lt_convert.tensors.averages import Average
+from lt_convert.tensors.output_files import OutputFile, Payload
+from lt_convert.tensors.tensor import CASTABLE
+from lt_convert.weights import families
+from lt_convert.weights.mapping import PADDING
+from lt_shared.console import BadData, UsageError
+from lt_shared.manifest import absolute
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A source of a merge. The `weight`s of all parts sum to 1; `iteration` is None where the source does not say it."""
+
+    source: Source
+    weight: float
+    iteration: int | None
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "path": absolute(self.source.directory),
+            "format": self.source.format,
+            "iteration": self.iteration,
+            "weight": self.weight,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class MergePlan:
+    """`newest` is the plan of the newest part alone, and `files` are its files with the averages in place of its tensors."""
+
+    newest: Plan
+    parts: tuple[Part, ...]
+    files: tuple[OutputFile, ...]
+
+    def to_record(self) -> dict[str, Any]:
+        record = self.newest.to_record()
+        tensors = [tensor | {"operation": self._operation(tensor["operation"])} for tensor in record["tensors"]]
+        return record | {"sources": [part.to_record() for part in self.parts], "tensors": tensors}
+
+    def _operation(self, operation: str) -> str:
+        return f"average of {len(self.parts)}" + ("" if operation == "copy" else f", {operation}")
+
+
+def newest_of(parts: Sequence[Part]) -> Part:
+    """The part of the highest iteration, the last one of those or, where an iteration is not known, of all."""
+    iterations = [part.iteration for part in parts]
+    if any(iteration is None for iteration in iterations):
+        return parts[-1]
+    return max(reversed(parts), key=lambda part: part.iteration or 0)
+
+
+def plan(parts: Sequence[Part], request: Request) -> MergePlan:
+    """Check that the parts fit together, and plan the average.
+
+    Raises BadData for parts of other architectures, tokenizers or tensors, UsageError where dtypes differ and none was chosen.
+    """
+    newest = newest_of(parts)
+    for part in parts:
+        _check_same_model(newest.source, part.source)
+    names = _averaged_names(newest.source, [part.source for part in parts])
+    dtypes = {name: _dtype(name, parts, newest, request.dtype) for name in names}
+    common = _common(newest.source, parts)
+    target_format = formats.module(request.to)
+
+    def outputs(part: Part) -> list[OutputFile]:
+        tensors = {name: part.source.tensors[name].cast(dtypes[name]) for name in names}
+        # A tokenizer takes seconds to write, and does not depend on the part.
+        tokenizer = common.tokenizer if part is newest else None
+        source = dataclasses.replace(common, directory=part.source.directory, tensors=tensors, tokenizer=tokenizer)
+        made: list[OutputFile] = target_format.outputs(Target(source, tensors, request.destination, request.legacy_target))
+        return made
+
+    made = [(part, outputs(part)) for part in parts]
+    files = next(files for part, files in made if part is newest)
+    family = families.family_of(common.model.architecture)
+    operations = family.operations(common.table, target_format.TABLE, common.model)
+    averaged = tuple(_averaged(file, made) for file in files)
+    return MergePlan(Plan(common, request, tuple(files), operations), tuple(parts), averaged)
+
+
+def _check_same_model(one: Source, other: Source) -> None:
+    for difference in checkpoint_comparison.configuration_differences(one, other):
+        raise BadData(
+            f"{other.directory}: {difference['field']} is {difference['b']}, in {one.directory} {difference['a']}",
+            "only checkpoints of one model can be averaged",
+        )
+
+
+def _averaged_names(newest: Source, sources: Sequence[Source]) -> list[str]:
+    """The canonical tensors that are averaged, in the order of the newest source.
+
+    The padding rows of the vocabulary, which no token uses, are left out where they differ in number.
+    """
+    shapes = [{name: tensor.shape for name, tensor in source.tensors.items()} for source in (newest, *sources)]
+    has_same_padding = all(_padding(found) == _padding(shapes[0]) for found in shapes)
+    names = [name for name in newest.tensors if has_same_padding or not name.startswith(PADDING)]
+    for source in sources:
+        for name in names:
+            tensor = source.tensors.get(name)
+            if tensor is None or tensor.shape != newest.tensors[name].shape:
+                found = "missing" if tensor is None else f"is {list(tensor.shape)}"
+                raise BadData(f"{source.directory}: {name}: {found}, in {newest.directory} {list(newest.tensors[name].shape)}")
+    return names
+
+
+def _padding(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: shape for name, shape in shapes.items() if name.startswith(PADDING)}
+
+
+def _dtype(name: str, parts: Sequence[Part], newest: Part, chosen: str | None) -> str:
+    """The dtype of a tensor of the result: the chosen one, or that of all parts."""
+    for part in parts:
+        dtype = part.source.tensors[name].dtype
+        if dtype not in CASTABLE:
+            raise BadData(f"{part.source.directory}: {name} is stored as {dtype}: only floating-point numbers are averaged")
+        if chosen is None and dtype != newest.source.tensors[name].dtype:
+            raise UsageError(
+                f"{part.source.directory}: {name} is {dtype}, in {newest.source.directory} {newest.source.tensors[name].dtype}",
+                "choose the dtype of the result, as --dtype bfloat16",
+            )
+    # fp64 has no place in the formats that are written, and the average is computed in fp32.
+    own = newest.source.tensors[name].dtype
+    return chosen or ("float32" if own == "float64" else own)
+
+
+def _common(newest: Source, parts: Sequence[Part]) -> Source:
+    """What the result has apart from the averages. The newest checkpoint's loss is not that of the average.
+
+    All tokenizers are the same; a checkpoint that was copied without its run may have none.
+    """
+    tokenizer = next((one.tokenizer for one in (newest, *(part.source for part in parts)) if one.tokenizer), None)
+    return dataclasses.replace(newest, optimizer=None, loss=None, aliases=(), tokenizer=tokenizer)
+
+
+def _averaged(file: OutputFile, made: Sequence[tuple[Part, Sequence[OutputFile]]]) -> OutputFile:
+    """The newest part's file with the averages of what the files of this name hold that would be made of each part."""
+    own = _payloads([file])
+    if not own:
+        return file
+    found = [(part.weight, part, _payloads(other for other in files if other.name == file.name)) for part, files in made]
+    for _, part, payloads in found:
+        if [(one.name, one.tensor.shape) for one in payloads] != [(one.name, one.tensor.shape) for one in own]:
+            raise BadData(
+                f"{part.source.directory}: stores tensors that share values in another way than the newest checkpoint",
+                "convert both to hf first, and merge the results",
+            )
+    averages = iter(
+        Average(one.name, one.tensor, tuple((weight, tensor) for weight, _, payloads in found for tensor in payloads[index].read))
+        for index, one in enumerate(own)
+    )
+    segments = (next(averages) if isinstance(segment, Payload) else segment for segment in file.segments)
+    return dataclasses.replace(file, segments=tuple(segments))
+
+
+def _payloads(files: Iterable[OutputFile]) -> list[Payload]:
+    return [segment for file in files for segment in file.segments if isinstance(segment, Payload)]

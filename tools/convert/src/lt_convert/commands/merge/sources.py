@@ -1,0 +1,80 @@
+"""Which checkpoints are merged, and what each weighs: the arguments of the command, resolved."""
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Sequence
+
+from lt_convert.commands.merge import weights
+from lt_convert.formats import location, run_checkpoints
+from lt_shared import storage
+from lt_shared.console import NoInput, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A checkpoint as it was named, and the weight that it was given, if any."""
+
+    path: str
+    weight: float | None
+
+
+def chosen(words: Sequence[str], last: int | None) -> list[Chosen]:
+    """PATH or PATH=WEIGHT, one a word; with `last`, the one path of a run, of which the newest checkpoints are meant.
+
+    A word that names something that is there is a path, whatever is in it.
+    """
+    if last is None:
+        return [_from_word(word) for word in words]
+    if len(words) > 1:
+        raise UsageError(f"--last {last} is for one run, and {len(words)} are named", "name the checkpoints themselves")
+    return last_of_run(words[0], last)
+
+
+def _from_word(word: str) -> Chosen:
+    path, separator, text = word.rpartition("=")
+    weight = weights.number(text)
+    if not separator or not path or weight is None or (not storage.is_remote(word) and os.path.lexists(word)):
+        return Chosen(word, None)
+    return Chosen(path, weight)
+
+
+def last_of_run(run: str, count: int) -> list[Chosen]:
+    """The newest `count` complete checkpoints of a run, oldest first. Raises NoInput when it has fewer."""
+    found = run_checkpoints.complete(location.normalized(run))
+    if len(found) < count:
+        names = ", ".join(one.name for one in found) or "none"
+        raise NoInput(f"{run}: {len(found)} complete checkpoints ({names}), --last asks for {count}")
+    return [Chosen(one.directory, None) for one in found[-count:]]
+
+
+def weigh(those: Sequence[Chosen], schedule: str | None) -> list[float]:
+    """The weights, which sum to 1: as given, relative to their sum, or else by the `schedule`, the oldest checkpoint first.
+
+    Raises UsageError where only some have a weight, or a schedule is named as well.
+    """
+    given = [one.weight for one in those if one.weight is not None]
+    if not given:
+        return weights.scheduled(schedule or weights.MEANS[0], len(those))
+    if len(given) < len(those):
+        without = next(one.path for one in those if one.weight is None)
+        raise UsageError(f"{without}: has no weight, and others have one", "give each one, as A=0.7 B=0.3, or none")
+    if schedule is not None:
+        raise UsageError(f"--weights {schedule}, and the checkpoints have weights of their own", "leave one of them out")
+    return weights.normalized(given)
+
+
+def check_order(iterations: Sequence[int | None], paths: Sequence[str]) -> None:
+    """Raises UsageError for checkpoints that are not named in the order of training, as far as it is known."""
+    known = [(iteration, path) for iteration, path in zip(iterations, paths, strict=True) if iteration is not None]
+    for (before, one), (after, other) in itertools.pairwise(known):
+        if after < before:
+            raise UsageError(
+                f"{one} is of iteration {before}, and {other} after it of {after}: these weights depend on the order",
+                "name the oldest checkpoint first",
+            )
+
+
+def sum_is_one(given: Sequence[Chosen]) -> bool:
+    return math.isclose(math.fsum(one.weight or 0.0 for one in given), 1.0, abs_tol=1e-6)
