@@ -22,7 +22,7 @@ from lt_shared.architecture import Architecture
 
 BINARIES = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "tools/convert/README.md", ROOT / "docs/guides/conversion.md")
+PAGES = (ROOT / "tools/convert/README.md", *(ROOT / f"docs/guides/{name}.md" for name in ("conversion", "merging", "evaluation")))
 
 
 def run(*arguments: object, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,8 @@ def made(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     place = tmp_path_factory.mktemp("made")
     shutil.copytree(models["scaled"], place / "Llama-3.2-1B")
     assert run(models["grouped"], "--to", "megatron-dist", "-o", place / "grouped").returncode == 0
-    shutil.copytree(place / "grouped" / "release", place / "run1" / "iter_0001000")
+    for iteration in (800, 900, 1000):
+        shutil.copytree(place / "grouped" / "release", checkpoint_layout.iteration_directory(place / "run1", iteration))
     checkpoint_layout.write_tracker(place / "run1", 1000)
     shutil.rmtree(place / "grouped")
     assert run(place / "run1", "--to", "hf", "-o", place / "run1-hf").returncode == 0
@@ -49,7 +50,17 @@ def place(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-EXAMPLES = [line for text in (cli.EXAMPLES, cli.INSPECT_EXAMPLES, cli.VERIFY_EXAMPLES) for line in text.strip().splitlines()]
+EXAMPLES = [
+    line
+    for text in (
+        cli.EXAMPLES,
+        cli.INSPECT_EXAMPLES,
+        cli.VERIFY_EXAMPLES,
+        cli.merge_command.EXAMPLES,
+        cli.follow_command.EXAMPLES,
+    )
+    for line in text.strip().splitlines()
+]
 INDENTED = [
     line.strip()
     for page in PAGES
@@ -60,12 +71,14 @@ INDENTED = [
 
 @pytest.mark.parametrize("example", dict.fromkeys(EXAMPLES + INDENTED))
 def test_examples(example: str, place: Path) -> None:
-    """Word for word, but for the trainer before the pipe: its manifest stands in for it."""
+    """Word for word, but for the trainer before the pipe: its manifest stands in for it. What follows for ever does so once."""
     trained = {"v": 1, "kind": "checkpoint", "path": str(place / "run1" / "iter_0001000"), "format": "megatron-dist"}
     (place / "manifest").write_text(f'{json.dumps(trained)}\n{{"v":1,"kind":"end","count":1}}\n')
     _, pipe, ours = example.rpartition(" | ")
     command = f"set -o pipefail; cat manifest | {ours}" if pipe else example
-    if not example.startswith("lt-convert verify"):
+    if command.startswith("lt-convert follow") and "--once" not in command:
+        command += " --once"
+    if not example.startswith(("lt-convert verify", "lt-convert merge")):
         shutil.rmtree(place / "run1-hf")
     environment = os.environ | {"PATH": f"{BINARIES}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True)
@@ -74,7 +87,8 @@ def test_examples(example: str, place: Path) -> None:
     if " -o " in example and "--dry-run" not in example:
         *checkpoints, last = map(json.loads, done.stdout.splitlines())
         assert last == {"v": 1, "kind": "end", "count": len(checkpoints)}
-        assert all(each["kind"] == "checkpoint" and Path(each["path"]).is_dir() for each in checkpoints)
+        assert all(each["kind"] == "checkpoint" for each in checkpoints)
+        assert all(Path(each["path"]).is_dir() for each in checkpoints[-2:]), "with --keep-last 2"
 
 
 def test_output_is_a_manifest_and_the_same_again(place: Path) -> None:
@@ -113,6 +127,28 @@ def test_dry_run_prints_every_tensor_and_writes_nothing(place: Path) -> None:
     del files["lt-convert.json"]
     assert files == {file["name"]: file["bytes"] for file in plan["files"]}
     assert plan["bytes"] == sum(files.values())
+
+
+def test_the_plan_of_a_merge_is_exact_and_writes_nothing(place: Path) -> None:
+    before = sorted(place.rglob("*"))
+    arguments = ("merge", place / "run1", "--last", "2", "--weights", "minus-sqrt", "--to", "torchtitan", "-o", place / "merged")
+    plan = json.loads(run(*arguments, "--dry-run", "--json").stdout)
+    table = run(*arguments, "--dry-run").stdout
+    assert sorted(place.rglob("*")) == before
+    assert [(Path(one["path"]).name, one["iteration"], round(one["weight"], 4)) for one in plan["sources"]] == [
+        ("iter_0000900", 900, 0.7071),
+        ("iter_0001000", 1000, 0.2929),
+    ]
+    assert table.startswith(f"0.707107 of {place}/run1/iter_0000900 (megatron-dist, iteration 900)\n")
+    assert {tensor["operation"].partition(",")[0] for tensor in plan["tensors"]} == {"average of 2"}
+    done = run(*arguments)
+    assert json.loads(done.stdout.splitlines()[0])["iteration"] == 1000
+    files = {str(path.relative_to(place / "merged")): path.stat().st_size for path in (place / "merged").iterdir()}
+    del files["lt-convert.json"]
+    assert files == {file["name"]: file["bytes"] for file in plan["files"]}
+    assert run(*arguments, "--plain").stdout == f"{place}/merged\n"
+    assert "one checkpoint, and a merge takes at least two" in fails(2, "merge", place / "run1", "--to", "hf", "-o", place / "x")
+    assert "3 complete checkpoints" in fails(66, "merge", place / "run1", "--last", "4", "--to", "hf", "-o", place / "x")
 
 
 def test_inspect_and_verify(place: Path) -> None:

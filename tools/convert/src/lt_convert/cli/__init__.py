@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import click
 
-from lt_convert.cli import merge_command
+from lt_convert.cli import follow_command, merge_command
 from lt_convert.cli.target_options import DTYPES, check_plan_options, legacy_options, legacy_target, to_option
 from lt_shared import console, manifest
 
@@ -161,6 +161,7 @@ def verify(path: str, other: str | None, logits: bool, as_json: bool) -> int:
 
 
 commands.add_command(merge_command.merge)
+commands.add_command(follow_command.follow)
 
 
 def main() -> NoReturn:

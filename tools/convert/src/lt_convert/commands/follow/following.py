@@ -1,0 +1,189 @@
+"""Follow a run: convert each of its complete checkpoints once, in order, run a command on each, and keep the newest.
+
+A pass that fails at one checkpoint, or whose command does, goes on with the next one; the next pass tries again. The order is
+that of the iterations. A checkpoint that the run deletes before it was converted is passed over.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lt_convert.commands import conversion
+from lt_convert.commands.conversion import Request
+from lt_convert.commands.follow import retention, shell
+from lt_convert.commands.follow.state import Entry, State
+from lt_convert.formats import location, run_checkpoints
+from lt_convert.formats.run_checkpoints import RunCheckpoint
+from lt_shared import storage
+from lt_shared.checkpoint_layout import TRACKER
+from lt_shared.console import BadData, CannotCreate, IoFailure, NoInput, TryAgain, UsageError, note, warn
+from lt_shared.manifest import Checkpoint
+
+PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
+# What a trainer writes last in a checkpoint, or as good as.
+_LAST_WRITTEN = (".metadata", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowRequest:
+    """What the user asks for: checkpoints of `run` become `directory`/NAME in the format `to`, and `each` is run on them."""
+
+    run: str
+    to: str
+    directory: str
+    dtype: str | None = None
+    each: str | None = None
+    keep_last: int | None = None
+
+
+class Follower:
+    """Makes passes over the run of a request; `converted` is called with every checkpoint that is new."""
+
+    def __init__(self, request: FollowRequest, state: State, converted: Callable[[Checkpoint], None]):
+        self.request = request
+        self.state = state
+        self.converted = converted
+        self.directory = state.path.parent
+
+    def make_pass(self) -> bool:
+        """Convert what is new, run the command where it has not succeeded, and delete what is not kept; whether all went well.
+
+        Raises NoInput when the run is not there, BadData for a tracker that names no iteration.
+        """
+        found = {one.name: one for one in run_checkpoints.complete(self.request.run)}
+        for name, one in found.items():
+            self._notice(name, one)
+        went_well = True
+        for name, entry in self.state.in_order():
+            went_well &= self._handle(name, entry, found.get(name))
+            self._delete_expired()
+        return went_well
+
+    def _notice(self, name: str, one: RunCheckpoint) -> None:
+        """Make an entry for a new checkpoint, or another one for a checkpoint that was written again."""
+        written = _written(one.directory)
+        entry = self.state.entries.get(name)
+        if entry is None or (entry.converted and entry.written != written and self._is_settled(written)):
+            if entry is not None:
+                self._put_aside(name)
+            self.state.entries[name] = Entry(one.iteration, written)
+
+    def _is_settled(self, written: int | None) -> bool:
+        """Whether nothing of a checkpoint is newer than the run's tracker, which Megatron-LM writes after it."""
+        tracker = Path(self.request.run, TRACKER)
+        return written is not None and (not tracker.is_file() or tracker.stat().st_mtime_ns >= written)
+
+    def _put_aside(self, name: str) -> None:
+        """Rename what became of an older checkpoint of the same name."""
+        place = self.directory / name
+        if place.exists():
+            number = next(number for number in range(1, 1 << 20) if not (self.directory / f"{name}.{number}").exists())
+            os.rename(place, self.directory / f"{name}.{number}")
+            warn(f"{self.request.run}/{name}: was written again: what was made of the older one is now {place}.{number}")
+
+    def _handle(self, name: str, entry: Entry, one: RunCheckpoint | None) -> bool:
+        if not entry.converted and not self._convert(name, entry, one):
+            # Deleted by the run is no failure.
+            return one is None or not _is_there(one.directory)
+        if self.request.each is None or entry.succeeded or entry.deleted:
+            return True
+        return self._run_command(name, entry, self.request.each)
+
+    def _convert(self, name: str, entry: Entry, one: RunCheckpoint | None) -> bool:
+        if one is None:
+            del self.state.entries[name]
+            return False
+        destination = str(self.directory / name)
+        try:
+            made = conversion.convert(Request(one.directory, self.request.to, destination, self.request.dtype, optimizer=False))
+        except PASSING as error:
+            if _is_there(one.directory):
+                warn(f"{error}: tried again in the next pass")
+            else:
+                note(f"{one.directory}: the run deleted it before it was converted")
+                del self.state.entries[name]
+            return False
+        entry.converted, entry.written = True, _written(one.directory)
+        self.state.save()
+        self.converted(made)
+        return True
+
+    def _run_command(self, name: str, entry: Entry, each: str) -> bool:
+        place = self.directory / name
+        if not place.is_dir():
+            warn(f"{place}: is gone before its command succeeded: not tried again")
+            entry.deleted = True
+            self.state.save()
+            return True
+        command = shell.filled(each, str(place))
+        began = time.monotonic()
+        entry.attempts += 1
+        entry.exit_code = shell.run(command)
+        entry.succeeded = entry.exit_code == 0
+        self.state.save()
+        seconds = time.monotonic() - began
+        if entry.succeeded:
+            note(f"{command}: succeeded in {seconds:.1f} s")
+        else:
+            warn(
+                f"{command}: exit code {entry.exit_code} after {seconds:.1f} s (attempt {entry.attempts}), again in the next pass"
+            )
+        return entry.succeeded
+
+    def _delete_expired(self) -> None:
+        """Delete all but the newest converted checkpoints, but none whose command has not succeeded."""
+        if self.request.keep_last is None:
+            return
+        there = [(name, entry) for name, entry in self.state.in_order() if entry.converted and not entry.deleted]
+        for name, entry in there[: -self.request.keep_last]:
+            if self.request.each is None or entry.succeeded:
+                retention.delete(self.directory / name)
+                entry.deleted = True
+                self.state.save()
+
+
+def follow(request: FollowRequest, interval_seconds: float | None, converted: Callable[[Checkpoint], None]) -> bool:
+    """Make a pass, or with an interval passes until a signal ends the process; whether all of the last pass went well.
+
+    Raises as `State.open` and, without an interval, as `Follower.make_pass`.
+    """
+    if storage.is_remote(request.directory.removeprefix("file://")):
+        raise UsageError(f"{request.directory}: the command needs a local or mounted path")
+    if request.each is not None:
+        shell.check(request.each)
+    request = dataclasses.replace(request, run=location.normalized(request.run), directory=location.normalized(request.directory))
+    if f"{request.run}/".startswith(f"{request.directory}/"):
+        raise UsageError(f"{request.directory}: is the run, or holds it", "choose another output")
+    options = {"run": request.run, "to": request.to, "dtype": request.dtype}
+    with State.open(Path(request.directory), options) as state:
+        follower = Follower(request, state, converted)
+        if interval_seconds is None:
+            return follower.make_pass()
+        told = ""
+        while True:
+            try:
+                follower.make_pass()
+            except (NoInput, BadData, IoFailure) as error:
+                # The run has not begun, or its tracker is being written.
+                if str(error) != told:
+                    warn(f"{error}: waiting")
+                told = str(error)
+            time.sleep(interval_seconds)
+
+
+def _written(directory: str) -> int | None:
+    """When a checkpoint was finished, in nanoseconds; None on a remote store, where none is taken to be written again."""
+    for name in _LAST_WRITTEN:
+        with contextlib.suppress(OSError):
+            return os.stat(f"{directory}/{name}").st_mtime_ns
+    return None
+
+
+def _is_there(directory: str) -> bool:
+    try:
+        return bool(location.listing(directory))
+    except NoInput:
+        return False
