@@ -115,7 +115,7 @@ def prediction_layers(config: dict[str, Any], name: str) -> int:
     return int(config_fields.either(config, name, *fields)) if given else 0
 
 
-def groups_of(config: dict[str, Any], name: str) -> dict[str, int | None]:
+def groups_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     groups, chosen, experts = config.get("n_group") or 1, config.get("topk_group") or 1, config["num_experts_per_tok"]
     if groups == chosen:
         return {"moe_router_num_groups": None, "moe_router_group_topk": None}

@@ -80,7 +80,7 @@ def _megatron_table(stacked: bool, local: bool) -> Table:
         dense_norm: Rows(f"{expert_layers.DENSE}post_attention_layernorm.weight"),
         **expert_layers.dense_table(_DENSE),
         **_experts_table(_EXPERT, expert_layers.EXPERT, stacked),
-        **multi_token.megatron_table(block | _experts_table(multi_token.MEGATRON_BLOCK, PREDICTION, stacked)),
+        **multi_token.megatron_table({**block, **_experts_table(multi_token.MEGATRON_BLOCK, PREDICTION, stacked)}),
         "decoder.final_layernorm.weight": Rows(llama.FINAL_NORM),
         "output_layer.weight": OutputLayer(PaddedRows(OUTPUT_WEIGHT), PaddedRows(llama.EMBEDDING)),
     }
