@@ -1,1 +1,1 @@
-"""What compiled code is made of: numba with a cache on disk, memory by address and bit counts, vector instructions."""
+"""What compiled code is made of: functions compiled by numba and kept as object code, memory by address, vector instructions."""

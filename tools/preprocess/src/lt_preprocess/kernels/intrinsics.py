@@ -8,24 +8,15 @@ Each function becomes a few instructions in the caller. Integers are little-endi
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import types as numba_types
-from numba.core import cgutils as numba_cgutils
-from numba.extending import intrinsic
 
-types: Any = numba_types
-cgutils: Any = numba_cgutils
+from lt_preprocess.kernels.declarations import Intrinsic
+from lt_preprocess.kernels.representation import cgutils, integer, ir, types
 
 CACHE_LINE_BYTES = 64
-
-BIT = ir.IntType(1)
-UINT8 = ir.IntType(8)
-UINT32 = ir.IntType(32)
-UINT64 = ir.IntType(64)
 
 
 def address(array: Any) -> int:
@@ -40,53 +31,52 @@ def aligned(words: int, fill: int = 0) -> npt.NDArray[np.uint64]:
     return array[start : start + words]
 
 
-def load_as(kind: ir.Type, builder: Any, address: Any) -> Any:
+def load_as(kind: Any, builder: Any, address: Any) -> Any:
     """Generate the load of a value or vector from any address."""
     load = builder.load(builder.inttoptr(address, kind.as_pointer()))
     load.align = 1
     return load
 
 
-def store_as(kind: ir.Type, builder: Any, value: Any, address: Any) -> None:
+def store_as(kind: Any, builder: Any, value: Any, address: Any) -> None:
     """Generate the store of a value or vector to any address."""
     builder.store(value, builder.inttoptr(address, kind.as_pointer())).align = 1
 
 
 def typed_intrinsic(define: Callable[..., Any]) -> Callable[..., Any]:
-    """`intrinsic` for functions whose Python signature is that of their definition."""
-    made: Callable[..., Any] = intrinsic(define)
-    return made
+    """Declare a function of compiled code. `define` returns its signature and what generates its code in the caller."""
+    return cast("Callable[..., Any]", Intrinsic(define))
 
 
-def _loader(kind: ir.Type, result: Any) -> Any:
-    @intrinsic
+def _loader(bits: int) -> Any:
+    @typed_intrinsic
     def load(typing: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return load_as(kind, builder, arguments[0])
+            return load_as(integer(bits), builder, arguments[0])
 
-        return result(types.int64), generate
+        return getattr(types, f"uint{bits}")(types.int64), generate
 
     return load
 
 
-def _storer(kind: ir.Type, value_type: Any) -> Any:
-    @intrinsic
+def _storer(bits: int) -> Any:
+    @typed_intrinsic
     def store(typing: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            store_as(kind, builder, arguments[1], arguments[0])
+            store_as(integer(bits), builder, arguments[1], arguments[0])
             return context.get_dummy_value()
 
-        return types.void(types.int64, value_type), generate
+        return types.void(types.int64, getattr(types, f"uint{bits}")), generate
 
     return store
 
 
-load8: Callable[[int], np.uint8] = _loader(UINT8, types.uint8)
-load32: Callable[[int], np.uint32] = _loader(UINT32, types.uint32)
-load64: Callable[[int], np.uint64] = _loader(UINT64, types.uint64)
-store8: Callable[[int, np.uint8], None] = _storer(UINT8, types.uint8)
-store32: Callable[[int, np.uint32], None] = _storer(UINT32, types.uint32)
-store64: Callable[[int, np.uint64], None] = _storer(UINT64, types.uint64)
+load8: Callable[[int], np.uint8] = _loader(8)
+load32: Callable[[int], np.uint32] = _loader(32)
+load64: Callable[[int], np.uint64] = _loader(64)
+store8: Callable[[int, np.uint8], None] = _storer(8)
+store32: Callable[[int, np.uint32], None] = _storer(32)
+store64: Callable[[int, np.uint64], None] = _storer(64)
 
 
 @typed_intrinsic
@@ -95,7 +85,7 @@ def element_address(typing: Any, array: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        return builder.ptrtoint(builder.gep(data, [arguments[1]]), UINT64)
+        return builder.ptrtoint(builder.gep(data, [arguments[1]]), integer(64))
 
     return types.int64(array, types.int64), generate
 
@@ -118,7 +108,7 @@ def trailing_zeros(typing: Any, value: Any) -> Any:
     """The index of the lowest bit that is set; 64 when none is."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(BIT, 0))
+        return builder.cttz(arguments[0], ir.Constant(integer(1), 0))
 
     return types.int64(types.uint64), generate
 
@@ -128,7 +118,7 @@ def leading_zeros(typing: Any, value: Any) -> Any:
     """The number of zero bits above the highest bit that is set; 64 when none is."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctlz(arguments[0], ir.Constant(BIT, 0))
+        return builder.ctlz(arguments[0], ir.Constant(integer(1), 0))
 
     return types.int64(types.uint64), generate
 
@@ -138,12 +128,35 @@ def prefetch(typing: Any, address: Any) -> Any:
     """Start to load the cache line of an address that will be read soon."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = UINT8.as_pointer()
+        pointer = integer(8).as_pointer()
         request = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, UINT32, UINT32, UINT32]), "llvm.prefetch.p0"
+            builder.module, ir.FunctionType(ir.VoidType(), [pointer, integer(32), integer(32), integer(32)]), "llvm.prefetch.p0"
         )
-        for_reading, into_first_cache, data = (ir.Constant(UINT32, value) for value in (0, 3, 1))
+        for_reading, into_first_cache, data = (ir.Constant(integer(32), value) for value in (0, 3, 1))
         builder.call(request, [builder.inttoptr(arguments[0], pointer), for_reading, into_first_cache, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@typed_intrinsic
+def allocate(typing: Any, size_bytes: Any) -> Any:
+    """The address of memory for so many bytes, 0 when there is none; `release` gives it back."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(integer(64), [integer(64)])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "malloc"), arguments)
+
+    return types.int64(types.int64), generate
+
+
+@typed_intrinsic
+def release(typing: Any, address: Any) -> Any:
+    """Give back what `allocate` gave."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [integer(64)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "free"), arguments)
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

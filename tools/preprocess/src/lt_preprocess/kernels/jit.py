@@ -1,75 +1,93 @@
-"""Compiled functions that are kept on disk between runs.
+"""Compiled functions, whose machine code is kept on disk between runs.
 
-numba compiles the encoder in about ten seconds and keeps the machine code, but it notices a changed source only in the file of
-the outermost function; hence `cache_directory`. `NUMBA_CACHE_DIR` moves it; without a writable directory that is this user's
-alone every run compiles again.
+Compiling takes 4 to 8 seconds in all; what it makes is kept in `cache_directory`, one file for each kernel, and a later run loads
+it in milliseconds without the compiler. `NUMBA_CACHE_DIR` moves the cache; without a writable directory that is this user's alone
+every run compiles again.
 """
 
+import ctypes
 import functools
+import hashlib
+import marshal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast, get_args
 
-import numba
-from numba.core import event
-
-from lt_preprocess.kernels import checked_cache
+from lt_preprocess.kernels.arguments import Kind, flatten
 from lt_preprocess.kernels.cache_directory import cache_directory as cache_directory
 from lt_preprocess.kernels.cache_directory import source_digest as source_digest
+from lt_preprocess.kernels.declarations import Inner
 from lt_shared.console import Stopwatch, note, warn
 
-_NO_REFERENCES: Any = {"_nrt": False}  # numba's own tests use it; its type stubs do not list it
-
-# 10 s on a free core of 2023; 37 s were seen on a busy machine.
-COMPILE_SECONDS = "10 to 40 s"
+# 5 s on a free core of 2023; more on a busy machine.
+COMPILE_SECONDS = "5 to 20 s"
 
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def kernel(function: Function) -> Function:
-    """Compile on first call, run without the GIL, cache the machine code in `cache_directory()`."""
-    return _cached(function)
+_COMPILING = threading.RLock()
 
 
-def bare_kernel(function: Function) -> Function:
-    """A kernel without reference counts, which must not create an array: its callers pass the arrays that it writes to.
+class Kernel:
+    """A function that Python calls and that runs as machine code, without the GIL.
 
-    numba counts references to each array at each call of a function that takes it, with atomic instructions, and passes seven
-    words for each; with a dozen tables that took nine tenths of an encoder's time. Use it with `bare_inner`.
+    It takes integers, contiguous arrays and named tuples of these, and returns integers or nothing. It must not create an array.
     """
-    return _cached(function, **_NO_REFERENCES)
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._results = _number_of_results(function)
+        self._entries: dict[tuple[Kind, ...], Callable[[Any, Any], int]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        words: list[int] = []
+        kinds = tuple([flatten(argument, words) for argument in arguments])
+        entry = self._entries.get(kinds) or self._loaded(kinds)
+        results = (ctypes.c_int64 * self._results)()
+        if entry((ctypes.c_int64 * len(words))(*words), results):
+            raise RuntimeError(f"{self._function.__qualname__} failed")
+        return tuple(results) if self._results > 1 else results[0] if self._results else None
+
+    def _loaded(self, kinds: tuple[Kind, ...]) -> Callable[[Any, Any], int]:
+        """The machine code for arguments of these kinds: from the cache, or compiled."""
+        from lt_preprocess.kernels import machine_code
+
+        with _COMPILING:
+            if kinds not in self._entries:
+                name = f"{self._function.__module__.rpartition('.')[2]}.{self._function.__qualname__}"
+                digest = hashlib.sha256(marshal.dumps(self._function.__code__))
+                digest.update(f"{self._function.__module__} {kinds} {machine_code.processor()}".encode())
+                entry = f"{name}-{digest.hexdigest()[:16]}"
+                directory = cache_directory()
+                path = None if directory is None else directory / f"{entry}.o"
+                code = None if path is None else machine_code.read(path)
+                if code is None:
+                    code = self._compiled(kinds, entry, path)
+                self._entries[kinds] = machine_code.load(code, entry)
+            return self._entries[kinds]
+
+    def _compiled(self, kinds: tuple[Kind, ...], entry: str, path: Path | None) -> bytes:
+        from lt_preprocess.kernels import machine_code
+
+        AnnounceCompilation.announce()
+        from lt_preprocess.kernels import compilation
+
+        code = compilation.object_code(self._function, kinds, entry, self._results)
+        if path is not None:
+            try:
+                machine_code.write(path, code)
+            except OSError as error:
+                # Without space on disk, compiled code is used but not cached.
+                _warn_that_nothing_is_cached(path.parent, error.strerror or str(error))
+        return code
 
 
-def _cached(function: Function, **options: Any) -> Function:
-    directory = cache_directory()
-    config: Any = numba.config
-    previous = config.CACHE_DIR, getattr(config, "CACHE_LOCATOR_CLASSES", "")
-    # A .numba_config.yaml in the current directory sets these, too.
-    config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = str(directory or ""), ""
-    try:
-        dispatcher = numba.njit(nogil=True, cache=directory is not None, **options)(function)
-    finally:
-        config.CACHE_DIR, config.CACHE_LOCATOR_CLASSES = previous
-    if directory is not None:
-        checked_cache.check(dispatcher)
-        _survive_a_full_disk(dispatcher, directory)
-    return cast(Function, dispatcher)
-
-
-def _survive_a_full_disk(dispatcher: Any, directory: Path) -> None:
-    """Without space on disk, compiled code is used but not cached."""
-    save = dispatcher._cache.save_overload
-
-    def try_to_save(*arguments: Any) -> None:
-        try:
-            save(*arguments)
-        except OSError as error:
-            _warn_that_nothing_is_cached(directory, error.strerror or str(error))
-
-    dispatcher._cache.save_overload = try_to_save
+def _number_of_results(function: Callable[..., Any]) -> int:
+    returned = function.__annotations__["return"]
+    return 0 if returned is None else len(get_args(returned)) or 1
 
 
 @functools.cache
@@ -77,14 +95,30 @@ def _warn_that_nothing_is_cached(directory: Path, reason: str) -> None:
     warn(f"{directory}: {reason.lower()}: the compiled encoder is used but not cached; NUMBA_CACHE_DIR names another directory")
 
 
+def kernel(function: Function) -> Function:
+    """Compile on first call, run without the GIL, cache the machine code in `cache_directory()`."""
+    return cast(Function, Kernel(function))
+
+
+class _CallableInner(Inner):
+    """For tests: compiled by itself when Python calls it."""
+
+    @functools.cached_property
+    def _kernel(self) -> Kernel:
+        return Kernel(self.function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._kernel(*arguments)
+
+
 def inner(function: Function) -> Function:
     """A function that is compiled as part of the kernels that call it."""
-    return cast(Function, numba.njit(nogil=True)(function))
+    return cast(Function, _CallableInner(function, is_inlined=False))
 
 
-def bare_inner(function: Function) -> Function:
-    """A function for bare kernels, always inlined (by LLVM, which compiles faster than calls with so many arguments)."""
-    return cast(Function, numba.njit(nogil=True, forceinline=True, **_NO_REFERENCES)(function))
+def inlined(function: Function) -> Function:
+    """The same, always inlined: for functions that take so many arrays that LLVM compiles calls of them slowly."""
+    return cast(Function, _CallableInner(function, is_inlined=True))
 
 
 def apart(work: Callable[[], Result]) -> Result:
@@ -106,34 +140,33 @@ def apart(work: Callable[[], Result]) -> Result:
         return future.result()
 
 
-class AnnounceCompilation(event.Listener):
-    """A context manager that tells the user, once a process, when numba starts to compile; a terminal shows for how long."""
+class AnnounceCompilation:
+    """A context manager that tells the user, once a process, when something is compiled; a terminal shows for how long."""
 
+    _active: "list[AnnounceCompilation]" = []
     _announced = False
 
     def __init__(self) -> None:
-        self._recorder = event.install_listener("numba:compile", self)
         self._stopwatch: Stopwatch | None = None
 
-    def __enter__(self) -> None:
-        self._recorder.__enter__()
+    def __enter__(self) -> Self:
+        self._active.append(self)
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        self._recorder.__exit__(*error)
+        self._active.remove(self)
         if self._stopwatch is not None:
             self._stopwatch.__exit__(*error)
             self._stopwatch = None
 
-    def on_start(self, started: event.Event) -> None:
-        if self._announced:
+    @classmethod
+    def announce(cls) -> None:
+        if cls._announced or not cls._active:
             return
-        AnnounceCompilation._announced = True
+        cls._announced = True
         directory = cache_directory()
         if directory is None:
             warn("compiling the encoder at every start: no cache directory is writable and yours alone; set NUMBA_CACHE_DIR")
         else:
             note(f"compiling the encoder for this processor, once, {COMPILE_SECONDS}: cached in {directory}")
-        self._stopwatch = Stopwatch(f"compiling, {COMPILE_SECONDS}").__enter__()
-
-    def on_end(self, ended: event.Event) -> None:
-        """Nothing to say."""
+        cls._active[0]._stopwatch = Stopwatch(f"compiling, {COMPILE_SECONDS}").__enter__()

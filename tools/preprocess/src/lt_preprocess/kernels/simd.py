@@ -9,9 +9,8 @@ padding for what is read after its end, and for the 3 bytes that `utf8_errors` r
 from collections.abc import Sequence
 from typing import Any
 
-from llvmlite import ir
-
-from lt_preprocess.kernels.intrinsics import BIT, UINT8, UINT32, UINT64, cgutils, load_as, store_as, typed_intrinsic, types
+from lt_preprocess.kernels.intrinsics import load_as, store_as, typed_intrinsic
+from lt_preprocess.kernels.representation import cgutils, integer, ir, types, vector
 
 BLOCK_BYTES = 64
 """Bytes of text in a mask: as many as an integer has bits."""
@@ -19,13 +18,21 @@ BLOCK_BYTES = 64
 LANES = 16
 """32-bit integers that `lane_min`, `copy_lanes` and `fill_lanes` work on at once."""
 
-_BLOCK = ir.VectorType(UINT8, BLOCK_BYTES)
-_LANES = ir.VectorType(UINT32, LANES)
-_EIGHT_WORDS = ir.VectorType(UINT64, 8)
+
+def _block() -> Any:
+    return vector(8, BLOCK_BYTES)
 
 
-def _each_byte(value: int) -> ir.Constant:
-    return ir.Constant(_BLOCK, [value] * BLOCK_BYTES)
+def _lanes() -> Any:
+    return vector(32, LANES)
+
+
+def _eight_words() -> Any:
+    return vector(64, 8)
+
+
+def _each_byte(value: int) -> Any:
+    return ir.Constant(_block(), [value] * BLOCK_BYTES)
 
 
 def _is_equal(builder: Any, block: Any, value: int) -> Any:
@@ -52,7 +59,7 @@ def _any_of(builder: Any, flags: Sequence[Any]) -> Any:
 
 
 def _masks(context: Any, builder: Any, signature: Any, flags: Sequence[Any]) -> Any:
-    return context.make_tuple(builder, signature.return_type, [builder.bitcast(kind, UINT64) for kind in flags])
+    return context.make_tuple(builder, signature.return_type, [builder.bitcast(kind, integer(64)) for kind in flags])
 
 
 @typed_intrinsic
@@ -64,7 +71,7 @@ def character_masks(typing: Any, address: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block = load_as(_BLOCK, builder, arguments[0])
+        block = load_as(_block(), builder, arguments[0])
         kinds = [
             _is_within(builder, builder.or_(block, _each_byte(0x20)), ord("a"), 26),
             _is_within(builder, block, ord("0"), 10),
@@ -81,11 +88,23 @@ def character_masks(typing: Any, address: Any) -> Any:
 
 
 @typed_intrinsic
+def case_masks(typing: Any, address: Any) -> Any:
+    """Two uint64 masks of the BLOCK_BYTES bytes at `address`: upper case ASCII letters; slashes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = load_as(_block(), builder, arguments[0])
+        kinds = [_is_within(builder, block, ord("A"), 26), _is_equal(builder, block, ord("/"))]
+        return _masks(context, builder, signature, kinds)
+
+    return types.UniTuple(types.uint64, 2)(types.int64), generate
+
+
+@typed_intrinsic
 def string_stops(typing: Any, address: Any) -> Any:
     """Two uint64 masks of the BLOCK_BYTES bytes at `address`: quotes, backslashes, control characters; bytes outside ASCII."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        block = load_as(_BLOCK, builder, arguments[0])
+        block = load_as(_block(), builder, arguments[0])
         stops = [
             _is_equal(builder, block, ord('"')),
             _is_equal(builder, block, ord("\\")),
@@ -105,7 +124,7 @@ def utf8_errors(typing: Any, address: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         this, one_before, two_before, three_before = (
-            load_as(_BLOCK, builder, builder.sub(arguments[0], ir.Constant(UINT64, back))) for back in range(4)
+            load_as(_block(), builder, builder.sub(arguments[0], ir.Constant(integer(64), back))) for back in range(4)
         )
 
         def second_of(first: int, is_wrong: Any) -> Any:
@@ -129,7 +148,7 @@ def utf8_errors(typing: Any, address: Any) -> Any:
             builder.and_(_is_at_least(builder, this, 0xC0), _is_below(builder, this, 0xC2)),
             _is_at_least(builder, this, 0xF5),
         ]
-        return builder.bitcast(_any_of(builder, errors), UINT64)
+        return builder.bitcast(_any_of(builder, errors), integer(64))
 
     return types.uint64(types.int64), generate
 
@@ -139,16 +158,16 @@ def copy_block(typing: Any, source: Any, target: Any) -> Any:
     """Copy BLOCK_BYTES bytes, all read before any is written."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        store_as(_BLOCK, builder, load_as(_BLOCK, builder, arguments[0]), arguments[1])
+        store_as(_block(), builder, load_as(_block(), builder, arguments[0]), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
 
 
-def _broadcast(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
+def _broadcast(builder: Any, scalar: Any, kind: Any) -> Any:
     """A vector with the scalar in every lane."""
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(UINT32, 0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(UINT32, vector.count), [0] * vector.count))
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(integer(32), 0))
+    return builder.shuffle_vector(one, one, ir.Constant(vector(32, kind.count), [0] * kind.count))
 
 
 @typed_intrinsic
@@ -156,14 +175,14 @@ def lane_min(typing: Any, address: Any) -> Any:
     """The smallest of the LANES uint32 at `address`, and the index of the first that equals it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = load_as(_LANES, builder, arguments[0])
+        lanes = load_as(_lanes(), builder, arguments[0])
         reduce = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(UINT32, [_LANES]), f"llvm.vector.reduce.umin.v{LANES}i32"
+            builder.module, ir.FunctionType(integer(32), [_lanes()]), f"llvm.vector.reduce.umin.v{LANES}i32"
         )
         value = builder.call(reduce, [lanes])
-        is_smallest = builder.icmp_unsigned("==", lanes, _broadcast(builder, value, _LANES))
-        index = builder.cttz(builder.bitcast(is_smallest, ir.IntType(LANES)), ir.Constant(BIT, 1))
-        return context.make_tuple(builder, signature.return_type, [value, builder.zext(index, UINT64)])
+        is_smallest = builder.icmp_unsigned("==", lanes, _broadcast(builder, value, _lanes()))
+        index = builder.cttz(builder.bitcast(is_smallest, ir.IntType(LANES)), ir.Constant(integer(1), 1))
+        return context.make_tuple(builder, signature.return_type, [value, builder.zext(index, integer(64))])
 
     return types.Tuple((types.uint32, types.int64))(types.int64), generate
 
@@ -173,7 +192,7 @@ def copy_lanes(typing: Any, source: Any, target: Any) -> Any:
     """Copy LANES uint32, all read before any is written."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        store_as(_LANES, builder, load_as(_LANES, builder, arguments[0]), arguments[1])
+        store_as(_lanes(), builder, load_as(_lanes(), builder, arguments[0]), arguments[1])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -184,7 +203,7 @@ def fill_lanes(typing: Any, target: Any) -> Any:
     """Set all bits of LANES uint32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        store_as(_LANES, builder, ir.Constant(_LANES, [0xFFFFFFFF] * LANES), arguments[0])
+        store_as(_lanes(), builder, ir.Constant(_lanes(), [0xFFFFFFFF] * LANES), arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -195,9 +214,9 @@ def equal_after_shift(typing: Any, address: Any, shift: Any, value: Any) -> Any:
     """Which of the eight uint64 at `address` equal `value` after a right shift by `shift`; a bit each, the first lowest."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words = load_as(_EIGHT_WORDS, builder, arguments[0])
-        shifted = builder.lshr(words, _broadcast(builder, arguments[1], _EIGHT_WORDS))
-        is_equal = builder.icmp_unsigned("==", shifted, _broadcast(builder, arguments[2], _EIGHT_WORDS))
-        return builder.zext(builder.bitcast(is_equal, UINT8), UINT64)
+        words = load_as(_eight_words(), builder, arguments[0])
+        shifted = builder.lshr(words, _broadcast(builder, arguments[1], _eight_words()))
+        is_equal = builder.icmp_unsigned("==", shifted, _broadcast(builder, arguments[2], _eight_words()))
+        return builder.zext(builder.bitcast(is_equal, integer(8)), integer(64))
 
     return types.uint64(types.int64, types.uint64, types.uint64), generate

@@ -27,7 +27,7 @@ _LONGEST_NUMBER = 300
 
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _PLUS, _POINT = (ord(character) for character in '"\\:,-+.')
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_LIST, _CLOSE_LIST, _ZERO, _NINE = (ord(character) for character in "{}[]09")
-_NEWLINE, _SPACE, _TAB, _RETURN, _U, _E = (ord(character) for character in "\n \t\rue")
+_NEWLINE, _SPACE, _TAB, _RETURN, _U, _E, _CAPITAL_I = (ord(character) for character in "\n \t\rueI")
 
 _HEX = np.full(256, 1 << 16, np.int64)
 for _digit in "0123456789abcdefABCDEF":
@@ -170,7 +170,7 @@ def _skip_number(data: Bytes, at: int) -> int:
     start = at
     if data[at] == _MINUS:
         at += 1
-        if data[at] == ord("I"):
+        if data[at] == _CAPITAL_I:
             return _skip_literal(data, at)
     if data[at] == _ZERO:
         at += 1

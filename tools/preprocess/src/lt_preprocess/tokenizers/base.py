@@ -80,7 +80,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def new_encoder(self) -> Encoder:
-        """An encoder for a thread of its own. The first call may compile for ten seconds."""
+        """An encoder for a thread of its own. The first call may compile for some seconds."""
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         """The UTF-8 text of the ids; bytes, because ids may begin or end in the middle of a character. Compiles nothing.

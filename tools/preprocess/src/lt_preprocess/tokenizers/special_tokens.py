@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import AnnounceCompilation, bare_inner, bare_kernel
+from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
 from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.base import Bytes, Encoder, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
 from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
@@ -19,7 +19,7 @@ _BLOCK_BYTES = 64
 _INITIAL_MATCHES = 1024
 
 
-@bare_inner
+@inlined
 def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> bool:
     """Whether the block at `at` has a byte in the range; without a branch, so that it compiles to vector instructions."""
     found = False
@@ -29,7 +29,7 @@ def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> 
     return found
 
 
-@bare_kernel
+@kernel
 def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> int:
     """Write text, start, end and token number of each match to `matches` [capacity, 4]; returns the number of all matches."""
     least, most = np.uint8(255), np.uint8(0)

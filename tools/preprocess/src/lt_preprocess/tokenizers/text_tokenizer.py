@@ -42,7 +42,7 @@ class TextTokenizer:
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text, of shape [tokens] and `dtype`, without an end of the document. The first call may compile for 10 s.
+        """The ids of a text, of shape [tokens] and `dtype`, without an end of the document. The first call may compile for 5 s.
 
         Raises BadData for a text with half of a surrogate pair, which UTF-8 cannot have, or with a special token that the
         tokenizer was loaded to reject.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import bare_inner
+from lt_preprocess.kernels.jit import inlined
 from lt_preprocess.tokenizers.base import Bytes, Ids
 
 
@@ -62,7 +62,7 @@ def build(tokens: Sequence[bytes], aliases: Mapping[int, bytes] = MappingProxyTy
     return TokenTrie((children[0, columns] > 0).astype(np.uint8), columns, children, numbers)
 
 
-@bare_inner
+@inlined
 def longest_match(trie: TokenTrie, data: Bytes, start: int, end: int) -> tuple[int, int]:
     """The number of the longest token at `start` and the offset after it; -1 when there is none."""
     node, at, number, stop = 0, start, -1, start

@@ -41,19 +41,21 @@ class Vocabulary:
     `byte_ids` int32 [256]; `merges` int64 [merges, 4] with the columns left id, right id, rank, merged id; `whole_pieces` are the
     tokens that a piece becomes without merging, by id. `vocab_size` counts the whole id space, special tokens included.
     `pattern` is a code of `pretokenizer` for `regex`, or `split_patterns.NOT_COMPILED`. `tokens` are the bytes of every id but
-    those of `added_tokens`. With `is_nfc`, texts are converted to Unicode's normal form C first.
+    those of `added_tokens`. With `is_nfc`, texts are converted to Unicode's normal form C first. `cache_key` identifies it in
+    `vocabulary_cache`, "" when it does not come from there.
     """
 
     pattern: int
     byte_ids: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int64]
-    whole_pieces: dict[bytes, int]
+    whole_pieces: Mapping[bytes, int]
     vocab_size: int
     eod: int | None
     regex: str = ""
     tokens: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
     added_tokens: tuple[AddedToken, ...] = ()
     is_nfc: bool = False
+    cache_key: str = ""
 
 
 def token_bytes(tokens: Mapping[str, int]) -> dict[int, bytes]:

@@ -8,6 +8,7 @@ processor's caches: a loop that did both for one word after the other waited for
 as long.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,18 +16,16 @@ import numpy.typing as npt
 
 from lt_preprocess.kernels.intrinsics import (
     address,
-    load32,
     load64,
     prefetch,
     signed,
-    store8,
     store32,
     store64,
     trailing_zeros,
 )
 from lt_preprocess.kernels.jit import AnnounceCompilation, inner, kernel
 from lt_preprocess.kernels.simd import BLOCK_BYTES, LANES
-from lt_preprocess.tokenizers import pattern_codes
+from lt_preprocess.tokenizers import pattern_codes, vocabulary_cache
 from lt_preprocess.tokenizers.base import Encoder, Texts, Tokenizer
 from lt_preprocess.tokenizers.bpe import character_classes, merges, pretokenizer, whole_tokens, word_cache
 from lt_preprocess.tokenizers.bpe.merges import Merges, merge
@@ -40,6 +39,7 @@ Integers = npt.NDArray[np.int64]
 
 QUEUED_WORDS = 256
 
+_NONE = np.uint64(0)
 _ONE = np.uint64(1)
 # A queued word, four uint64. Words are contiguous in the text: one ends where the next starts.
 _WORD_BYTES = 32
@@ -61,41 +61,38 @@ class VocabularyTables:
     def __init__(self, vocabulary: Vocabulary):
         self._classes = character_classes.table(vocabulary.pattern)
         self._merges = merges.build(vocabulary.byte_ids, vocabulary.merges)
-        self._pieces = whole_tokens.build_pieces(self._not_made_by_merges(vocabulary.whole_pieces))
+        self._pieces = whole_tokens.build_pieces({})
         pattern = _KERNEL_PATTERNS.get(vocabulary.pattern, vocabulary.pattern)
-        self.addresses = Tables(pattern, address(self._classes), self._merges.addresses(), self._pieces.addresses())
+        self.addresses = self._addresses(pattern)
+        self._pieces = whole_tokens.build_pieces(vocabulary_cache.pieces_without_merges(vocabulary, self._not_made_by_merges))
+        self.addresses = self._addresses(pattern)
 
-    def _not_made_by_merges(self, tokens: dict[bytes, int]) -> dict[bytes, int]:
+    def _addresses(self, pattern: int) -> Tables:
+        return Tables(pattern, address(self._classes), self._merges.addresses(), self._pieces.addresses())
+
+    def _not_made_by_merges(self, tokens: Mapping[bytes, int]) -> dict[bytes, int]:
         """The tokens that merging their bytes does not give: a few hundred of Llama 3's."""
-        texts = Texts.of(list(tokens))
-        ids = np.fromiter(tokens.values(), np.int32, len(tokens))
-        reached = np.zeros(len(tokens), np.uint8)
-        scratch = merges.new_scratch()
-        output = np.zeros(int(texts.offsets[-1]) + LANES, np.int32)
-        addresses = map(address, (texts.data, texts.offsets, ids, reached, scratch, output))
-        _merge_each(self._merges.addresses(), len(tokens), *addresses)
-        return {token: number for (token, number), is_reached in zip(tokens.items(), reached, strict=True) if not is_reached}
-
-
-@kernel
-def _merge_each(table: Merges, count: int, data: int, offsets: int, ids: int, reached: int, scratch: int, output: int) -> None:
-    """Mark the tokens that merging their bytes gives."""
-    for token in range(count):
-        start, end = signed(load64(offsets + 8 * token)), signed(load64(offsets + 8 * token + 8))
-        found = merge(table, data + start, end - start, scratch, output)
-        store8(reached + token, np.uint8((found == 1) & (load32(output) == load32(ids + 4 * token))))
+        encoder = WordCachingEncoder(self, whole_texts=True)
+        ids, lengths = encoder.encode(Texts.of(list(tokens)))
+        firsts = ids[np.cumsum(lengths) - lengths]
+        is_made = (lengths == 1) & (firsts == np.fromiter(tokens.values(), np.int32, len(tokens)))
+        return {token: number for (token, number), made in zip(tokens.items(), is_made, strict=True) if not made}
 
 
 class ThreadBuffers(NamedTuple):
-    """The addresses of one thread's word cache and buffers. `queue` holds QUEUED_WORDS words and one more."""
+    """The addresses of one thread's word cache and buffers. `queue` holds QUEUED_WORDS words and one more.
+
+    With `whole_texts` each text is a word.
+    """
 
     words: WordCache
     scratch: int
     state: int
     queue: int
+    whole_texts: bool
 
 
-@kernel
+@inner
 def _encode_word(tables: Tables, start: int, size: int, scratch: int, output: int) -> int:
     """Write the ids of a word that is not in the cache; returns their number."""
     number = find_piece(tables.pieces, start, size)
@@ -150,7 +147,7 @@ def _encode(
         for index in range(pretokenizer.STATE_SIZE):
             store64(buffers.state + 8 * index, np.uint64(0))
         for at in range(start, end + 1 if end > start else start, BLOCK_BYTES):
-            starts = word_starts(tables.pattern, at, end, tables.classes, buffers.state)
+            starts = _NONE if buffers.whole_texts else word_starts(tables.pattern, at, end, tables.classes, buffers.state)
             if at == start:
                 starts &= ~_ONE
             if end - at < BLOCK_BYTES:
@@ -211,21 +208,25 @@ _KERNEL_PATTERNS = {pattern_codes.QWEN35: pattern_codes.QWEN2, pattern_codes.CL1
 class WordCachingEncoder(Encoder):
     """Encodes texts for one thread; the tables are shared, the caches of words are its own."""
 
-    def __init__(self, tables: VocabularyTables):
-        self._tables = tables
-        self._encode = _ENCODE.get(tables.addresses.pattern, _encode_by_class)
+    def __init__(self, vocabulary: VocabularyTables, whole_texts: bool = False):
+        # The arrays must live as long as their addresses are used.
+        self._vocabulary = vocabulary
+        self._tables = tables = vocabulary.addresses
+        self._encode = _ENCODE.get(tables.pattern, _encode_by_class)
         self._words = word_cache.WordCacheArrays()
         self._scratch = merges.new_scratch()
         self._state = np.zeros(pretokenizer.STATE_SIZE, np.uint64)
         self._queue = np.zeros((QUEUED_WORDS + 1) * _WORD_BYTES // 8, np.uint64)
-        self._buffers = ThreadBuffers(self._words.addresses, *map(address, (self._scratch, self._state, self._queue)))
+        self._buffers = ThreadBuffers(
+            self._words.addresses, address(self._scratch), address(self._state), address(self._queue), whole_texts
+        )
 
     def encode(self, texts: Texts) -> tuple[Ids, Integers]:
         count = len(texts.offsets) - 1
         output = np.empty(int(texts.offsets[-1]) + LANES, np.int32)
         lengths = np.empty(count, np.int64)
         addresses = map(address, (texts.data, texts.offsets, output, lengths))
-        written = self._encode(self._tables.addresses, self._buffers, count, *addresses)
+        written = self._encode(self._tables, self._buffers, count, *addresses)
         return output[:written], lengths
 
 

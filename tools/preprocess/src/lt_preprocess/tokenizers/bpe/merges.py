@@ -17,9 +17,11 @@ import numpy.typing as npt
 from lt_preprocess.kernels.intrinsics import (
     address,
     aligned,
+    allocate,
     load8,
     load32,
     load64,
+    release,
     signed,
     store32,
     store64,
@@ -49,6 +51,11 @@ _BITS_PER_BUCKET = 32
 _ONE = np.uint64(1)
 _SIX = np.uint64(6)
 _BIT_MASK = np.uint64(63)
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+# A node of a long word, four uint32.
+_NODE_BYTES = 16
+_ID, _PAIR_RANK, _BEFORE, _AFTER = range(0, _NODE_BYTES, 4)
 _SCRATCH_LANES = SCANNED_BYTES + 3 * LANES
 
 
@@ -220,83 +227,98 @@ def _merge_scanning(tables: Merges, start: int, size: int, ids: int, output: int
 
 
 @inner
-def _push(heap_ranks: Ranks, heap_nodes: Ids, size: int, rank: np.uint32, node: int) -> None:
+def _push(heap: int, size: int, entry: np.uint64) -> None:
     at = size
     while at > 0:
         parent = (at - 1) >> 1
-        if heap_ranks[parent] < rank or (heap_ranks[parent] == rank and heap_nodes[parent] < node):
+        if load64(heap + 8 * parent) <= entry:
             break
-        heap_ranks[at], heap_nodes[at] = heap_ranks[parent], heap_nodes[parent]
+        store64(heap + 8 * at, load64(heap + 8 * parent))
         at = parent
-    heap_ranks[at], heap_nodes[at] = rank, node
+    store64(heap + 8 * at, entry)
 
 
 @inner
-def _pop(heap_ranks: Ranks, heap_nodes: Ids, size: int) -> None:
+def _pop(heap: int, size: int) -> None:
     """Remove the first of `size` entries."""
-    rank, node = heap_ranks[size - 1], heap_nodes[size - 1]
+    entry = load64(heap + 8 * size - 8)
     at, child = 0, 1
     while child < size - 1:
-        following = child + 1
-        if following < size - 1 and (
-            heap_ranks[following] < heap_ranks[child]
-            or (heap_ranks[following] == heap_ranks[child] and heap_nodes[following] < heap_nodes[child])
-        ):
-            child = following
-        if rank < heap_ranks[child] or (rank == heap_ranks[child] and node < heap_nodes[child]):
+        if child + 2 < size and load64(heap + 8 * child + 8) < load64(heap + 8 * child):
+            child += 1
+        if entry <= load64(heap + 8 * child):
             break
-        heap_ranks[at], heap_nodes[at] = heap_ranks[child], heap_nodes[child]
+        store64(heap + 8 * at, load64(heap + 8 * child))
         at, child = child, 2 * child + 1
-    heap_ranks[at], heap_nodes[at] = rank, node
+    store64(heap + 8 * at, entry)
+
+
+@inner
+def _push_pair(nodes: int, heap: int, size: int, node: int, rank: np.uint32) -> int:
+    """Let a node's pair have this rank; returns the new size of the heap."""
+    store32(nodes + _NODE_BYTES * node + _PAIR_RANK, rank)
+    if rank == _NO_RANK:
+        return size
+    _push(heap, size, np.uint64(rank) << _HALF | np.uint64(node))
+    return size + 1
 
 
 @inner
 def _merge_with_heap(tables: Merges, start: int, size: int, output: int) -> int:
-    """Nodes are byte positions; a heap entry is stale when its node's pair has another rank by now."""
-    ids = np.empty(size, np.uint32)
-    ranks = np.empty(size, np.uint32)
-    before = np.arange(-1, size - 1, dtype=np.int32)
-    after = np.arange(1, size + 1, dtype=np.int32)
-    heap_ranks = np.empty(3 * size, np.uint32)
-    heap_nodes = np.empty(3 * size, np.int32)
+    """Nodes are byte positions; a heap entry, rank << 32 | node, is stale when its node's pair has another rank by now.
+
+    Each merge takes an entry and adds at most two, and there are at most size - 1 merges: 2 * size entries are enough.
+    """
+    nodes = allocate((_NODE_BYTES + 16) * size)
+    heap = nodes + _NODE_BYTES * size
     entries = 0
     for index in range(size):
-        ids[index] = load32(tables.byte_ids + 4 * signed(load8(start + index)))
+        node = nodes + _NODE_BYTES * index
+        store32(node + _ID, load32(tables.byte_ids + 4 * signed(load8(start + index))))
+        store32(node + _BEFORE, np.uint32(index - 1))
+        store32(node + _AFTER, np.uint32(index + 1))
     for index in range(size):
-        ranks[index] = rank_of(tables, ids[index], ids[index + 1]) if index + 1 < size else _NO_RANK
-        if ranks[index] != _NO_RANK:
-            _push(heap_ranks, heap_nodes, entries, ranks[index], index)
-            entries += 1
+        entries = _push_pair(nodes, heap, entries, index, _rank_at(tables, nodes, index, size))
     while entries > 0:
-        rank, node = heap_ranks[0], heap_nodes[0]
-        _pop(heap_ranks, heap_nodes, entries)
+        first = load64(heap)
+        _pop(heap, entries)
         entries -= 1
-        if ranks[node] != rank:
+        index = signed(first & _LOW_HALF)
+        node = nodes + _NODE_BYTES * index
+        rank = np.uint32(first >> _HALF)
+        if load32(node + _PAIR_RANK) != rank:
             continue
-        absorbed = after[node]
-        ids[node] = _merged(tables, rank)
-        ranks[absorbed] = _NO_RANK
-        after[node] = after[absorbed]
-        ranks[node] = _NO_RANK
-        if after[node] < size:
-            before[after[node]] = node
-            ranks[node] = rank_of(tables, ids[node], ids[after[node]])
-        previous = before[node]
-        if previous >= 0:
-            ranks[previous] = rank_of(tables, ids[previous], ids[node])
-        for changed in (previous, node):
-            if changed >= 0 and ranks[changed] != _NO_RANK:
-                _push(heap_ranks, heap_nodes, entries, ranks[changed], changed)
-                entries += 1
-    node, count = 0, 0
-    while node < size:
-        store32(output + 4 * count, ids[node])
+        absorbed = nodes + _NODE_BYTES * signed(load32(node + _AFTER))
+        following = signed(load32(absorbed + _AFTER))
+        store32(node + _ID, _merged(tables, rank))
+        store32(absorbed + _PAIR_RANK, _NO_RANK)
+        store32(node + _AFTER, np.uint32(following))
+        if following < size:
+            store32(nodes + _NODE_BYTES * following + _BEFORE, np.uint32(index))
+        entries = _push_pair(nodes, heap, entries, index, _rank_at(tables, nodes, index, size))
+        if index > 0:
+            previous = signed(load32(node + _BEFORE))
+            entries = _push_pair(nodes, heap, entries, previous, _rank_at(tables, nodes, previous, size))
+    index, count = 0, 0
+    while index < size:
+        store32(output + 4 * count, load32(nodes + _NODE_BYTES * index + _ID))
         count += 1
-        node = after[node]
+        index = signed(load32(nodes + _NODE_BYTES * index + _AFTER))
+    release(nodes)
     return count
 
 
-@kernel
+@inner
+def _rank_at(tables: Merges, nodes: int, index: int, size: int) -> np.uint32:
+    """The rank at which a node merges with the one after it."""
+    node = nodes + _NODE_BYTES * index
+    following = signed(load32(node + _AFTER))
+    if following >= size:
+        return _NO_RANK
+    return rank_of(tables, load32(node + _ID), load32(nodes + _NODE_BYTES * following + _ID))
+
+
+@inner
 def merge(tables: Merges, start: int, size: int, scratch: int, output: int) -> int:
     """Write the ids of a word to `output`, where LANES more may be overwritten; returns their number."""
     if size <= SCANNED_BYTES:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import bare_inner as inner
+from lt_preprocess.kernels.jit import inlined
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import ASCII_CODES, NO_MERGE, Bytes, Ids, Integers, Tables, find_merge
 from lt_preprocess.tokenizers.sentencepiece.segments import code_point, width
 
@@ -41,7 +41,7 @@ class Scratch(NamedTuple):
         return cls(symbols, np.empty(SCANNED_CHARACTERS, np.int64), merges, before, after, np.empty(2 * characters, np.int64))
 
 
-@inner
+@inlined
 def emit(tables: Tables, symbol: int, output: Ids, count: int) -> int:
     """Append a symbol's id; for a character that is no piece its bytes' ids, or the unknown id. Returns the new count."""
     if symbol < len(tables.ids):
@@ -62,7 +62,7 @@ def emit(tables: Tables, symbol: int, output: Ids, count: int) -> int:
     return count + size
 
 
-@inner
+@inlined
 def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, count: int) -> int:
     """Merge scratch.symbols[:size]. `scratch.ranked` holds rank << 32 | resulting symbol for each symbol and its neighbour."""
     symbols, merges = scratch.symbols, scratch.ranked
@@ -87,12 +87,12 @@ def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, co
     return count
 
 
-@inner
+@inlined
 def _ranked(tables: Tables, symbol: int) -> int:
     return _NOTHING if symbol == NO_MERGE else int(tables.ranks[symbol]) << 32 | symbol
 
 
-@inner
+@inlined
 def _push(heap: Integers, size: int, entry: int) -> None:
     at = size
     while at > 0:
@@ -104,7 +104,7 @@ def _push(heap: Integers, size: int, entry: int) -> None:
     heap[at] = entry
 
 
-@inner
+@inlined
 def _pop(heap: Integers, size: int) -> None:
     """Remove the first of `size` entries."""
     entry = heap[size - 1]
@@ -119,7 +119,7 @@ def _pop(heap: Integers, size: int) -> None:
     heap[at] = entry
 
 
-@inner
+@inlined
 def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, count: int) -> int:
     """Nodes are characters. A heap entry is rank << 40 | node, stale when the node merges into something else by now.
 
@@ -163,7 +163,7 @@ def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, c
     return count
 
 
-@inner
+@inlined
 def merge(tables: Tables, scratch: Scratch, data: Bytes, start: int, end: int, prefixed: bool, output: Ids, count: int) -> int:
     """Append the ids of the segment data[start:end], `prefixed` with a space or not; returns the new count.
 

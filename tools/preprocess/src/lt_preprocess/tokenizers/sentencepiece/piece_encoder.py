@@ -7,9 +7,7 @@ a segment are those of its one character, or come from the thread's cache, or it
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import AnnounceCompilation
-from lt_preprocess.kernels.jit import bare_inner as inner
-from lt_preprocess.kernels.jit import bare_kernel as kernel
+from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
 from lt_preprocess.tokenizers.base import Encoder, Texts
 from lt_preprocess.tokenizers.sentencepiece.merging import SCRATCH_TOO_SMALL, Scratch, emit, merge
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Integers, Tables
@@ -40,7 +38,7 @@ _SLACK_IDS = 32
 _SEGMENT_CHARACTERS = 1 << 12
 
 
-@inner
+@inlined
 def _encode_segment(
     tables: Tables, caches: Caches, scratch: Scratch, data: Bytes, start: int, end: int, output: Ids, count: int
 ) -> int:
@@ -68,7 +66,7 @@ def _encode_segment(
     return count
 
 
-@inner
+@inlined
 def _encode_span(
     tables: Tables, caches: Caches, scratch: Scratch, data: Bytes, start: int, end: int, prefixed: bool, output: Ids, count: int
 ) -> int:
@@ -88,7 +86,7 @@ def _encode_span(
     return count
 
 
-@inner
+@inlined
 def _user_defined(tables: Tables, data: Bytes, start: int, end: int) -> tuple[int, int, int]:
     """Where the next user-defined piece starts and ends, the longest of those that start there, and its id; -1 when none does."""
     if len(tables.user_defined_ids) > 0:

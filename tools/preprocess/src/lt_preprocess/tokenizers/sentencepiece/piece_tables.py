@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.jit import bare_inner as inner
-from lt_preprocess.kernels.jit import bare_kernel as kernel
+from lt_preprocess.kernels.jit import inlined, kernel
 from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.token_trie import TokenTrie
 from lt_shared.tokenizers.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
@@ -124,13 +123,13 @@ def _build_pairs(texts: list[str], symbols: Ids) -> tuple[Words, Words, Ids]:
     return pairs, pair_filter, ascii_pairs
 
 
-@inner
+@inlined
 def _pair_slot(key: np.uint64, slots: int) -> int:
     product = key * _MULTIPLIER
     return int(np.int64((product >> _HASH_SHIFT) & np.uint64(slots - 1)))
 
 
-@inner
+@inlined
 def _filter_bit(key: np.uint64) -> int:
     return int(np.int64((key * _MULTIPLIER) >> _FILTER_SHIFT))
 
@@ -148,7 +147,7 @@ def _fill_pairs(pairs: Words, pair_filter: Words, rows: Integers) -> None:
         pair_filter[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
 
 
-@inner
+@inlined
 def find_merge(tables: Tables, left: int, right: int) -> int:
     """The symbol that two neighbours become, or NO_MERGE."""
     key = np.uint64(left) << _SYMBOL_BITS | np.uint64(right)

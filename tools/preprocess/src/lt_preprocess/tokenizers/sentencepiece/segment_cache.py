@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import bare_inner as inner
+from lt_preprocess.kernels.jit import inlined
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Words
 from lt_preprocess.tokenizers.sentencepiece.segments import eight_bytes
 
@@ -62,7 +62,7 @@ def _zeros(words: int) -> Words:
     return array[first : first + words]
 
 
-@inner
+@inlined
 def short_key(data: Bytes, start: int, end: int) -> tuple[np.uint64, np.uint64]:
     size = end - start
     low, high = eight_bytes(data, start), np.uint64(0)
@@ -73,7 +73,7 @@ def short_key(data: Bytes, start: int, end: int) -> tuple[np.uint64, np.uint64]:
     return low, high | np.uint64(size) << _SHIFT_56
 
 
-@inner
+@inlined
 def short_set(low: np.uint64, high: np.uint64) -> int:
     """The index in `Caches.short` at which the set of a short segment begins."""
     hashed = (low ^ high * _SECOND_MULTIPLIER) * _MULTIPLIER
@@ -81,7 +81,7 @@ def short_set(low: np.uint64, high: np.uint64) -> int:
     return int(np.int64(hashed & np.uint64(_SHORT_SETS - 1))) * 2 * _SHORT_ENTRY
 
 
-@inner
+@inlined
 def find_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, output: Ids, count: int) -> int:
     """Append the ids of a segment; the new count, or `count` when it is not there. Writes up to 4 ids past `count`."""
     if cache[set_start] != low or cache[set_start + 1] != high:
@@ -96,7 +96,7 @@ def find_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, ou
     return count + 1 + int(np.int64(second >> _SHIFT_62))
 
 
-@inner
+@inlined
 def insert_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, output: Ids, first: int, count: int) -> None:
     """Insert a segment with the ids output[first:count], at most SHORT_IDS."""
     for index in range(_SHORT_ENTRY):
@@ -109,14 +109,14 @@ def insert_short(cache: Words, set_start: int, low: np.uint64, high: np.uint64, 
         cache[set_start + 2 + (index >> 1)] |= np.uint64(output[first + index]) << np.uint64(32 * (index & 1))
 
 
-@inner
+@inlined
 def _long_word(data: Bytes, start: int, size: int, index: int) -> np.uint64:
     """Eight bytes of a long key, zeros after its end."""
     word, left = eight_bytes(data, start + 8 * index), size - 8 * index
     return word if left >= 8 else word & ((_ONE << np.uint64(8 * left)) - _ONE)
 
 
-@inner
+@inlined
 def long_tag(data: Bytes, start: int, end: int) -> np.uint64:
     """The length of a long segment, and a hash in the upper 32 bits."""
     size = end - start
@@ -127,13 +127,13 @@ def long_tag(data: Bytes, start: int, end: int) -> np.uint64:
     return (hashed << _SHIFT_32) | np.uint64(size)
 
 
-@inner
+@inlined
 def long_set(tag: np.uint64) -> int:
     """The index in `Caches.long` at which the set of a long segment begins."""
     return int(np.int64((tag >> _SHIFT_32) & np.uint64(_LONG_SETS - 1))) * 2 * _LONG_ENTRY
 
 
-@inner
+@inlined
 def find_long(cache: Words, set_start: int, tag: np.uint64, data: Bytes, start: int, end: int, output: Ids, count: int) -> int:
     """Append the ids of a segment; the new count, or `count` when it is not there."""
     size = end - start
@@ -152,7 +152,7 @@ def find_long(cache: Words, set_start: int, tag: np.uint64, data: Bytes, start: 
     return count
 
 
-@inner
+@inlined
 def insert_long(
     cache: Words, set_start: int, tag: np.uint64, data: Bytes, start: int, end: int, output: Ids, first: int, count: int
 ) -> None:

@@ -10,7 +10,7 @@ space; in Chinese nearly every character is a segment.
 
 import numpy as np
 
-from lt_preprocess.kernels.jit import bare_inner as inner
+from lt_preprocess.kernels.jit import inlined
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Tables
 
 _BYTE_SHIFTS = tuple(np.uint64(8 * index) for index in range(8))
@@ -28,7 +28,7 @@ _BLANK = ord(" ")
 _LOWER_A, _LOWER_Z = ord("a"), ord("z")
 
 
-@inner
+@inlined
 def eight_bytes(data: Bytes, at: int) -> np.uint64:
     """Eight bytes as a little-endian integer; written out so that it compiles to one load."""
     first = np.uint64(at)
@@ -43,7 +43,7 @@ def eight_bytes(data: Bytes, at: int) -> np.uint64:
     return value
 
 
-@inner
+@inlined
 def width(first_byte: int | np.uint8) -> int:
     """Bytes of the UTF-8 character that starts with `first_byte`."""
     if first_byte < 0x80:
@@ -53,7 +53,7 @@ def width(first_byte: int | np.uint8) -> int:
     return 3 if first_byte < 0xF0 else 4
 
 
-@inner
+@inlined
 def code_point(data: Bytes, at: int) -> int:
     first = int(data[at])
     if first < 0x80:
@@ -66,7 +66,7 @@ def code_point(data: Bytes, at: int) -> int:
     return upper | int(data[at + 2] & 0x3F) << 6 | int(data[at + 3] & 0x3F)
 
 
-@inner
+@inlined
 def _letters(word: np.uint64) -> int:
     """How many of the eight bytes, from the first, are ASCII letters. The sums cannot carry from one byte to the next."""
     raised = word | _LOWER_CASE | _HIGH_BITS
@@ -75,7 +75,7 @@ def _letters(word: np.uint64) -> int:
     return int(np.int64((before * _ONES) >> _LAST_BYTE))
 
 
-@inner
+@inlined
 def _letters_end(data: Bytes, at: int, end: int) -> int:
     """The end of the run of ASCII letters at `at`."""
     while at < end:
@@ -86,18 +86,18 @@ def _letters_end(data: Bytes, at: int, end: int) -> int:
     return min(at, end)
 
 
-@inner
+@inlined
 def _is_letter(byte: int | np.uint8) -> bool:
     return bool(_LOWER_A <= (byte | 0x20) <= _LOWER_Z)
 
 
-@inner
+@inlined
 def are_neighbours(tables: Tables, left_class: int, right_class: int) -> bool:
     bit = left_class << tables.class_bits | right_class
     return bool((tables.neighbours[bit >> 6] >> np.uint64(bit & 63)) & _ONE)
 
 
-@inner
+@inlined
 def segment_end(tables: Tables, data: Bytes, start: int, end: int) -> int:
     """Where the segment at `start` ends; more than `start`, at most `end`. Reads up to 8 bytes past `end`."""
     first = data[start]

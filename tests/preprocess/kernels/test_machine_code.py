@@ -34,10 +34,9 @@ def run(cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_damaged_is_compiled_anew(kind: str, damage: str, cache: Path) -> None:
-    [path] = cache.rglob(f"utf8._suspect*.{kind}")
+def test_what_is_damaged_is_compiled_anew(damage: str, cache: Path) -> None:
+    [path] = cache.rglob("utf8._suspect*.o")
     sound = path.read_bytes()
     path.write_bytes(DAMAGE[damage](sound, random.Random(damage).randrange(len(sound))))
     damaged = run(cache)
@@ -48,7 +47,14 @@ def test_what_is_damaged_is_compiled_anew(kind: str, damage: str, cache: Path) -
 
 
 def test_a_missing_file_is_made_again(cache: Path) -> None:
-    [path] = cache.rglob("utf8._suspect*.nbc")
+    [path] = cache.rglob("utf8._suspect*.o")
     path.unlink()
     assert run(cache).stdout == "[1]\n"
     assert path.exists()
+
+
+def test_a_second_run_imports_no_compiler(cache: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    script = COMPILED + "import sys; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == "[1]\nFalse\n"
