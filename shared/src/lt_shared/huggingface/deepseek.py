@@ -4,19 +4,15 @@ Two routers differ in kind. V2's is a softmax whose chosen probabilities are not
 normalised over the chosen experts, that may take experts of the best groups only. transformers scores a group of V3 by its two
 best experts, megatron-core by as many as are chosen in a group: the same where two are, the only case that is read. V2's
 larger models score a group by its best expert, which megatron-core cannot: they are refused.
-
-Published files call multi-token prediction layers `num_nextn_predict_layers`, transformers 5.23 `num_mtp_layers`.
 """
 
 from typing import Any
 
 from lt_shared.architecture import Architecture, LatentAttention
 from lt_shared.console import BadConfig
-from lt_shared.huggingface import config_fields
+from lt_shared.huggingface import config_fields, shared_experts
 from lt_shared.huggingface.config_fields import ABSENT, ModelType
 
-# What the score of a group is the sum of, in transformers.
-EXPERTS_OF_A_GROUP_SCORE = 2
 _V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "moe_layer_freq": 1, "rope_interleave": True}
 _V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 KIMI_K2_NAME = "kimi_k2"
@@ -24,9 +20,9 @@ KIMI_K2_NAME = "kimi_k2"
 
 def _written(architecture: Architecture) -> dict[str, Any]:
     """The settings that V2 and V3 have alike. Raises BadConfig for a model without latent attention or shared experts."""
-    latent, shared = architecture.latent_attention, architecture.moe_shared_expert_intermediate_size
-    if latent is None or not shared or shared % architecture.expert_size:
-        raise BadConfig(f"{architecture.name}: no latent attention, or no whole number of shared experts")
+    latent = architecture.latent_attention
+    if latent is None or not architecture.moe_shared_expert_intermediate_size:
+        raise BadConfig(f"{architecture.name}: no latent attention, or no shared experts")
     return config_fields.written(architecture) | {
         "attention_bias": False,
         "q_lora_rank": latent.q_lora_rank,
@@ -36,20 +32,15 @@ def _written(architecture: Architecture) -> dict[str, Any]:
         "v_head_dim": latent.v_head_dim,
         # transformers takes the number of rotated channels from it.
         "head_dim": latent.qk_pos_emb_head_dim,
-        "n_routed_experts": architecture.num_experts,
-        "n_shared_experts": shared // architecture.expert_size,
-        "num_experts_per_tok": architecture.moe_router_topk,
-        "moe_intermediate_size": architecture.expert_size,
-        "first_k_dense_replace": architecture.moe_first_dense_layers,
         "moe_layer_freq": 1,
-        "routed_scaling_factor": architecture.moe_router_topk_scaling_factor,
+        **shared_experts.written(architecture),
         "aux_loss_alpha": architecture.moe_aux_loss_coeff,
     }
 
 
 def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Architecture:
     """The settings that V2 and V3 have alike, and `family`. Raises as `config_fields.read`."""
-    expert, shared = config["moe_intermediate_size"], config["n_shared_experts"]
+    shared = config["n_shared_experts"]
     if not shared:
         raise BadConfig(
             f"{name}: n_shared_experts is {shared!r}, and all published models of the {kind} family have shared experts"
@@ -67,31 +58,18 @@ def _read(config: dict[str, Any], name: str, kind: str, **family: Any) -> Archit
             qk_pos_emb_head_dim=config["qk_rope_head_dim"],
             v_head_dim=config["v_head_dim"],
         ),
-        num_experts=experts_of(config, name),
-        moe_router_topk=config["num_experts_per_tok"],
-        moe_ffn_hidden_size=expert,
-        moe_shared_expert_intermediate_size=shared * expert,
-        moe_first_dense_layers=config.get("first_k_dense_replace") or 0,
-        moe_router_topk_scaling_factor=float(config.get("routed_scaling_factor", 1.0)),
         moe_aux_loss_coeff=config.get("aux_loss_alpha") or 0.0,
+        **shared_experts.read(config, name),
         **family,
     )
 
 
-def experts_of(config: dict[str, Any], name: str) -> Any:
-    return config_fields.either(config, name, "n_routed_experts", "num_local_experts", "num_experts")
-
-
 def _write_v3(architecture: Architecture) -> dict[str, Any]:
-    groups, chosen = architecture.moe_router_num_groups or 1, architecture.moe_router_group_topk or 1
     return _written(architecture) | {
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
-        "n_group": groups,
-        "topk_group": chosen,
         "rope_interleave": True,
-        "num_nextn_predict_layers": architecture.mtp_num_layers,
+        **shared_experts.sigmoid_router_written(architecture),
     }
 
 
@@ -101,31 +79,9 @@ def _read_v3(config: dict[str, Any], name: str, model_type: str = "") -> Archite
         name,
         model_type or "deepseek_v3",
         absent=ABSENT | _V3,
-        moe_router_score_function="sigmoid",
-        moe_router_enable_expert_bias=True,
-        mtp_num_layers=prediction_layers(config, name),
         model_type=model_type,
-        **groups_of(config, name),
+        **shared_experts.read_sigmoid_router(config, name),
     )
-
-
-def prediction_layers(config: dict[str, Any], name: str) -> int:
-    fields = ("num_nextn_predict_layers", "num_mtp_layers")
-    given = any(config.get(field) is not None for field in fields)
-    return int(config_fields.either(config, name, *fields)) if given else 0
-
-
-def groups_of(config: dict[str, Any], name: str) -> dict[str, Any]:
-    groups, chosen, experts = config.get("n_group") or 1, config.get("topk_group") or 1, config["num_experts_per_tok"]
-    if groups == chosen:
-        return {"moe_router_num_groups": None, "moe_router_group_topk": None}
-    if experts != EXPERTS_OF_A_GROUP_SCORE * chosen:
-        raise BadConfig(
-            f"{name}: {experts} experts of a token from {chosen} of {groups} groups: transformers scores a group by its best "
-            f"{EXPERTS_OF_A_GROUP_SCORE} experts, Megatron by the best {experts / chosen:g}, so that they choose different ones",
-            f"only models in which num_experts_per_tok is {EXPERTS_OF_A_GROUP_SCORE} x topk_group are known here",
-        )
-    return {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
 
 
 def _write_kimi_k2(architecture: Architecture) -> dict[str, Any]:

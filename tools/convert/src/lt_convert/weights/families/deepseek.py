@@ -59,11 +59,7 @@ def attention(architecture: Architecture, layer: str = LAYER) -> dict[str, Shape
 
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    layers = attention(architecture) | expert_layers.dense_shapes(architecture) | expert_layers.expert_shapes(architecture)
-    if architecture.mtp_num_layers:
-        block = attention(architecture, PREDICTION) | expert_layers.expert_shapes(architecture, PREDICTION)
-        layers |= multi_token.shapes(architecture) | block
-    return llama.decoder(architecture, layers)
+    return multi_token.decoder_shapes(architecture, attention)
 
 
 def _attention_table(ours: str, layer: str) -> Table:
@@ -151,14 +147,6 @@ TORCHTITAN_TABLE: Table = {
     "norm.weight": Rows(llama.FINAL_NORM),
     "lm_head.weight": OutputLayer(Rows(OUTPUT_WEIGHT), Rows(llama.EMBEDDING), written=True),
 }
-# TorchTitan up to 0.2; it had no multi-token prediction then.
-NAMES_OF_2025 = {
-    **llama.NAMES_OF_2025,
-    "moe.routed_experts.inner_experts.": "moe.experts.",
-    "_EFD": "",
-    "_EDF": "",
-    "_bias_E": "_bias",
-}
 
 _ATTENTION_MODULES = (
     *("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj"),
@@ -180,14 +168,7 @@ DEEPSEEK = Family(
         MEGATRON_TE: _megatron_table(stacked=False, engine=True),
         MEGATRON_LOCAL: _megatron_table(stacked=False, engine=False),
     }
-    | llama.torchtitan_tables(TORCHTITAN_TABLE, NAMES_OF_2025),
-    extra_state_modules=(
-        *_modules(MEGATRON_LAYER, _MEGATRON_EXPERT),
-        *expert_layers.extra_state_modules(_MEGATRON_DENSE, _MEGATRON_EXPERT),
-        *_modules(multi_token.MEGATRON_BLOCK, multi_token.MEGATRON_BLOCK),
-        *expert_layers.extra_state_modules("", multi_token.MEGATRON_BLOCK)[2:],
-        *(f"{multi_token.MEGATRON_LAYER}{name}" for name in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
-        "decoder.final_layernorm",
-    ),
+    | llama.torchtitan_tables(TORCHTITAN_TABLE, expert_layers.NAMES_OF_2025),
+    extra_state_modules=multi_token.extra_state_modules(_MEGATRON_DENSE, _MEGATRON_EXPERT, _modules),
     repeated=multi_token.REPEATED,
 )

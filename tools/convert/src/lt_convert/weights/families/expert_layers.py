@@ -5,11 +5,20 @@ prefix in canonical names, so that decoder layers and multi-token prediction lay
 is a tensor of its own in all formats; a model without one has no rows for it.
 """
 
+from lt_convert.weights.families import llama
 from lt_convert.weights.mapping import BALANCING_BIAS, DENSE_LAYER, EXPERT_LAYER, MTP_LAYER, Shape, Table
 from lt_convert.weights.weight_ops import Alias, Experts, Rows
 from lt_shared.architecture import Architecture
 
 DENSE, EXPERT, PREDICTION = (f"model.layers.{layer}." for layer in (DENSE_LAYER, EXPERT_LAYER, MTP_LAYER))
+# Parts of names in TorchTitan up to 0.2, which had no multi-token prediction.
+NAMES_OF_2025 = {
+    **llama.NAMES_OF_2025,
+    "moe.routed_experts.inner_experts.": "moe.experts.",
+    "_EFD": "",
+    "_EDF": "",
+    "_bias_E": "_bias",
+}
 BIAS = f"mlp.gate.{BALANCING_BIAS}"
 
 
@@ -88,11 +97,14 @@ def torchtitan_expert_table(ours: str, layer: str = EXPERT) -> Table:
     }
 
 
-def extra_state_modules(dense: str, experts: str) -> tuple[str, ...]:
-    """Of layers whose prefixes in Megatron are these."""
+def dense_extra_states(dense: str) -> tuple[str, ...]:
+    """The modules with an `_extra_state` of a dense layer with this prefix in Megatron."""
+    return (f"{dense}mlp.linear_fc1", f"{dense}mlp.linear_fc2")
+
+
+def expert_extra_states(experts: str) -> tuple[str, ...]:
+    """The same of a layer with experts."""
     return (
-        f"{dense}mlp.linear_fc1",
-        f"{dense}mlp.linear_fc2",
         *(f"{experts}mlp.experts.experts.linear_fc{number}.{{expert}}" for number in (1, 2)),
         *(f"{experts}mlp.shared_experts.linear_fc{number}" for number in (1, 2)),
     )

@@ -43,11 +43,7 @@ def attention(architecture: Architecture, layer: str = LAYER) -> dict[str, Shape
 
 
 def shapes(architecture: Architecture) -> Mapping[str, Shape]:
-    layers = attention(architecture) | expert_layers.dense_shapes(architecture) | expert_layers.expert_shapes(architecture)
-    if architecture.mtp_num_layers:
-        block = attention(architecture, PREDICTION) | expert_layers.expert_shapes(architecture, PREDICTION)
-        layers |= multi_token.shapes(architecture) | block
-    return llama.decoder(architecture, layers)
+    return multi_token.decoder_shapes(architecture, attention)
 
 
 def _attention_table(ours: str, layer: str, local: bool) -> Table:
@@ -101,13 +97,6 @@ GLM4_MOE = Family(
         MEGATRON_TE: _megatron_table(stacked=False, local=False),
         MEGATRON_LOCAL: _megatron_table(stacked=False, local=True),
     },
-    extra_state_modules=(
-        *_modules(MEGATRON_LAYER, _EXPERT),
-        *expert_layers.extra_state_modules(_DENSE, _EXPERT),
-        *_modules(multi_token.MEGATRON_BLOCK, multi_token.MEGATRON_BLOCK),
-        *expert_layers.extra_state_modules("", multi_token.MEGATRON_BLOCK)[2:],
-        *(f"{multi_token.MEGATRON_LAYER}{name}" for name in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
-        "decoder.final_layernorm",
-    ),
+    extra_state_modules=multi_token.extra_state_modules(_DENSE, _EXPERT, _modules),
     repeated=multi_token.REPEATED,
 )

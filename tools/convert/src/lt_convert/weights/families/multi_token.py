@@ -6,8 +6,12 @@ more layer of the model, and repeat the embedding and the output layer in it: th
 and written again. Megatron up to 0.16 calls the layer inside `transformer_layer`, later versions `mtp_model_layer`.
 """
 
+from collections.abc import Callable
+
+from lt_convert.weights.families import expert_layers
 from lt_convert.weights.families.expert_layers import PREDICTION
-from lt_convert.weights.families.llama import EMBEDDING
+from lt_convert.weights.families.llama import EMBEDDING, LAYER, decoder
+from lt_convert.weights.families.llama import MEGATRON_LAYER as DECODER_LAYER
 from lt_convert.weights.mapping import MTP, Shape, Table
 from lt_convert.weights.weight_ops import OUTPUT_WEIGHT, Alias, OutputLayer, Rows, WeightOp
 from lt_shared.architecture import Architecture
@@ -23,6 +27,28 @@ def shapes(architecture: Architecture) -> dict[str, Shape]:
     hidden = architecture.hidden_size
     sizes: dict[str, Shape] = dict.fromkeys(_JOINTS, (hidden,)) | {"eh_proj": (hidden, 2 * hidden)}
     return {f"{PREDICTION}{name}.weight": shape for name, shape in sizes.items()} if architecture.mtp_num_layers else {}
+
+
+def decoder_shapes(architecture: Architecture, attention: Callable[[Architecture, str], dict[str, Shape]]) -> dict[str, Shape]:
+    """A decoder of dense layers, layers with experts and prediction layers; `attention` has the shapes of all but the MLP."""
+    layers = attention(architecture, LAYER) | expert_layers.dense_shapes(architecture) | expert_layers.expert_shapes(architecture)
+    if architecture.mtp_num_layers:
+        block = attention(architecture, PREDICTION) | expert_layers.expert_shapes(architecture, PREDICTION)
+        layers |= shapes(architecture) | block
+    return decoder(architecture, layers)
+
+
+def extra_state_modules(dense: str, experts: str, modules: Callable[[str, str], tuple[str, ...]]) -> tuple[str, ...]:
+    """Those of such a decoder; `modules` has those of a layer but its MLP, by its prefix and that of a layer with experts."""
+    return (
+        *modules(DECODER_LAYER, experts),
+        *expert_layers.dense_extra_states(dense),
+        *expert_layers.expert_extra_states(experts),
+        *modules(MEGATRON_BLOCK, MEGATRON_BLOCK),
+        *expert_layers.expert_extra_states(MEGATRON_BLOCK),
+        *(f"{MEGATRON_LAYER}{name}" for name in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
+        "decoder.final_layernorm",
+    )
 
 
 def megatron_table(block: Table) -> Table:

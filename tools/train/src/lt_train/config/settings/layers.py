@@ -13,7 +13,7 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, note
-from lt_shared.huggingface.deepseek import EXPERTS_OF_A_GROUP_SCORE
+from lt_shared.huggingface.shared_experts import EXPERTS_OF_A_GROUP_SCORE
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
