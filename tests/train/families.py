@@ -6,12 +6,15 @@ input, the largest difference of the logits and of all weights' gradients, each 
 
 import json
 import os
+import subprocess
 import sys
 from typing import Any
 
+import nursery
 import torch
 from layouts import plan_of
 from reserved_ports import free_port
+from running import environment
 
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
@@ -178,6 +181,16 @@ def of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 def _largest(difference: torch.Tensor) -> float:
     return difference.abs().max().item()
+
+
+def compare(commands: dict[str, list[str]]) -> dict[str, dict[str, float]]:
+    """What this program prints for these command lines of lt-train."""
+    done = subprocess.run(
+        [nursery.python(), __file__], input=json.dumps(commands), capture_output=True, text=True, timeout=240, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nursery
 import pytest
 import torch
+from families import compare
 from layouts import Outcome, plan_of, train_all
 from running import environment
 from transformers import AutoConfig
@@ -90,18 +90,7 @@ def differences(dataset: Dataset, config_file: Path, deepseek_file: Path) -> dic
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
         "another scaling": ("--model", str(config_file)),
     }
-    work = {name: [*SHORT, *arguments, dataset.prefix] for name, arguments in commands.items()}
-    done = subprocess.run(
-        [nursery.python(), str(HERE / "families.py")],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return found
+    return compare({name: [*SHORT, *arguments, dataset.prefix] for name, arguments in commands.items()})
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *DEEPSEEKS, "llama3.2", "another scaling", "yarn", "linear"])
@@ -111,6 +100,15 @@ def test_transformers_computes_the_same(family: str, differences: dict[str, dict
     assert differences[family]["gradient"] < 1e-5
 
 
+def in_every_layout(family: str, *options: str) -> dict[str, tuple[str, ...]]:
+    """Runs of a family: on one rank, on two in each way that is not of experts, stopped and resumed."""
+    layouts = {"tp2": SEQUENCE, "pp2": PIPELINE, "cp2": CONTEXT, "stopped": ("--exit-interval", "2")}
+    resumed = ("--load", f"{{place}}/{family}-stopped")
+    return {family: options} | {
+        f"{family}-{name}": (*options, *layout) for name, layout in (layouts | {"resumed": resumed}).items()
+    }
+
+
 RUNS: dict[str, tuple[str, ...]] = {
     "mixtral": (),
     "mixtral-ep2": EXPERT,
@@ -118,33 +116,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "mixtral-stopped": (*EXPERT, "--exit-interval", "2"),
     "mixtral-resumed": ("--load", "{place}/mixtral-stopped"),
     "mixtral-unbalanced": ("--moe-aux-loss-coeff", "0"),
-    "glm4-moe": (),
+    **in_every_layout("glm4-moe"),
     "glm4-moe-ep2": EXPERT,
-    "glm4-moe-tp2": SEQUENCE,
-    "glm4-moe-pp2": PIPELINE,
-    "glm4-moe-cp2": CONTEXT,
-    "glm4-moe-stopped": ("--exit-interval", "2"),
-    "glm4-moe-resumed": ("--load", "{place}/glm4-moe-stopped"),
-    "phi3": HEADS,
-    "phi3-tp2": (*HEADS, *SEQUENCE),
-    "phi3-pp2": (*HEADS, *PIPELINE),
-    "phi3-cp2": (*HEADS, *CONTEXT),
-    "phi3-stopped": (*HEADS, "--exit-interval", "2"),
-    "phi3-resumed": (*HEADS, "--load", "{place}/phi3-stopped"),
-    "qwen3-moe": (),
+    **in_every_layout("phi3", *HEADS),
+    **in_every_layout("qwen3-moe"),
     "qwen3-moe-ep2": EXPERT,
-    "qwen3-moe-tp2": SEQUENCE,
-    "qwen3-moe-pp2": PIPELINE,
-    "qwen3-moe-cp2": CONTEXT,
-    "qwen3-moe-stopped": ("--exit-interval", "2"),
-    "qwen3-moe-resumed": ("--load", "{place}/qwen3-moe-stopped"),
-    "gpt-oss": (),
+    **in_every_layout("gpt-oss"),
     "gpt-oss-ep2": EXPERT,
-    "gpt-oss-tp2": SEQUENCE,
-    "gpt-oss-pp2": PIPELINE,
-    "gpt-oss-cp2": CONTEXT,
-    "gpt-oss-stopped": ("--exit-interval", "2"),
-    "gpt-oss-resumed": ("--load", "{place}/gpt-oss-stopped"),
     "qwen3": (),
     "qwen3-tp2": TENSOR,
     "qwen2": (),

@@ -1,17 +1,11 @@
 """Families that megatron-core cannot compute by configuration: transformers' results, one rank's losses in every layout."""
 
-import json
-import subprocess
-from pathlib import Path
-
-import nursery
 import pytest
+from families import compare
 from layouts import Outcome, train_all
-from running import environment
 
 from lt_shared.manifest import Dataset
 
-HERE = Path(__file__).parents[1]
 SIZES = ("--hidden-size", "64", "--ffn-hidden-size", "128", "--seq-length", "64", "--device", "cpu")
 TRAINING = (
     *SIZES,
@@ -40,17 +34,7 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def differences(dataset: Dataset) -> dict[str, dict[str, float]]:
     work = {name: ["--model", f"tiny-{name}", *SIZES, *options, dataset.prefix] for name, options in FAMILIES.items()}
-    done = subprocess.run(
-        [nursery.python(), str(HERE / "families.py")],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return found
+    return compare(work)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
