@@ -28,6 +28,7 @@ from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Chunk, Tensor
 from lt_shared import huggingface as configurations
 from lt_shared.console import BadConfig, BadData
+from lt_shared.presets import PRESETS
 
 VALUES = numpy.arange(6, dtype=numpy.float32)
 MUTATIONS = 3000
@@ -374,18 +375,20 @@ def test_a_setting_under_two_names_is_refused() -> None:
     from transformers import CONFIG_MAPPING
 
     checked = 0
+    presets = {configurations.model_type(preset): preset for preset in PRESETS.values() if preset.name.startswith("tiny")}
     for kind in configurations.MODEL_TYPES:
+        # The language model's settings of one that sees are in a part of their own; K2 has those of V3.
+        if kind in ("gemma3", "kimi_k2"):
+            continue
+        config = configurations.to_config(presets[kind], "float32")
         for alias, field in CONFIG_MAPPING[kind].attribute_map.items():
-            architecture = {"n_layer": 2, "n_embd": 16, "n_head": 4, "n_positions": 64, "vocab_size": 50} if kind == "gpt2" else {
-                "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "vocab_size": 50,
-                "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "sliding_window": None, "num_local_experts": 4,
-                "num_experts_per_tok": 2,
-            }  # fmt: skip
-            config = {"model_type": kind, **architecture}
-            same = configurations.from_config(config | {alias: config[field]}, "same")
-            assert same == configurations.from_config(config, "same")
-            with pytest.raises(BadConfig, match=f"{alias} and {field} are one setting"):
-                configurations.from_config(config | {alias: 8}, "other")
+            old = config.get(field, config.get(alias))
+            given = {key: value for key, value in config.items() if key not in (alias, field)} | {field: old}
+            same = configurations.from_config(given | {alias: old}, "same")
+            assert same == configurations.from_config(given, "same")
+            with pytest.raises(BadConfig, match="are one setting") as refused:
+                configurations.from_config(given | {alias: 7}, "other")
+            assert alias in str(refused.value) and field in str(refused.value)
             checked += 1
     assert checked >= 5
 
