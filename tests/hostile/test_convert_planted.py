@@ -9,7 +9,7 @@ import pytest
 from convert_models import content, run, write_model
 from stranger import Stranger
 
-from lt_convert.commands import conversion
+from lt_convert.commands import conversion, result
 
 JOURNAL = ".lt-convert.journal"
 # Below .out.partial, of which the victim is the owner: how it came to be there, or to be writable, does not matter.
@@ -94,7 +94,7 @@ def identity(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def write_outputs(outputs: object, destination: str, identity: str, *arguments: object) -> None:
         found.append(identity)
 
-    monkeypatch.setattr(conversion, "write_outputs", write_outputs)
+    monkeypatch.setattr(result, "write_outputs", write_outputs)
     conversion.convert(conversion.Request(str(source), "hf", str(out)))
     return found[0]
 

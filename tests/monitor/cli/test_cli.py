@@ -45,6 +45,9 @@ def logs(tmp_path: Path) -> Path:
         shutil.copy(LOGS / "lt_train.log", tmp_path / name / "train.log")
     for number in (76, 77):
         shutil.copy(LOGS / "megatron_old.log", tmp_path / f"slurm-{number}.out")
+    (tmp_path / "run1-evals/iter_0000010").mkdir(parents=True)
+    scores = {"hellaswag": {"acc,none": 0.6, "acc_norm,none": 0.79}}
+    (tmp_path / "run1-evals/iter_0000010/results_2026-01-16T07-32-24.123456.json").write_text(json.dumps({"results": scores}))
     return tmp_path
 
 
