@@ -103,17 +103,12 @@ def _fused(attention: dict[str, torch.Tensor], mlp: dict[str, torch.Tensor]) -> 
 
 
 def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
-    def stacked(name: str) -> torch.Tensor:
-        return torch.stack(
-            [part[f"mlp.experts.local_experts.{expert}.{name}.weight"] for expert in range(shape.num_experts or 0)]
-        )
-
     if shape.add_bias_linear:
-        return _gpt_oss_experts(part, shape)
+        return _gpt_oss_experts(part)
     found = {
         "mlp.gate.weight": part["mlp.router.weight"],
-        "mlp.experts.gate_up_proj": stacked("linear_fc1"),
-        "mlp.experts.down_proj": stacked("linear_fc2"),
+        "mlp.experts.gate_up_proj": part["mlp.experts.linear_fc1.weight"],
+        "mlp.experts.down_proj": part["mlp.experts.linear_fc2.weight"],
     }
     # A buffer: it has no gradient.
     if "mlp.router.expert_bias" in part:
@@ -123,18 +118,16 @@ def _experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, to
     return found
 
 
-def _gpt_oss_experts(part: dict[str, torch.Tensor], shape: Architecture) -> dict[str, torch.Tensor]:
+def _gpt_oss_experts(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """[experts, in, out], the outputs of the first matrix being gate 0, up 0, gate 1 ..."""
-    experts = [f"mlp.experts.local_experts.{expert}." for expert in range(shape.num_experts or 0)]
-    first = [part[f"{expert}linear_fc1.weight"] for expert in experts]
-    biases = [part[f"{expert}linear_fc1.bias"] for expert in experts]
+    first, bias = part["mlp.experts.linear_fc1.weight"], part["mlp.experts.linear_fc1.bias"]
     return {
         "mlp.router.weight": part["mlp.router.weight"],
         "mlp.router.bias": part["mlp.router.bias"],
-        "mlp.experts.gate_up_proj": torch.stack([torch.stack(each.chunk(2), dim=1).flatten(0, 1).t() for each in first]),
-        "mlp.experts.gate_up_proj_bias": torch.stack([torch.stack(each.chunk(2), dim=1).flatten() for each in biases]),
-        "mlp.experts.down_proj": torch.stack([part[f"{expert}linear_fc2.weight"].t() for expert in experts]),
-        "mlp.experts.down_proj_bias": torch.stack([part[f"{expert}linear_fc2.bias"] for expert in experts]),
+        "mlp.experts.gate_up_proj": torch.stack(first.chunk(2, dim=1), dim=2).flatten(1, 2).transpose(1, 2),
+        "mlp.experts.gate_up_proj_bias": torch.stack(bias.chunk(2, dim=1), dim=2).flatten(1, 2),
+        "mlp.experts.down_proj": part["mlp.experts.linear_fc2.weight"].transpose(1, 2),
+        "mlp.experts.down_proj_bias": part["mlp.experts.linear_fc2.bias"],
     }
 
 

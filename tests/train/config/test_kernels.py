@@ -59,6 +59,7 @@ def test_auto_on_a_hopper_gpu() -> None:
         cross_entropy="fused-linear",
         adamw="triton",
         fp8_cast=None,
+        experts=None,
         recomputes_swiglu=False,
     )
 
@@ -85,7 +86,8 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--hidden-dropout", "0.1"), "norm", "torch"),
         (("--recompute-granularity", "selective", "--recompute-modules", "mlp"), "norm", "torch"),
         (("--kernels", "torch"), "norm", "torch"),
-        (("--qk-layernorm",), "rope", "torch"),
+        (("--qk-layernorm",), "rope", "triton"),
+        (("--qk-layernorm", "--model", "olmo2-7b"), "rope", "torch"),
         (("--rotary-percent", "0.5"), "rope", "torch"),
         (("--transformer-impl", "te"), "rope", "triton"),
         (("--transformer-impl", "te", "--attention-backend", "fused"), "rope", "te"),
@@ -100,6 +102,19 @@ def test_auto_on_a_hopper_gpu() -> None:
         (("--kernels", "torch"), "swiglu", "torch"),
         (("--swiglu-impl", "triton"), "swiglu", "triton"),
         (("--swiglu-impl", "torch"), "swiglu", "torch"),
+        # Experts.
+        ((), "experts", None),
+        (("--num-experts", "8"), "experts", "grouped-gemm-epilogue"),
+        (("--num-experts", "8", "--kernels", "torch"), "experts", "grouped"),
+        (("--num-experts", "8", "--ffn-hidden-size", "14340"), "experts", "grouped"),
+        (("--num-experts", "8", "--fp8-format", "hybrid"), "experts", "sequential"),
+        (("--num-experts", "8", "--use-torch-fsdp2"), "experts", "sequential"),
+        (("--num-experts", "8", "--transformer-impl", "te"), "experts", "te"),
+        (
+            ("--num-experts", "8", "--tensor-model-parallel-size", "2", "--sequence-parallel", "--ranks", "2"),
+            "experts",
+            "sequential",
+        ),
         # The loss.
         (("--z-loss-coeff", "1e-4"), "cross_entropy", "triton"),
         (("--use-torch-fsdp2",), "cross_entropy", "triton"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lt_train.kernels.rotary import split_and_rotate
+from lt_train.kernels.rotary import HeadNorms, split_and_rotate
 
 SEQUENCE, BATCH, SIZE = 5, 2, 8
 
@@ -36,3 +36,26 @@ def test_parts_and_gradient(dtype: torch.dtype, tolerance: float, groups: int, q
     for part, expected_part in zip(parts, expected, strict=True):
         torch.testing.assert_close(part, expected_part, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(gradient, expected_gradient, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 6e-2)])
+@pytest.mark.parametrize(("groups", "queries"), [(2, 3), (1, 4)])
+def test_heads_are_normed_before_they_are_rotated(dtype: torch.dtype, tolerance: float, groups: int, queries: int) -> None:
+    torch.manual_seed(0)
+    mixed = torch.randn(SEQUENCE, BATCH, groups * (queries + 2) * SIZE, dtype=dtype, requires_grad=True)
+    norms = [torch.rand(SIZE, dtype=dtype, requires_grad=True) for _ in range(2)]
+    angles = torch.arange(SEQUENCE)[:, None] * torch.rand(SIZE // 2)
+    epsilon = 0.1
+    parts = split_and_rotate(mixed, angles.cos(), angles.sin(), groups, SIZE, HeadNorms(*norms, epsilon))
+    query, key, value = mixed.view(SEQUENCE, BATCH, groups, queries + 2, SIZE).split([queries, 1, 1], dim=3)
+    query, key = (
+        torch.nn.functional.rms_norm(part.float(), (SIZE,), norm.float(), epsilon)
+        for part, norm in zip((query, key), norms, strict=True)
+    )
+    normed = torch.cat((query, key, value.float()), dim=3).flatten(2)
+    expected = [part.to(dtype) for part in expected_parts(normed, angles, groups, queries)]
+    weights = [torch.randn_like(part.transpose(0, 1)).transpose(0, 1) for part in expected]
+    gradients = torch.autograd.grad(parts, (mixed, *norms), weights)
+    expected_gradients = torch.autograd.grad(expected, (mixed, *norms), weights)
+    for part, expected_part in zip((*parts, *gradients), (*expected, *expected_gradients), strict=True):
+        torch.testing.assert_close(part, expected_part, atol=tolerance * 4, rtol=tolerance)

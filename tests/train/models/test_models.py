@@ -313,7 +313,10 @@ def test_megatrons_own_flags_make_llama2_70b(
         (("--model", "tiny", "--rope-scaling-factor", "2"), "tiny has no rope scaling"),
         (("--model", "tiny", "--transformer-impl", "te"), "does not run on cpu"),
         (("--model", "tiny", "--transformer-impl", "transformer_engine"), "does not run on cpu"),
-        (("--model", "tiny-mixtral", "--moe-grouped-gemm"), "need TransformerEngine"),
+        (
+            ("--model", "tiny-mixtral", "--moe-grouped-gemm", "--ranks", "2", *SEQUENCE),
+            "--moe-grouped-gemm does not support tensor parallel size 2",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused(
@@ -328,12 +331,12 @@ def test_what_cannot_be_computed_is_refused(
     [
         ("auto", True, "cuda", {}, "torch"),
         ("auto", True, "cuda", {"fp8_recipe": "tensorwise", "cpu_offloading_num_layers": 0}, "torch"),
-        ("auto", True, "cuda", {"moe_grouped_gemm": True}, "te"),
+        ("auto", True, "cuda", {"moe_grouped_gemm": True}, "torch"),
         ("auto", True, "cuda", {"tp_comm_overlap": True}, "te"),
         ("auto", True, "cuda", {"fp8_format": "hybrid", "fp8_recipe": "delayed"}, "te"),
         ("auto", True, "cuda", {"fp8_format": None, "fp8_recipe": "delayed"}, "torch"),
         ("auto", True, "cuda", {"cpu_offloading_num_layers": 2}, "te"),
-        ("auto", False, "cuda", {"moe_grouped_gemm": True}, "te"),
+        ("auto", False, "cuda", {"moe_grouped_gemm": True}, "torch"),
         ("auto", True, "cpu", {"moe_grouped_gemm": True}, "torch"),
         ("local", True, "cuda", {"moe_grouped_gemm": True}, "torch"),
         ("transformer_engine", False, "cuda", {}, "te"),

@@ -12,17 +12,23 @@ ask again.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError
+from lt_train.config.kernel_obstacles import (
+    IMPLEMENTATIONS,
+    Capability,
+    Obstacles,
+    Run,
+    gemm_epilogue_obstacles,
+    grouped_expert_obstacles,
+    grouped_gemm_epilogue_obstacles,
+    has_swiglu,
+)
 from lt_train.config.optional_packages import ENGINE, FLASH_ATTENTION, QUACK, Package
-from lt_train.config.settings.batches import Batches
-from lt_train.config.settings.data import Data
 from lt_train.config.settings.layers import (
     AUTO,
     FLASH,
-    FUSED,
     FUSED_LINEAR,
     GEMM_EPILOGUE,
     OUTSIDE_GEMMS,
@@ -32,15 +38,9 @@ from lt_train.config.settings.layers import (
     Layers,
 )
 from lt_train.config.settings.memory import SWIGLU, Memory
-from lt_train.config.settings.optimization import Optimization
-from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.runtime import device
 
-Capability = tuple[int, int] | None
-# Names of the obstacles, and whether each stands in the way. The GPU is first: it is the reason that changes least.
-# What depends on the parallel layout is last: a search for a layout finds the same reason in all layouts where there is one.
-Obstacles = Mapping[str, bool]
 # Why an installed package does not work on this GPU, in words.
 Failures = Mapping[Package, str]
 NONE_FAILED: Failures = {}
@@ -48,38 +48,9 @@ NONE_FAILED: Failures = {}
 FLASH_ATTENTION_4 = "flash-attn-4"
 SDPA = "sdpa"
 FLEX = "flex-attention"
-
-# The compute capability of H100 and H200, for which the CuTe kernels of `lt_train.kernels.gemm_epilogues` are written.
-HOPPER = 9
-# Numbers of 16 bits in the 128 bits that those kernels copy at a time.
-ALIGNMENT = 8
-# Columns of the smallest tile of the output layer's GEMM; padding columns of the vocabulary would count in the softmax.
-VOCABULARY_TILE = 128
-FLASH_HEAD_SIZES = (64, 96, 128)
-# What flash-attn-4 compiles for.
-FLASH_CAPABILITY = (8, 0)
-
-
-class Run(Protocol):
-    """The parts of a `RunConfig` on which the choice depends."""
-
-    @property
-    def architecture(self) -> Architecture: ...
-    @property
-    def layers(self) -> Layers: ...
-    @property
-    def batches(self) -> Batches: ...
-    @property
-    def precision(self) -> Precision: ...
-    @property
-    def optimization(self) -> Optimization: ...
-    @property
-    def parallelism(self) -> Parallelism: ...
-    @property
-    def memory(self) -> Memory: ...
-    @property
-    def data(self) -> Data: ...
-
+GROUPED = "grouped"
+GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
+SEQUENTIAL = "sequential"
 
 PARTS = ("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "data")
 
@@ -91,7 +62,8 @@ class Kernels:
     `layers` is "te" or "torch" (megatron-core's local layers); `attention` "flash-attn-4", "te", "sdpa" (PyTorch's, cuDNN first)
     or "flex-attention"; `swiglu` "gemm-epilogue", "triton" or "torch"; `cross_entropy` "fused-linear", "triton" or "torch";
     `norm` and `rope` "triton", "te" or "torch"; `adamw` "triton" or "torch"; `fp8_cast` "triton", "te" or "torch", None without
-    fp8. `recomputes_swiglu`: the backward pass computes SwiGLU again instead of keeping its output.
+    fp8; `experts` "grouped-gemm-epilogue", "grouped", "sequential" or "te", None without experts. `recomputes_swiglu`: the
+    backward pass computes SwiGLU again instead of keeping its output.
     """
 
     layers: str
@@ -102,7 +74,13 @@ class Kernels:
     cross_entropy: str
     adamw: str
     fp8_cast: str | None
+    experts: str | None
     recomputes_swiglu: bool
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether all experts of a layer are computed by grouped GEMMs of torch or quack."""
+        return self.experts in (GROUPED, GROUPED_GEMM_EPILOGUE)
 
     def record(self) -> dict[str, str]:
         """As it stands in run.json and `bench --json`."""
@@ -130,6 +108,7 @@ def choose(run: Run, capability: Capability, failed: Failures = NONE_FAILED) -> 
         cross_entropy=_chosen("--cross-entropy-impl", run, capability, failed),
         adamw=TRITON if fuses_adamw(run) else TORCH,
         fp8_cast=_fp8_cast(run),
+        experts=_experts(run, capability, failed),
         # In an MLP that is recomputed as a whole, SwiGLU is, too.
         recomputes_swiglu=SWIGLU in modules and "mlp" not in modules,
     )
@@ -148,6 +127,10 @@ def problems(run: Run, capability: Capability = None) -> Iterator[ToolError]:
         if obstacle:
             instead = _first(option, run, capability)
             yield BadConfig(f"{option} {wish} does not support {obstacle}", f"drop it: auto takes {instead} here")
+    if run.layers.grouped_experts and run.architecture.num_experts and not run.layers.transformer_engine:
+        reason = _reason(grouped_expert_obstacles(run))
+        if reason:
+            yield BadConfig(f"--moe-grouped-gemm does not support {reason}", "drop it, or use --transformer-impl te")
     if SWIGLU in run.memory.recomputed_modules and (reason := _recomputation_obstacle(run, capability)):
         yield BadConfig(
             f"--recompute-modules swiglu does not support {reason}: it is part of the GEMMs (--swiglu-impl {GEMM_EPILOGUE}) or of"
@@ -196,6 +179,11 @@ def fuses_loss(run: Run) -> bool:
     return _chosen("--cross-entropy-impl", run, None) != TORCH
 
 
+def groups_experts(run: Run) -> bool:
+    """Whether nothing but the first GEMM's output is kept of the experts, which is what memory depends on."""
+    return _experts(run, None, NONE_FAILED) in (GROUPED, GROUPED_GEMM_EPILOGUE)
+
+
 def _wishes(run: Run) -> dict[str, str]:
     return {
         "--attention-backend": run.layers.attention_backend,
@@ -229,114 +217,6 @@ def _reason(obstacles: Obstacles) -> str | None:
     return next((reason for reason, stands in obstacles.items() if stands), None)
 
 
-def _no_obstacles(run: Run, capability: Capability) -> Obstacles:
-    return {}
-
-
-def _not_hopper(capability: Capability) -> Obstacles:
-    if capability is None or capability[0] == HOPPER:
-        return {}
-    return {f"this GPU: {device.capability_text(capability)}, {HOPPER}.0 is needed, a Hopper GPU": True}
-
-
-def _not_triton(run: Run) -> Obstacles:
-    is_gpu = run.parallelism.device == device.CUDA
-    return {"--kernels torch" if is_gpu else f"--device {run.parallelism.device}": not run.layers.triton}
-
-
-def _has_swiglu(model: Architecture) -> bool:
-    """Whether the MLP is what the kernels compute: a gate by SiLU, and no biases."""
-    return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
-
-
-def _gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
-    model = run.architecture
-    return {
-        **_not_hopper(capability),
-        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
-        "--transformer-impl te": run.layers.transformer_engine,
-        **_not_triton(run),
-        "a model without SwiGLU": not _has_swiglu(model),
-        "norms behind the MLP": model.norm_placement != "pre",
-        "experts": model.num_experts is not None,
-        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
-        "fp8": run.precision.fp8_format is not None,
-        "--use-torch-fsdp2": run.memory.fully_sharded,
-        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
-        f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.ffn_hidden_size % ALIGNMENT > 0,
-        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
-    }
-
-
-def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
-    return {
-        **_not_triton(run),
-        "a model without SwiGLU": not _has_swiglu(run.architecture),
-        "experts": run.architecture.num_experts is not None,
-        # Which activations are offloaded, megatron-core's SwiGLU marks.
-        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
-    }
-
-
-def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
-    model = run.architecture
-    rows = run.batches.micro_batch_size * run.batches.seq_length // run.parallelism.context
-    return {
-        **_not_hopper(capability),
-        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
-        **_not_triton(run),
-        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
-        "--z-loss-coeff, which needs the logits": run.optimization.z_loss_coeff > 0,
-        "scaled or capped logits": model.logits_scaling != 1 or model.final_logit_softcapping is not None,
-        "--use-torch-fsdp2": run.memory.fully_sharded,
-        f"a vocabulary of {model.vocab_size}, which is no multiple of {VOCABULARY_TILE}": model.vocab_size % VOCABULARY_TILE > 0,
-        f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
-        f"{rows} tokens in a micro batch of a rank, no multiple of {ALIGNMENT}": rows % ALIGNMENT > 0,
-        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
-    }
-
-
-def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
-    return {
-        **_not_triton(run),
-        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
-    }
-
-
-def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
-    size, engine = run.architecture.kv_channels, run.layers.transformer_engine
-    old = capability is not None and capability < FLASH_CAPABILITY
-    return {
-        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
-        "a soft cap of the scores": run.architecture.attn_logit_softcapping is not None,
-        f"heads of {size}, only of {', '.join(map(str, FLASH_HEAD_SIZES))}": size not in FLASH_HEAD_SIZES,
-        f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
-        "latent attention": run.architecture.latent_attention is not None,
-        "--attention-dropout": run.layers.attention_dropout > 0,
-        "--reset-attention-mask": run.data.reset_attention_mask,
-        "--deterministic": run.precision.deterministic,
-        "--cpu-offloading-num-layers with TransformerEngine's layers": engine and run.memory.offloaded_layers > 0,
-        f"context parallel size {run.parallelism.context}": run.parallelism.context > 1,
-        f"this GPU: {device.capability_text(capability or FLASH_CAPABILITY)}, 8.0 is needed": old,
-    }
-
-
-# By option and name, the fastest first: the package that has to be installed, and the obstacles.
-IMPLEMENTATIONS = {
-    "--attention-backend": {FLASH: (FLASH_ATTENTION, _flash_obstacles), FUSED: (None, _no_obstacles)},
-    "--swiglu-impl": {
-        GEMM_EPILOGUE: (QUACK, _gemm_epilogue_obstacles),
-        TRITON: (None, _triton_swiglu_obstacles),
-        TORCH: (None, _no_obstacles),
-    },
-    "--cross-entropy-impl": {
-        FUSED_LINEAR: (QUACK, _fused_linear_obstacles),
-        TRITON: (None, _triton_loss_obstacles),
-        TORCH: (None, _no_obstacles),
-    },
-}
-
-
 def _attention(run: Run, capability: Capability, failed: Failures) -> str:
     """TransformerEngine's attention has no documents; SDPA on a GPU none, no window, cap, sink or shared sample."""
     if _chosen("--attention-backend", run, capability, failed) == FLASH:
@@ -366,12 +246,25 @@ def _norm(run: Run) -> str:
 
 
 def _rope(run: Run, attention: str) -> str:
-    """Together with the split into queries, keys and values, which a norm of queries and keys would have to stand between."""
+    """Together with the split into queries, keys and values, and with norms of single heads between the two."""
     model = run.architecture
-    fits = model.family == "llama" and model.rotary_channels == model.kv_channels and not model.qk_layernorm
+    fits = model.family == "llama" and model.rotary_channels == model.kv_channels
+    if model.qk_layernorm:
+        fits = fits and model.qk_layernorm_width == "head" and is_plain_rms_norm(model)
     if run.layers.triton and fits and model.latent_attention is None and attention != TRANSFORMER_ENGINE:
         return TRITON
     return TRANSFORMER_ENGINE if run.layers.transformer_engine else TORCH
+
+
+def _experts(run: Run, capability: Capability, failed: Failures) -> str | None:
+    if run.architecture.num_experts is None:
+        return None
+    if run.layers.transformer_engine:
+        return TRANSFORMER_ENGINE
+    if _reason(grouped_expert_obstacles(run)):
+        return SEQUENTIAL
+    is_there = QUACK not in failed and not QUACK.missing()
+    return GROUPED_GEMM_EPILOGUE if is_there and _reason(grouped_gemm_epilogue_obstacles(run, capability)) is None else GROUPED
 
 
 def _fp8_cast(run: Run) -> str | None:
@@ -387,14 +280,14 @@ def _recomputation_obstacle(run: Run, capability: Capability) -> str | None:
     if run.precision.fp8_format is None:
         if wish not in (AUTO, GEMM_EPILOGUE):
             return f"--swiglu-impl {TRITON if wish == OUTSIDE_GEMMS else wish}"
-        return _reason(_gemm_epilogue_obstacles(run, capability))
+        return _reason(gemm_epilogue_obstacles(run, capability))
     return _reason(
         {
             "--transformer-impl te": run.layers.transformer_engine,
             "--kernels torch": not run.layers.triton,
             f"--swiglu-impl {wish}": wish == TORCH,
             f"--fp8-recipe {run.precision.fp8_recipe}": run.precision.fp8_recipe != "tensorwise",
-            "a model without SwiGLU": not _has_swiglu(run.architecture),
+            "a model without SwiGLU": not has_swiglu(run.architecture),
             "experts": run.architecture.num_experts is not None,
         }
     )

@@ -15,7 +15,7 @@ collectives occupy some of the multiprocessors, blocks without one would even st
 Gate and up are the two halves of one tensor in Megatron's order, not interleaved as quack's own epilogues have them. So the
 layer's other GEMMs, which are torch's, and weights, gradients and checkpoints stay as they are.
 
-This is the only module that calls quack.
+This module and `lt_train.kernels.grouped_gemm_epilogues` are the only ones that call quack.
 """
 
 import functools
@@ -39,7 +39,7 @@ def gated_gemm(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     gate_up = rows.new_empty(rows.shape[0], weight.shape[0])
     gate, up = gate_up.chunk(2, dim=-1)
     out = {"gate": gate, "up": up, "activation": rows.new_empty(gate.shape)}
-    _epilogues().forward(rows, weight.t(), out=out, store_d=False, concat_layout=("B",), config=_configuration(), tuned=False)
+    _epilogues().forward(rows, weight.t(), out=out, store_d=False, concat_layout=("B",), config=configuration(), tuned=False)
     return gate_up, out["activation"]
 
 
@@ -51,7 +51,7 @@ def gated_gemm_gradient(gradient: Tensor, weight: Tensor, gate_up: Tensor, with_
     if with_activation:
         out["activation"] = gate_up.new_empty(operands["gate"].shape)
     gemm = _epilogues().backward_with_activation if with_activation else _epilogues().backward
-    gemm(gradient, weight, out=out, store_d=False, config=_configuration(), tuned=False, **operands)
+    gemm(gradient, weight, out=out, store_d=False, config=configuration(), tuned=False, **operands)
     return result, out.get("activation")
 
 
@@ -60,8 +60,8 @@ def exponential_gemm(rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Ten
 
     `rows`, `weight` and the result are bfloat16, k is a multiple of 8 and n of `COLUMNS`; `offsets` and sums are float32 [m].
     """
-    configuration = _configuration(columns_of_tile(weight.shape[0]))
-    result = _epilogues().exponential(rows, weight.t(), offset=offsets.view(1, -1), config=configuration, tuned=False)
+    chosen = configuration(columns_of_tile(weight.shape[0]))
+    result = _epilogues().exponential(rows, weight.t(), offset=offsets.view(1, -1), config=chosen, tuned=False)
     return result["D"], result["total"]
 
 
@@ -74,16 +74,12 @@ class _Epilogues:
     """quack traces these functions for the numbers of a thread, once for each kernel it compiles."""
 
     def __init__(self) -> None:
-        from quack import cache
         from quack.activation import dswiglu, swiglu
         from quack.epilogue import gemm_epilogue, unpack
         from quack.epilogue.math import pexp2
         from quack.epilogue.ops import ColVecLoad, ColVecReduce
 
-        _let_cutlass_lie_anywhere()
-        if cache.CACHE_DIR is None:
-            # Not quack's default, see `lt_train.kernels.compile_caches`.
-            cache.CACHE_DIR = os.environ.get("QUACK_CACHE_DIR")
+        prepare_quack()
 
         def forward(acc: Any) -> dict[str, Any]:
             gate, up = unpack(acc)
@@ -108,6 +104,16 @@ class _Epilogues:
         self.exponential = gemm_epilogue(ops={"offset": ColVecLoad("offset")}, reduces={"total": ColVecReduce("total")})(
             exponential
         )
+
+
+def prepare_quack() -> None:
+    """Before the first kernel is made."""
+    from quack import cache
+
+    _let_cutlass_lie_anywhere()
+    if cache.CACHE_DIR is None:
+        # Not quack's default, see `lt_train.kernels.compile_caches`.
+        cache.CACHE_DIR = os.environ.get("QUACK_CACHE_DIR")
 
 
 def _let_cutlass_lie_anywhere() -> None:
@@ -135,7 +141,7 @@ def _epilogues() -> _Epilogues:
 
 
 @functools.cache
-def _configuration(columns: int = WIDE) -> Any:
+def configuration(columns: int = WIDE) -> Any:
     from quack.gemm_config import GemmConfig
 
     return GemmConfig(tile_m=128, tile_n=columns, pingpong=True, is_dynamic_persistent=True)

@@ -1,10 +1,11 @@
-"""Queries, keys and values out of the fused projection, with RoPE (Su et al. 2021) applied, one kernel forward and one backward.
+"""Queries, keys and values out of the fused projection, normed and with RoPE (Su et al. 2021): one kernel forward, one backward.
 
-megatron-core splits, copies the queries together, rotates with a dozen operations, and builds the gradient of the projection from
-three tensors again. Here a row is read once and written once. Angles are float32; megatron-core rounds their sines to 16 bits.
+megatron-core splits, copies the queries together, norms each head of them and of the keys where a model does (Qwen3), rotates
+with a dozen operations, and builds the gradient of the projection from three tensors again. Here a row is read once and written
+once, and read once more in the backward pass of the norms. Angles are float32; megatron-core rounds their sines to 16 bits.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,95 +15,161 @@ from torch import Tensor
 from lt_train.kernels.amax_reduction import note, noted_with
 
 Heads = tuple[Tensor, Tensor, Tensor]
+# Of the backward pass with norms: each sums the weights' gradients over its tokens; their sums are added afterwards.
+PROGRAMS = 1056
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorm of each head of the queries and of the keys: weights [size] and what is added to the mean square."""
+
+    query: Tensor
+    key: Tensor
+    epsilon: float
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int) -> Heads:
+    def forward(
+        ctx: Any, mixed: Tensor, query_weight: Tensor | None, key_weight: Tensor | None, epsilon: float, cosines: Tensor,
+        sines: Tensor, groups: int, size: int,
+    ) -> Heads:  # fmt: skip
         sequence, batch, width = mixed.shape
         heads = width // size - 2 * groups
         query = mixed.new_empty(sequence, batch, heads, size)
         key, value = (mixed.new_empty(sequence, batch, groups, size) for _ in range(2))
-        _launch(mixed, None, (query, key, value), cosines, sines, True)
-        ctx.save_for_backward(cosines, sines)
+        slots = width // size
+        _forward[(sequence * batch,)](
+            mixed, query, key, value, cosines, sines, query_weight, key_weight, epsilon, batch, slots, slots // groups,
+            *_strides((query, key, value)), size // 2, triton.next_power_of_2(slots),
+        )  # fmt: skip
+        ctx.save_for_backward(cosines, sines, query_weight, key_weight, None if query_weight is None else mixed)
+        ctx.epsilon = epsilon
         return query, key, value
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = (gradient if gradient.stride(-1) == 1 else gradient.contiguous() for gradient in gradients)
-        cosines, sines = ctx.saved_tensors
-        sequence, batch, heads, size = query.shape
-        mixed = query.new_empty(sequence, batch, (heads + 2 * key.shape[2]) * size)
-        _launch(mixed, noted_with(mixed), (query, key, value), cosines, sines, False)
-        return mixed, None, None, None, None
+        cosines, sines, query_weight, key_weight, mixed = ctx.saved_tensors
+        sequence, batch, groups, size = key.shape
+        tokens, slots = sequence * batch, query.shape[2] + 2 * groups
+        result = query.new_empty(sequence, batch, slots * size)
+        programs = tokens if mixed is None else min(tokens, PROGRAMS)
+        sums = None if mixed is None else torch.empty(programs, 2, size, dtype=torch.float32, device=result.device)
+        _backward[(programs,)](
+            result, noted_with(result), query, key, value, cosines, sines, mixed, query_weight, key_weight, sums, ctx.epsilon,
+            tokens, batch, slots, slots // groups, *_strides((query, key, value)), size // 2, triton.next_power_of_2(slots),
+        )  # fmt: skip
+        if sums is None:
+            return result, *[None] * 7
+        of_query, of_key = sums.sum(0).to(query_weight.dtype)
+        return result, of_query, of_key, *[None] * 5
 
 
-def split_and_rotate(mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int) -> Heads:
+def split_and_rotate(
+    mixed: Tensor, cosines: Tensor, sines: Tensor, groups: int, size: int, norms: HeadNorms | None = None
+) -> Heads:
     """Query [s, b, heads, size], key and value [s, b, groups, size] of `mixed` [s, b, (heads + 2 groups) x size].
 
     A group lies there as Megatron's checkpoints have it: its queries, its key, its value. `cosines` and `sines` are float32
-    [s, size / 2]; element i is rotated with element i + size / 2.
+    [s, size / 2]; element i is rotated with element i + size / 2, after the `norms`.
     """
-    query, key, value = _Split.apply(mixed.contiguous(), cosines, sines, groups, size)  # type: ignore[no-untyped-call]
+    query_weight, key_weight, epsilon = norms or (None, None, 0.0)
+    query, key, value = _Split.apply(  # type: ignore[no-untyped-call]
+        mixed.contiguous(), query_weight, key_weight, epsilon, cosines, sines, groups, size
+    )
     return query, key, value
 
 
-def _launch(mixed: Tensor, parts: Tensor | None, heads: Heads, cosines: Tensor, sines: Tensor, is_forward: bool) -> None:
-    sequence, batch, groups, size = heads[1].shape
-    slots = mixed.shape[-1] // size
-    strides = [stride for part in heads for stride in part.stride()[:3]]
-    _move[(sequence * batch,)](
-        mixed,
-        parts,
-        *heads,
-        cosines,
-        sines,
-        batch,
-        slots,
-        slots // groups,
-        *strides,
-        is_forward,
-        size // 2,
-        triton.next_power_of_2(slots),
-    )
+def _strides(heads: Heads) -> list[int]:
+    return [stride for part in heads for stride in part.stride()[:3]]
 
 
 @triton.jit
-def _move(  # type: ignore[no-untyped-def]
-    mixed, parts, query, key, value, cosines, sines, batch, slots, in_group,
-    query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h,
-    FORWARD: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
+def _places(  # type: ignore[no-untyped-def]
+    query, key, value, position, sample, batch, slots, in_group,
+    query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """One token: from `mixed` to the heads and rotated, or from the heads to `mixed` and rotated back."""
-    token = tl.program_id(0).to(tl.int64)
-    position, sample = token // batch, token % batch
+    """Which slots [SLOTS, 1] of a token are queries, keys and values, and where the first half of each lies."""
     slot = tl.arange(0, SLOTS)[:, None]
     column = tl.arange(0, HALF)[None, :]
     group, index = slot // in_group, slot % in_group
     inside = slot < slots
-    is_query, is_key, is_value = (
-        inside & (index < in_group - 2),
-        inside & (index == in_group - 2),
-        inside & (index == in_group - 1),
-    )
-    cosine = tl.where(is_value, 1.0, tl.load(cosines + position * HALF + column))
-    sine = tl.where(is_value, 0.0, tl.load(sines + position * HALF + column))
-    whole = mixed + (token * slots + slot) * 2 * HALF + column
+    is_query = inside & (index < in_group - 2)
+    is_key = inside & (index == in_group - 2)
+    is_value = inside & (index == in_group - 1)
     queries = query + position * query_s + sample * query_b + (group * (in_group - 2) + index) * query_h + column
     keys = key + position * key_s + sample * key_b + group * key_h + column
     values = value + position * value_s + sample * value_b + group * value_h + column
-    if FORWARD:
-        first = tl.load(whole, mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(whole + HALF, mask=inside, other=0.0).to(tl.float32)
-        rotated = first * cosine - second * sine
-        rotated_other = second * cosine + first * sine
-        tl.store(queries, rotated, mask=is_query)
-        tl.store(queries + HALF, rotated_other, mask=is_query)
-        tl.store(keys, rotated, mask=is_key)
-        tl.store(keys + HALF, rotated_other, mask=is_key)
-        tl.store(values, rotated, mask=is_value)
-        tl.store(values + HALF, rotated_other, mask=is_value)
-    else:
+    return inside, is_query, is_key, is_value, queries, keys, values
+
+
+@triton.jit
+def _weights(query_weight, key_weight, is_query, is_value, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of both halves of each slot; ones for values."""
+    column = tl.arange(0, HALF)[None, :]
+    of_query, of_query_other = tl.load(query_weight + column).to(tl.float32), tl.load(query_weight + HALF + column).to(tl.float32)
+    of_key, of_key_other = tl.load(key_weight + column).to(tl.float32), tl.load(key_weight + HALF + column).to(tl.float32)
+    weight = tl.where(is_value, 1.0, tl.where(is_query, of_query, of_key))
+    return weight, tl.where(is_value, 1.0, tl.where(is_query, of_query_other, of_key_other))
+
+
+@triton.jit
+def _inverse_root(first, second, epsilon, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One over the root of the mean square of each slot [SLOTS, 1]."""
+    return tl.rsqrt(tl.sum(first * first + second * second, axis=1, keep_dims=True) / (2 * HALF) + epsilon)
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    mixed, query, key, value, cosines, sines, query_weight, key_weight, epsilon, batch, slots, in_group,
+    query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    position, sample = token // batch, token % batch
+    inside, is_query, is_key, is_value, queries, keys, values = _places(
+        query, key, value, position, sample, batch, slots, in_group,
+        query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF, SLOTS,
+    )  # fmt: skip
+    column = tl.arange(0, HALF)[None, :]
+    cosine = tl.where(is_value, 1.0, tl.load(cosines + position * HALF + column))
+    sine = tl.where(is_value, 0.0, tl.load(sines + position * HALF + column))
+    whole = mixed + (token * slots + tl.arange(0, SLOTS)[:, None]) * 2 * HALF + column
+    first = tl.load(whole, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(whole + HALF, mask=inside, other=0.0).to(tl.float32)
+    if query_weight is not None:
+        weight, weight_other = _weights(query_weight, key_weight, is_query, is_value, HALF)
+        inverse = tl.where(is_value, 1.0, _inverse_root(first, second, epsilon, HALF))
+        first *= inverse * weight
+        second *= inverse * weight_other
+    rotated = first * cosine - second * sine
+    rotated_other = second * cosine + first * sine
+    tl.store(queries, rotated, mask=is_query)
+    tl.store(queries + HALF, rotated_other, mask=is_query)
+    tl.store(keys, rotated, mask=is_key)
+    tl.store(keys + HALF, rotated_other, mask=is_key)
+    tl.store(values, rotated, mask=is_value)
+    tl.store(values + HALF, rotated_other, mask=is_value)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    result, parts, query, key, value, cosines, sines, mixed, query_weight, key_weight, sums, epsilon,
+    tokens, batch, slots, in_group,
+    query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Tokens from number `program` on, by the number of programs: without norms there is one for each token."""
+    column = tl.arange(0, HALF)[None, :]
+    of_query = tl.zeros([1, HALF], dtype=tl.float32)
+    of_query_other, of_key, of_key_other = of_query, of_query, of_query
+    for number in range(tl.program_id(0), tokens, tl.num_programs(0)):
+        token = tl.cast(number, tl.int64)
+        position, sample = token // batch, token % batch
+        inside, is_query, is_key, is_value, queries, keys, values = _places(
+            query, key, value, position, sample, batch, slots, in_group,
+            query_s, query_b, query_h, key_s, key_b, key_h, value_s, value_b, value_h, HALF, SLOTS,
+        )  # fmt: skip
+        cosine = tl.where(is_value, 1.0, tl.load(cosines + position * HALF + column))
+        sine = tl.where(is_value, 0.0, tl.load(sines + position * HALF + column))
         first = tl.load(queries, mask=is_query, other=0.0).to(tl.float32)
         second = tl.load(queries + HALF, mask=is_query, other=0.0).to(tl.float32)
         first += tl.load(keys, mask=is_key, other=0.0).to(tl.float32) + tl.load(values, mask=is_value, other=0.0).to(tl.float32)
@@ -110,11 +177,34 @@ def _move(  # type: ignore[no-untyped-def]
         second += tl.load(values + HALF, mask=is_value, other=0.0).to(tl.float32)
         rotated = first * cosine + second * sine
         rotated_other = second * cosine - first * sine
-        tl.store(whole, rotated, mask=inside)
-        tl.store(whole + HALF, rotated_other, mask=inside)
+        place = (token * slots + tl.arange(0, SLOTS)[:, None]) * 2 * HALF + column
+        if mixed is not None:
+            entry = tl.load(mixed + place, mask=inside, other=0.0).to(tl.float32)
+            other = tl.load(mixed + place + HALF, mask=inside, other=0.0).to(tl.float32)
+            weight, weight_other = _weights(query_weight, key_weight, is_query, is_value, HALF)
+            inverse = _inverse_root(entry, other, epsilon, HALF)
+            entry *= inverse
+            other *= inverse
+            of_query += tl.sum(tl.where(is_query, rotated * entry, 0.0), axis=0, keep_dims=True)
+            of_query_other += tl.sum(tl.where(is_query, rotated_other * other, 0.0), axis=0, keep_dims=True)
+            of_key += tl.sum(tl.where(is_key, rotated * entry, 0.0), axis=0, keep_dims=True)
+            of_key_other += tl.sum(tl.where(is_key, rotated_other * other, 0.0), axis=0, keep_dims=True)
+            rotated *= weight
+            rotated_other *= weight_other
+            share = tl.sum(rotated * entry + rotated_other * other, axis=1, keep_dims=True) / (2 * HALF)
+            rotated = tl.where(is_value, rotated, (rotated - entry * share) * inverse)
+            rotated_other = tl.where(is_value, rotated_other, (rotated_other - other * share) * inverse)
+        tl.store(result + place, rotated, mask=inside)
+        tl.store(result + place + HALF, rotated_other, mask=inside)
         if parts is not None:
             note(
                 tl.maximum(tl.abs(rotated), tl.abs(rotated_other), propagate_nan=tl.PropagateNan.ALL),
-                mixed.dtype.element_ty,
+                result.dtype.element_ty,
                 parts,
             )
+    if sums is not None:
+        own = sums + tl.program_id(0) * 4 * HALF + column
+        tl.store(own, of_query)
+        tl.store(own + HALF, of_query_other)
+        tl.store(own + 2 * HALF, of_key)
+        tl.store(own + 3 * HALF, of_key_other)

@@ -12,20 +12,23 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from lt_shared.architecture import CLAMPED_SWIGLU_LIMIT, Architecture
-from lt_train.config.kernels import Kernels
+from lt_train.config.kernels import GROUPED_GEMM_EPILOGUE, Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
 from lt_train.models.biased_experts import compute_biased_experts
 from lt_train.models.fp8_linear import use_fp8
+from lt_train.models.grouped_experts import use_bfloat16_router, use_grouped_experts
 from lt_train.models.layer_specs import block_spec, exclude_padding, layer_spec
 from lt_train.models.multi_token_prediction import PredictingModel
 from lt_train.models.z_loss import add_z_loss
-from lt_train.ops import wgrad_accumulation
+from lt_train.ops import expert_rows, wgrad_accumulation
+from lt_train.ops.expert_mlp import Operations
+from lt_train.ops.grouped_gemm import QuackGroupedGemms, TorchGroupedGemms
 from lt_train.parallel import tp_comm_overlap
 from lt_train.parallel.ddp import Chunk, building, wrap
 from lt_train.parallel.fsdp import FullySharded
-from lt_train.runtime.device import CPU
+from lt_train.runtime.device import CPU, CUDA
 
 
 def transformer_config(run_config: RunConfig, device: torch.device) -> TransformerConfig:
@@ -141,7 +144,7 @@ def _experts(run_config: RunConfig) -> dict[str, Any]:
         "moe_aux_loss_coeff": architecture.moe_aux_loss_coeff,
         "moe_router_bias_update_rate": run_config.optimization.router_bias_update_rate,
         "moe_token_dispatcher_type": run_config.layers.token_dispatcher,
-        "moe_grouped_gemm": run_config.layers.grouped_experts,
+        "moe_grouped_gemm": run_config.layers.grouped_experts and run_config.layers.transformer_engine,
         "expert_model_parallel_size": run_config.parallelism.expert,
         "expert_tensor_parallel_size": run_config.expert_tensor_parallel,
     }
@@ -221,7 +224,11 @@ def _build_chunk(
             rotary_percent=architecture.rotary_percent,
             vp_stage=virtual_stage,
         )
-    if architecture.num_experts and architecture.add_bias_linear:
+    if kernels.groups_experts:
+        use_grouped_experts(model, _expert_operations(run_config, kernels))
+        if run_config.precision.bf16 and device.type == CUDA:
+            use_bfloat16_router(model)
+    elif architecture.num_experts and architecture.add_bias_linear:
         compute_biased_experts(model)
     if architecture.num_experts and not run_config.memory.fully_sharded:
         _separate_experts(model)
@@ -241,6 +248,14 @@ def _build_chunk(
     if run_config.precision.fp8_format and not run_config.layers.transformer_engine:
         use_fp8(model, run_config.precision, kernels)
     return wrap(run_config, config, model, device)
+
+
+def _expert_operations(run_config: RunConfig, kernels: Kernels) -> Operations:
+    if not run_config.layers.triton:
+        return Operations(TorchGroupedGemms(), expert_rows)
+    from lt_train.kernels import expert_rows as by_triton
+
+    return Operations(QuackGroupedGemms() if kernels.experts == GROUPED_GEMM_EPILOGUE else TorchGroupedGemms(), by_triton)
 
 
 def _model_class(run_config: RunConfig, kernels: Kernels, config: TransformerConfig) -> Callable[..., GPTModel]:

@@ -22,7 +22,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE, TORCH, TRITON
 from lt_train.kernels.cross_entropy import cross_entropy
 from lt_train.kernels.rms_norm import rms_norm
-from lt_train.kernels.rotary import split_and_rotate
+from lt_train.kernels.rotary import HeadNorms, split_and_rotate
 from lt_train.kernels.swiglu import swiglu as swiglu_kernel
 from lt_train.ops import embedding
 from lt_train.ops.fused_linear_cross_entropy import output_losses
@@ -118,7 +118,11 @@ def _attention(attention: Any, hidden_states: Tensor, attention_mask: Any, rotar
     mixed, _ = attention.linear_qkv(hidden_states)
     angles = rotary_pos_emb[0] if isinstance(rotary_pos_emb, tuple) else rotary_pos_emb
     query, key, value = split_and_rotate(
-        mixed, *_sines(angles), attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+        mixed,
+        *_sines(angles),
+        attention.num_query_groups_per_partition,
+        attention.hidden_size_per_attention_head,
+        _head_norms(attention),
     )
     if attention.checkpoint_core_attention and attention.training:
         mixed = attention._checkpointed_attention_forward(
@@ -129,6 +133,21 @@ def _attention(attention: Any, hidden_states: Tensor, attention_mask: Any, rotar
     return attention.linear_proj(mixed)
 
 
+def _head_norms(attention: Any) -> HeadNorms | None:
+    if not attention.config.qk_layernorm:
+        return None
+    query, key = attention.q_layernorm, attention.k_layernorm
+    _wait_for_weights(query, key)
+    return HeadNorms(query.weight, key.weight, query.eps)
+
+
+def _wait_for_weights(*modules: torch.nn.Module) -> None:
+    """Run the hooks of --overlap-param-gather, which would run if the modules were called."""
+    for module in modules:
+        for wait in module._forward_pre_hooks.values():
+            wait(module, ())
+
+
 @functools.lru_cache(maxsize=2)
 def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines, float32 [s, size / 2], of megatron-core's `angles` [s, 1, 1, size], one or two for all layers."""
@@ -137,10 +156,7 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, **options: Any) -> tuple[Tensor, None]:
-    for linear in (mlp.linear_fc1, mlp.linear_fc2):
-        # Those of --overlap-param-gather, which would run if the module were called.
-        for wait in linear._forward_pre_hooks.values():
-            wait(linear, ())
+    _wait_for_weights(mlp.linear_fc1, mlp.linear_fc2)
     weights = mlp.linear_fc1.weight, mlp.linear_fc2.weight
     return gated_mlp(hidden_states, *weights, keeps_activation=keeps_activation), None
 

@@ -6,6 +6,7 @@ compiled, a 1 B Llama on an H200 went from 47,559 to 55,361 tokens per second; t
 (`lt_train.models.fused_layer`) have 62,834. On a CPU nothing is compiled.
 """
 
+from functools import partial
 from typing import Any
 
 from megatron.core.models.common.embeddings import rope_utils
@@ -27,6 +28,7 @@ from lt_train.config.kernels import FLASH_ATTENTION_4, Kernels
 from lt_train.config.settings.layers import TRANSFORMER_ENGINE
 from lt_train.models.attention import CausalAttention
 from lt_train.models.flash_attention import FlashAttention
+from lt_train.models.grouped_experts import GroupedExperts
 from lt_train.models.latent_attention import LatentAttention
 from lt_train.models.norms import Norm, compiled
 from lt_train.models.post_norm import place_norms
@@ -69,6 +71,8 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, kernels: K
     make = _transformer_engine_layer if kernels.layers == TRANSFORMER_ENGINE else _torch_layer
     layer = make(config, config.num_moe_experts if has_experts else None)
     place_norms(layer.submodules, architecture)
+    if has_experts and kernels.groups_experts:
+        _submodules(layer.submodules.mlp).experts = GroupedExperts
     if architecture.latent_attention:
         _put_latent_attention(layer, architecture)
     elif kernels.attention != TRANSFORMER_ENGINE:
@@ -76,6 +80,11 @@ def layer_spec(config: TransformerConfig, architecture: Architecture, kernels: K
             FlashAttention if kernels.attention == FLASH_ATTENTION_4 else CausalAttention
         )
     return layer
+
+
+def _submodules(spec: Any) -> Any:
+    """Of a specification of megatron-core: of 0.16, or of 0.19, which has made some of them functions."""
+    return spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
 
 
 def _put_latent_attention(layer: ModuleSpec, architecture: Architecture) -> None:

@@ -85,6 +85,7 @@ def leave_uncleared(chunk: DistributedDataParallel) -> None:
     linear = (module for module in chunk.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear))
     # An output layer that uses the embedding's weight has none of its own.
     written = {id(module.weight) for module in linear if module.weight is not None}
+    written |= {id(parameter) for parameter in chunk.parameters() if getattr(parameter, "accumulates_in_gemm", False)}
     for buffer in chunk.buffers + chunk.expert_parallel_buffers:
         gradients = [(parameter.main_grad, id(parameter) in written) for parameter in buffer.params]
         buffer.reset = partial(

@@ -185,7 +185,9 @@ def _layer_activations(config: RunConfig) -> int:
         wide = 0
     elif model.num_experts:
         shared = (model.moe_shared_expert_intermediate_size or 0) * 4
-        wide = model.moe_router_topk * (wide + 2 * model.hidden_size) + shared
+        # Of grouped experts, the output of the first GEMM; of others, their rows and outputs too.
+        own = 2 * model.expert_size if kernels.groups_experts(config) else wide + 2 * model.hidden_size
+        wide = model.moe_router_topk * own + shared
     split = (attention + wide) // config.parallelism.tensor * _tokens(config) * bytes_each
     # Inputs and outputs of both norms, and the inputs of those behind. Where norms are only behind, their outputs are not kept,
     # but the inputs of attention and MLP are.

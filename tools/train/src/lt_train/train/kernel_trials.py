@@ -11,11 +11,11 @@ from collections.abc import Callable
 import torch
 
 from lt_shared.console import warn
-from lt_train.config.kernels import FLASH_ATTENTION_4, Failures, Kernels
+from lt_train.config.kernels import FLASH_ATTENTION_4, GROUPED_GEMM_EPILOGUE, Failures, Kernels
 from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK, Package
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.layers import FUSED_LINEAR, GEMM_EPILOGUE
-from lt_train.kernels import gemm_epilogues
+from lt_train.kernels import gemm_epilogues, grouped_gemm_epilogues
 from lt_train.runtime import agreement, device
 
 # What a step takes longer without the package: Llama 3 8B's width, 8 layers, 16,384 tokens on one H100, 2026-11-23.
@@ -42,7 +42,8 @@ def report(failed: Failures, left: Kernels, where: torch.device) -> None:
     """Warn of what is left out and what computes it instead; also of what is installed without something that it imports."""
     instead = {
         FLASH_ATTENTION: f"attention by {left.attention}",
-        QUACK: f"SwiGLU by {left.swiglu}, cross entropy by {left.cross_entropy}",
+        QUACK: f"SwiGLU by {left.swiglu}, cross entropy by {left.cross_entropy}"
+        + (f", experts {left.experts}" if left.experts else ""),
     }
     incomplete = {
         package: f"ModuleNotFoundError: {missing}"
@@ -57,7 +58,7 @@ def _trials(config: RunConfig, chosen: Kernels, where: torch.device) -> dict[Pac
     trials: dict[Package, Callable[[], None]] = {}
     if chosen.attention == FLASH_ATTENTION_4:
         trials[FLASH_ATTENTION] = lambda: _try_attention(config, where)
-    if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR:
+    if chosen.swiglu == GEMM_EPILOGUE or chosen.cross_entropy == FUSED_LINEAR or chosen.experts == GROUPED_GEMM_EPILOGUE:
         trials[QUACK] = lambda: _try_gemm_epilogues(config, chosen, where)
     return trials
 
@@ -104,6 +105,16 @@ def _try_gemm_epilogues(config: RunConfig, chosen: Kernels, where: torch.device)
     if chosen.swiglu == GEMM_EPILOGUE:
         gate_up, _ = gemm_epilogues.gated_gemm(rows, random(2 * inner, hidden))
         gemm_epilogues.gated_gemm_gradient(rows, random(hidden, inner), gate_up, chosen.recomputes_swiglu)
+    if chosen.experts == GROUPED_GEMM_EPILOGUE:
+        _try_grouped_gemms(rows, random(2, 2 * config.architecture.expert_size, hidden))
     if chosen.cross_entropy == FUSED_LINEAR:
         offsets = torch.zeros(len(rows), device=where)
         gemm_epilogues.exponential_gemm(rows, random(config.padded_vocab_size, hidden), offsets)
+
+
+def _try_grouped_gemms(rows: torch.Tensor, weight: torch.Tensor) -> None:
+    borders = torch.tensor([0, 0, len(rows)], dtype=torch.int32, device=rows.device)
+    gate_up, _ = grouped_gemm_epilogues.gated(rows, weight, torch.ones(len(rows), device=rows.device), borders)
+    grouped_gemm_epilogues.times_transposed(rows, weight, borders)
+    grouped_gemm_epilogues.times(gate_up, weight, borders)
+    grouped_gemm_epilogues.weight_gradient(gate_up, rows, borders, weight, adds=False)

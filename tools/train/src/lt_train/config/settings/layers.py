@@ -34,7 +34,7 @@ OUTSIDE_GEMMS = "kernel"
 EARLIER = {"products": {"swiglu_impl": GEMM_EPILOGUE, "cross_entropy_impl": FUSED_LINEAR}}
 EARLIER_OPTIONS = {"swiglu_in": "swiglu_impl", "loss_in": "cross_entropy_impl"}
 # Options of several subjects. Otherwise PyTorch's layers are the faster ones on a Hopper GPU: 1.02 times in bf16, as fast in fp8.
-OF_TRANSFORMER_ENGINE = ("moe_grouped_gemm", "tp_comm_overlap", "cpu_offloading_num_layers")
+OF_TRANSFORMER_ENGINE = ("tp_comm_overlap", "cpu_offloading_num_layers")
 WITHOUT_EFFECT = {
     "use_mcore_models": "models are megatron-core's in any case",
     "use_flash_attn": "attention is a fused kernel in any case",
@@ -95,7 +95,11 @@ OPTIONS = console.section(
         default="alltoall",
         help="How tokens reach experts on other ranks.",
     ),
-    click.option("--moe-grouped-gemm", is_flag=True, help="All experts in one grouped GEMM; needs TransformerEngine."),
+    click.option(
+        "--moe-grouped-gemm",
+        is_flag=True,
+        help="Grouped GEMMs for all experts of a layer; used in any case where possible, and with this option nothing else.",
+    ),
     *(
         click.option(f"--{name.replace('_', '-')}", is_flag=True, hidden=True, help=f"No effect: {reason}.")
         for name, reason in WITHOUT_EFFECT.items()
@@ -203,8 +207,6 @@ def check(
             yield BadConfig(f"TransformerEngine does not run on {parallelism.device}", "use --transformer-impl torch")
         if features := _absent_from_transformer_engine(architecture):
             yield BadConfig(f"TransformerEngine's layers have no {', no '.join(features)}", "use --transformer-impl torch")
-    elif layers.grouped_experts:
-        yield BadConfig("grouped experts need TransformerEngine", "drop --moe-grouped-gemm: experts then run one after another")
     if layers.triton and parallelism.device != device.CUDA and not os.environ.get("TRITON_INTERPRET"):
         yield BadConfig(f"Triton's kernels do not run on {parallelism.device}", "drop --kernels triton")
     windowed = architecture.sliding_window is not None and seq_length > architecture.sliding_window

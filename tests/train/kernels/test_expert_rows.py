@@ -1,0 +1,49 @@
+"""The weighted SwiGLU of experts, its gradient and the sum of rows, against torch's autograd."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from lt_train.kernels import expert_rows as by_triton
+from lt_train.ops import expert_rows as by_torch
+from lt_train.ops.expert_mlp import RowOperations
+
+ROWS, GROUPS = 7, 3
+
+
+def gpt_oss(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
+@pytest.mark.parametrize("operations", [by_triton, by_torch])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("width", [8, 1027])
+@pytest.mark.parametrize("biased", [False, True])
+def test_output_and_gradients(operations: RowOperations, dtype: torch.dtype, tolerance: float, width: int, biased: bool) -> None:
+    torch.manual_seed(0)
+    gate_up = (4 * torch.randn(ROWS, 2 * width)).to(dtype).requires_grad_()
+    probabilities = torch.rand(ROWS, requires_grad=True)
+    bias = torch.randn(GROUPS, 2 * width, dtype=dtype) if biased else None
+    group = torch.arange(ROWS) * GROUPS // ROWS
+    slope = torch.randn(ROWS, width, dtype=dtype)
+    whole = gate_up.float() if bias is None else gate_up.float() + bias[group].float()
+    gate, up = whole.chunk(2, dim=-1)
+    expected = (silu(gate) * up if bias is None else gpt_oss(gate, up)) * probabilities[:, None]
+    expected_gradients = torch.autograd.grad(expected, (gate_up, probabilities), slope.float())
+    arguments = gate_up.detach(), probabilities.detach(), bias, group
+    output = operations.weighted_swiglu(*arguments)
+    *gradients, again = operations.weighted_swiglu_gradient(slope, *arguments)
+    for found, wanted in zip((output, again, *gradients), (expected, expected, *expected_gradients), strict=True):
+        torch.testing.assert_close(found.float(), wanted.detach().float(), atol=tolerance * 4, rtol=tolerance)
+
+
+@pytest.mark.parametrize("operations", [by_triton, by_torch])
+def test_rows_are_summed_in_float32(operations: RowOperations) -> None:
+    rows = torch.tensor([[1.0], [256.0], [-256.0]], dtype=torch.bfloat16).expand(3, 1030).contiguous()
+    chosen = torch.tensor([[0, 1, 2], [1, 0, 0]], dtype=torch.int32)
+    found = operations.sum_rows(rows, chosen)
+    # 256 + 1 is not a bfloat16 number, but the sum of all three is.
+    assert found[:, 0].tolist() == [1.0, 258.0]
+    assert found.dtype == rows.dtype and (found == found[:, :1]).all()

@@ -1,0 +1,82 @@
+"""Grouped experts against a loop over experts and tokens, with the borders that routing has in the worst cases."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from lt_train.ops import expert_rows
+from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
+from lt_train.ops.grouped_gemm import TorchGroupedGemms
+
+TOKENS, HIDDEN, INNER, EXPERTS, CHOSEN = 12, 8, 6, 5, 2
+OPERATIONS = Operations(TorchGroupedGemms(), expert_rows)
+
+
+def maps() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(TOKENS, EXPERTS, generator=generator)
+    empty = scores.clone()
+    empty[:, 0] = empty[:, 3] = -1
+    same = torch.arange(EXPERTS).expand(TOKENS, EXPERTS).float()
+    return {
+        name: torch.zeros_like(each, dtype=torch.bool).scatter(1, each.topk(CHOSEN).indices, True)
+        for name, each in {"mixed": scores, "experts without tokens": empty, "all to the same": same}.items()
+    }
+
+
+def loop(tokens: Tensor, probabilities: Tensor, chosen: Tensor, weights: Weights) -> Tensor:
+    total = torch.zeros_like(tokens)
+    for expert in range(EXPERTS):
+        gate, up = (tokens @ weights.fc1[expert].t()).chunk(2, dim=-1)
+        output = (silu(gate) * up) @ weights.fc2[expert].t()
+        total = total + output * probabilities[:, expert, None] * chosen[:, expert, None]
+    return total
+
+
+@pytest.mark.parametrize("case", maps())
+def test_output_and_gradients(case: str) -> None:
+    torch.manual_seed(1)
+    chosen = maps()[case]
+    probabilities = (torch.rand(TOKENS, EXPERTS) * chosen).requires_grad_()
+    tokens = torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    weights = Weights(
+        torch.randn(EXPERTS, 2 * INNER, HIDDEN, requires_grad=True), torch.randn(EXPERTS, HIDDEN, INNER, requires_grad=True)
+    )
+    inputs = (tokens, probabilities, weights.fc1, weights.fc2)
+    routing = Routing.of_map(chosen, CHOSEN)
+    found = expert_mlp(tokens, probabilities, routing, weights, OPERATIONS)
+    expected = loop(tokens, probabilities, chosen, weights)
+    torch.testing.assert_close(found, expected)
+    slope = torch.randn_like(found)
+    for gradient, wanted in zip(
+        torch.autograd.grad(found, inputs, slope), torch.autograd.grad(expected, inputs, slope), strict=True
+    ):
+        torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("case", maps())
+def test_rows_of_a_routing(case: str) -> None:
+    chosen = maps()[case]
+    routing = Routing.of_map(chosen, CHOSEN)
+    pairs = [(expert, token) for expert in range(EXPERTS) for token in range(TOKENS) if chosen[token, expert]]
+    assert list(zip(routing.experts.tolist(), routing.tokens.tolist(), strict=True)) == pairs
+    counts = chosen.sum(0).tolist()
+    assert routing.borders.tolist() == [sum(counts[:number]) for number in range(EXPERTS + 1)]
+    for token, rows in enumerate(routing.rows.tolist()):
+        assert [pairs[row][1] for row in rows] == [token] * CHOSEN and rows == sorted(rows)
+
+
+def test_rows_that_arrive_sorted() -> None:
+    torch.manual_seed(2)
+    counts = torch.tensor([3, 0, 4, 0, 1])
+    rows, probabilities = torch.randn(8, HIDDEN), torch.rand(8)
+    weights = Weights(torch.randn(EXPERTS, 2 * INNER, HIDDEN), torch.randn(EXPERTS, HIDDEN, INNER))
+    arrived = Arrived.of_counts(counts, rows)
+    assert arrived.experts.tolist() == [0, 0, 0, 2, 2, 2, 2, 4]
+    found = expert_mlp(rows, probabilities, arrived, weights, OPERATIONS)
+    for row, expert in enumerate(arrived.experts.tolist()):
+        gate, up = (weights.fc1[expert] @ rows[row]).chunk(2)
+        torch.testing.assert_close(found[row], weights.fc2[expert] @ (silu(gate) * up) * probabilities[row])
+    none = expert_mlp(rows[:0], probabilities[:0], Arrived.of_counts(counts * 0, rows[:0]), weights, OPERATIONS)
+    assert none.shape == (0, HIDDEN)

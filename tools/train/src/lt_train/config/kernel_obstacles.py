@@ -1,0 +1,192 @@
+"""What each implementation of a part of a training step does not support: of models, precisions, parallel layouts and GPUs.
+
+`lt_train.config.kernels` chooses by it.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from lt_shared.architecture import Architecture
+from lt_train.config.optional_packages import FLASH_ATTENTION, QUACK
+from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data import Data
+from lt_train.config.settings.layers import (
+    FLASH,
+    FUSED,
+    FUSED_LINEAR,
+    GEMM_EPILOGUE,
+    TORCH,
+    TRITON,
+    Layers,
+)
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.optimization import Optimization
+from lt_train.config.settings.parallelism import Parallelism
+from lt_train.config.settings.precision import Precision
+from lt_train.runtime import device
+
+Capability = tuple[int, int] | None
+# Names of the obstacles, and whether each stands in the way. The GPU is first: it is the reason that changes least.
+# What depends on the parallel layout is last: a search for a layout finds the same reason in all layouts where there is one.
+Obstacles = Mapping[str, bool]
+# The compute capability of H100 and H200, for which the CuTe kernels of `lt_train.kernels.gemm_epilogues` are written.
+HOPPER = 9
+# Numbers of 16 bits in the 128 bits that those kernels copy at a time.
+ALIGNMENT = 8
+# Columns of the smallest tile of the output layer's GEMM; padding columns of the vocabulary would count in the softmax.
+VOCABULARY_TILE = 128
+FLASH_HEAD_SIZES = (64, 96, 128)
+# What flash-attn-4 compiles for.
+FLASH_CAPABILITY = (8, 0)
+
+
+class Run(Protocol):
+    """The parts of a `RunConfig` on which the choice depends."""
+
+    @property
+    def architecture(self) -> Architecture: ...
+    @property
+    def layers(self) -> Layers: ...
+    @property
+    def batches(self) -> Batches: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def optimization(self) -> Optimization: ...
+    @property
+    def parallelism(self) -> Parallelism: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def data(self) -> Data: ...
+
+
+def _no_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return {}
+
+
+def _not_hopper(capability: Capability) -> Obstacles:
+    if capability is None or capability[0] == HOPPER:
+        return {}
+    return {f"this GPU: {device.capability_text(capability)}, {HOPPER}.0 is needed, a Hopper GPU": True}
+
+
+def _not_triton(run: Run) -> Obstacles:
+    is_gpu = run.parallelism.device == device.CUDA
+    return {"--kernels torch" if is_gpu else f"--device {run.parallelism.device}": not run.layers.triton}
+
+
+def has_swiglu(model: Architecture) -> bool:
+    """Whether the MLP is what the kernels compute: a gate by SiLU, and no biases."""
+    return model.family == "llama" and model.activation == "silu" and not model.add_bias_linear
+
+
+def gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
+    model = run.architecture
+    return {
+        **_not_hopper(capability),
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        "--transformer-impl te": run.layers.transformer_engine,
+        **_not_triton(run),
+        "a model without SwiGLU": not has_swiglu(model),
+        "norms behind the MLP": model.norm_placement != "pre",
+        "experts": model.num_experts is not None,
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        "fp8": run.precision.fp8_format is not None,
+        "--use-torch-fsdp2": run.memory.fully_sharded,
+        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
+        f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.ffn_hidden_size % ALIGNMENT > 0,
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+    }
+
+
+def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return {
+        **_not_triton(run),
+        "a model without SwiGLU": not has_swiglu(run.architecture),
+        "experts": run.architecture.num_experts is not None,
+        # Which activations are offloaded, megatron-core's SwiGLU marks.
+        "--cpu-offloading-num-layers": run.memory.offloaded_layers > 0,
+    }
+
+
+def grouped_expert_obstacles(run: Run) -> Obstacles:
+    model = run.architecture
+    return {
+        "--transformer-impl te": run.layers.transformer_engine,
+        "a model whose experts have no SwiGLU": not (has_swiglu(model) or model.activation == "clamped_swiglu"),
+        "fp8": run.precision.fp8_format is not None,
+        "--use-torch-fsdp2": run.memory.fully_sharded,
+        # Experts with biases are whole on each rank (`RunConfig.expert_tensor_parallel`).
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1 and not model.add_bias_linear,
+    }
+
+
+def grouped_gemm_epilogue_obstacles(run: Run, capability: Capability) -> Obstacles:
+    model = run.architecture
+    return {
+        **_not_hopper(capability),
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        **_not_triton(run),
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        f"widths that are no multiples of {ALIGNMENT}": model.hidden_size % ALIGNMENT + model.expert_size % ALIGNMENT > 0,
+    }
+
+
+def _fused_linear_obstacles(run: Run, capability: Capability) -> Obstacles:
+    model = run.architecture
+    rows = run.batches.micro_batch_size * run.batches.seq_length // run.parallelism.context
+    return {
+        **_not_hopper(capability),
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        **_not_triton(run),
+        f"{run.precision.dtype}, only --bf16": not run.precision.bf16,
+        "--z-loss-coeff, which needs the logits": run.optimization.z_loss_coeff > 0,
+        "scaled or capped logits": model.logits_scaling != 1 or model.final_logit_softcapping is not None,
+        "--use-torch-fsdp2": run.memory.fully_sharded,
+        f"a vocabulary of {model.vocab_size}, which is no multiple of {VOCABULARY_TILE}": model.vocab_size % VOCABULARY_TILE > 0,
+        f"a hidden size that is no multiple of {ALIGNMENT}": model.hidden_size % ALIGNMENT > 0,
+        f"{rows} tokens in a micro batch of a rank, no multiple of {ALIGNMENT}": rows % ALIGNMENT > 0,
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+    }
+
+
+def _triton_loss_obstacles(run: Run, capability: Capability) -> Obstacles:
+    return {
+        **_not_triton(run),
+        f"tensor parallel size {run.parallelism.tensor}": run.parallelism.tensor > 1,
+    }
+
+
+def _flash_obstacles(run: Run, capability: Capability) -> Obstacles:
+    size, engine = run.architecture.kv_channels, run.layers.transformer_engine
+    old = capability is not None and capability < FLASH_CAPABILITY
+    return {
+        f"--device {run.parallelism.device}": run.parallelism.device != device.CUDA,
+        "a soft cap of the scores": run.architecture.attn_logit_softcapping is not None,
+        f"heads of {size}, only of {', '.join(map(str, FLASH_HEAD_SIZES))}": size not in FLASH_HEAD_SIZES,
+        f"{run.precision.dtype}, only --bf16 and --fp16": not run.precision.half,
+        "latent attention": run.architecture.latent_attention is not None,
+        "--attention-dropout": run.layers.attention_dropout > 0,
+        "--reset-attention-mask": run.data.reset_attention_mask,
+        "--deterministic": run.precision.deterministic,
+        "--cpu-offloading-num-layers with TransformerEngine's layers": engine and run.memory.offloaded_layers > 0,
+        f"context parallel size {run.parallelism.context}": run.parallelism.context > 1,
+        f"this GPU: {device.capability_text(capability or FLASH_CAPABILITY)}, 8.0 is needed": old,
+    }
+
+
+# By option and name, the fastest first: the package that has to be installed, and the obstacles.
+IMPLEMENTATIONS = {
+    "--attention-backend": {FLASH: (FLASH_ATTENTION, _flash_obstacles), FUSED: (None, _no_obstacles)},
+    "--swiglu-impl": {
+        GEMM_EPILOGUE: (QUACK, gemm_epilogue_obstacles),
+        TRITON: (None, _triton_swiglu_obstacles),
+        TORCH: (None, _no_obstacles),
+    },
+    "--cross-entropy-impl": {
+        FUSED_LINEAR: (QUACK, _fused_linear_obstacles),
+        TRITON: (None, _triton_loss_obstacles),
+        TORCH: (None, _no_obstacles),
+    },
+}

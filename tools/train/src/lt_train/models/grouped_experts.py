@@ -1,0 +1,149 @@
+"""The experts of a layer, each whole on its rank: one tensor for a matrix of all of them, multiplied by grouped GEMMs.
+
+megatron-core has this with TransformerEngine only. Its `SequentialMLP` computes one expert after another: for the 128 experts of
+a layer of Qwen3-30B-A3B some 1,500 kernels, each too small to fill a GPU. Where a rank has all experts, megatron-core's
+dispatcher is replaced as well: rows are gathered and summed as part of the experts' computation (`lt_train.ops.expert_mlp`), and
+no count of tokens is copied to the host. With expert parallelism megatron-core's exchanges the tokens and waits for counts.
+
+Checkpoints are those of `SequentialMLP`: a tensor [layers, experts, ...] in which each expert is an entry of its own.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.utils import get_pg_rank, get_pg_size
+from torch import Tensor
+
+from lt_train.ops import expert_rows
+from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
+from lt_train.ops.grouped_gemm import TorchGroupedGemms
+from lt_train.ops.router_gemm import router_logits
+
+
+class GroupedLinear(torch.nn.Module):
+    """A `weight` [experts, outputs, inputs], and perhaps a `bias` [experts, outputs]. `GroupedExperts` multiplies by it."""
+
+    def __init__(self, experts: int, outputs: int, inputs: int, config: TransformerConfig):
+        super().__init__()
+        self.weight = _parameter((experts, outputs, inputs), config)
+        self.weight.accumulates_in_gemm = config.gradient_accumulation_fusion
+        self.bias = _parameter((experts, outputs), config) if config.add_bias_linear else None
+
+
+def _parameter(shape: tuple[int, ...], config: TransformerConfig) -> Any:
+    parameter: Any = torch.nn.Parameter(torch.empty(shape, dtype=config.params_dtype, device=torch.cuda.current_device()))
+    # Whole on each tensor-parallel rank, of which each has the gradient of its own tokens: they are summed over all ranks that
+    # have the same expert, and once.
+    parameter.tensor_model_parallel, parameter.sequence_parallel = True, False
+    return parameter
+
+
+class GroupedExperts(torch.nn.Module):
+    """In place of megatron-core's `SequentialMLP`, for experts with SwiGLU or with gpt-oss's clamped one and biases."""
+
+    def __init__(self, num_local_experts: int, config: TransformerConfig, pg_collection: Any = None, name: str | None = None):
+        super().__init__()
+        self.experts, self.ep_group, self.dp_group = num_local_experts, pg_collection.ep, pg_collection.expt_dp
+        self.linear_fc1 = GroupedLinear(num_local_experts, 2 * config.moe_ffn_hidden_size, config.hidden_size, config)
+        self.linear_fc2 = GroupedLinear(num_local_experts, config.hidden_size, config.moe_ffn_hidden_size, config)
+        self.operations = Operations(TorchGroupedGemms(), expert_rows)
+
+    def forward(self, rows: Tensor, routing: Routing | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
+        """Tokens [t, h] of a `Routing`; or rows [m, h] sorted by expert, how many each expert has, and probabilities [m]."""
+        for linear in (self.linear_fc1, self.linear_fc2):
+            # Those of --overlap-param-gather, which would run if the module were called.
+            for wait in linear._forward_pre_hooks.values():
+                wait(linear, ())
+        chosen = routing if isinstance(routing, Routing) else Arrived.of_counts(routing, rows)
+        weights = Weights(self.linear_fc1.weight, self.linear_fc2.weight, self.linear_fc1.bias, self.linear_fc2.bias)
+        return expert_mlp(rows, probabilities, chosen, weights, self.operations), None
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        first, total = get_pg_rank(self.ep_group) * self.experts, get_pg_size(self.ep_group) * self.experts
+        build = partial(_entries, sharded_offsets, first, total)
+        replica = (0, 0, get_pg_rank(self.dp_group))
+        return {
+            f"{prefix}{name}": ShardedTensorFactory(f"{prefix}experts.{name}", parameter, build, torch.stack, replica)
+            for name, parameter in self.named_parameters()
+        }
+
+
+def _entries(
+    layer: tuple[Any, ...], first: int, total: int, key: str, parameter: Tensor, replica: Any, flattened_range: Any = None
+) -> list[ShardedTensor]:
+    """An entry for each expert of `parameter`, the first of which is number `first` of `total`."""
+    return [
+        ShardedTensor.from_rank_offsets(
+            key,
+            expert,
+            *layer,
+            (len(layer), first + number, total),
+            replica_id=replica,
+            prepend_axis_num=len(layer) + 1,
+        )
+        for number, expert in enumerate(parameter)
+    ]
+
+
+class LocalDispatcher:
+    """In place of megatron-core's dispatcher, where each rank has all experts: tokens stay in their order, and a `Routing` says
+    which experts compute them."""
+
+    def __init__(self, config: TransformerConfig):
+        self.experts_per_token = config.moe_router_topk
+        self.shape = torch.Size()
+        self.routing: Routing | None = None
+
+    def dispatch_preprocess(self, tokens: Tensor, routing_map: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        self.shape = tokens.shape
+        self.routing = Routing.of_map(routing_map.view(-1, routing_map.shape[-1]), self.experts_per_token)
+        return tokens.reshape(-1, tokens.shape[-1]), probabilities
+
+    def token_dispatch(self, tokens: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens, probabilities
+
+    def dispatch_postprocess(self, tokens: Tensor, probabilities: Tensor) -> tuple[Tensor, Routing | None, Tensor]:
+        routing, self.routing = self.routing, None
+        return tokens, routing, probabilities
+
+    def get_expert_zero_copy_buffers(self) -> tuple[None, None]:
+        return None, None
+
+    def combine_preprocess(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def token_combine(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def combine_postprocess(self, outputs: Tensor) -> Tensor:
+        return outputs.view(self.shape)
+
+
+def use_grouped_experts(model: GPTModel, operations: Operations) -> None:
+    """Let the grouped experts of `model` use `operations`, and route where no other rank has experts."""
+    for layer in expert_layers(model):
+        layer.experts.operations = operations
+        if get_pg_size(layer.ep_group) == 1:
+            layer.token_dispatcher = LocalDispatcher(layer.config)
+
+
+def expert_layers(model: GPTModel) -> Iterator[MoELayer]:
+    return (module for module in model.modules() if isinstance(module, MoELayer) and isinstance(module.experts, GroupedExperts))
+
+
+def use_bfloat16_router(model: GPTModel) -> None:
+    """Let the routers of `model`, in bfloat16 on a GPU, compute their logits without casts (`lt_train.ops.router_gemm`)."""
+    for layer in expert_layers(model):
+        layer.router.gating = partial(_gating, layer.router)
+
+
+def _gating(router: TopKRouter, tokens: Tensor) -> Tensor:
+    logits = router_logits(tokens.reshape(-1, tokens.shape[-1]), router.weight).view(*tokens.shape[:-1], -1)
+    return logits if router.bias is None else logits + router.bias.float()

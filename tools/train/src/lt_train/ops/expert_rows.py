@@ -1,0 +1,81 @@
+"""`lt_train.kernels.expert_rows` by torch's operations, for CPUs and for `--kernels torch`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lt_shared.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
+
+
+def weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None) -> Tensor:
+    result: Tensor = _compiled(_weighted_swiglu)(gate_up, probabilities, _of_rows(bias, group_of_row))
+    return result
+
+
+def weighted_swiglu_gradient(
+    gradient: Tensor, gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor] = _compiled(_weighted_swiglu_gradient)(
+        gradient, gate_up, probabilities, _of_rows(bias, group_of_row)
+    )
+    return result
+
+
+def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
+    result: Tensor = _compiled(_sum_rows)(rows, chosen)
+    return result
+
+
+def _of_rows(bias: Tensor | None, group_of_row: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias[group_of_row]
+
+
+def _weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None) -> Tensor:
+    gate, up = _gate_and_up(gate_up, bias)
+    alpha, offset = _alpha_and_offset(bias)
+    values = gate * torch.sigmoid(alpha * gate) * (up + offset)
+    return (values * probabilities.unsqueeze(-1)).to(gate_up.dtype)
+
+
+def _weighted_swiglu_gradient(
+    gradient: Tensor, gate_up: Tensor, probabilities: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    gate, up = _gate_and_up(gate_up, bias)
+    slope, probability = gradient.float(), probabilities.unsqueeze(-1)
+    alpha, offset = _alpha_and_offset(bias)
+    share = torch.sigmoid(alpha * gate)
+    values = gate * share * (up + offset)
+    of_gate = (up + offset) * share * (1 + alpha * gate * (1 - share)) * slope * probability
+    of_up = gate * share * slope * probability
+    if bias is not None:
+        raw_gate, raw_up = (gate_up.float() + bias.float()).chunk(2, dim=-1)
+        of_gate = of_gate * (raw_gate <= CLAMPED_SWIGLU_LIMIT)
+        of_up = of_up * (raw_up.abs() <= CLAMPED_SWIGLU_LIMIT)
+    both = torch.cat((of_gate, of_up), dim=-1).to(gate_up.dtype)
+    return both, (slope * values).sum(-1), (values * probability).to(gate_up.dtype)
+
+
+def _alpha_and_offset(bias: Tensor | None) -> tuple[float, float]:
+    return (1.0, 0.0) if bias is None else (CLAMPED_SWIGLU_ALPHA, 1.0)
+
+
+def _gate_and_up(gate_up: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """In float32, and clamped where there is a bias."""
+    if bias is None:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return gate, up
+    gate, up = (gate_up.float() + bias.float()).chunk(2, dim=-1)
+    return gate.clamp(max=CLAMPED_SWIGLU_LIMIT), up.clamp(-CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_LIMIT)
+
+
+def _sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
+    return rows[chosen].float().sum(1).to(rows.dtype)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once for any number of rows, which expert parallelism changes with every step."""
+    return torch.compile(function, dynamic=True)

@@ -1,0 +1,112 @@
+"""Grouped GEMMs: rows sorted by group, each group times its own matrix, as the experts of a mixture are computed.
+
+Groups are given by `borders`, int32 [groups + 1], which begin with 0: group g has the rows from `borders[g]` to `borders[g + 1]`,
+perhaps none. torch's kernel for all groups (`torch._grouped_mm`; bfloat16, compute capability 9.0 or higher) and quack's
+(`lt_train.kernels.grouped_gemm_epilogues`) read them on the device: the host neither knows how many rows a group has nor waits.
+Elsewhere there is a GEMM for each group, and on a GPU the host waits for the borders.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lt_train.ops.wgrad_accumulation import add, overwrites, written
+
+HOPPER = (9, 0)
+
+
+class GroupedGemms(Protocol):
+    """The products of rows [m, ...] with matrices [groups, n, k], and the matrices' gradients."""
+
+    def gated(self, rows: Tensor, weight: Tensor, factors: Tensor, borders: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Rows [m, k] times the transposes, [m, n], gates first, and SwiGLU of that times `factors` [m]: [m, n / 2].
+
+        None where SwiGLU is not part of the GEMM.
+        """
+        ...
+
+    def times_transposed(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+        """Rows [m, k] times the transposes: [m, n]."""
+        ...
+
+    def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+        """Rows [m, n] times the matrices: [m, k]."""
+        ...
+
+    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
+        """What a backward pass returns as the gradient of `weight`, from `gradient` [m, n] and `rows` [m, k].
+
+        With gradient accumulation fusion (`accumulates_in_gemm`) it is in the weight's `main_grad` then.
+        """
+        ...
+
+
+class TorchGroupedGemms:
+    def gated(self, rows: Tensor, weight: Tensor, factors: Tensor, borders: Tensor) -> None:
+        return None
+
+    def times_transposed(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+        return self.times(rows, weight.transpose(1, 2), borders)
+
+    def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
+        if _in_one_kernel(rows):
+            return torch._grouped_mm(rows, weight, offs=borders[1:])
+        result = rows.new_empty(len(rows), weight.shape[2])
+        for group, (first, end) in enumerate(_groups(borders)):
+            torch.mm(rows[first:end], weight[group], out=result[first:end])
+        return result
+
+    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
+        result = transposed_product(gradient, rows, borders)
+        if not accumulates_in_gemm(weight):
+            return result
+        add(result, weight.main_grad)
+        return written(weight)
+
+
+class QuackGroupedGemms:
+    """By quack's kernels: bfloat16 on a Hopper GPU."""
+
+    def __init__(self) -> None:
+        from lt_train.kernels import grouped_gemm_epilogues
+
+        self._kernels = grouped_gemm_epilogues
+        self.gated = grouped_gemm_epilogues.gated
+        self.times_transposed = grouped_gemm_epilogues.times_transposed
+        self.times = grouped_gemm_epilogues.times
+
+    def weight_gradient(self, weight: Any, gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
+        if not accumulates_in_gemm(weight):
+            result = torch.empty_like(weight)
+            self._kernels.weight_gradient(gradient, rows, borders, result, adds=False)
+            return result
+        self._kernels.weight_gradient(gradient, rows, borders, weight.main_grad, adds=not overwrites(weight.main_grad))
+        return written(weight)
+
+
+def accumulates_in_gemm(weight: Any) -> bool:
+    """Whether megatron-core's gradient accumulation fusion is on for `weight`."""
+    return getattr(weight, "accumulates_in_gemm", False)
+
+
+def transposed_product(gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
+    """For each group the transpose of its rows of `gradient` [m, n] times its rows of `rows` [m, k]: [groups, n, k]."""
+    if _in_one_kernel(gradient):
+        return torch._grouped_mm(gradient.t(), rows, offs=borders[1:])
+    result = gradient.new_empty(len(borders) - 1, gradient.shape[1], rows.shape[1])
+    for group, (first, end) in enumerate(_groups(borders)):
+        torch.mm(gradient[first:end].t(), rows[first:end], out=result[group])
+    return result
+
+
+def _in_one_kernel(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= HOPPER
+
+
+def _groups(borders: Tensor) -> Iterator[tuple[int, int]]:
+    first, *ends = borders.tolist()
+    for end in ends:
+        yield first, end
+        first = end
