@@ -19,7 +19,8 @@ class ModelType:
 
     `write` gives the fields of config.json that only this type decides, `read` the architecture of a config.json, under a name
     for messages. `aliases` are other names of settings, which transformers takes too: with both, the last one in the file
-    decides. `language_model` finds the settings to read in those of a model that has other parts, too.
+    decides. `language_model` finds the settings to read in those of a model that has other parts, too. `defaults` is what
+    transformers takes for settings that a file leaves out, where a file may: without another setting, it is refused.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelType:
     read: Callable[[dict[str, Any], str], Architecture]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     language_model: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def check_values(config: Mapping[str, Any], expected: Mapping[str, Any], name: str, kind: str) -> None:
@@ -91,18 +93,18 @@ def read(
     activation: str = "silu",
     activation_here: str = "silu",
     rotary_base: float = 10000.0,
-    partly_rotated: bool = False,
+    rotary_percent: float | None = None,
     **family: Any,
 ) -> Architecture:
     """The architecture in the Llama style, with `family` for the fields that another family has or reads differently.
 
     `absent` are settings that the family has at these values only, `activation` is its one by transformers' name and by the
     architecture's, `rotary_base` transformers' default for it, or the one that was read where `family` has a `rope_scaling`, and
-    `partly_rotated` says that the family may rotate a part of each head. Raises BadConfig, and KeyError for a size that is
-    missing.
+    `rotary_percent` its default for the part of each head that is rotated, None where the family rotates all. Raises BadConfig,
+    and KeyError for a size that is missing.
     """
-    percent = rope_parameters.rotary_percent(config, name)
-    if percent != 1 and not partly_rotated:
+    percent = rope_parameters.rotary_percent(config, name, rotary_percent or 1.0)
+    if percent != 1 and rotary_percent is None:
         raise BadConfig(f"{name}: partial_rotary_factor is {percent!r}, the {kind} family here has 1.0")
     base, scaling = rotary_base, None
     if "rope_scaling" not in family:

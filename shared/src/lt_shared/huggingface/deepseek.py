@@ -16,6 +16,16 @@ from lt_shared.huggingface.config_fields import ABSENT, ModelType
 _V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "moe_layer_freq": 1, "rope_interleave": True}
 _V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 KIMI_K2_NAME = "kimi_k2"
+_V2_DEFAULTS = {"q_lora_rank": 1536, "n_shared_experts": 2, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0}
+_V3_DEFAULTS = {
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+}
 
 
 def _written(architecture: Architecture) -> dict[str, Any]:
@@ -114,6 +124,6 @@ def _read_v2(config: dict[str, Any], name: str) -> Architecture:
     return _read(config, name, "deepseek_v2", absent=ABSENT | _V2, moe_router_pre_softmax=True)
 
 
-DEEPSEEK_V2 = ModelType("deepseek_v2", "DeepseekV2ForCausalLM", _write_v2, _read_v2)
-DEEPSEEK_V3 = ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _write_v3, _read_v3)
-KIMI_K2 = ModelType(KIMI_K2_NAME, "DeepseekV3ForCausalLM", _write_kimi_k2, _read_kimi_k2)
+DEEPSEEK_V2 = ModelType("deepseek_v2", "DeepseekV2ForCausalLM", _write_v2, _read_v2, defaults=_V2_DEFAULTS)
+DEEPSEEK_V3 = ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _write_v3, _read_v3, defaults=_V3_DEFAULTS)
+KIMI_K2 = ModelType(KIMI_K2_NAME, "DeepseekV3ForCausalLM", _write_kimi_k2, _read_kimi_k2, defaults=_V3_DEFAULTS)

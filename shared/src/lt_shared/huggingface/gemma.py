@@ -15,7 +15,6 @@ from lt_shared.huggingface.config_fields import ModelType
 
 _GELU = "gelu_pytorch_tanh"
 _ABSENT = {"attention_bias": False, "use_bidirectional_attention": False}
-# transformers' defaults, which published files leave out.
 _COMMON = {
     "head_dim": 256,
     "num_attention_heads": 8,
@@ -59,6 +58,8 @@ def _write(architecture: Architecture) -> dict[str, Any]:
 def _read(config: dict[str, Any], name: str, kind: str, pattern: int, **family: Any) -> Architecture:
     frequency = config_fields.window_frequency(config, pattern)
     window = config["sliding_window"] if frequency != 1 else None
+    if window is None and frequency != 1:
+        raise BadConfig(f"{name}: layers with a window, and sliding_window is null", "give its size")
     scalar, head = config["query_pre_attn_scalar"], config["head_dim"]
     return config_fields.read(
         # Gemma's activation has a name of its own; what the other one says, transformers does not read.
@@ -81,7 +82,7 @@ def _read(config: dict[str, Any], name: str, kind: str, pattern: int, **family: 
 
 
 def _read_gemma2(config: dict[str, Any], name: str) -> Architecture:
-    return _read(_GEMMA2 | config, name, "gemma2", _PATTERN_2)
+    return _read(config, name, "gemma2", _PATTERN_2)
 
 
 def _write_gemma3(architecture: Architecture) -> dict[str, Any]:
@@ -94,7 +95,6 @@ def _write_gemma3(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read_gemma3(config: dict[str, Any], name: str) -> Architecture:
-    config = {**_GEMMA3, **config}
     base, scaling, local_base = rope_parameters.read_by_layer_type(config, name, _GLOBAL_BASE, _LOCAL_FIELD, _LOCAL_BASE)
     # transformers 5 writes the second name.
     patterns: list[Any] = [config[field] for field in ("sliding_window_pattern", "_sliding_window_pattern") if config.get(field)]
@@ -123,6 +123,13 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
     return dict(config["text_config"]) | tied
 
 
-GEMMA2 = ModelType("gemma2", "Gemma2ForCausalLM", _write, _read_gemma2)
-GEMMA3_TEXT = ModelType("gemma3_text", "Gemma3ForCausalLM", _write_gemma3, _read_gemma3)
-GEMMA3 = ModelType("gemma3", "Gemma3ForConditionalGeneration", _write_multimodal, _read_gemma3, language_model=_language_model)
+GEMMA2 = ModelType("gemma2", "Gemma2ForCausalLM", _write, _read_gemma2, defaults=_GEMMA2)
+GEMMA3_TEXT = ModelType("gemma3_text", "Gemma3ForCausalLM", _write_gemma3, _read_gemma3, defaults=_GEMMA3)
+GEMMA3 = ModelType(
+    "gemma3",
+    "Gemma3ForConditionalGeneration",
+    _write_multimodal,
+    _read_gemma3,
+    language_model=_language_model,
+    defaults=_GEMMA3,
+)

@@ -12,6 +12,7 @@ from lt_shared.huggingface.config_fields import ModelType
 
 _ROUTER = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
 _ABSENT = {"mlp_bias": False, "use_sliding_window": False, **_ROUTER}
+_DEFAULTS = {"num_key_value_heads": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
 
 
 def _write(architecture: Architecture) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         name,
         "glm4_moe",
         absent=_ABSENT,
-        partly_rotated=True,
+        rotary_percent=0.5,
         add_qkv_bias=config.get("attention_bias", False),
         qk_layernorm=config.get("use_qk_norm", False),
         **shared_experts.read(config, name),
@@ -40,4 +41,4 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
     )
 
 
-GLM4_MOE = ModelType("glm4_moe", "Glm4MoeForCausalLM", _write, _read)
+GLM4_MOE = ModelType("glm4_moe", "Glm4MoeForCausalLM", _write, _read, defaults=_DEFAULTS)

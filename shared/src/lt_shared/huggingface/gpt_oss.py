@@ -15,8 +15,13 @@ from lt_shared.huggingface.config_fields import ModelType
 from lt_shared.rope_scaling import YarnScaling
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-# transformers' values of what a config.json leaves out.
-_DEFAULTS = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "head_dim": 64, "sliding_window": 128}
+_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+}
 _YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -49,7 +54,7 @@ def _write(architecture: Architecture) -> dict[str, Any]:
 
 
 def _read(config: dict[str, Any], name: str) -> Architecture:
-    given = _DEFAULTS | config | _rope(config, name)
+    given = config | _rope(config, name)
     window, skip = _windows(given, name)
     plain = config_fields.read(
         given,
@@ -116,4 +121,4 @@ def _check_openai_names(config: Mapping[str, Any], architecture: Architecture, n
             )
 
 
-GPT_OSS = ModelType("gpt_oss", "GptOssForCausalLM", _write, _read)
+GPT_OSS = ModelType("gpt_oss", "GptOssForCausalLM", _write, _read, defaults=_DEFAULTS)

@@ -67,7 +67,14 @@ def _read_mixtral(config: dict[str, Any], name: str) -> Architecture:
 
 
 LLAMA = ModelType("llama", "LlamaForCausalLM", _write_llama, _read_llama)
-MISTRAL = ModelType("mistral", "MistralForCausalLM", _write_mistral, _read_mistral)
-QWEN2 = ModelType("qwen2", "Qwen2ForCausalLM", _write_qwen2, _read_qwen2)
-QWEN3 = ModelType("qwen3", "Qwen3ForCausalLM", _write_qwen3, _read_qwen3)
-MIXTRAL = ModelType("mixtral", "MixtralForCausalLM", _write_mixtral, _read_mixtral, {"num_experts": "num_local_experts"})
+MISTRAL = ModelType("mistral", "MistralForCausalLM", _write_mistral, _read_mistral, defaults={"num_key_value_heads": 8})
+QWEN2 = ModelType("qwen2", "Qwen2ForCausalLM", _write_qwen2, _read_qwen2, defaults={"num_key_value_heads": 32})
+QWEN3 = ModelType("qwen3", "Qwen3ForCausalLM", _write_qwen3, _read_qwen3, defaults={"num_key_value_heads": 32})
+MIXTRAL = ModelType(
+    "mixtral",
+    "MixtralForCausalLM",
+    _write_mixtral,
+    _read_mixtral,
+    aliases={"num_experts": "num_local_experts"},
+    defaults={"num_key_value_heads": 8},
+)

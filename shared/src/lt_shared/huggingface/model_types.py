@@ -109,7 +109,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
     quantization.of_config(config, name)
     try:
         _check_one_reading(config, name, _TYPES[kind])
-        config = _TYPES[kind].language_model(config)
+        config = {**_TYPES[kind].defaults, **_TYPES[kind].language_model(config)}
         architecture = _TYPES[kind].read(config, name)
         _check_layer_types(config, architecture)
         return architecture

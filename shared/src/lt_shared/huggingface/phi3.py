@@ -41,7 +41,7 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
         name,
         "phi3",
         absent=_ABSENT,
-        partly_rotated=True,
+        rotary_percent=1.0,
         sliding_window=config.get("sliding_window"),
         model_type="phi3",
     )
@@ -57,4 +57,4 @@ def _renamed(config: dict[str, Any], field: str) -> dict[str, Any]:
     return rope
 
 
-PHI3 = ModelType("phi3", "Phi3ForCausalLM", _write, _read)
+PHI3 = ModelType("phi3", "Phi3ForCausalLM", _write, _read, defaults={_ORIGINAL: 4096})

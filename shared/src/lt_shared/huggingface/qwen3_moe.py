@@ -44,4 +44,4 @@ def _read(config: dict[str, Any], name: str) -> Architecture:
     )
 
 
-QWEN3_MOE = ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _write, _read)
+QWEN3_MOE = ModelType("qwen3_moe", "Qwen3MoeForCausalLM", _write, _read, defaults={"num_key_value_heads": 4})

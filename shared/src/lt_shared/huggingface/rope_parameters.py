@@ -82,13 +82,13 @@ def read_by_layer_type(
     return base, scaling, float(local) if type(local) is int else local
 
 
-def rotary_percent(config: dict[str, Any], name: str) -> float:
+def rotary_percent(config: dict[str, Any], name: str, default: float) -> float:
     """The part of each head that is rotated. Raises BadConfig where the config.json says it twice, and differently."""
     places = (config, dict(config.get("rope_scaling") or {}), dict(config.get("rope_parameters") or {}))
     given = {place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None}
     if len(given) > 1:
         raise BadConfig(f"{name}: partial_rotary_factor is {' and '.join(map(repr, given))}", "remove the wrong one")
-    return given.pop() if given else 1.0
+    return given.pop() if given else default
 
 
 def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnyScaling | None:
@@ -105,7 +105,7 @@ def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnySc
     if kind == "linear":
         _check_complete(rope, ["factor"], name)
         return LinearScaling(rope["factor"])
-    original = rope.get(ORIGINAL) or config.get(ORIGINAL) or config["max_position_embeddings"]
+    original = _original_positions(rope, config, name)
     if kind == "longrope":
         _check_complete(rope, ["short_factor", "long_factor"], name)
         factors = (tuple(rope["short_factor"]), tuple(rope["long_factor"]))
@@ -122,6 +122,16 @@ def scaling_of(rope: dict[str, Any], config: dict[str, Any], name: str) -> AnySc
         attention_factor=rope.get("attention_factor"),
         truncate=rope.get("truncate", True),
     )
+
+
+def _original_positions(rope: dict[str, Any], config: dict[str, Any], name: str) -> Any:
+    """Versions of transformers take the one or the other where the number is in the scaling and beside it."""
+    given = [place[ORIGINAL] for place in (rope, config) if place.get(ORIGINAL)]
+    if len(set(given)) > 1:
+        raise BadConfig(
+            f"{name}: {ORIGINAL} is {given[0]!r} in the rope scaling, and {given[1]!r} beside it", "remove the wrong one"
+        )
+    return given[0] if given else config["max_position_embeddings"]
 
 
 def _check_complete(rope: dict[str, Any], required: list[str], name: str) -> None:
