@@ -1,4 +1,4 @@
-"""A config.json that leaves a setting out: read as transformers reads it, whose defaults differ by model type, or refused."""
+"""A config.json that leaves a setting out is read as transformers reads it, whose defaults differ by model type, or refused."""
 
 import dataclasses
 import json
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
@@ -47,11 +48,22 @@ def test_a_setting_that_is_left_out_is_transformers_default(name: str, tmp_path:
         assert None in (found, theirs) or found == read(theirs or {}), setting
 
 
+@pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-gemma2", "tiny-gemma3"])
+def test_transformers_runs_a_model_without_the_windows_of_its_family(name: str) -> None:
+    shape = dataclasses.replace(PRESETS[name], sliding_window=None, window_attn_skip_freq=None, local_rotary_base=None)
+    config = to_config(shape, "float32")
+    assert from_config(config, name) == shape
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    with torch.no_grad():
+        assert model(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
         ("tiny-gemma2", {"sliding_window": None}, "layers with a window, and sliding_window is null"),
         ("tiny-gemma3", {"sliding_window": None}, "layers with a window, and sliding_window is null"),
+        ("tiny-gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("tiny-deepseek-v3", {"original_max_position_embeddings": 128}, "is 256 in the rope scaling, and 128 beside it"),
     ],
 )

@@ -15,6 +15,8 @@ from lt_shared.huggingface.config_fields import ModelType
 
 _GELU = "gelu_pytorch_tanh"
 _ABSENT = {"attention_bias": False, "use_bidirectional_attention": False}
+# transformers has the setting for Gemma 3, too, and computes without it.
+_ABSENT_3 = _ABSENT | {"attn_logit_softcapping": None}
 _COMMON = {
     "head_dim": 256,
     "num_attention_heads": 8,
@@ -50,12 +52,22 @@ def _write(architecture: Architecture) -> dict[str, Any]:
         "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": architecture.attn_logit_softcapping,
         "final_logit_softcapping": architecture.final_logit_softcapping,
-        "sliding_window": architecture.sliding_window,
+        # transformers makes the mask of a window for a model without one, too.
+        "sliding_window": architecture.sliding_window or _COMMON["sliding_window"],
         "layer_types": config_fields.layer_types(architecture),
     }
 
 
-def _read(config: dict[str, Any], name: str, kind: str, pattern: int, **family: Any) -> Architecture:
+def _read(
+    config: dict[str, Any],
+    name: str,
+    kind: str,
+    pattern: int,
+    absent: dict[str, Any],
+    local_base: float | None = None,
+    **family: Any,
+) -> Architecture:
+    """The settings that both have alike, and `family`; `local_base` is the rotary base of layers with a window."""
     frequency = config_fields.window_frequency(config, pattern)
     window = config["sliding_window"] if frequency != 1 else None
     if window is None and frequency != 1:
@@ -66,7 +78,7 @@ def _read(config: dict[str, Any], name: str, kind: str, pattern: int, **family: 
         config | {"hidden_act": config["hidden_activation"]},
         name,
         kind,
-        absent=_ABSENT,
+        absent=absent,
         activation=_GELU,
         activation_here="gelu_tanh",
         norm_placement="both",
@@ -77,12 +89,13 @@ def _read(config: dict[str, Any], name: str, kind: str, pattern: int, **family: 
         final_logit_softcapping=config.get("final_logit_softcapping"),
         sliding_window=window,
         window_attn_skip_freq=frequency if window else None,
+        local_rotary_base=local_base if window else None,
         **family,
     )
 
 
 def _read_gemma2(config: dict[str, Any], name: str) -> Architecture:
-    return _read(config, name, "gemma2", _PATTERN_2)
+    return _read(config, name, "gemma2", _PATTERN_2, _ABSENT)
 
 
 def _write_gemma3(architecture: Architecture) -> dict[str, Any]:
@@ -98,15 +111,15 @@ def _read_gemma3(config: dict[str, Any], name: str) -> Architecture:
     base, scaling, local_base = rope_parameters.read_by_layer_type(config, name, _GLOBAL_BASE, _LOCAL_FIELD, _LOCAL_BASE)
     # transformers 5 writes the second name.
     patterns: list[Any] = [config[field] for field in ("sliding_window_pattern", "_sliding_window_pattern") if config.get(field)]
-    windowed = config["sliding_window"] is not None
     return _read(
         config,
         name,
         "gemma3",
         patterns[0] if patterns else _PATTERN_3,
+        _ABSENT_3,
+        local_base,
         rotary_base=base,
         rope_scaling=scaling,
-        local_rotary_base=local_base if windowed else None,
         qk_layernorm=True,
     )
 

@@ -45,7 +45,8 @@ def _write(architecture: Architecture) -> dict[str, Any]:
     return config_fields.written(architecture) | {
         "attention_bias": True,
         "swiglu_limit": CLAMPED_SWIGLU_LIMIT,
-        "sliding_window": architecture.sliding_window,
+        # transformers makes the mask of a window for a model without one, too.
+        "sliding_window": architecture.sliding_window or _DEFAULTS["sliding_window"],
         "layer_types": [SLIDING if window else FULL for window in windows],
         "num_local_experts": architecture.num_experts,
         "num_experts_per_tok": architecture.moe_router_topk,
