@@ -1,5 +1,6 @@
 """Multi-token prediction layers and balancing biases through every format, and what files lack or have beside a model."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_a_published_model_there_and_back(through: str, stored_tensors: Callable
     assert COPY in tensors
     config = json.loads((tmp_path / "back/config.json").read_text())
     assert huggingface.from_config(config, V3.name) == V3
+
+
+def test_behind_layers_that_are_all_alike_the_keys_are_the_same(tmp_path: Path) -> None:
+    """Megatron stacks those layers, and never these: it loads no model whose `_extra_state` keys are not there."""
+    keys = []
+    for dense in (0, 1):
+        published(tmp_path / f"{dense}", dataclasses.replace(V3, moe_ffn_hidden_size=64, moe_first_dense_layers=dense))
+        convert(Request(str(tmp_path / f"{dense}"), "megatron-dist", str(tmp_path / f"{dense}-there")))
+        metadata = FileSystemReader(tmp_path / f"{dense}-there/release").read_metadata().state_dict_metadata
+        keys.append({key for key in metadata if key.startswith("mtp.")})
+    assert keys[0] == keys[1]
+    assert "mtp.layers.0.transformer_layer.self_attention.linear_proj._extra_state/shard_0_1" in keys[0]
 
 
 def test_files_without_the_layer_that_config_json_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

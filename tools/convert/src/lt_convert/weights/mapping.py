@@ -214,7 +214,7 @@ class Family:
         layers, experts = architecture.num_layers, architecture.num_experts
         keys = []
         for module in self.extra_state_modules:
-            if not has_stacked_layers(architecture):
+            if MTP in module or not has_stacked_layers(architecture):
                 shards = range(experts or 0) if EXPERT in module else (0,)
                 named = _expanded([module.replace(f".{EXPERT}", "")], architecture)
                 keys += [f"{name}._extra_state/shard_{shard}_{len(shards)}" for name, _, _ in named for shard in shards]
