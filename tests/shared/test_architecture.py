@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture, RopeScaling
 from lt_shared.console import BadConfig
+from lt_shared.presets import PRESETS
 
 LLAMA = Architecture("small", "llama", 3, 64, 96, 8, 2, 500, 32)
 GPT = Architecture("small-gpt", "gpt", 2, 48, 192, 4, 4, 300, 40, tie_embeddings=True)
@@ -89,6 +90,32 @@ def test_flops_are_those_that_torch_counts(sequence_length: int) -> None:
     products = 2 * LLAMA.num_attention_heads * LLAMA.kv_channels * sequence_length
     causal_saving = LLAMA.num_layers * 3 * products
     assert LLAMA.flops_per_token(sequence_length) == counter.get_total_flops() // sequence_length - causal_saving
+
+
+OF_FAMILIES = sorted(name for name, shape in PRESETS.items() if name.startswith("tiny") and shape.family == "llama")
+
+
+@pytest.mark.parametrize("name", OF_FAMILIES)
+def test_flops_of_every_family_are_those_that_torch_counts(name: str) -> None:
+    """In its model of transformers, forward: latents, shared experts, chosen experts and the router. No window is as short."""
+    shape = dataclasses.replace(PRESETS[name], mtp_num_layers=0)
+    config = AutoConfig.for_model(**huggingface.to_config(shape, "float32"))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    # torch does not count its grouped product.
+    model.set_experts_implementation("eager")
+    length = 8
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.arange(length)[None])
+    causal_saving = shape.num_layers * (shape.query_size + shape.value_size) * length
+    assert shape.flops_per_token(length) == 3 * (counter.get_total_flops() // length - causal_saving)
+
+
+def test_flops_of_a_prediction_layer_are_those_of_a_layer_its_projection_and_the_output_layer() -> None:
+    shape = PRESETS["tiny-deepseek-v3"]
+    none, deeper = (dataclasses.replace(shape, mtp_num_layers=0, num_layers=layers) for layers in (4, 5))
+    besides = 6 * (2 * shape.hidden_size**2 + shape.vocab_size * shape.hidden_size)
+    assert shape.flops_per_token(64) == deeper.flops_per_token(64) + besides
+    assert deeper.flops_per_token(64) > none.flops_per_token(64)
 
 
 def test_flops_count_the_experts_of_a_token_and_the_router() -> None:

@@ -23,6 +23,15 @@ _CHUNKED = (
 )
 _PER_LAYER_EMBEDDINGS = "embeddings for every layer and keys that layers share, and would need both in megatron-core's block"
 _CONVOLUTIONS = "short convolutions in place of attention in most layers, and would need such a layer in megatron-core's block"
+_FUSED_EXPERTS = (
+    "all experts of a layer in one matrix, beside Granite's multipliers, and would need a table of weights and a model type that "
+    "has both"
+)
+_SPARSE_MIXER = (
+    "a router that chooses its two experts one after the other, and norms with biases, and would need both in the layers"
+)
+_GATED_SHARED_EXPERT = "a shared expert with a gate of its own, and would need that gate beside megatron-core's shared expert"
+_BLOCK_SPARSE = "block-sparse attention and a clamped GEGLU, and would need kernels for both"
 _REASONS: Mapping[str, tuple[str, ...]] = {
     _CHUNKED: ("llama4", "llama4_text"),
     _STATE_SPACE: (
@@ -35,6 +44,10 @@ _REASONS: Mapping[str, tuple[str, ...]] = {
     _SPARSE_ATTENTION: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "glm5_next"),
     _PER_LAYER_EMBEDDINGS: ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text"),
     _CONVOLUTIONS: ("lfm2", "lfm2_moe"),
+    _FUSED_EXPERTS: ("granitemoe", "granitemoeshared"),
+    _SPARSE_MIXER: ("phimoe",),
+    _GATED_SHARED_EXPERT: ("qwen2_moe",),
+    _BLOCK_SPARSE: ("phi3small",),
 }
 _REASON_OF = {kind: reason for reason, kinds in _REASONS.items() for kind in kinds}
 
