@@ -63,6 +63,7 @@ def test_transformers_runs_a_model_without_the_windows_of_its_family(name: str) 
     [
         ("tiny-gemma2", {"sliding_window": None}, "layers with a window, and sliding_window is null"),
         ("tiny-gemma3", {"sliding_window": None}, "layers with a window, and sliding_window is null"),
+        ("tiny-gemma2", {"query_pre_attn_scalar": 0}, "config.json is malformed"),
         ("tiny-gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("tiny-deepseek-v3", {"original_max_position_embeddings": 128}, "is 256 in the rope scaling, and 128 beside it"),
     ],

@@ -64,7 +64,7 @@ def _keeps(kind: ModelType, architecture: Architecture) -> bool:
     """Whether the type's config.json says all that the architecture does, but for what matters to training alone."""
     try:
         read = kind.read(_config(kind, architecture, "float32"), architecture.name)
-    except (BadConfig, KeyError, TypeError, ValueError, OverflowError):
+    except (BadConfig, KeyError, TypeError, ValueError, ArithmeticError):
         return False
     return _computed(read) == _computed(architecture)
 
@@ -115,7 +115,7 @@ def from_config(config: dict[str, Any], name: str) -> Architecture:
         return architecture
     except KeyError as error:
         raise BadConfig(f"{name}: config.json has no {error}") from None
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise BadConfig(f"{name}: config.json is malformed: {error}") from None
 
 
