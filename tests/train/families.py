@@ -169,7 +169,11 @@ def differences(arguments: list[str], where: torch.device) -> dict[str, float]:
 
 
 def of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    """lt-train's data parallelism moves it to `main_grad`, unless its wrapper has been collected before."""
+    if parameter.grad is not None:
+        return parameter.grad
+    moved: torch.Tensor | None = getattr(parameter, "main_grad", None)
+    return torch.zeros_like(parameter) if moved is None else moved
 
 
 def _largest(difference: torch.Tensor) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from families import compare
+from flag_sets import FLAG_SETS
 from layouts import Outcome, plan_of, train_all
 from running import environment
 from transformers import AutoConfig
@@ -90,10 +91,14 @@ def differences(dataset: Dataset, config_file: Path, deepseek_file: Path) -> dic
         "llama3.2": ("--model", "llama3.2-1b", *TRAINING, "--num-attention-heads", "4", "--num-query-groups", "2"),
         "another scaling": ("--model", str(config_file)),
     }
+    for name, architecture in FLAG_SETS.items():
+        file = config_file.with_name(f"{name}.json")
+        file.write_text(json.dumps(huggingface.to_config(architecture, "float32")))
+        commands[name] = ("--model", str(file), "--num-layers", str(architecture.num_layers))
     return compare({name: [*SHORT, *arguments, dataset.prefix] for name, arguments in commands.items()})
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *DEEPSEEKS, "llama3.2", "another scaling", "yarn", "linear"])
+@pytest.mark.parametrize("family", [*FAMILIES, *DEEPSEEKS, "llama3.2", "another scaling", "yarn", "linear", *FLAG_SETS])
 def test_transformers_computes_the_same(family: str, differences: dict[str, dict[str, float]]) -> None:
     """In fp32. A window that is one token wider makes a difference of 1, another rope scaling one of 3e-3 and more."""
     assert differences[family]["logits"] < 1e-5
