@@ -38,6 +38,17 @@ def test_objects() -> None:
     assert pairs == {1 + 0j: 2}
 
 
+def test_a_class_that_is_named_again_is_referred_to() -> None:
+    named = [Global("collections", "OrderedDict"), Global("builtins", "complex")] * 300
+    written = dumps(named)
+    assert pickle.loads(written) == [collections.OrderedDict, complex] * 300
+    assert written.count(b"OrderedDict") == 2
+
+
+def test_pairs_are_made_while_they_are_written() -> None:
+    assert pickle.loads(dumps(Pairs((number, str(number)) for number in range(1000)))) == {n: str(n) for n in range(1000)}
+
+
 def test_persistent_ids() -> None:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, identifier: Any) -> Any:

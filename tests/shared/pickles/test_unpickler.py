@@ -428,3 +428,13 @@ def test_attributes_of_a_function_stay() -> None:
     with pytest.raises(BadData):
         pickles.load_known(changing, {"shutil.rmtree"}, "object")
     assert not hasattr(shutil.rmtree, "avoids_")
+
+
+def test_a_class_is_made_once_and_no_pickle_changes_it() -> None:
+    named = b"ctorch\nFancy\n"
+    first, again = pickles.loads(b"(" + named + named + b"t.", "file")
+    assert first is again
+    for state in (b"}X\x04\x00\x00\x00nameK\x01s", b"N}X\x04\x00\x00\x00nameK\x01s\x86"):
+        with pytest.raises(BadData):
+            pickles.loads(named + state + b"b.", "file")
+    assert pickles.loads(named + b".", "file").name == "torch.Fancy"

@@ -116,6 +116,12 @@ def _real_member(enumeration: Any, name: str) -> Any:
     return enumeration[name]
 
 
+@functools.lru_cache(maxsize=256)
+def _record_class(name: str) -> type[Record]:
+    """Made once: a pickle may name a class anew for each object, and a class takes more memory. No pickle changes it."""
+    return type("Record", (ComparedRecord if name in COMPARED else Record,), {"name": name})
+
+
 class _Unpickler(pickle.Unpickler):
     member = staticmethod(_member)
 
@@ -129,8 +135,7 @@ class _Unpickler(pickle.Unpickler):
             return PLAIN_TYPES[module, name]
         if module.split(".")[0] not in INERT_PACKAGES:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no checkpoint needs")
-        full_name = f"{module}.{name}"
-        return type("Record", (ComparedRecord if full_name in COMPARED else Record,), {"name": full_name})
+        return _record_class(f"{module}.{name}")
 
     def persistent_load(self, identifier: Any) -> Any:
         return identifier

@@ -94,7 +94,7 @@ def command(
     if dry_run:
         for request in requests:
             with Files() as files:
-                plan = conversion.plan(request, files)
+                plan = conversion.plan(request, files, reads_values=False)
             result.check_destination(request.destination, plan.source.directory)
             record = plan.to_record()
             console.print_json(record) if as_json else plan_table.write(record, sys.stdout)

@@ -16,7 +16,7 @@ from lt_convert.tensors.source_files import Files
 from lt_convert.tensors.tensor import Tensor
 from lt_convert.weights import families
 from lt_convert.weights.mapping import abbreviated, is_balancing_bias
-from lt_shared import checkpoint_layout
+from lt_shared import checkpoint_layout, memory
 from lt_shared.console import BadData, UsageError, note, warn
 from lt_shared.manifest import Checkpoint, absolute
 
@@ -119,8 +119,16 @@ def _name(source: str) -> str:
     return parts[-2] if parts[-1] == checkpoint_layout.RELEASE and len(parts) > 1 else parts[-1]
 
 
-def plan(request: Request, files: Files) -> Plan:
-    """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do."""
+def plan(request: Request, files: Files, reads_values: bool = True) -> Plan:
+    """Locate, map and check every tensor. Raises as the format's `open_source`, and UsageError when there is nothing to do.
+
+    Without `reads_values`, tensors that are stored twice are not compared: the embeddings of DeepSeek-V3 are 7 GB.
+    """
+    with memory.garbage_collection_paused():
+        return _plan(request, files, reads_values)
+
+
+def _plan(request: Request, files: Files, reads_values: bool) -> Plan:
     directory, source_format = location.locate(request.source, files)
     source: Source = formats.module(source_format).open_source(directory, files)
     is_flat = source.optimizer is not None and source.optimizer.is_flat and request.optimizer
@@ -138,7 +146,8 @@ def plan(request: Request, files: Files) -> Plan:
         megatron_args.warn_of_absent(source.model.architecture, directory)
     if not request.optimizer or request.to not in WITH_OPTIMIZER:
         source = dataclasses.replace(source, optimizer=None)
-    check_aliases(source, files)
+    if reads_values:
+        check_aliases(source, files)
     if source.optimizer:
         adamw_state.check(source.optimizer)
         adamw_state.check_main_weights(source.optimizer, source.tensors, files, directory)

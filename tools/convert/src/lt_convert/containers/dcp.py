@@ -29,14 +29,21 @@ _PACKAGE = "torch.distributed.checkpoint.metadata"
 _LAYOUT = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(_PACKAGE, "_MEM_FORMAT_ENCODING"), (0,))
 
+Offsets = tuple[int, ...]
+# What `.metadata` says of a tensor: dtype, shape, and (offsets, sizes) of its chunks; None for what is no tensor.
+_Description = tuple[str, tuple[int, ...], list[tuple[Offsets, tuple[int, ...]]]] | None
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ShardLocation:
     """Where the `torch.save` archive of a chunk or object is: `length_bytes` of `file` from `offset_bytes`."""
 
     file: str
     offset_bytes: int
     length_bytes: int
+
+
+_Stored = tuple[str, Offsets | None, ShardLocation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,9 +173,9 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
     segments: list[bytes | Payload] = []
     bounds: list[int] = []
     size = 0
-    state_dict_metadata: dict[str, Any] = {}
-    stored: list[tuple[Instance, Instance]] = []
-    written: dict[Any, tuple[str, int, int]] = {}
+    described: dict[str, _Description] = {}
+    stored: list[_Stored] = []
+    written: dict[Any, ShardLocation] = {}
 
     def close() -> None:
         nonlocal segments, bounds, size
@@ -176,7 +183,7 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
             made.append(OutputFile(f"{prefix}__0_{len(made)}.distcp", tuple(segments), tuple(dict.fromkeys(bounds))))
         segments, bounds, size = [], [], 0
 
-    def add(index: Any, archive: tuple[bytes | Payload, ...]) -> tuple[str, int, int]:
+    def add(key: str, offsets: Offsets | None, archive: tuple[bytes | Payload, ...]) -> ShardLocation:
         nonlocal size
         length = sum(len(part) if isinstance(part, bytes) else part.size_bytes for part in archive)
         # Chunks begin at multiples of the alignment that torch gives their values.
@@ -184,8 +191,8 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
         if padding:
             segments.append(b"\0" * padding)
             size += padding
-        location = (f"__0_{len(made)}.distcp", size, length)
-        stored.append((index, _storage_info(*location)))
+        location = ShardLocation(f"__0_{len(made)}.distcp", size, length)
+        stored.append((key, offsets, location))
         segments.extend(archive)
         bounds.extend((size, size + length))
         size += length
@@ -195,25 +202,20 @@ def outputs(entries: Iterable[Entry], objects: Mapping[str, Any], prefix: str = 
 
     for entry in entries:
         chunks = [(name, *piece) for offsets, name, tensor in entry.chunks for piece in _split(offsets, tensor)]
-        state_dict_metadata[entry.key] = _tensor_metadata(
-            entry.dtype, entry.shape, [(offsets, tensor.shape) for _, offsets, tensor in chunks]
-        )
+        described[entry.key] = entry.dtype, entry.shape, [(offsets, tensor.shape) for _, offsets, tensor in chunks]
         for name, offsets, tensor in chunks:
-            index, values = _index(entry.key, offsets), (tensor.dtype, tensor.shape, tensor.chunks)
+            values = (tensor.dtype, tensor.shape, tensor.chunks)
             # A tied output layer points to the embedding's archive: a fifth less to write for Llama 3.2 1B.
             if values in written:
-                stored.append((index, _storage_info(*written[values])))
+                stored.append((entry.key, offsets, written[values]))
             else:
-                written[values] = add(index, torch_archive.archive(Payload(name, tensor)))
+                written[values] = add(entry.key, offsets, torch_archive.archive(Payload(name, tensor)))
     for key, value in objects.items():
-        if isinstance(value, Scalar):
-            state_dict_metadata[key] = _tensor_metadata("float32", (), [((), ())])
-            add(_index(key, ()), torch_archive.archive(value))
-        else:
-            state_dict_metadata[key] = Instance(Global(_PACKAGE, "BytesStorageMetadata"), {})
-            add(_index(key, None), torch_archive.archive(value))
+        is_tensor = isinstance(value, Scalar)
+        described[key] = ("float32", (), [((), ())]) if is_tensor else None
+        add(key, () if is_tensor else None, torch_archive.archive(value))
     close()
-    return [*made, OutputFile(f"{prefix}{METADATA}", (_metadata(state_dict_metadata, stored),))]
+    return [*made, OutputFile(f"{prefix}{METADATA}", (_metadata(described, stored),))]
 
 
 def _split(offsets: tuple[int, ...], tensor: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
@@ -233,18 +235,21 @@ def _size(numbers: tuple[int, ...]) -> Call:
     return Call(Global("torch", "Size"), (numbers,))
 
 
-def _index(key: str, offsets: tuple[int, ...] | None) -> Instance:
+def _index(key: str, offsets: Offsets | None) -> Instance:
     state = {"fqn": key, "offset": None if offsets is None else _size(offsets), "index": None}
     return Instance(Global(_PACKAGE, "MetadataIndex"), state)
 
 
-def _storage_info(name: str, offset: int, length: int) -> Instance:
-    state = {"relative_path": name, "offset": offset, "length": length, "transform_descriptors": None}
-    return Instance(Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state)
+def _storage_info(location: ShardLocation) -> Instance:
+    state = {"relative_path": location.file, "offset": location.offset_bytes, "length": location.length_bytes}
+    return Instance(Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), state | {"transform_descriptors": None})
 
 
-def _tensor_metadata(dtype: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Instance:
-    """The `TensorStorageMetadata` of a tensor with chunks of these (offsets, sizes)."""
+def _storage_metadata(description: _Description) -> Instance:
+    """The `TensorStorageMetadata` of a tensor, or `BytesStorageMetadata` for None."""
+    if description is None:
+        return Instance(Global(_PACKAGE, "BytesStorageMetadata"), {})
+    dtype, shape, chunks = description
     properties = Instance(Global(_PACKAGE, "TensorProperties"), (Global("torch", dtype), _LAYOUT, False, _CONTIGUOUS, False))
     pieces = [
         Instance(Global(_PACKAGE, "ChunkStorageMetadata"), {"offsets": _size(offsets), "sizes": _size(sizes)})
@@ -254,14 +259,14 @@ def _tensor_metadata(dtype: str, shape: tuple[int, ...], chunks: Sequence[tuple[
     return Instance(Global(_PACKAGE, "TensorStorageMetadata"), state)
 
 
-def _metadata(state_dict_metadata: Mapping[str, Any], stored: Sequence[tuple[Instance, Instance]]) -> bytes:
+def _metadata(described: Mapping[str, _Description], stored: Sequence[_Stored]) -> bytes:
     return dumps(
         Instance(
             Global(_PACKAGE, "Metadata"),
             {
-                "state_dict_metadata": dict(state_dict_metadata),
+                "state_dict_metadata": Pairs((key, _storage_metadata(each)) for key, each in described.items()),
                 "planner_data": None,
-                "storage_data": Pairs(stored),
+                "storage_data": Pairs((_index(key, offsets), _storage_info(where)) for key, offsets, where in stored),
                 "storage_meta": None,
                 "version": None,
             },

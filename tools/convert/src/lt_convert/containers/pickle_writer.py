@@ -7,7 +7,7 @@ torch.save).
 
 import dataclasses
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -44,9 +44,12 @@ class Persistent:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """A dict as (key, value) pairs, for keys that are not hashable here: `Instance`s."""
+    """A dict as (key, value) pairs: for keys that are not hashable here, `Instance`s, and for pairs made while they are written.
 
-    items: Sequence[tuple[Any, Any]]
+    An index of DeepSeek-V3 has 150,000 objects, which take 150 MB at once.
+    """
+
+    items: Iterable[tuple[Any, Any]]
 
 
 def dumps(value: Any) -> bytes:
@@ -56,15 +59,19 @@ def dumps(value: Any) -> bytes:
     """
     writer = _Writer()
     writer.write(value)
-    return b"\x80\x02" + b"".join(writer.parts) + b"."
+    return b"\x80\x02" + writer.written + b"."
 
 
 class _Writer:
+    """Bytes are appended to one buffer. A class that is named a second time is numbered there, and then referred to by that."""
+
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.written = bytearray()
+        self._named: set[Global] = set()
+        self._numbers: dict[Global, int] = {}
 
     def write(self, value: Any) -> None:
-        put = self.parts.append
+        put = self.written.extend
         if value is None:
             put(b"N")
         elif value is True or value is False:
@@ -96,31 +103,43 @@ class _Writer:
 
     def _write_tuple(self, value: tuple[Any, ...]) -> None:
         if not value:
-            self.parts.append(b")")
+            self.written.extend(b")")
             return
-        self.parts.append(b"(")
+        self.written.extend(b"(")
         for entry in value:
             self.write(entry)
-        self.parts.append(b"t")
+        self.written.extend(b"t")
 
     def _write_object(self, value: Any) -> None:
+        put = self.written.extend
         if isinstance(value, Global):
-            self.parts.append(b"c" + f"{value.module}\n{value.name}\n".encode())
+            self._write_global(value)
         elif isinstance(value, Call):
             self.write(value.function)
             self._write_tuple(value.arguments)
-            self.parts.append(b"R")
+            put(b"R")
         elif isinstance(value, Instance):
             self.write(value.type)
-            self.parts.append(b")\x81")
+            put(b")\x81")
             if value.state is not None:
                 self.write(value.state)
-                self.parts.append(b"b")
+                put(b"b")
         elif isinstance(value, Persistent):
             self._write_tuple(value.identifier)
-            self.parts.append(b"Q")
+            put(b"Q")
         else:
             raise TypeError(f"a {type(value).__name__} has no place in a checkpoint's pickle")
+
+    def _write_global(self, value: Global) -> None:
+        put = self.written.extend
+        if value in self._numbers:
+            put(b"j" + struct.pack("<I", self._numbers[value]))
+            return
+        put(b"c" + f"{value.module}\n{value.name}\n".encode())
+        if value in self._named:
+            self._numbers[value] = len(self._numbers)
+            put(b"r" + struct.pack("<I", self._numbers[value]))
+        self._named.add(value)
 
 
 def _integer(value: int) -> bytes:

@@ -10,7 +10,7 @@ import functools
 import math
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lt_convert.containers import pickle_writer, zip_members
@@ -18,7 +18,7 @@ from lt_convert.containers.pickle_writer import Call, Global, Persistent
 from lt_convert.containers.zip_members import END_BYTES, Archive, Member
 from lt_convert.tensors.output_files import Payload
 from lt_convert.tensors.source_files import DAMAGED, Files
-from lt_convert.tensors.tensor import ITEM_BYTES, View, row_major
+from lt_convert.tensors.tensor import ITEM_BYTES, View, row_major, zeros
 from lt_shared import pickles
 from lt_shared.checksums import crc32
 from lt_shared.console import BadData
@@ -36,6 +36,8 @@ STORAGES = {
 _DTYPES = {name: dtype for dtype, name in STORAGES.items()}
 _REBUILD = "torch._utils._rebuild_tensor_v2"
 _LARGE = 0xFFFFFFFF
+# A model has fewer shapes than this, and tens of thousands of tensors.
+CACHED = 1024
 # Bit 11 of the flags: names are UTF-8.
 _UTF8 = 0x0800
 
@@ -56,8 +58,30 @@ def archive(value: Any) -> tuple[bytes | Payload, ...]:
 
     Raises BadData for a tensor of a dtype that is not in `STORAGES`.
     """
+    if isinstance(value, Payload) and value.tensor.dtype in STORAGES:
+        before, after = _around(value.tensor.dtype, value.tensor.shape)
+        return before, value, after
     tensors: list[Payload | Scalar] = []
     pickle = pickle_writer.dumps(_with_references(value, tensors))
+    return _of_members(pickle, tuple(tensors)) if tensors else _without_tensors(pickle)
+
+
+@functools.lru_cache(maxsize=CACHED)
+def _around(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+    """What is before and after the values in the archive of one tensor: the same bytes for all experts of a model."""
+    tensors: list[Payload | Scalar] = []
+    pickle = pickle_writer.dumps(_with_references(Payload("", zeros(dtype, shape)), tensors))
+    before, _, after = _of_members(pickle, tuple(tensors))
+    assert isinstance(before, bytes) and isinstance(after, bytes)
+    return before, after
+
+
+@functools.lru_cache(maxsize=CACHED)
+def _without_tensors(pickle: bytes) -> tuple[bytes | Payload, ...]:
+    return _of_members(pickle, ())
+
+
+def _of_members(pickle: bytes, tensors: Sequence[Payload | Scalar]) -> tuple[bytes | Payload, ...]:
     members: list[tuple[str, bytes | Payload]] = [("data.pkl", pickle), ("byteorder", b"little")]
     for number, tensor in enumerate(tensors):
         members.append((f"data/{number}", tensor.data if isinstance(tensor, Scalar) else tensor))

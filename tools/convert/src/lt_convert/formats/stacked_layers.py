@@ -30,7 +30,7 @@ def unstacked(stacked: Tensor) -> dict[str, Tensor]:
     if not all(stacked.shape):
         raise BadData(f"{stacked.name} is {list(stacked.shape)}: an axis is empty")
     names = [f"{match['stem']}.{layer}.{match['rest']}" for layer in range(stacked.shape[0])]
-    return {name: stacked.at(layer).named(name) for layer, name in enumerate(names)}
+    return {name: layer.named(name) for name, layer in zip(names, stacked.slices(), strict=True)}
 
 
 def entries(tensors: Mapping[str, Tensor], count: int) -> list[Entry]:

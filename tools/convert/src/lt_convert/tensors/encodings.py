@@ -97,7 +97,8 @@ class Encoding:
     def _with(self, change: Callable[[tuple[ScaleAxis, ...]], Sequence[ScaleAxis]]) -> Self:
         if self.scales is None:
             return self
-        return dataclasses.replace(self, scales=dataclasses.replace(self.scales, axes=tuple(change(self.scales.axes))))
+        scales = self.scales
+        return type(self)(self.dtype, Scales(scales.file, scales.offset_bytes, scales.dtype, _shared(tuple(change(scales.axes)))))
 
     def decoded(self, items: NDArray[Any], read: Read, name: str) -> NDArray[numpy.float32]:
         """The float32 values of `items`, the view's items as unsigned integers. Raises BadData, naming the tensor `name`."""
@@ -142,6 +143,12 @@ def _values(items: NDArray[Any], dtype: str) -> NDArray[numpy.float32]:
         return numpy.array(items, order="C").view(numpy.float32)
     result: NDArray[numpy.float32] = table(dtype).take(items)
     return result
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(axes: tuple[ScaleAxis, ...]) -> tuple[ScaleAxis, ...]:
+    """`axes`, or the equal ones that were given before: the weights of a model have few shapes."""
+    return axes
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from lt_convert.tensors.checksums import Piece
 from lt_convert.tensors.tensor import Tensor
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Payload:
     """A tensor's values, row-major; `name` is its name in the format that is written."""
 

@@ -62,7 +62,7 @@ class Model:
             raise BadData(f"the embedding has {self.padded_vocab_size} rows for a vocabulary of {self.architecture.vocab_size}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
     """One tensor of a format in one model: its name, shape and weight op, and the rows of canonical tensors in it.
 
@@ -195,8 +195,11 @@ class Family:
         pieces: dict[str, list[tuple[tuple[range, ...], Tensor]]] = {}
         shapes = self.canonical(model)
         for row_mappings, names in alternatives.items():
+            tensor = found[names[0]]
+            experts = tensor.slices() if row_mappings[0].expert is not None else ()
             for one in row_mappings:
-                pieces.setdefault(one.name, []).append(_to_canonical(one, found[names[0]], shapes[one.name]))
+                its = tensor if one.expert is None else experts[one.expert]
+                pieces.setdefault(one.name, []).append(_to_canonical(one, its, shapes[one.name]))
         return {name: assemble(name, shape, pieces[name]) for name, shape in shapes.items() if name in pieces}
 
     def aliases(self, table: str, model: Model, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor, Tensor]]:
@@ -339,8 +342,8 @@ def _from_canonical(rows: RowMapping, source: Tensor, shape: Shape) -> tuple[tup
 
 
 def _to_canonical(rows: RowMapping, tensor: Tensor, shape: Shape) -> tuple[tuple[range, ...], Tensor]:
-    """The rows of the format's `tensor`, and their indices in the canonical tensor of `shape`."""
-    piece = (tensor if rows.expert is None else tensor.at(rows.expert)).take(0, rows.format_rows)
+    """The rows of the format's `tensor`, or expert's slice of it, and their indices in the canonical tensor of `shape`."""
+    piece = tensor.take(0, rows.format_rows)
     if rows.canonical_expert is None:
         return _in_canonical(rows, piece, shape)
     indices, piece = _in_canonical(rows, piece, shape[1:])

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 OUTPUT_WEIGHT = "lm_head.weight"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RowMapping:
     """The rows `canonical_rows` of the canonical tensor `name` are the rows `format_rows` of the format's tensor.
 
