@@ -7,31 +7,39 @@ A checkpoint that is being written must not be read, and each trainer shows in a
   all ranks have written. So what is newer than the tracker says is not complete, and neither is an older one that a crash left
   without `.metadata`, which torch writes last.
 - TorchTitan writes into the final directory, and `.metadata` appears by rename when all ranks have written.
+- Megatron-Bridge writes as Megatron-LM does, then `train_state.pt`, its own tracker `latest_train_state.pt`, Megatron-LM's
+  tracker and, last, `run_config.yaml`, without which the model is unknown. Its first versions had only their own tracker.
+- NeMo 2 has an empty file `NAME-unfinished` beside the directory NAME while it writes, and also while it deletes. NAME ends in
+  `-last` where it repeats another one, and in `-EMA` where it has other weights than the model's: those are left out.
 """
 
+import contextlib
 import dataclasses
 import re
 
 from lt_convert import formats
+from lt_convert.containers import torch_archive
+from lt_convert.formats import provider_config, train_state
 from lt_convert.formats.location import TORCHTITAN_STEP, listing, tracked_iteration
 from lt_convert.tensors.source_files import Files
 from lt_shared import storage
-from lt_shared.checkpoint_layout import RECORD, TRACKER, RunRecord
+from lt_shared.checkpoint_layout import COMMON, RECORD, TRACKER, RunRecord
 from lt_shared.console import BadData, NoInput
 
 _ITERATION = re.compile(r"iter_(\d{7,})")
+_NEMO_STEP = re.compile(r"(?:.*[-_])?step=(\d+)(?![\d.]).*")
+_NEMO_UNFINISHED, _NEMO_LAST, _NEMO_AVERAGE = "-unfinished", "-last", "-EMA"
+# Where NeMo keeps them, below the directory of a run.
+_NEMO_CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RunCheckpoint:
-    """A checkpoint that the run wrote at `iteration`."""
+    """A checkpoint that the run wrote at `iteration`. `name` is that of its directory; for NeMo it has the step alone: `step-100`."""
 
     iteration: int
     directory: str
-
-    @property
-    def name(self) -> str:
-        return self.directory.rpartition("/")[2]
+    name: str
 
 
 def complete(run: str) -> list[RunCheckpoint]:
@@ -43,15 +51,48 @@ def complete(run: str) -> list[RunCheckpoint]:
     with Files() as files:
         tracked = _tracked(run, names, files)
         found = [
-            RunCheckpoint(int(match[1]), f"{run}/{name}")
+            RunCheckpoint(int(match[1]), f"{run}/{name}", name)
             for name in names
             if (match := _ITERATION.fullmatch(name) or TORCHTITAN_STEP.fullmatch(name))
         ]
+        if not found:
+            return _of_nemo(f"{run}/{_NEMO_CHECKPOINTS}" if _NEMO_CHECKPOINTS in names else run, files)
         return sorted(one for one in found if _is_complete(one, tracked, files))
 
 
+def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:
+    names = set(listing(run))
+    found: dict[int, RunCheckpoint] = {}
+    for name in sorted(names, key=lambda name: (name.endswith(_NEMO_LAST), name)):
+        directory = f"{run}/{name}"
+        if name.endswith((_NEMO_UNFINISHED, _NEMO_AVERAGE)) or f"{name}{_NEMO_UNFINISHED}" in names:
+            continue
+        with contextlib.suppress(NoInput):
+            if {provider_config.WEIGHTS, provider_config.CONTEXT} <= set(listing(directory)):
+                step = _step_of_nemo(directory, name, files)
+                found.setdefault(step, RunCheckpoint(step, directory, f"step-{step}"))
+    return sorted(found.values())
+
+
+def _step_of_nemo(directory: str, name: str, files: Files) -> int:
+    """The step in the name, or else the one that is stored: names are the user's choice. Raises BadData where neither has it."""
+    if match := _NEMO_STEP.fullmatch(name):
+        return int(match[1])
+    path = f"{directory}/{provider_config.WEIGHTS}/{COMMON}"
+    content, _ = torch_archive.read(path, 0, files.size_bytes(path), files, COMMON)
+    step = content.get("global_step") if isinstance(content, dict) else None
+    if type(step) is not int or step < 0:
+        raise BadData(f"{path}: has no global_step, and the name of the checkpoint no step=", "rename it to step=NUMBER")
+    return step
+
+
 def _tracked(run: str, names: list[str], files: Files) -> int:
-    """The iteration that the tracker names; -1 without one, and while Megatron-LM writes it, when it is empty."""
+    """The iteration that the tracker names; -1 without one, and while it is written, when it is empty or cut off."""
+    if TRACKER not in names and train_state.TRACKER in names:
+        try:
+            return train_state.tracked_step(run, files)
+        except BadData:
+            return -1
     if TRACKER not in names or files.size_bytes(f"{run}/{TRACKER}") == 0:
         return -1
     iteration = tracked_iteration(run, files)
@@ -65,6 +106,8 @@ def _is_complete(one: RunCheckpoint, tracked: int, files: Files) -> bool:
             return False
         if RECORD in names:
             return _has_all_files(one.directory, files)
+        if train_state.FILE in names and provider_config.RUN_CONFIG not in names:
+            return False
     except (NoInput, BadData):
         # It was deleted since it was listed, or is being copied.
         return False

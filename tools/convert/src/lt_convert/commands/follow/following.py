@@ -24,7 +24,7 @@ from lt_shared.manifest import Checkpoint
 
 PASSING = (BadData, NoInput, IoFailure, TryAgain, CannotCreate)
 # What a trainer writes last in a checkpoint, or as good as.
-_LAST_WRITTEN = (".metadata", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
+_LAST_WRITTEN = (".metadata", "weights/.metadata", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
 
 
 @dataclasses.dataclass(frozen=True)
