@@ -13,11 +13,14 @@ from safetensors.torch import load_file
 
 from lt_convert.commands import conversion
 from lt_convert.commands.conversion import Request
+from lt_convert.commands.follow import following
+from lt_convert.commands.follow.following import FollowRequest
+from lt_convert.commands.merge import merging, sources
 from lt_convert.formats import location
 from lt_convert.tensors import blocks
 from lt_convert.tensors.source_files import Files
 from lt_shared.architecture import Architecture, RopeScaling
-from lt_shared.console import BadData
+from lt_shared.console import BadData, NoInput
 
 LLAMA = Architecture("run", "llama", 3, 32, 96, 4, 2, 250, 64, rotary_base=500000.0, rope_scaling=RopeScaling(32.0))
 QWEN2 = dataclasses.replace(LLAMA, add_qkv_bias=True, tie_embeddings=True, rope_scaling=None)
@@ -161,3 +164,36 @@ def test_what_nemo_has_not_finished_is_refused(stock: Path, tmp_path: Path) -> N
     (tmp_path / "step=3-unfinished").touch()
     with pytest.raises(BadData, match="NeMo has not finished it"):
         convert(tmp_path / "step=3", "hf", tmp_path / "hf")
+
+
+def run_of_two(stock: Path, directory: Path, trainer: str) -> Path:
+    """The checkpoint of `stock` twice, and one that is not complete."""
+    for step, is_complete in ((3, True), (6, True), (9, False)):
+        if trainer == "nemo":
+            place = directory / "checkpoints" / f"model--val_loss=0.50-step={step}-consumed_samples=8.0"
+            shutil.copytree(stock / "nemo", place)
+            if not is_complete:
+                Path(f"{place}-unfinished").touch()
+        else:
+            ignored = shutil.ignore_patterns(*(() if is_complete else ("run_config.yaml",)))
+            shutil.copytree(stock / "bridge" / "iter_0000003", directory / f"iter_{step:07d}", ignore=ignored)
+            (directory / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return directory
+
+
+@pytest.mark.parametrize("trainer", ["bridge", "nemo"])
+def test_a_run_is_merged_and_followed(stock: Path, trainer: str, tmp_path: Path) -> None:
+    run = run_of_two(stock, tmp_path / "run", trainer)
+    convert(stock / trainer, "hf", tmp_path / "expected")
+    expected = load_file(tmp_path / "expected" / "model.safetensors")
+    merging.merge(merging.MergeRequest(sources.last_of_run(str(run), 2), "hf", str(tmp_path / "merged")))
+    request = FollowRequest(str(run), "hf", str(tmp_path / "followed"))
+    assert following.follow(request, None, lambda _: None)
+    names = {path.name for path in (tmp_path / "followed").iterdir() if path.is_dir()}
+    assert names == ({"step-3", "step-6"} if trainer == "nemo" else {"iter_0000003", "iter_0000006"})
+    for directory in (tmp_path / "merged", *(tmp_path / "followed" / name for name in names)):
+        found = load_file(directory / "model.safetensors")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(tensor, found[key]) for key, tensor in expected.items())
+    with pytest.raises(NoInput, match="2 complete checkpoints"):
+        sources.last_of_run(str(run), 3)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lt_convert.formats import openai_original
 from lt_convert.formats.checkpoint import Source, Target
 from lt_convert.formats.dequantization import dequantized
 from lt_convert.formats.location import listing
@@ -26,6 +27,7 @@ from lt_convert.weights.mapping import HF, PADDING, Model
 from lt_shared import huggingface, quantization, strict_json
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, BadData, warn
+from lt_shared.tokenizer_files import TokenizerFiles
 
 TABLE = HF
 CONFIG = "config.json"
@@ -53,7 +55,7 @@ _CODE_OF = {dtype: code for code, dtype in _CODES.items()}
 
 
 def recognise(names: Sequence[str]) -> bool:
-    return CONFIG in names and (SINGLE in names or INDEX in names)
+    return CONFIG in names and (SINGLE in names or INDEX in names or bool(openai_original.shards(names)))
 
 
 def open_source(directory: str, files: Files) -> Source:
@@ -61,6 +63,8 @@ def open_source(directory: str, files: Files) -> Source:
     path = f"{directory}/{CONFIG}"
     try:
         config = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path))))
+        openai = config if openai_original.is_original(config) else None
+        config = config if openai is None else openai_original.config_for_transformers(openai, path)
         architecture = huggingface.from_config(config, directory.rstrip("/").rsplit("/", 1)[-1])
     except (ValueError, TypeError, RecursionError) as error:
         raise BadData(f"{path}: not a model configuration: {error}") from None
@@ -69,8 +73,11 @@ def open_source(directory: str, files: Files) -> Source:
     names = listing(directory)
     if ADAPTER in names:
         raise BadData(f"{directory}: {ADAPTER}: transformers would add that adapter to the model", "merge it first, or remove it")
-    stored_as = quantization.of_config(config, directory)
-    found = dequantized(read_model(directory, files), stored_as, directory)
+    stored = read_model(directory, files)
+    if openai is not None:
+        stored = openai_original.renamed(stored, openai, directory)
+    stored_as = quantization.of_config(config, directory) if openai is None else openai_original.quantization_of(stored)
+    found = dequantized(stored, stored_as, directory)
     architecture = _without_absent_layers(architecture, found, directory)
     padding_file = next((name for name in (PADDING_FILE, FORMER_PADDING_FILE) if name in names), None)
     padding = None if padding_file is None else _padding(f"{directory}/{padding_file}", files)
@@ -89,13 +96,22 @@ def open_source(directory: str, files: Files) -> Source:
         table=HF,
         model=model,
         tensors=tensors | (padding or {}),
-        tokenizer=discovery.beside_model(directory, files),
+        tokenizer=_tokenizer(directory, openai is not None, files),
         aliases=tuple(aliases),
         other_parts=tuple(name for name in found if re.fullmatch(family.other_parts, name)),
-        special_ids={name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
+        special_ids=None if openai else {name: config[name] for name in huggingface_tokenizer.SPECIAL_IDS if name in config},
         generation=files.read(generation, 0, files.size_bytes(generation)) if generates else None,
         quantization=str(stored_as or ""),
     )
+
+
+def _tokenizer(directory: str, is_original: bool, files: Files) -> TokenizerFiles | None:
+    """That beside the model; OpenAI's own files have it in the directory above."""
+    above, _, name = directory.rpartition("/")
+    found = discovery.beside_model(directory, files)
+    if found is None and is_original and name == openai_original.DIRECTORY:
+        return discovery.beside_model(above, files)
+    return found
 
 
 def _without_absent_layers(architecture: Architecture, tensors: Mapping[str, Tensor], origin: str) -> Architecture:
@@ -123,7 +139,8 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     path = f"{directory}/{INDEX}"
     names = listing(directory)
     if INDEX not in names:
-        return read_file(f"{directory}/{SINGLE}", files)
+        whole = [SINGLE] if SINGLE in names else openai_original.shards(names)
+        return _joined(directory, whole, files)
     try:
         weight_map = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
         shards = sorted(set(weight_map.values()))
@@ -137,13 +154,7 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
             f"{directory}: has a {SINGLE} and a {INDEX} of other files, which may be two models",
             "remove the one that is not meant: transformers would load the single file",
         )
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        found = read_file(f"{directory}/{shard}", files)
-        repeated = sorted(set(found) & set(tensors))
-        if repeated:
-            raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
-        tensors |= found
+    tensors = _joined(directory, shards, files)
     # transformers takes each tensor from the file that the index names, and none that it does not name.
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].files not in ([], [f"{directory}/{shard}"]):
@@ -151,6 +162,17 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     unknown = sorted(set(tensors) - set(weight_map))
     if unknown:
         raise BadData(f"{path}: does not name {unknown[0]}, which is in {tensors[unknown[0]].files[0].rpartition('/')[2]}")
+    return tensors
+
+
+def _joined(directory: str, shards: Sequence[str], files: Files) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        found = read_file(f"{directory}/{shard}", files)
+        repeated = sorted(set(found) & set(tensors))
+        if repeated:
+            raise BadData(f"{directory}/{shard}: {repeated[0]} is in another shard too")
+        tensors |= found
     return tensors
 
 

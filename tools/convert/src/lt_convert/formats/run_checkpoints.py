@@ -35,7 +35,7 @@ _NEMO_CHECKPOINTS = "checkpoints"
 
 @dataclasses.dataclass(frozen=True, order=True)
 class RunCheckpoint:
-    """A checkpoint that the run wrote at `iteration`. `name` is that of its directory; for NeMo it has the step alone: `step-100`."""
+    """A checkpoint that the run wrote at `iteration`. `name` is that of its directory; for NeMo it has the step: `step-100`."""
 
     iteration: int
     directory: str
