@@ -218,6 +218,19 @@ def save(model: GPTModel, job: dict[str, Any]) -> None:
     dist_checkpointing.save({**state, **common}, job["save"])
 
 
+def save_legacy(model: GPTModel, job: dict[str, Any]) -> None:
+    """This rank's file as Megatron-LM writes it without dist_checkpointing."""
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    sizes = {"tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(), "transformer_impl": "local"}
+    arguments = megatron_arguments.to_arguments(Architecture.from_record(job["architecture"])) | sizes
+    arguments |= {"padded_vocab_size": job["padded_vocab_size"], "params_dtype": model.config.params_dtype}
+    place = Path(job["legacy"], "iter_0000020", f"mp_rank_{rank:02d}")
+    place.mkdir(parents=True)
+    state = {"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": 20}
+    torch.save({**state, "model": model.state_dict_for_save_checkpoint()}, place / "model_optim_rng.pt")
+    Path(job["legacy"], "latest_checkpointed_iteration.txt").write_text("20")
+
+
 def load(model: GPTModel, directory: str) -> None:
     loaded = dist_checkpointing.load({"model": model.sharded_state_dict()}, directory)
     missing, unexpected = model.load_state_dict(loaded["model"], strict=False)
@@ -254,6 +267,8 @@ def run(job: dict[str, Any]) -> None:
         fill(model)
     if "save" in job:
         save(model, job)
+    if "legacy" in job:
+        save_legacy(model, job)
     if "logits" in job:
         found = logits(model, torch.tensor(job["tokens"])).detach().numpy()
         if model.post_process and parallel_state.get_tensor_model_parallel_rank() == 0:
