@@ -1,14 +1,8 @@
 """Merges: the exact average, of any formats to any format, with all that a conversion promises."""
 
 import dataclasses
-import itertools
 import json
-import random
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +10,7 @@ import numpy
 import pytest
 import s3_server
 import torch
+from averaged_models import WEIGHTS, assert_same, average, values, write
 from safetensors.torch import load_file, save_file
 
 import lt_convert
@@ -24,12 +19,7 @@ from lt_convert.commands.receipt import ConversionRecord
 from lt_convert.containers import dcp
 from lt_convert.formats import huggingface
 from lt_convert.tensors import blocks
-from lt_convert.tensors.averages import Average
-from lt_convert.tensors.blocks import TensorReader
-from lt_convert.weights import families
-from lt_convert.weights.mapping import Model
 from lt_shared import checkpoint_layout
-from lt_shared import huggingface as model_configuration
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData, CannotCreate, UsageError
@@ -45,43 +35,6 @@ FAMILIES = {
     "qwen3_moe": dataclasses.replace(LLAMA, qk_layernorm=True, kv_channels=16, num_experts=4, ffn_hidden_size=40),
     "gpt2": dataclasses.replace(LLAMA, family="gpt", num_query_groups=4, tie_embeddings=True),
 }
-WEIGHTS = (0.5, 0.2, 0.3)
-
-Tensors = dict[str, torch.Tensor]
-
-
-def write(directory: Path, architecture: Architecture, seed: int, dtype: str = "float32") -> Path:
-    """A model of transformers' format with the values of a run at iteration `seed`: those of the others, and some noise."""
-    shapes = families.family_of(architecture).canonical(Model(architecture, architecture.vocab_size))
-    first, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
-    values = {
-        name: torch.randn(shape, generator=first) * 0.1 + torch.randn(shape, generator=own) * 0.01
-        for name, shape in shapes.items()
-    }
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(model_configuration.to_config(architecture, dtype)))
-    save_file({name: value.to(getattr(torch, dtype)) for name, value in values.items()}, directory / "model.safetensors")
-    return directory
-
-
-def average(models: Sequence[Path], weights: Sequence[float]) -> Tensors:
-    """The exact average, in the dtype of the models."""
-    loaded = [load_file(model / "model.safetensors") for model in models]
-    return {
-        name: sum(weight * model[name].double() for weight, model in zip(weights, loaded, strict=True)).float().to(value.dtype)
-        for name, value in loaded[0].items()
-    }
-
-
-def values(directory: Path) -> Tensors:
-    return {name: value for path in sorted(directory.glob("model*.safetensors")) for name, value in load_file(path).items()}
-
-
-def assert_same(found: Tensors, expected: Tensors) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert value.dtype == expected[name].dtype
-        assert torch.equal(value, expected[name]), name
 
 
 @pytest.fixture(scope="module", params=DTYPES)
@@ -354,75 +307,3 @@ def test_on_s3(bucket: str, tmp_path: Path) -> None:
     made = lt_convert.merge({remote: 0.7, models[1]: 0.3}, f"{bucket}/merged", "megatron-dist").path
     assert made == f"{bucket}/merged/release"
     assert_same(values(Path(lt_convert.convert(made, tmp_path / "back").path)), average(models, (0.7, 0.3)))
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Models of 25 MB, enough to be killed in the middle."""
-    architecture = Architecture("large", "llama", 2, 512, 2048, 8, 8, 8000, 512)
-    return [write(tmp_path_factory.mktemp("large") / f"hf{seed}", architecture, seed, "float16") for seed in (1, 2, 3)]
-
-
-KILLED = """
-import os, signal, sys, time
-from lt_convert.cli import main
-from lt_convert.commands import journal
-
-journal.SYNC_SECONDS = 0.0
-left, delay_seconds = int(sys.argv.pop(1)), float(sys.argv.pop(1))
-add = journal.Journal.add
-
-def add_and_die(self, piece):
-    global left
-    add(self, piece)
-    left -= 1
-    if left == 0:
-        time.sleep(delay_seconds)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-journal.Journal.add = add_and_die
-main()
-"""
-
-
-def test_kills_at_random_leave_a_result_or_nothing(large: list[Path], tmp_path: Path) -> None:
-    """Each attempt kills itself after it has finished some tensors; what an earlier one has finished is not written again.
-
-    Its threads go on writing until then, at random. No machine is too slow or too fast for that.
-    """
-    chance = random.Random(1)
-    words = [f"{model}={weight}" for model, weight in zip(large, WEIGHTS, strict=True)]
-    command = ["merge", *words, "--to", "torchtitan", "-o", str(tmp_path / "merged")]
-    kills = 0
-    while True:
-        attempt = [str(chance.randint(10, 20)), str(chance.uniform(0, 0.05))]
-        child = subprocess.run([sys.executable, "-c", KILLED, *attempt, *command], capture_output=True, text=True, check=False)
-        assert ("resumes after" in child.stderr) == (kills > 0), child.stderr
-        if child.returncode == 0:
-            break
-        assert child.returncode == -signal.SIGKILL, child.stderr
-        kills += 1
-        assert not (tmp_path / "merged").exists()
-    assert kills > 1
-    assert not list(tmp_path.glob(".*"))
-    assert checksum_verification.verify(str(tmp_path / "merged"))["problems"] == []
-    back = lt_convert.convert(tmp_path / "merged", tmp_path / "back").path
-    assert_same(values(Path(back)), average(large, WEIGHTS))
-
-
-def test_another_weight_does_not_resume(large: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge that was interrupted leaves averages with the weights that it had."""
-    whole, begun = Average.contents, itertools.count()
-
-    def some(average: Average, reader: TensorReader) -> Iterator[Any]:
-        if next(begun) > 5:
-            raise KeyboardInterrupt
-        return whole(average, reader)
-
-    monkeypatch.setattr(Average, "contents", some)
-    with pytest.raises(KeyboardInterrupt):
-        lt_convert.merge({large[0]: 0.5, large[1]: 0.5}, tmp_path / "merged")
-    monkeypatch.undo()
-    assert (tmp_path / ".merged.partial").is_dir()
-    lt_convert.merge({large[0]: 0.9, large[1]: 0.1}, tmp_path / "merged")
-    assert_same(values(tmp_path / "merged"), average(large[:2], (0.9, 0.1)))
