@@ -139,8 +139,8 @@ def read_model(directory: str, files: Files) -> dict[str, Tensor]:
     path = f"{directory}/{INDEX}"
     names = listing(directory)
     if INDEX not in names:
-        whole = [SINGLE] if SINGLE in names else openai_original.shards(names)
-        return _joined(directory, whole, files)
+        of_openai = openai_original.shards(names) if SINGLE not in names else []
+        return _joined(directory, of_openai or [SINGLE], files)
     try:
         weight_map = dict(strict_json.loads(files.read(path, 0, files.size_bytes(path)))["weight_map"])
         shards = sorted(set(weight_map.values()))
