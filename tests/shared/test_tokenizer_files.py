@@ -192,6 +192,30 @@ def test_tekken_comes_before_what_was_made_from_it(tmp_path: Path) -> None:
     assert tokenizer_files.find(directory).kind == "tokenizer.json"
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ('{"config":{"pattern":"]}\\"","n":{}},"vocab":[{"rank"', "tekken"),
+        (' {\n "config" : {} ,\n\t"vocab" : [ ]\n}', "tekken"),
+        ('{"vocab": [], "config": {}}', "tekken"),
+        ('{"config": {}, "vocab": {}, "model": {}}', "tokenizer.json"),
+        ('{"config": {}, "model": {}, "vocab": []}', "tokenizer.json"),
+    ],
+)
+def test_a_tekken_file_is_known_by_how_it_begins(tmp_path: Path, content: str, kind: str) -> None:
+    (tmp_path / "any.json").write_text(content)
+    assert tokenizer_files.find(tmp_path / "any.json").kind == kind
+
+
+@pytest.mark.parametrize(
+    "content", ['{"config": {}, "vocab": {}}', '{"config": [], "vocab": []}', '{"config": {"vocab": []}}', "[]"]
+)
+def test_what_is_no_tekken_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "any.json").write_text(content)
+    with pytest.raises(BadData, match="not a tokenizer that is known"):
+        tokenizer_files.find(tmp_path / "any.json")
+
+
 def test_the_code_beside_a_tiktoken_file_belongs_to_it(tmp_path: Path) -> None:
     directory = make(tmp_path / "tok", tiktoken__model=TIKTOKEN, tokenization_x__py=b"PATTERN = 1", modeling__py=b"")
     found = tokenizer_files.find(directory)

@@ -7,6 +7,7 @@ not their paths: the same tokenizer has the same hash on every machine.
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ NAMED_FILES = (
     "encoder.json",
     "gpt2-vocab.json",
 )
+_BEGINNING_CHARACTERS = 1 << 16
 REPOSITORIES = {
     "gpt2": ("openai-community/gpt2", "gpt2"),
     "llama2": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b"),
@@ -170,6 +172,8 @@ def _snapshots(repository: str) -> Iterator[Path]:
 
 def _json_kind(path: Path) -> Kind | None:
     """What a JSON file is by its content; None for what may be a vocabulary."""
+    if _begins_as_tekken(path):
+        return "tekken"
     try:
         content = strict_json.loads(path.read_bytes())
     except ValueError as error:
@@ -180,6 +184,20 @@ def _json_kind(path: Path) -> Kind | None:
         return "tokenizer.json"
     is_tekken = isinstance(content.get("config"), dict) and isinstance(content.get("vocab"), list)
     return "tekken" if is_tekken else None
+
+
+def _begins_as_tekken(path: Path) -> bool:
+    """Whether a file begins as Mistral's do, with "config" and "vocab". To parse the 19 MB of one takes 0.4 s, at every start."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        beginning = file.read(_BEGINNING_CHARACTERS)
+    config = re.match(r'\s*\{\s*"config"\s*:\s*(?=\{)', beginning)
+    if config is None:
+        return False
+    try:
+        _, end = json.JSONDecoder().raw_decode(beginning, config.end())
+    except (ValueError, RecursionError):
+        return False
+    return re.compile(r'\s*,\s*"vocab"\s*:\s*\[').match(beginning, end) is not None
 
 
 def _gpt2_pair(path: Path) -> tuple[Path, Path]:

@@ -128,9 +128,7 @@ CASES = [
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]} {case[3]}")
 def both(request: pytest.FixtureRequest, make_json: Callable[..., Path]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     _, regex, normalizer, special_tokens = request.param
-    # In parse mode a special token that swallows white space is for the library, so that none is there.
-    added = [token for token in ADDED if special_tokens == "text" or not token.lstrip]
-    path = make_json(regex, normalizer, added, ignore_merges="llama3" in request.param[0])
+    path = make_json(regex, normalizer, ADDED, ignore_merges="llama3" in request.param[0])
     tokenizer = load(path, special_tokens)
     assert is_compiled(tokenizer) == (split_patterns.code(regex) != split_patterns.NOT_COMPILED)
     return tokenizer, reference(path, special_tokens)
@@ -290,12 +288,28 @@ def test_what_is_not_covered_goes_to_the_library(
     assert encoded(tokenizer, texts[:20]) == expected(reference(path, "text"), texts[:20])
 
 
-@pytest.mark.parametrize("attribute", ["single_word", "lstrip", "rstrip"])
-def test_added_tokens_that_mind_their_surroundings(make_json: Callable[..., Path], attribute: str) -> None:
-    path = make_json(split_patterns.LLAMA3, None, [AddedToken("hum", special=False, normalized=False, **{attribute: True})])
+WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2007\u200a\u2028\u2029\u202f\u205f\u3000"
+NO_WHITE_SPACE = "\x08\x0e\x1c\x1f\x84\u1681\u180e\u200b\u2027\u202e\u2060\u3001\ufeff\xe9"
+
+
+def test_added_tokens_for_single_words(make_json: Callable[..., Path]) -> None:
+    path = make_json(split_patterns.LLAMA3, None, [AddedToken("hum", special=False, normalized=False, single_word=True)])
     tokenizer = load(path)
     assert not is_compiled(tokenizer)
     documents = ["hum", "human hum ,hum, x hum  y"]
+    assert encoded(tokenizer, documents) == expected(reference(path, "text"), documents)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_added_tokens_that_strip(make_json: Callable[..., Path], normalized: bool) -> None:
+    """Also where another token begins in the white space that one takes, and where white space is a token itself."""
+    sides = {"left": (True, False), "right": (False, True), "both": (True, True), "\n": (False, False), "\u3000": (False, True)}
+    added = [AddedToken(content, normalized=normalized, lstrip=left, rstrip=right) for content, (left, right) in sides.items()]
+    path = make_json(split_patterns.LLAMA3, None, added)
+    tokenizer = load(path)
+    assert is_compiled(tokenizer)
+    documents = [f"a{one}{side}{one}{other}b" for side in sides for one in WHITE_SPACE + NO_WHITE_SPACE for other in ("", *sides)]
+    documents += ["".join(parts) for parts in itertools.product(["left", "right", "both", " ", "\n", "\u3000 "], repeat=4)]
     assert encoded(tokenizer, documents) == expected(reference(path, "text"), documents)
 
 

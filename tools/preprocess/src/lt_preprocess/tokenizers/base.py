@@ -10,6 +10,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 SpecialTokens = Literal["text", "parse", "reject"]
 
@@ -61,6 +62,13 @@ class Encoder(abc.ABC):
     @abc.abstractmethod
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         """The ids of all texts (valid UTF-8) back to back, and the number of ids of each text."""
+
+    def encode_parts(self, texts: Texts, begins_document: Flags) -> tuple[Ids, Lengths]:
+        """As `encode`, for texts that are parts of documents: `begins_document` [texts] says which begin one.
+
+        It matters only to a tokenizer that puts a space before documents.
+        """
+        return self.encode(texts)
 
     def forbidden(self, texts: Texts) -> list[ForbiddenToken]:
         """The first special token that each text spells out, in order; only of a tokenizer loaded with "reject"."""

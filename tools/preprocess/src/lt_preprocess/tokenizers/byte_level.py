@@ -1,17 +1,13 @@
-"""Byte-level BPE tokenizers of every kind of file, around the compiled encoder.
-
-What the files say beyond the encoder's tables is done in layers, each there only when the tokenizer needs it: added tokens are
-taken out of the text, the rest is normalized, added tokens are taken out of the normalized text, and what remains is encoded.
-"""
+"""Byte-level BPE tokenizers around the compiled encoder, and those from files other than `tokenizer.json`."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lt_preprocess.tokenizers import pattern_codes, self_check, split_patterns, vocabulary_cache
+from lt_preprocess.tokenizers import layers, pattern_codes, self_check, split_patterns, vocabulary_cache
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
-from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks, tokenizer_json
-from lt_preprocess.tokenizers.vocabulary import AddedToken, Unrecognised, Vocabulary
+from lt_preprocess.tokenizers.files import gpt2_files, tiktoken_ranks
+from lt_preprocess.tokenizers.vocabulary import MOST_PIECES, Vocabulary
 from lt_shared import memory
 from lt_shared.console import BadData, warn
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -76,60 +72,19 @@ class Slow(ByteLevel):
 
 def load(files: TokenizerFiles, parse: bool) -> Tokenizer:
     """Raises BadData for files that are malformed or not supported. With `parse`, special tokens in text become tokens."""
-    if files.kind == "tokenizer.json":
-        return _load_tokenizer_json(files, parse)
     with memory.garbage_collection_paused():
         vocabulary = vocabulary_cache.read(files, _READERS[files.kind])
-    obstacle = _obstacle(vocabulary)
-    if obstacle:
-        slow = Slow(vocabulary, f"{files.files[0]}: {obstacle}; expect 1 or 2 MB a second in all")
-        return _layers(slow, vocabulary, parse)
+    reason = obstacle(vocabulary)
+    if reason:
+        slow = Slow(vocabulary, f"{files.files[0]}: {reason}; expect 1 or 2 MB a second in all")
+        return layers.around(slow, vocabulary, parse)
     checked = self_check.Checked(ByteLevel(vocabulary), lambda: Slow(vocabulary), files)
-    return _layers(checked, vocabulary, parse)
+    return layers.around(checked, vocabulary, parse)
 
 
-def _load_tokenizer_json(files: TokenizerFiles, parse: bool) -> Tokenizer:
-    from lt_preprocess.tokenizers import reference_libraries
-
-    try:
-        with memory.garbage_collection_paused():
-            vocabulary = vocabulary_cache.read(files, tokenizer_json.read)
-        obstacle = _obstacle(vocabulary) or _obstacle_in_added_tokens(vocabulary.added_tokens, parse)
-    except Unrecognised as reason:
-        obstacle = str(reason)
-    if obstacle:
-        return reference_libraries.HuggingFace(files, parse, obstacle)
-    layers = _layers(ByteLevel(vocabulary), vocabulary, parse)
-    return self_check.Checked(layers, lambda: reference_libraries.HuggingFace(files, parse), files, f"parse={parse}")
-
-
-def _obstacle(vocabulary: Vocabulary) -> str | None:
-    """Why the compiled encoder cannot have it."""
+def obstacle(vocabulary: Vocabulary) -> str | None:
+    """Why no compiled encoder can have it."""
     if vocabulary.pattern == split_patterns.NOT_COMPILED:
         return "it cuts text by a pattern that is not compiled"
-    return "its ids are too high for the compiled encoder" if vocabulary.vocab_size > _COMPILED_IDS else None
-
-
-def _obstacle_in_added_tokens(added: Sequence[AddedToken], parse: bool) -> str | None:
-    for token in added:
-        if token.minds_surroundings and (parse or not token.is_special):
-            return f"its added token {token.content} takes the white space or words around it into account"
-    return None
-
-
-def _layers(tokenizer: Tokenizer, vocabulary: Vocabulary, parse: bool) -> Tokenizer:
-    tokenizer = _with_added_tokens(tokenizer, [token for token in vocabulary.added_tokens if token.is_normalized], parse)
-    if vocabulary.is_nfc:
-        from lt_preprocess.tokenizers.normalization import Normalizing
-
-        tokenizer = Normalizing(tokenizer)
-    return _with_added_tokens(tokenizer, [token for token in vocabulary.added_tokens if not token.is_normalized], parse)
-
-
-def _with_added_tokens(tokenizer: Tokenizer, added: Sequence[AddedToken], parse: bool) -> Tokenizer:
-    """The library finds special tokens also when it does not take them for tokens, and what overlaps them is hidden then."""
-    if all(token.is_special for token in added) and not parse:
-        return tokenizer
-    from lt_preprocess.tokenizers.special_tokens import SKIPPED, Splitting
-
-    return Splitting(tokenizer, {token.content: token.id if parse or not token.is_special else SKIPPED for token in added})
+    most = MOST_PIECES if vocabulary.pattern == pattern_codes.BYTE_FALLBACK else _COMPILED_IDS
+    return "its ids are too high for the compiled encoder" if vocabulary.vocab_size > most else None

@@ -1,7 +1,8 @@
 """Load a tokenizer of any kind from its files.
 
-Byte-level BPE runs in the compiled encoder when its split pattern is known, whichever files it comes from; everything else runs
-in the library that defines it, at a few MB a second and thread, and a line on standard error says so.
+Byte-level BPE runs in the compiled encoder when its split pattern is known, and SentencePiece's BPE in another, whichever files
+they come from; everything else runs in the library that defines it, at a few MB a second and thread, and a line on standard error
+says so.
 
 By default a special token that is written out in a document stays text. `load(files, special_tokens=...)` takes
 
@@ -31,6 +32,10 @@ def load(files: TokenizerFiles, special_tokens: SpecialTokens = "text") -> Token
     parse = special_tokens == "parse"
     if files.kind == "sentencepiece":
         loaded = _sentencepiece(files, parse)
+    elif files.kind == "tokenizer.json":
+        from lt_preprocess.tokenizers import hugging_face
+
+        loaded = hugging_face.load(files, parse)
     else:
         from lt_preprocess.tokenizers import byte_level
 

@@ -1,39 +1,53 @@
 """Unicode's normal form C, applied to the few texts that are not in it.
 
-A compiled scan decides, by Unicode's quick check, which texts may change: those with a character that composition can touch, or
-with combining marks out of order. The library normalizes these, so the result is that of its version of Unicode, whatever
-Python's is: characters that Python does not know are for the library to judge, and of those it knows Unicode never changes what
-the check looks at. The scan runs at about 1 GB/s, the library at 57 MB/s; of the scripts in wide use, Tamil and Bengali need it
-in every text.
+A compiled scan decides, by Unicode's quick check, which texts may change: those with a character that is never in normal form,
+with combining marks out of order, or where a mark follows a character with which it composes. The library normalizes these, so
+the result is that of its version of Unicode, whatever Python's is: characters that Python does not know are for the library to
+judge, and of those it knows Unicode never changes what the check looks at. The scan runs at about 1 GB/s, the library at 57
+MB/s; Tamil and Bengali have marks that compose with few letters in every text, which so stays as it is.
 """
 
 import functools
 import unicodedata
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lt_preprocess.kernels.jit import AnnounceCompilation, kernel
+from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, inner, kernel
 from lt_preprocess.tokenizers.base import Bytes, Encoder, Ids, Lengths, Texts, Wrapper
 
 UNCERTAIN = 255
+MAY_COMPOSE = 254
 _FIRST_LEAD_BYTE = 0xCC
 _JAMO = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))
 # Ideographs and Hangul syllables: never touched. From U+32400 no plane has characters but the private ones.
 _UNTOUCHED = ((0x0000, 0x00C0), (0x3400, 0xA000), (0xAC00, 0xD7A4), (0x17000, 0x18D00), (0x20000, 0x2A6E0))
 _END_OF_ASSIGNED, _FIRST_PRIVATE = 0x32400, 0xF0000
+_MARKS_LOOKED_BACK = 16
+_SECOND_BITS = 21
+
+
+class Tables(NamedTuple):
+    """What the scan looks up, made from Python's tables in about 0.1 s.
+
+    `classes` uint8 [code points], of those from U+0300: the combining class, UNCERTAIN where normalization depends on more than
+    that, or MAY_COMPOSE for a character that composes with some before it. `combining` uint8 [code points]: the combining class,
+    or UNCERTAIN for a character that is composed, whose marks come in an order with those after it. `pairs` int64, sorted:
+    first << 21 | second of the characters that compose.
+    """
+
+    classes: Bytes
+    combining: Bytes
+    pairs: Lengths
 
 
 @functools.cache
-def classes() -> npt.NDArray[np.uint8]:
-    """For each code point its combining class, or UNCERTAIN where normalization depends on more than that; shape [0x110000].
-
-    Made from Python's tables in about 0.1 s. Characters below U+0300 are never looked up.
-    """
+def tables() -> Tables:
     table = np.zeros(0x110000, np.uint8)
     table[_END_OF_ASSIGNED:_FIRST_PRIVATE] = UNCERTAIN
-    composed = set(_JAMO)
+    combining = np.zeros(0x110000, np.uint8)
+    pairs: set[tuple[int, int]] = set()
     starts = [end for _, end in _UNTOUCHED]
     ends = [*(start for start, _ in _UNTOUCHED[1:]), _END_OF_ASSIGNED]
     for start, end in zip(starts, ends, strict=True):
@@ -43,16 +57,53 @@ def classes() -> npt.NDArray[np.uint8]:
             elif decomposed := unicodedata.decomposition(character):
                 if not unicodedata.is_normalized("NFC", character):
                     table[point] = UNCERTAIN
-                if decomposed[0] != "<":
-                    composed.update(int(part, 16) for part in decomposed.split()[1:])
+                elif decomposed[0] != "<":
+                    first, second = (int(part, 16) for part in decomposed.split())
+                    pairs.add((first, second))
+                    combining[point] = UNCERTAIN
             elif unicodedata.combining(character):
-                table[point] = unicodedata.combining(character)
-    table[list(composed)] = UNCERTAIN
-    return table
+                table[point] = combining[point] = unicodedata.combining(character)
+    table[[second for _, second in pairs if table[second] != UNCERTAIN]] = MAY_COMPOSE
+    table[list(_JAMO)] = UNCERTAIN
+    return Tables(table, combining, np.array(sorted(first << _SECOND_BITS | second for first, second in pairs), np.int64))
+
+
+@inlined
+def _code_point(data: Bytes, at: int) -> int:
+    size = 1 if data[at] < 0x80 else 2 if data[at] < 0xE0 else 3 if data[at] < 0xF0 else 4
+    point = np.int64(data[at]) & (0xFF >> size)
+    for index in range(1, size):
+        point = point << 6 | np.int64(data[at + index] & 0x3F)
+    return int(point)
+
+
+@inner
+def _composes(data: Bytes, first: int, at: int, point: int, tables: Tables) -> bool:
+    """Whether the mark `point` at `at` may compose with the last character before it that is none, in the text from `first`."""
+    for _ in range(_MARKS_LOOKED_BACK):
+        if at == first:
+            return False
+        at -= 1
+        while data[at] & 0xC0 == 0x80:
+            at -= 1
+        before = _code_point(data, at)
+        if tables.combining[before] == UNCERTAIN:
+            return True
+        if tables.combining[before] == 0:
+            pair = before << _SECOND_BITS | point
+            low, high = 0, len(tables.pairs)
+            while low < high:
+                middle = (low + high) >> 1
+                if tables.pairs[middle] < pair:
+                    low = middle + 1
+                else:
+                    high = middle
+            return bool(low < len(tables.pairs) and tables.pairs[low] == pair)
+    return True
 
 
 @kernel
-def _find_uncertain(data: Bytes, offsets: Lengths, classes: Bytes, is_uncertain: npt.NDArray[np.bool_]) -> None:
+def _find_uncertain(data: Bytes, offsets: Lengths, tables: Tables, is_uncertain: npt.NDArray[np.bool_]) -> None:
     """Mark the texts that may not be in normal form C; `is_uncertain` [texts]."""
     for text in range(len(offsets) - 1):
         at, end = offsets[text], offsets[text + 1]
@@ -63,11 +114,12 @@ def _find_uncertain(data: Bytes, offsets: Lengths, classes: Bytes, is_uncertain:
                 at += 1
                 continue
             size = 2 if data[at] < 0xE0 else 3 if data[at] < 0xF0 else 4
-            point = np.int64(data[at]) & (0x7F >> size)
-            for index in range(1, size):
-                point = point << 6 | np.int64(data[at + index] & 0x3F)
-            kind = classes[point]
-            found = kind == UNCERTAIN or (kind != 0 and kind < before)
+            point = _code_point(data, at)
+            kind = tables.classes[point]
+            if kind == MAY_COMPOSE:
+                kind = tables.combining[point]
+                found = _composes(data, offsets[text], at, point, tables)
+            found |= kind == UNCERTAIN or (kind != 0 and kind < before)
             before = kind
             at += size
         is_uncertain[text] = found
@@ -76,14 +128,14 @@ def _find_uncertain(data: Bytes, offsets: Lengths, classes: Bytes, is_uncertain:
 class NormalizingEncoder(Encoder):
     """Encodes the normal form C of texts."""
 
-    def __init__(self, encoder: Encoder, classes: Bytes, library: Any):
+    def __init__(self, encoder: Encoder, tables: Tables, library: Any):
         self._encoder = encoder
-        self._classes = classes
+        self._tables = tables
         self._library = library
 
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
         is_uncertain = np.zeros(len(texts.offsets) - 1, np.bool_)
-        _find_uncertain(texts.data, texts.offsets, self._classes, is_uncertain)
+        _find_uncertain(texts.data, texts.offsets, self._tables, is_uncertain)
         if not is_uncertain.any():
             return self._encoder.encode(texts)
         contents = texts.to_list()
@@ -98,7 +150,7 @@ class Normalizing(Wrapper):
     def new_encoder(self) -> NormalizingEncoder:
         from tokenizers import normalizers
 
-        made = NormalizingEncoder(self._wrapped.new_encoder(), classes(), normalizers.NFC())
+        made = NormalizingEncoder(self._wrapped.new_encoder(), tables(), normalizers.NFC())
         with AnnounceCompilation():
             made.encode(Texts.of([]))
         return made

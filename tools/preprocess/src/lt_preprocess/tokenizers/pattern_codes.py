@@ -10,6 +10,8 @@ CL100K = 6
 KIMI = 7
 DEEPSEEK = 8
 STARCODER = 9
+BYTE_FALLBACK = 10
+"""No pattern: text is merged as a whole, from its characters."""
 
 CASED = (TEKKEN, O200K)
 """Those that cut words between cases, too."""

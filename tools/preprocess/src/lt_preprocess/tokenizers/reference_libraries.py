@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lt_preprocess.tokenizers.base import Encoder, Ids, Lengths, Texts, Tokenizer
-from lt_preprocess.tokenizers.files import json_files, tokenizer_json
+from lt_preprocess.tokenizers.files import json_files, json_models
 from lt_preprocess.tokenizers.vocabulary import token_bytes
 from lt_shared.console import BadData, note
 from lt_shared.tokenizer_files import TokenizerFiles
@@ -121,11 +121,16 @@ class HuggingFaceEncoder(Encoder):
 
 
 class HuggingFace(_Noting):
-    """A tokenizer.json. Added tokens that are not special are matched in the text, as its author meant."""
+    """A tokenizer.json. Added tokens that are not special are matched in the text, as its author meant.
+
+    Without a `reason` it stands beside the compiled encoder, whose reader knows what the normalizer does.
+    """
 
     def __init__(self, files: TokenizerFiles, parse: bool, reason: str | None = None):
         path = files.files[0]
         super().__init__(path, reason)
+        if reason is not None:
+            json_models.check_normalizer(path, json_files.read_object(path).get("normalizer"))
         self._tokenizer = _read(path)
         self._tokenizer.encode_special_tokens = not parse
         if not parse:
@@ -136,7 +141,7 @@ class HuggingFace(_Noting):
             raise BadData(f"{path}: its vocabulary has ids up to {self.vocab_size - 1:,}")
         self._added = dict(self._tokenizer.get_added_tokens_decoder())
         self.special_tokens = {token.content: number for number, token in self._added.items() if token.special}
-        self.eod = tokenizer_json.end_of_document_id(path, ids, self.special_tokens, files.companions)
+        self.eod = json_models.end_of_document_id(path, ids, self.special_tokens, files.companions)
         self._bytes: Mapping[int, bytes] | None = None
 
     def new_encoder(self) -> HuggingFaceEncoder:
@@ -161,9 +166,8 @@ def _read(path: Path) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import tokenizers
 
-    tokenizer_json.check_normalizer(path, json_files.read_object(path).get("normalizer"))
     with _failures(path, "not a tokenizer"):
-        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,17 +1,19 @@
 """Tokens that are looked for in the text itself, before it is cut into pieces: added tokens, and special tokens on request.
 
 The search is a compiled walk over a trie of all the tokens; where several match, the leftmost and then the longest counts, as in
-Hugging Face's tokenizers. Blocks of 64 bytes without the first byte of any token are skipped at several GB/s; a tokenizer without
-tokens to look for is not wrapped at all. A text with a match is encoded in parts.
+Hugging Face's tokenizers. A token that strips takes the white space on a side of it along. Blocks of 64 bytes without the first
+byte of any token are skipped at several GB/s; a tokenizer without tokens to look for is not wrapped at all. A text with a match
+is encoded in parts.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
 from lt_preprocess.tokenizers import token_trie
-from lt_preprocess.tokenizers.base import Bytes, Encoder, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
+from lt_preprocess.tokenizers.base import Bytes, Encoder, Flags, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
 from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
 
 SKIPPED = -1
@@ -59,6 +61,54 @@ def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> i
     return count
 
 
+@inlined
+def _white_space(data: Bytes, at: int, end: int) -> int:
+    r"""The bytes of the white space character at `at`, what `\s` matches; 0 for another character."""
+    first = data[at]
+    if first < 0x80:
+        return 1 if first == 0x20 or 0x09 <= first <= 0x0D else 0
+    if first == 0xC2:
+        return 2 if data[at + 1] == 0x85 or data[at + 1] == 0xA0 else 0
+    if first < 0xE1 or first > 0xE3 or at + 2 >= end:
+        return 0
+    rest = int(data[at + 1]) << 8 | int(data[at + 2])
+    if first == 0xE1:
+        return 3 if rest == 0x9A80 else 0
+    if first == 0xE3:
+        return 3 if rest == 0x8080 else 0
+    return 3 if 0x8080 <= rest <= 0x808A or rest in (0x80A8, 0x80A9, 0x80AF, 0x819F) else 0
+
+
+@kernel
+def _strip(data: Bytes, offsets: Lengths, matches: Lengths, strips: Bytes) -> None:
+    """Let matches take the white space beside them, up to other matches. `strips` [tokens]: 1 before, 2 after them."""
+    for match in range(len(matches)):
+        text, sides = matches[match, 0], strips[matches[match, 3]]
+        if sides & 1:
+            first = offsets[text]
+            if match > 0 and matches[match - 1, 0] == text:
+                first = matches[match - 1, 2]
+            start = before = matches[match, 1]
+            while before > first:
+                before -= 1
+                if data[before] & 0xC0 != 0x80:
+                    if before + _white_space(data, before, start) != start:
+                        break
+                    start = before
+            matches[match, 1] = start
+        if sides & 2:
+            last = offsets[text + 1]
+            if match + 1 < len(matches) and matches[match + 1, 0] == text:
+                last = matches[match + 1, 1]
+            stop = matches[match, 2]
+            while stop < last:
+                size = _white_space(data, stop, last)
+                if size == 0:
+                    break
+                stop += size
+            matches[match, 2] = stop
+
+
 class Search:
     """Finds any of some tokens in texts. `contents` are not empty and differ."""
 
@@ -84,19 +134,27 @@ class Search:
 class SplittingEncoder(Encoder):
     """Encodes the tokens it finds as their ids, and what is between them by another encoder."""
 
-    def __init__(self, search: Search, ids: Ids, between: Encoder):
+    def __init__(self, search: Search, ids: Ids, strips: Bytes, between: Encoder):
         self._search = search
         self._ids = ids
+        self._strips = strips
         self._between = between
 
     def encode(self, texts: Texts) -> tuple[Ids, Lengths]:
+        return self.encode_parts(texts, np.ones(len(texts.offsets) - 1, np.bool_))
+
+    def encode_parts(self, texts: Texts, begins_document: Flags) -> tuple[Ids, Lengths]:
         matches = self._search.find(texts)
-        matches = matches[self._ids[matches[:, 3]] != SKIPPED]
+        matches = np.ascontiguousarray(matches[self._ids[matches[:, 3]] != SKIPPED])
         if not len(matches):
-            return self._between.encode(texts)
+            return self._between.encode_parts(texts, begins_document)
+        if self._strips.any():
+            _strip(*texts, matches, self._strips)
         starts, ends = matches[:, 1], matches[:, 2]
         bounds = np.sort(np.concatenate([texts.offsets, starts, ends]))
-        ids, lengths = self._between.encode(Texts(texts.data, bounds))
+        ids, lengths = self._between.encode_parts(
+            Texts(texts.data, bounds), _begin_documents(bounds[:-1], texts, begins_document)
+        )
         # Of the parts that begin where a match begins, the last is the match; the others are empty.
         matched = np.searchsorted(bounds, starts, side="right") - 1
         is_kept = np.ones(len(lengths), np.bool_)
@@ -112,17 +170,28 @@ class SplittingEncoder(Encoder):
         return output, np.diff(positions[np.searchsorted(bounds, texts.offsets, side="left")])
 
 
-class Splitting(Wrapper):
-    """A tokenizer whose texts are searched for tokens first. `ids` of the tokens; SKIPPED ones only hide what they overlap."""
+def _begin_documents(starts: Lengths, texts: Texts, begins_document: Flags) -> Flags:
+    """Which parts begin a document, by where they start; an empty part is one of any text there."""
+    text = np.minimum(np.searchsorted(texts.offsets, starts, side="right") - 1, len(begins_document) - 1)
+    begins: Flags = begins_document[text] & (starts == texts.offsets[text])
+    return begins
 
-    def __init__(self, between: Tokenizer, ids: Mapping[str, int]):
+
+class Splitting(Wrapper):
+    """A tokenizer whose texts are searched for tokens first. `ids` of the tokens; SKIPPED ones only hide what they overlap.
+
+    `strips`: for tokens that take white space along, 1 (that before it), 2 (that after it) or 3.
+    """
+
+    def __init__(self, between: Tokenizer, ids: Mapping[str, int], strips: Mapping[str, int] = MappingProxyType({})):
         super().__init__(between)
         self._search = Search(list(ids))
         self._ids = np.array(list(ids.values()), np.int32)
+        self._strips = np.array([strips.get(content, 0) for content in ids], np.uint8)
 
     def new_encoder(self) -> SplittingEncoder:
         self._search.compile()
-        return SplittingEncoder(self._search, self._ids, self._wrapped.new_encoder())
+        return SplittingEncoder(self._search, self._ids, self._strips, self._wrapped.new_encoder())
 
 
 class RejectingEncoder(Encoder):

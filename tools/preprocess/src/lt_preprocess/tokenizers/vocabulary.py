@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies, reduced to what the encoder needs.
+"""BPE vocabularies, byte-level or with byte fallback, reduced to what the encoder needs.
 
 The id of each byte, and for each pair of ids that merges its rank and the id it becomes. Files that list merges give the rank of
 each. Files that list ranks of tokens (tiktoken, Tekken) mean: any two neighbours whose bytes together are a token merge, the
@@ -23,15 +23,25 @@ class Unrecognised(Exception):
 class AddedToken(NamedTuple):
     """A token that is looked for in the text before it is cut into pieces.
 
-    A special one only when the user says so. A normalized one is looked for in the normalized text. One that takes its
-    surroundings into account swallows white space around it, or is matched only between words.
+    A special one only when the user says so. A normalized one is looked for in the normalized text. One that strips takes the
+    white space before or after it along. A single word is matched only between words.
     """
 
     content: str
     id: int
     is_special: bool
     is_normalized: bool = False
-    minds_surroundings: bool = False
+    strips_left: bool = False
+    strips_right: bool = False
+    is_single_word: bool = False
+
+
+MOST_PIECES = (1 << 21) - 0x110000
+"""So many that 21 bits number them and all characters, for the tokenizers that merge characters."""
+
+NO_PREFIX, PREFIX, PREFIX_BEFORE_TEXT, PREFIX_FIRST = range(4)
+"""Where a space is put, before what is encoded: nowhere; before each text between added tokens; the same, but not before a text
+that begins with a space; so only before a text that begins its document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +53,10 @@ class Vocabulary:
     `pattern` is a code of `pretokenizer` for `regex`, or `split_patterns.NOT_COMPILED`. `tokens` are the bytes of every id but
     those of `added_tokens`. With `is_nfc`, texts are converted to Unicode's normal form C first. `cache_key` identifies it in
     `vocabulary_cache`, "" when it does not come from there.
+
+    One with `pattern` BYTE_FALLBACK is merged from characters, not bytes: `byte_ids` stand for a character that is no token (-1
+    for bytes that no text has), `tokens` is every token of the model as the file spells it, and `space_prefix` is one of the
+    four above. `strips_prefix`: decoding takes a space from the start.
     """
 
     pattern: int
@@ -55,6 +69,8 @@ class Vocabulary:
     tokens: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
     added_tokens: tuple[AddedToken, ...] = ()
     is_nfc: bool = False
+    space_prefix: int = NO_PREFIX
+    strips_prefix: bool = False
     cache_key: str = ""
 
 

@@ -28,36 +28,36 @@ from lt_shared.tokenizer_files import TokenizerFiles
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-_DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-_PLAIN_FIELDS = ("pattern", "vocab_size", "eod", "regex", "is_nfc")
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+_PLAIN_FIELDS = ("pattern", "vocab_size", "eod", "regex", "is_nfc", "space_prefix", "strips_prefix")
 
 
 def read(files: TokenizerFiles, reader: Callable[[TokenizerFiles], Vocabulary]) -> Vocabulary:
     """What `reader` makes of the files, from the cache when it is there. Raises what the reader raises."""
     key = _key(files)
-    path = _path("vocabulary", key)
+    path = place("vocabulary", key)
     if path is None:
         return reader(files)
-    with contextlib.suppress(*_DAMAGED):
+    with contextlib.suppress(*DAMAGED):
         return dataclasses.replace(_unpacked(path), cache_key=key)
     vocabulary = dataclasses.replace(reader(files), cache_key=key)
-    _publish(path, _packed(vocabulary))
+    publish(path, _packed(vocabulary))
     return vocabulary
 
 
 def pieces_without_merges(vocabulary: Vocabulary, find: Callable[[Mapping[bytes, int]], dict[bytes, int]]) -> dict[bytes, int]:
     """What `find` makes of the whole pieces: those that merging their bytes does not give. From the cache when it is there."""
-    path = _path("pieces", vocabulary.cache_key) if vocabulary.cache_key and vocabulary.whole_pieces else None
+    path = place("pieces", vocabulary.cache_key) if vocabulary.cache_key and vocabulary.whole_pieces else None
     if path is None:
         return find(vocabulary.whole_pieces)
-    with contextlib.suppress(*_DAMAGED), np.load(path, allow_pickle=False) as arrays:
+    with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as arrays:
         return dict(_pairs(*_columns("piece", arrays)))
     found = find(vocabulary.whole_pieces)
-    _publish(path, _npz(_table("piece", found.keys(), found.values())))
+    publish(path, npz(_table("piece", found.keys(), found.values())))
     return found
 
 
-def _path(kind: str, key: str) -> Path | None:
+def place(kind: str, key: str) -> Path | None:
     from lt_preprocess.kernels import jit
 
     directory = jit.cache_directory()
@@ -71,7 +71,7 @@ def _key(files: TokenizerFiles) -> str:
     return digest.hexdigest()[:32]
 
 
-def _publish(path: Path, content: bytes) -> None:
+def publish(path: Path, content: bytes) -> None:
     """Where nothing can be written, nothing is kept."""
     with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}", delete=False) as file:
         try:
@@ -92,10 +92,10 @@ def _packed(vocabulary: Vocabulary) -> bytes:
         "merges": vocabulary.merges.astype(np.int32),
     }
     arrays |= _table("token", vocabulary.tokens.values(), vocabulary.tokens.keys())
-    return _npz(arrays | _table("whole", vocabulary.whole_pieces.keys(), vocabulary.whole_pieces.values()))
+    return npz(arrays | _table("whole", vocabulary.whole_pieces.keys(), vocabulary.whole_pieces.values()))
 
 
-def _npz(arrays: dict[str, Any]) -> bytes:
+def npz(arrays: dict[str, Any]) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()

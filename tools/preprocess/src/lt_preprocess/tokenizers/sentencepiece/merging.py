@@ -1,4 +1,4 @@
-"""Merge the symbols of one segment as SentencePiece does: the best score first, of equals the leftmost.
+"""Merge the symbols of one segment as SentencePiece does: the best rank first, of equals the leftmost.
 
 The ranks of up to 64 characters are scanned for the smallest. Longer segments use a heap over a linked list: n log n steps for n
 characters, and 32 bytes of memory for each.
@@ -64,7 +64,7 @@ def emit(tables: Tables, symbol: int, output: Ids, count: int) -> int:
 
 @inlined
 def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, count: int) -> int:
-    """Merge scratch.symbols[:size]. `scratch.ranked` holds rank << 32 | resulting symbol for each symbol and its neighbour."""
+    """Merge scratch.symbols[:size]. `scratch.ranked` holds rank << 32 | merge for each symbol and its neighbour."""
     symbols, merges = scratch.symbols, scratch.ranked
     while size > 1:
         best, at = _NOTHING, 0
@@ -73,7 +73,7 @@ def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, co
                 best, at = merges[index], index
         if best == _NOTHING:
             break
-        symbols[at] = best & 0xFFFFFFFF
+        symbols[at] = tables.results[best & 0xFFFFFFFF]
         size -= 1
         for index in range(at + 1, size):
             symbols[index] = symbols[index + 1]
@@ -88,8 +88,8 @@ def _merge_scanning(tables: Tables, scratch: Scratch, size: int, output: Ids, co
 
 
 @inlined
-def _ranked(tables: Tables, symbol: int) -> int:
-    return _NOTHING if symbol == NO_MERGE else int(tables.ranks[symbol]) << 32 | symbol
+def _ranked(tables: Tables, merge: int) -> int:
+    return _NOTHING if merge == NO_MERGE else int(tables.ranks[merge]) << 32 | merge
 
 
 @inlined
@@ -141,7 +141,7 @@ def _merge_with_heap(tables: Tables, scratch: Scratch, size: int, output: Ids, c
         entries -= 1
         if merges[node] == NO_MERGE or tables.ranks[merges[node]] != rank:
             continue
-        absorbed, symbols[node] = after[node], merges[node]
+        absorbed, symbols[node] = after[node], tables.results[merges[node]]
         merges[absorbed] = merges[node] = NO_MERGE
         after[node] = after[absorbed]
         previous, following = before[node], after[node]
@@ -179,10 +179,10 @@ def merge(tables: Tables, scratch: Scratch, data: Bytes, start: int, end: int, p
         scratch.symbols[size] = tables.symbols[right]
         if 0 < size < SCANNED_CHARACTERS:
             if left < ASCII_CODES and right < ASCII_CODES:
-                symbol = int(tables.ascii_pairs[left * ASCII_CODES + right])
+                number = int(tables.ascii_pairs[left * ASCII_CODES + right])
             else:
-                symbol = find_merge(tables, scratch.symbols[size - 1], scratch.symbols[size])
-            scratch.ranked[size - 1] = _ranked(tables, symbol)
+                number = find_merge(tables, scratch.symbols[size - 1], scratch.symbols[size])
+            scratch.ranked[size - 1] = _ranked(tables, number)
         start += width(data[start])
         left = right
         size += 1

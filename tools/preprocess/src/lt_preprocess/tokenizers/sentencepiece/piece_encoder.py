@@ -1,4 +1,4 @@
-"""Encode texts with the tables of a SentencePiece BPE model, in one compiled function without the GIL.
+"""Encode texts with the tables of a BPE model of characters, in one compiled function without the GIL.
 
 User-defined pieces are found first: what is merged lies between them, since sentencepiece never merges them with anything. The
 rest is cut where no piece can span the cut (`segments`), so that a segment is mostly a word with the space before it. The ids of
@@ -8,7 +8,7 @@ a segment are those of its one character, or come from the thread's cache, or it
 import numpy as np
 
 from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
-from lt_preprocess.tokenizers.base import Encoder, Texts
+from lt_preprocess.tokenizers.base import Encoder, Flags, Texts
 from lt_preprocess.tokenizers.sentencepiece.merging import SCRATCH_TOO_SMALL, Scratch, emit, merge
 from lt_preprocess.tokenizers.sentencepiece.piece_tables import Bytes, Ids, Integers, Tables
 from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
@@ -29,6 +29,7 @@ from lt_preprocess.tokenizers.sentencepiece.segment_cache import (
 )
 from lt_preprocess.tokenizers.sentencepiece.segments import are_neighbours, code_point, segment_end, width
 from lt_preprocess.tokenizers.token_trie import longest_match
+from lt_preprocess.tokenizers.vocabulary import NO_PREFIX, PREFIX, PREFIX_FIRST
 from lt_shared.tokenizers.sentencepiece_proto import SPACE
 
 _BLANK = ord(" ")
@@ -109,11 +110,15 @@ def _encode(
     output: Ids,
     count: int,
     lengths: Integers,
+    is_prefixed: Bytes,
 ) -> tuple[int, int]:
-    """Encode texts from index `text` on; returns the index of the text that is too long for `scratch`, and the count of ids."""
+    """Encode texts from index `text` on, with a space before those that `is_prefixed` [texts] says.
+
+    Returns the index of the text that is too long for `scratch`, and the count of ids.
+    """
     while text < len(offsets) - 1:
         start, end, before = offsets[text], offsets[text + 1], count
-        prefixed = tables.dummy_prefix
+        prefixed = is_prefixed[text] != 0
         while start < end:
             at, stop, number = _user_defined(tables, data, start, end)
             count = _encode_span(tables, caches, scratch, data, start, at, prefixed, output, count)
@@ -167,30 +172,45 @@ def _fuse_unknown(ids: Ids, lengths: Integers, unknown: int) -> int:
     return count
 
 
-class SentencePieceBpeEncoder(Encoder):
+class PieceEncoder(Encoder):
     """Encodes texts for one thread; the tables are shared, the caches are its own."""
 
-    def __init__(self, tables: Tables, removes_extra_whitespaces: bool):
+    def __init__(self, tables: Tables):
         self._tables = tables
-        self._removes_extra_whitespaces = removes_extra_whitespaces
         self._caches = new_caches()
         self._scratch = Scratch.of(_SEGMENT_CHARACTERS)
         self._output = np.empty(0, np.int32)
 
-    def encode(self, texts: Texts) -> tuple[Ids, Integers]:
-        data, offsets = self._squeezed(texts) if self._removes_extra_whitespaces else texts
+    def _encode(self, texts: Texts, is_prefixed: Bytes) -> tuple[Ids, Integers]:
+        """The ids, which the next call overwrites, and their numbers."""
+        data, offsets = texts
         most = int(offsets[-1]) + len(offsets) + _SLACK_IDS
         if len(self._output) < most:
             self._output = np.empty(most, np.int32)
-        lengths = np.empty(len(offsets) - 1, np.int64)
+        output, lengths = self._output, np.empty(len(offsets) - 1, np.int64)
         text, count, scratch = 0, 0, self._scratch
         while text < len(lengths):
-            text, count = _encode(self._tables, self._caches, scratch, data, offsets, text, self._output, count, lengths)
+            text, count = _encode(self._tables, self._caches, scratch, data, offsets, text, output, count, lengths, is_prefixed)
             if text < len(lengths):
                 scratch = Scratch.of(int(offsets[text + 1] - offsets[text]) + 1)
+        return output[:count], lengths
+
+
+class SentencePieceBpeEncoder(PieceEncoder):
+    """Encodes as sentencepiece does."""
+
+    def __init__(self, tables: Tables, dummy_prefix: bool, removes_extra_whitespaces: bool):
+        super().__init__(tables)
+        self._dummy_prefix = dummy_prefix
+        self._removes_extra_whitespaces = removes_extra_whitespaces
+
+    def encode(self, texts: Texts) -> tuple[Ids, Integers]:
+        if self._removes_extra_whitespaces:
+            texts = self._squeezed(texts)
+        ids, lengths = self._encode(texts, np.full(len(texts.offsets) - 1, self._dummy_prefix, np.uint8))
         if len(self._tables.byte_ids) == 0:
-            count = _fuse_unknown(self._output[:count], lengths, self._tables.unknown)
-        return self._output[:count].copy(), lengths
+            ids = ids[: _fuse_unknown(ids, lengths, self._tables.unknown)]
+        return ids.copy(), lengths
 
     def _squeezed(self, texts: Texts) -> Texts:
         squeezed = Texts(np.empty_like(texts.data), np.empty_like(texts.offsets))
@@ -198,7 +218,37 @@ class SentencePieceBpeEncoder(Encoder):
         return squeezed
 
 
-def compile_for(tables: Tables, removes_extra_whitespaces: bool) -> None:
+class ByteFallbackEncoder(PieceEncoder):
+    """Encodes as Hugging Face's library does with merges of characters and byte fallback."""
+
+    def __init__(self, tables: Tables, space_prefix: int):
+        super().__init__(tables)
+        self._space_prefix = space_prefix
+
+    def encode(self, texts: Texts) -> tuple[Ids, Integers]:
+        return self.encode_parts(texts, np.ones(len(texts.offsets) - 1, np.bool_))
+
+    def encode_parts(self, texts: Texts, begins_document: Flags) -> tuple[Ids, Integers]:
+        ids, lengths = self._encode(texts, self._prefixed(texts, begins_document).astype(np.uint8))
+        return ids.copy(), lengths
+
+    def _prefixed(self, texts: Texts, begins_document: Flags) -> Flags:
+        if self._space_prefix in (NO_PREFIX, PREFIX):
+            return np.full(len(begins_document), self._space_prefix == PREFIX)
+        prefixed = ~_begins_with_space(texts)
+        return prefixed & begins_document if self._space_prefix == PREFIX_FIRST else prefixed
+
+
+def _begins_with_space(texts: Texts) -> Flags:
+    """Of texts that are not empty."""
+    starts = texts.offsets[:-1]
+    first, second, third = (texts.data[starts + index] for index in range(3))
+    mark = (first == _SPACE_BYTES[0]) & (second == _SPACE_BYTES[1]) & (third == _SPACE_BYTES[2])
+    begins: Flags = (first == _BLANK) | mark
+    return begins
+
+
+def compile_for(encoder: Encoder) -> None:
     """Compile, or load what was compiled before, and tell the user when it takes time."""
     with AnnounceCompilation():
-        SentencePieceBpeEncoder(tables, removes_extra_whitespaces).encode(Texts.of([b"a"]))
+        encoder.encode(Texts.of([b"a"]))

@@ -1,14 +1,18 @@
-"""A SentencePiece BPE model as compiled code reads it.
+"""A BPE model of characters as compiled code reads it: a SentencePiece model, or a list of merges.
 
-A symbol is a number: a piece that takes part in merging, best score first, or `len(ids)` plus the code point for a character that
-is no piece. Two neighbours merge when their texts together are a piece, so the pair table holds each way to cut each piece into
-two symbols: one integer of 64 bits for left, right and result, 59,000 of them in 1 MiB for Mistral's 32,000 pieces.
+A symbol is a number: a piece that takes part in merging, or `len(ids)` plus the code point for a character that is no piece. The
+pair table holds the two symbols and the number of each merge in one integer of 64 bits. In a SentencePiece model two neighbours
+merge when their texts together are a piece, so there is one for each way to cut each piece into two symbols, 59,000 of them in
+1 MiB for Mistral's 32,000 pieces; merges are numbered by their results, best score first. A `tokenizer.json` that was made from
+such a model lists the same pairs, but each has a rank of its own: of Gemma 3's pieces, 1,230 cuts that overlap come in another
+order.
 
 Pieces also say which characters can never be parts of one symbol: those that are neighbours inside no piece. `classes` numbers
 the characters that stand inside pieces of several characters and `neighbours` is a bit matrix over these numbers. In a model with
 more than 1,023 such characters several share a number: then some pairs look possible that are not, never the reverse.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +21,7 @@ import numpy.typing as npt
 from lt_preprocess.kernels.jit import inlined, kernel
 from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.token_trie import TokenTrie
+from lt_preprocess.tokenizers.vocabulary import Vocabulary
 from lt_shared.tokenizers.sentencepiece_proto import NORMAL, SPACE, UNKNOWN, USER_DEFINED, SentencePieceModel
 
 Bytes = npt.NDArray[np.uint8]
@@ -29,14 +34,13 @@ CODE_POINTS = 0x110000
 NO_MERGE = -1
 ASCII_CODES = 128
 
-_FILTER_BITS = 1 << 19
-_FILTER_SHIFT = np.uint64(64 - 19)
+_FILTER_BITS_PER_PAIR = 8
 
 _MAX_CLASSES = 1024
 _EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SYMBOL_BITS = np.uint64(21)
-_RESULT_BITS = np.uint64(22)
-_RESULT = np.uint64((1 << 22) - 1)
+_NUMBER_BITS = np.uint64(22)
+_NUMBER = np.uint64((1 << 22) - 1)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HASH_SHIFT = np.uint64(32)
 
@@ -44,18 +48,22 @@ _HASH_SHIFT = np.uint64(32)
 class Tables(NamedTuple):
     """Shared by all threads. A space and U+2581 are the same character here.
 
-    `ids`, `ranks` int32 [pieces]: the id of a symbol, and its rank in the order of merging (pieces with equal scores share one).
-    `pairs` uint64 [slots]. `pair_filter` uint64: a bit for the hash of each pair; these 64 KiB answer for most pairs that do not
-    merge. `ascii_pairs` int32 [128 * 128]: what two characters become. `symbols` int32 and `classes` uint16 [code points]: the
-    symbol of a character, and its class (0: it stands alone). `neighbours` uint64: bit `left << class_bits | right`. `byte_ids`
-    int32 [256], or [0] when characters that the model does not know are the one id `unknown`. `user_defined` finds
-    user-defined pieces, `user_defined_ids` int32 [user-defined pieces] are their ids.
+    `ids` int32 [symbols]: the id of a symbol. `ranks`, `results` int32 [merges]: the rank of a merge in the order of merging
+    (SentencePiece's pieces with equal scores share one), and the symbol that it makes. `pairs` uint64 [slots]. `pair_filter`
+    uint64, a power of two of bits, of which a hash shifted by `filter_shift` is the index: a bit for each pair; these 64 KiB
+    (Mistral; Gemma 512) answer for most pairs that do not merge. `ascii_pairs` int32 [128 * 128]: the merge of two characters.
+    `symbols` int32 and `classes` uint16 [code points]: the symbol of a character, and its class (0: it stands alone).
+    `neighbours` uint64: bit `left << class_bits | right`. `byte_ids` int32 [256], or [0] when characters that the model does not
+    know are the one id `unknown`. `user_defined` finds user-defined pieces, `user_defined_ids` int32 [user-defined pieces] are
+    their ids.
     """
 
     ids: Ids
     ranks: Ids
+    results: Ids
     pairs: Words
     pair_filter: Words
+    filter_shift: int
     ascii_pairs: Ids
     symbols: Ids
     classes: Shorts
@@ -63,12 +71,12 @@ class Tables(NamedTuple):
     neighbours: Words
     byte_ids: Ids
     unknown: int
-    dummy_prefix: bool
     user_defined: TokenTrie
     user_defined_ids: Ids
 
 
 def build(model: SentencePieceModel) -> Tables:
+    """The tables of a SentencePiece model."""
     normal = [
         (piece.text, piece.score, number)
         for number, piece in enumerate(model.pieces)
@@ -76,33 +84,75 @@ def build(model: SentencePieceModel) -> Tables:
     ]
     normal.sort(key=lambda entry: -entry[1])
     texts = [text for text, _, _ in normal]
-    ids = np.array([number for _, _, number in normal], np.int32)
-    ranks = np.unique([-score for _, score, _ in normal], return_inverse=True)[1].astype(np.int32)
+    symbols = _character_symbols(texts)
+    user_defined = {piece.text: number for number, piece in enumerate(model.pieces) if piece.type == USER_DEFINED}
+    return _assembled(
+        symbols,
+        np.array([number for _, _, number in normal], np.int32),
+        _cuts(texts, symbols),
+        np.unique([-score for _, score, _ in normal], return_inverse=True)[1].astype(np.int32),
+        np.arange(len(texts), dtype=np.int32),
+        texts,
+        np.array(model.byte_ids if model.byte_fallback else [], np.int32),
+        next(number for number, piece in enumerate(model.pieces) if piece.type == UNKNOWN),
+        user_defined,
+    )
+
+
+def of_merges(vocabulary: Vocabulary) -> Tables:
+    """The tables of a list of merges with byte fallback. Symbols are ids here, so that some stand for no piece."""
+    ids = np.arange(1 + max(vocabulary.tokens), dtype=np.int32)
+    texts = [""] * len(ids)
+    for number, token in vocabulary.tokens.items():
+        texts[number] = token.decode()
+    rows = vocabulary.merges
+    numbered = np.column_stack([rows[:, :2], np.arange(len(rows))])
+    made = [texts[number] for number in np.unique(rows[:, 3]).tolist()]
+    ranks, results = rows[:, 2].astype(np.int32), rows[:, 3].astype(np.int32)
+    return _assembled(_character_symbols(texts), ids, numbered, ranks, results, made, vocabulary.byte_ids, NO_MERGE, {})
+
+
+def _assembled(
+    symbols: Ids,
+    ids: Ids,
+    rows: Integers,
+    ranks: Ids,
+    results: Ids,
+    made: list[str],
+    byte_ids: Ids,
+    unknown: int,
+    user_defined: Mapping[str, int],
+) -> Tables:
+    """From rows [merges, 3] of left symbol, right symbol, number; `made` are all texts of several characters that merges make."""
+    classes, class_bits, neighbours = _build_neighbours(made)
+    trie = token_trie.build([text.encode() for text in user_defined], {ord(" "): SPACE.encode()})
+    return Tables(
+        ids,
+        ranks,
+        results,
+        *_build_pairs(rows, symbols),
+        symbols,
+        classes,
+        class_bits,
+        neighbours,
+        byte_ids,
+        unknown,
+        trie,
+        np.array([*user_defined.values()], np.int32),
+    )
+
+
+def _character_symbols(texts: Sequence[str]) -> Ids:
     symbols = np.arange(len(texts), len(texts) + CODE_POINTS, dtype=np.int32)
     for symbol, text in enumerate(texts):
         if len(text) == 1:
             symbols[ord(text)] = symbol
     symbols[ord(" ")] = symbols[ord(SPACE)]
-    classes, class_bits, neighbours = _build_neighbours(texts)
-    user_defined = {piece.text: number for number, piece in enumerate(model.pieces) if piece.type == USER_DEFINED}
-    unknown = next(number for number, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
-    return Tables(
-        ids,
-        ranks,
-        *_build_pairs(texts, symbols),
-        symbols,
-        classes,
-        class_bits,
-        neighbours,
-        np.array(model.byte_ids if model.byte_fallback else [], np.int32),
-        unknown,
-        model.add_dummy_prefix,
-        token_trie.build([text.encode() for text in user_defined], {ord(" "): SPACE.encode()}),
-        np.array([*user_defined.values()], np.int32),
-    )
+    return symbols
 
 
-def _build_pairs(texts: list[str], symbols: Ids) -> tuple[Words, Words, Ids]:
+def _cuts(texts: list[str], symbols: Ids) -> Integers:
+    """Each way to cut a piece into two symbols, with the number of the piece."""
     symbol_of = {text: symbol for symbol, text in enumerate(texts)}
     rows = []
     for symbol, text in enumerate(texts):
@@ -111,16 +161,21 @@ def _build_pairs(texts: list[str], symbols: Ids) -> tuple[Words, Words, Ids]:
             right = symbol_of.get(text[cut:], -1) if cut < len(text) - 1 else int(symbols[ord(text[-1])])
             if left >= 0 and right >= 0:
                 rows.append((left, right, symbol))
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _build_pairs(rows: Integers, symbols: Ids) -> tuple[Words, Words, int, Ids]:
     slots = 1 << max(4, (2 * len(rows) - 1).bit_length())
     pairs = np.full(slots, _EMPTY, np.uint64)
-    pair_filter = np.zeros(_FILTER_BITS // 64, np.uint64)
-    _fill_pairs(pairs, pair_filter, np.array(rows, np.int64).reshape(-1, 3))
+    filter_bits = max(6, (_FILTER_BITS_PER_PAIR * len(rows) - 1).bit_length())
+    pair_filter = np.zeros(1 << filter_bits - 6, np.uint64)
+    _fill_pairs(pairs, pair_filter, 64 - filter_bits, np.ascontiguousarray(rows))
     code_of = {int(symbols[code]): code for code in range(ASCII_CODES)}
     ascii_pairs = np.full(ASCII_CODES * ASCII_CODES, NO_MERGE, np.int32)
-    for left, right, symbol in rows:
-        if left in code_of and right in code_of:
-            ascii_pairs[code_of[left] * ASCII_CODES + code_of[right]] = symbol
-    return pairs, pair_filter, ascii_pairs
+    of_ascii = rows[np.isin(rows[:, :2], [*code_of]).all(axis=1)]
+    for left, right, number in of_ascii.tolist():
+        ascii_pairs[code_of[left] * ASCII_CODES + code_of[right]] = number
+    return pairs, pair_filter, 64 - filter_bits, ascii_pairs
 
 
 @inlined
@@ -130,36 +185,36 @@ def _pair_slot(key: np.uint64, slots: int) -> int:
 
 
 @inlined
-def _filter_bit(key: np.uint64) -> int:
-    return int(np.int64((key * _MULTIPLIER) >> _FILTER_SHIFT))
+def _filter_bit(key: np.uint64, shift: int) -> int:
+    return int(np.int64((key * _MULTIPLIER) >> np.uint64(shift)))
 
 
 @kernel
-def _fill_pairs(pairs: Words, pair_filter: Words, rows: Integers) -> None:
-    """Enter left symbol (21 bits), right symbol (21) and resulting symbol (22) of each row. The slots are a power of two."""
+def _fill_pairs(pairs: Words, pair_filter: Words, filter_shift: int, rows: Integers) -> None:
+    """Enter left symbol (21 bits), right symbol (21) and number (22) of each row. The slots are a power of two."""
     for row in range(len(rows)):
         key = np.uint64(rows[row, 0]) << _SYMBOL_BITS | np.uint64(rows[row, 1])
         slot = _pair_slot(key, len(pairs))
         while pairs[slot] != _EMPTY:
             slot = (slot + 1) & (len(pairs) - 1)
-        pairs[slot] = key << _RESULT_BITS | np.uint64(rows[row, 2])
-        bit = _filter_bit(key)
+        pairs[slot] = key << _NUMBER_BITS | np.uint64(rows[row, 2])
+        bit = _filter_bit(key, filter_shift)
         pair_filter[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
 
 
 @inlined
 def find_merge(tables: Tables, left: int, right: int) -> int:
-    """The symbol that two neighbours become, or NO_MERGE."""
+    """The number of the merge of two neighbours, or NO_MERGE."""
     key = np.uint64(left) << _SYMBOL_BITS | np.uint64(right)
-    bit = _filter_bit(key)
+    bit = _filter_bit(key, tables.filter_shift)
     if not (tables.pair_filter[bit >> 6] >> np.uint64(bit & 63)) & np.uint64(1):
         return NO_MERGE
     pairs = tables.pairs
     slot = _pair_slot(key, len(pairs))
     while True:
         found = pairs[slot]
-        if found >> _RESULT_BITS == key:
-            return int(np.int64(found & _RESULT))
+        if found >> _NUMBER_BITS == key:
+            return int(np.int64(found & _NUMBER))
         if found == _EMPTY:
             return NO_MERGE
         slot = (slot + 1) & (len(pairs) - 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lt_preprocess.tokenizers.base import Encoder, Ids, Tokenizer
-from lt_preprocess.tokenizers.vocabulary import Unrecognised
+from lt_preprocess.tokenizers.vocabulary import MOST_PIECES, Unrecognised
 from lt_shared.console import BadData
 from lt_shared.tokenizers import sentencepiece_proto
 from lt_shared.tokenizers.sentencepiece_proto import (
@@ -33,8 +33,6 @@ from lt_shared.tokenizers.sentencepiece_proto import (
 if TYPE_CHECKING:
     from lt_preprocess.tokenizers.sentencepiece.piece_tables import Tables
 
-MAX_PIECES = 1 << 20
-
 
 class SentencePieceBpe(Tokenizer):
     """A tokenizer over a model to which there is no obstacle."""
@@ -51,11 +49,14 @@ class SentencePieceBpe(Tokenizer):
         """Call from one thread: the first call builds the tables and compiles, and tells the user when that takes time."""
         from lt_preprocess.tokenizers.sentencepiece import piece_encoder, piece_tables
 
-        removes = self._model.remove_extra_whitespaces
+        is_first = self._tables is None
         if self._tables is None:
             self._tables = piece_tables.build(self._model)
-            piece_encoder.compile_for(self._tables, removes)
-        return piece_encoder.SentencePieceBpeEncoder(self._tables, removes)
+        model = self._model
+        made = piece_encoder.SentencePieceBpeEncoder(self._tables, model.add_dummy_prefix, model.remove_extra_whitespaces)
+        if is_first:
+            piece_encoder.compile_for(made)
+        return made
 
     def decode(self, ids: Sequence[int] | Ids) -> bytes:
         """As sentencepiece, but bytes that are no UTF-8 stay what they are."""
@@ -124,5 +125,5 @@ def _obstacles(model: SentencePieceModel) -> dict[str, bool]:
         "a user-defined piece begins with the space that it puts before texts": model.add_dummy_prefix
         and any(text.startswith(SPACE) for text in user_defined),
         "it has scores that are no numbers": any(math.isnan(piece.score) for piece in model.pieces),
-        "it has more than a million pieces": len(texts) > MAX_PIECES,
+        "it has too many pieces": len(texts) > MOST_PIECES,
     }
