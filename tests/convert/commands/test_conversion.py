@@ -57,6 +57,8 @@ def test_large_models_are_cut_into_files_and_chunks(
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 30_000)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(blocks, "MATRIX_BYTES", 4000)
+    monkeypatch.setattr(blocks, "OF_MATRIX_BYTES", 700)
     monkeypatch.setattr(blocks, "SPAN_BYTES", 500)
     run = convert(models["sharded"], "megatron-dist", tmp_path / "run")
     assert len(list(run.glob("*.distcp"))) > 2

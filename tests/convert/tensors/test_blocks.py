@@ -79,6 +79,7 @@ def test_interleaved_rows_are_one_read(matrix: Tensor, files: Counting) -> None:
 def test_a_transposed_tensor_does_not_read_more_than_a_span(
     span_bytes: int, matrix: Tensor, files: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(blocks, "MATRIX_BYTES", ROWS * COLUMNS * 4 - 1)
     monkeypatch.setattr(blocks, "SPAN_BYTES", span_bytes)
     monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 5 * ROWS * 4)
     transposed = matrix.transposed()
@@ -87,6 +88,62 @@ def test_a_transposed_tensor_does_not_read_more_than_a_span(
     assert len(found) == COLUMNS // 5
     assert numpy.array_equal(numpy.concatenate(found), whole().T)
     assert max(files.lengths) <= span_bytes
+
+
+def test_a_transposed_matrix_is_read_once(matrix: Tensor, files: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever order its columns take in the result, and with rows of zeros after them."""
+    monkeypatch.setattr(blocks, "MATRIX_BYTES", ROWS * COLUMNS * 4)
+    monkeypatch.setattr(blocks, "OF_MATRIX_BYTES", 3 * ROWS * 4)
+    transposed = matrix.transposed()
+    halves = [(range(half, COLUMNS, 2), transposed.take(0, range(half * 25, half * 25 + 25))) for half in (1, 0)]
+    rows = [(rows, part) for rows, part in halves] + [(range(COLUMNS, COLUMNS + 4), zeros("float32", (4, ROWS)))]
+    woven = assemble("w", (COLUMNS + 4, ROWS), [((rows, range(ROWS)), part) for rows, part in rows])
+    reader = TensorReader(files)
+    found = numpy.concatenate([reader.rows(woven, start, stop).copy() for start, stop in blocks.row_blocks(woven)])
+    expected = numpy.zeros((COLUMNS + 4, ROWS), numpy.uint32)
+    expected[1:COLUMNS:2], expected[0:COLUMNS:2] = whole().T[25:], whole().T[:25]
+    assert numpy.array_equal(found, expected)
+    assert sum(files.lengths) == ROWS * COLUMNS * 4
+
+
+def test_what_a_reader_holds_is_not_taken_for_another_matrix(matrix: Tensor, files: Counting, tmp_path: Path) -> None:
+    """Between two reads of a matrix another one of the same size is read, and rows that go through the same buffer."""
+    (tmp_path / "other").write_bytes(bytes(8) + (whole() + 1).tobytes())
+    other = tensor_in_files("o", "float32", matrix.shape, [((0, 0), matrix.shape, str(tmp_path / "other"), 8)])
+    reader = TensorReader(files)
+    for lazy, expected in (
+        (matrix.transposed(), whole().T),
+        (other.transposed(), whole().T + 1),
+        (matrix.transposed(), whole().T),
+        (other.take(1, range(0, COLUMNS, 2)), whole()[:, ::2] + 1),
+        (matrix.transposed(), whole().T),
+    ):
+        assert numpy.array_equal(reader.rows(lazy, 3, 20), expected[3:20])
+
+
+def test_rows_woven_of_two_transposed_matrices(tmp_path: Path, files: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one matrix is not held."""
+    monkeypatch.setattr(blocks, "GAP_BYTES", 0)
+    (tmp_path / "two").write_bytes(whole().tobytes() + bytes(4) + whole().tobytes())
+    size = ROWS * COLUMNS * 4
+    two = [tensor_in_files("m", "float32", (ROWS, COLUMNS), [((0, 0), (ROWS, COLUMNS), str(tmp_path / "two"), at)])
+           for at in (0, size + 4)]  # fmt: skip
+    places = [(range(half, 2 * COLUMNS, 2), range(ROWS)) for half in (0, 1)]
+    woven = assemble("w", (2 * COLUMNS, ROWS), [(place, one.transposed()) for place, one in zip(places, two, strict=True)])
+    assert numpy.array_equal(TensorReader(files).rows(woven, 0, 2 * COLUMNS), numpy.repeat(whole().T, 2, axis=0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 700), (700, 5), (128, 256), (129, 257), (300, 600)])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "int64"])
+def test_transposes_of_any_size(shape: tuple[int, int], dtype: str, tmp_path: Path) -> None:
+    """Tiles end where the matrix does."""
+    item_bytes = blocks.ITEM_BYTES[dtype]
+    values = numpy.random.default_rng(0).integers(0, 255, (*shape, item_bytes), numpy.uint8)
+    (tmp_path / "m").write_bytes(values.tobytes())
+    lazy = tensor_in_files("m", dtype, shape, [((0, 0), shape, str(tmp_path / "m"), 0)]).transposed()
+    with Files() as files:
+        found = blocks.read(lazy, files)
+    assert found.tobytes() == values.transpose(1, 0, 2).tobytes()
 
 
 @given(data=st.data())

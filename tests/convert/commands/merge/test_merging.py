@@ -281,6 +281,8 @@ def test_large_models_are_cut_alike(to: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 30_000)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(blocks, "TRANSPOSED_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(blocks, "MATRIX_BYTES", 4000)
+    monkeypatch.setattr(blocks, "OF_MATRIX_BYTES", 700)
     monkeypatch.setattr(blocks, "SPAN_BYTES", 500)
     made = lt_convert.merge(given, tmp_path / "merged", to).path
     assert len([path for path in (tmp_path / "merged").rglob("*") if path.stat().st_size > 5000]) > (

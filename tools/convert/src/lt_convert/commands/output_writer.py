@@ -33,6 +33,9 @@ from lt_shared.local_files import PartialDirectory, writing
 THREADS = min(4, os.cpu_count() or 1)
 FLUSH_BYTES = 8 << 20
 READ_BYTES = 1 << 20
+# Threads count what they have written, and the progress is shown so often: waking the main thread for each block made two
+# threads wait for the interpreter ten times for each.
+PROGRESS_SECONDS = 0.2
 
 Work = tuple[str, int, Segment, Piece | None]
 """A file, an offset in it, what is written there, and the piece that an earlier run has finished there."""
@@ -154,9 +157,10 @@ class _Workers:
         for entry in work:
             self._work.put(entry)
             self._left += 1
-        self._results: queue.SimpleQueue[Piece | int | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Piece | BaseException] = queue.SimpleQueue()
+        self._written_bytes = [0] * THREADS
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(THREADS)]
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(THREADS)]
 
     def __enter__(self) -> "_Workers":
         for thread in self._threads:
@@ -169,18 +173,23 @@ class _Workers:
             thread.join()
 
     def finished(self, advance: Callable[[int], None]) -> Iterable[Piece]:
-        """Every piece as it is finished; `advance` is called with the bytes of every block."""
+        """Every piece as it is finished; `advance` is called with the bytes that were written since."""
+        shown = 0
         while self._left:
-            result = self._results.get()
+            try:
+                result = self._results.get(timeout=PROGRESS_SECONDS)
+            except queue.Empty:
+                result = None
+            written = sum(self._written_bytes)
+            advance(written - shown)
+            shown = written
             if isinstance(result, BaseException):
                 raise result
-            if isinstance(result, int):
-                advance(result)
-                continue
-            self._left -= 1
-            yield result
+            if result is not None:
+                self._left -= 1
+                yield result
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         try:
             with Files(self._source) as files:
                 blocks = TensorReader(files)
@@ -189,7 +198,7 @@ class _Workers:
                     if done is not None and self._is_as_written(done):
                         self._results.put(done)
                     else:
-                        self._results.put(self._write(name, offset, segment, blocks))
+                        self._results.put(self._write(name, offset, segment, blocks, number))
         except queue.Empty:
             pass
         except BaseException as error:
@@ -213,7 +222,7 @@ class _Workers:
             note(f"{self.directory.path}/{piece.file}: changed since it was written: bytes {piece.offset:,} to {end:,} again")
         return same
 
-    def _write(self, name: str, offset: int, segment: Segment, blocks: TensorReader) -> Piece:
+    def _write(self, name: str, offset: int, segment: Segment, blocks: TensorReader, number: int) -> Piece:
         assert isinstance(segment, bytes | Payload)
         checksums = PieceChecksums()
         position = flushed = offset
@@ -228,7 +237,7 @@ class _Workers:
                     while written < len(data):
                         written += os.pwrite(descriptor, data[written:], position + written)
                 position += written
-                self._results.put(written)
+                self._written_bytes[number] += written
                 if position - flushed >= FLUSH_BYTES:
                     # Linux starts to write these pages to disk, and the call does not wait.
                     os.posix_fadvise(descriptor, flushed, position - flushed, os.POSIX_FADV_DONTNEED)

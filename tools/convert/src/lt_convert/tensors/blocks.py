@@ -4,6 +4,9 @@ A block is a range of the tensor's rows, laid out as in the result. The chunks t
 the source files are merged into few large reads, and NumPy copies the values to their indices. A chunk with the same layout in
 the source as in the result is read straight into the block. A conversion then takes as long as the disk, or as two copies in
 memory where rows are permuted.
+
+A transposed matrix of up to MATRIX_BYTES is read once, from beginning to end, and stays in memory while its blocks are made of it:
+they are then as small as others, and are hashed and written from the processor's cache.
 """
 
 import dataclasses
@@ -22,9 +25,14 @@ from lt_shared import storage
 Bits = NDArray[Any]
 
 BITS: dict[int, type] = {1: numpy.uint8, 2: numpy.uint16, 4: numpy.uint32, 8: numpy.uint64}
-# Fits the processor's L2 cache: copying 2.5 GB in blocks of 16 MiB took three times as long as in blocks of 1 MiB.
+# Fits the processor's L2 cache: copying 2.5 GB in blocks of 16 MiB took three times as long as in blocks of 1 MiB. Blocks of
+# 512 KiB take the kernel less time, and Python more.
 BLOCK_BYTES = 1 << 20
-# A transposed block reads a short range of every source row; larger blocks make the ranges longer.
+# A transposed matrix that is held in memory, and the blocks that are made of it: 128 rows or more, so that a block takes whole
+# cache lines of every source row.
+MATRIX_BYTES = 128 << 20
+OF_MATRIX_BYTES = 2 << 20
+# A block of a larger one reads a short range of every source row; larger blocks make the ranges longer.
 TRANSPOSED_BLOCK_BYTES = 64 << 20
 # A remote store takes little longer to answer a request for a few megabytes than one for a few bytes.
 REMOTE_BLOCK_BYTES = 16 << 20
@@ -34,9 +42,10 @@ REMOTE_GAP_BYTES = 1 << 20
 # Reads with at most GAP_BYTES between them are merged, up to SPAN_BYTES.
 GAP_BYTES = 64 << 10
 SPAN_BYTES = 64 << 20
-# Rows and columns of a tile of a transposed matrix. Its rows are contiguous in the source. With 32 columns it takes up to 2.4
-# times as long: where rows are a power of two apart, the lines of that many do not stay in the processor's cache.
-TILE = (512, 8)
+# Rows and columns of a tile of a transposed matrix, and the items between the tile's own rows: where these are a power of two
+# apart, few of their lines stay in the processor's cache.
+TILE = (128, 256)
+TILE_GAP = 8
 
 
 def row_blocks(*tensors: Tensor) -> Iterator[tuple[int, int]]:
@@ -77,8 +86,11 @@ def _limit(*tensors: Tensor) -> int:
     """The bytes of a block.
 
     Of several tensors, a block of one and what was computed from the others are held at once, in fp32: their blocks are smaller.
+    One matrix is held at a time, so there it must be enough for many rows.
     """
-    return max(map(_block_bytes, tensors)) // (1 if len(tensors) == 1 else SHARED)
+    if len(tensors) > 1:
+        return max(map(_block_bytes, tensors)) // SHARED
+    return OF_MATRIX_BYTES if _matrix(*tensors) else _block_bytes(*tensors)
 
 
 def _block_bytes(tensor: Tensor) -> int:
@@ -101,6 +113,9 @@ class TensorReader:
         self.files = files
         self._block = bytearray()
         self._span = bytearray()
+        self._tensor: Tensor | None = None
+        self._matrix: _Range | None = None
+        self._held: _Range | None = None
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Bits:
         """Rows `start` to `stop` of a `flat` tensor as raw bits, unsigned integers of shape [stop - start, *shape[1:]].
@@ -113,6 +128,8 @@ class TensorReader:
         if len(self._block) < size_bytes:
             self._block = bytearray(size_bytes)
         block: Bits = numpy.frombuffer(self._block, BITS[item_bytes], math.prod(shape)).reshape(shape)
+        if tensor is not self._tensor:
+            self._tensor, self._matrix = tensor, _matrix(tensor)
         reads = []
         for chunk in tensor.chunks:
             rows = intersection(chunk.indices[0], range(start, stop))
@@ -129,6 +146,11 @@ class TensorReader:
 
     def _fill(self, block: Bits, group: "list[_Read]", tensor: Tensor) -> None:
         dtype = tensor.stored_dtype
+        if self._matrix and all(self._matrix.has(one.view, dtype) for one in group):
+            span = self._hold(self._matrix)
+            for one in group:
+                self._assign(block[one.target], span, one.view, self._matrix.begin, tensor)
+            return
         if len(group) == 1 and not group[0].view.encoding and _is_row_major(group[0].view, dtype):
             target = block[group[0].target]
             if target.flags.c_contiguous:
@@ -167,10 +189,45 @@ class TensorReader:
         else:
             target[...] = view.encoding.decoded(items, self.files.read, tensor.name).view(target.dtype)
 
+    def _hold(self, matrix: "_Range") -> memoryview:
+        """The bytes of a matrix, which stay until others are read."""
+        length = matrix.end - matrix.begin
+        if self._held != matrix:
+            span, step = self._reserve(length), REMOTE_BLOCK_BYTES if storage.is_remote(matrix.file) else BLOCK_BYTES
+            for first in range(0, length, step):
+                self.files.read_into(matrix.file, matrix.begin + first, span[first : first + step])
+            self._held = matrix
+        return memoryview(self._span)[:length]
+
     def _reserve(self, length: int) -> memoryview:
+        self._held = None
         if len(self._span) < length:
             self._span = bytearray(length)
         return memoryview(self._span)[:length]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Range:
+    """Bytes of a file."""
+
+    file: str
+    begin: int
+    end: int
+
+    def has(self, view: View, dtype: str) -> bool:
+        return view.file == self.file and self.begin <= view.offset_bytes and view.end(dtype) <= self.end
+
+
+def _matrix(tensor: Tensor) -> _Range | None:
+    """Where the matrix lies whose transpose the tensor is, or is made of; None where there is more than one, or a larger one."""
+    found: _Range | None = None
+    views = [chunk.view for chunk in tensor.chunks if chunk.view and _is_transposed(chunk.view)]
+    for view in sorted(views, key=lambda view: (view.file, view.offset_bytes)):
+        end = view.end(tensor.stored_dtype)
+        if found and (view.file != found.file or view.offset_bytes > found.end + GAP_BYTES):
+            return None
+        found = _Range(view.file, found.begin, max(found.end, end)) if found else _Range(view.file, view.offset_bytes, end)
+    return found if found and found.end - found.begin <= MATRIX_BYTES and not tensor.encodings else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,14 +276,18 @@ def _is_transposed(view: View) -> bool:
 
 
 def _copy(target: Bits, values: Bits) -> None:
-    """Copy. A transposed matrix is copied in tiles that stay in the processor's cache: 0.5 seconds for a GiB of bf16."""
+    """Copy. A transposed matrix goes through a tile that stays in the processor's cache: 0.35 seconds for a GiB of bf16."""
     if values.ndim != 2 or values.strides[0] >= values.strides[1]:
         target[...] = values
         return
     rows, columns = TILE
+    tile: Bits = numpy.empty((columns, rows + TILE_GAP), values.dtype)
     for top in range(0, values.shape[0], rows):
         for left in range(0, values.shape[1], columns):
-            target[top : top + rows, left : left + columns] = values[top : top + rows, left : left + columns]
+            part = values[top : top + rows, left : left + columns]
+            copied = tile[: part.shape[1], : part.shape[0]].T
+            copied[...] = part
+            target[top : top + rows, left : left + columns] = copied
 
 
 def _as_slice(indices: range) -> slice:
