@@ -93,14 +93,15 @@ def install_programs(session: nox.Session, programs: dict[str, tuple[str, ...]])
 
 @task
 def tests(session: nox.Session) -> None:
-    """Run all tests, or those that the arguments choose (as for pytest), a file at a time in one process more than cores.
+    """Run all tests, or those that the arguments choose (as for pytest), a file at a time in two processes more than cores.
 
     Those that need a real Slurm of two nodes or a real cron run as root only, and are reported as skipped elsewhere.
     """
     install_programs(session, PROGRAMS | CLUSTER_PROGRAMS)
     install(session, "-r", "tests/requirements.txt", alone=("-r", "tests/requirements-no-deps.txt"))
-    # Tests wait a quarter of their time: for ranks, for jobs, for time limits.
-    workers = 1 + len(os.sched_getaffinity(0))
+    # Tests wait a quarter of their time: for ranks, for jobs, for time limits, for the package index. With one process more than
+    # cores, a tenth of the cores' time would be left.
+    workers = 2 + len(os.sched_getaffinity(0))
     # Threads of torch that wait for each other would spin on cores that other processes need: a fifth of all processor time.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"}
     session.run("pytest", "-n", str(workers), "--dist", "loadfile", "--durations", "30", *session.posargs, env=environment)

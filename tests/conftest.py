@@ -1,6 +1,8 @@
 """Settings of all tests."""
 
+import collections
 import os
+import re
 import signal
 from typing import Any
 
@@ -21,10 +23,28 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda signal_number, frame: None)
 
 
+# Files with a test, or a fixture, of more than half a minute. Most of these have few tests.
+LONG = re.compile(
+    r"tests/(cluster|install|pipeline)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/"
+    r"|convert/formats/test_(adamw|flat_optimizer)_state\.py|train/(models|parallel|ops|checkpoint)/|test_parallelism\.py"
+    r"|planner/test_memory_estimate\.py|render/test_pods\.py|runtime/test_watchdog\.py"
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes, begin with long files, so that none is left to the last one; then those with most tests."""
+    if hasattr(config, "workerinput"):
+        tests = collections.Counter(item.path for item in items)
+        items.sort(key=lambda item: (not LONG.search(item.nodeid), -tests[item.path]))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file at a time to each process, but all that needs a cluster to one: they share one Slurm, and mostly wait."""
     from xdist.scheduler import LoadFileScheduling
+
+    # It would sort files by their number of tests: they come in a better order.
+    config.option.loadscopereorder = False
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import nursery
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 300
 
@@ -24,19 +26,20 @@ def blocks_of(page: str) -> list[Block]:
     return [Block(*found) for found in re.findall(r"^```(sh|python)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
 
 
-def run(block: Block, directory: Path) -> Done:
-    """Offline, and without variables that set options."""
+def run(block: Block, directory: Path, quick: bool = False) -> Done:
+    """Offline, and without variables that set options. `quick` saves what lt-train takes to start: see tests/train/nursery.py."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("LT_")} | {"HF_HUB_OFFLINE": "1"}
-    variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    folders = [*([nursery.programs()] if quick else []), str(Path(sys.executable).parent), os.environ["PATH"]]
+    variables["PATH"] = os.pathsep.join(folders)
     is_shell = block.language == "sh"
     command = ["bash", "-c", f"set -euo pipefail\n{block.text}"] if is_shell else [sys.executable, "-c", block.text]
     return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=SECONDS)
 
 
-def run_all(blocks: list[Block], directory: Path) -> list[Done]:
+def run_all(blocks: list[Block], directory: Path, quick: bool = False) -> list[Done]:
     """Later blocks use what earlier ones made."""
     (directory / "tests").symlink_to(ROOT / "tests")
-    return [run(block, directory) for block in blocks]
+    return [run(block, directory, quick) for block in blocks]
 
 
 def assert_success(blocks: list[Block], done: list[Done]) -> None:

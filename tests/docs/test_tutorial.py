@@ -19,7 +19,7 @@ BLOCKS = documented_blocks.blocks_of(TUTORIAL)
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Done]]:
     directory = tmp_path_factory.mktemp("tutorial")
-    return directory, documented_blocks.run_all(BLOCKS, directory)
+    return directory, documented_blocks.run_all(BLOCKS, directory, quick=True)
 
 
 def test_every_block_succeeds(finished: tuple[Path, list[Done]]) -> None:

@@ -4,11 +4,11 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy
+import nursery
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -74,7 +74,7 @@ def trained_loss(place: Path) -> float:
         writer.append_document(TOKENS)
         writer.publish()
     command = [
-        *(sys.executable, "-m", "lt_train", "--model", place / "model", "--load", place / "start", "--save", place / "run"),
+        *(nursery.python(), "-m", "lt_train", "--model", place / "model", "--load", place / "start", "--save", place / "run"),
         *("--seq-length", SEQUENCE, "--micro-batch-size", 1, "--global-batch-size", 1, "--train-iters", 1, "--lr", 1e-30),
         *("--min-lr", 0, "--weight-decay", 0, "--split", "1,0,0", "--eval-iters", 0, "--log-interval", 1, "--device", "cpu"),
         *("--no-load-optim", "--no-load-rng", "--ranks", 1, place / "data"),

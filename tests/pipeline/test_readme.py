@@ -58,7 +58,7 @@ def test_a_failing_producer_stops_the_pipe(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
     script = PIPELINES[0].text.replace("tests/demo/corpus.jsonl.zst", "bad.jsonl")
-    done = documented_blocks.run(Block("sh", script), tmp_path)
+    done = documented_blocks.run(Block("sh", script), tmp_path, quick=True)
     assert done.returncode == 66
     assert "bad.jsonl, line 2" in done.stderr or "bad.jsonl:2" in done.stderr
     assert [path.name for path in tmp_path.rglob("*") if "pipeline" in path.parts and path.is_file()] == []
@@ -79,7 +79,7 @@ def test_the_trainer_and_the_converted_model_agree(tmp_path: Path, results: tupl
         writer.publish()
     options = "--model tiny --device cpu --seq-length 256 --train-iters 41 --log-interval 1 --split 1,0,0 --eval-iters 0"
     script = f"lt-train {options} --load {directory}/pipeline/run --save {tmp_path}/run {tmp_path}/copies"
-    done = documented_blocks.run(Block("sh", script), tmp_path)
+    done = documented_blocks.run(Block("sh", script), tmp_path, quick=True)
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     (step,) = [record for record in records if record["kind"] == "step"]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nursery
 import pytest
 import zstandard
 from rendering import Cluster, manifests, remarks, render, shellcheck
@@ -161,9 +162,8 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = (
         "--model tiny --num-layers 1 --seq-length 64 --train-iters 2 --log-interval 1 --eval-iters 0 --device cpu --mock-data"
     )
-    subprocess.run(
-        [BINARIES / "lt-train", *options.split(), "--save", directory], check=True, capture_output=True, env=environment()
-    )
+    command = [nursery.python(), "-m", "lt_train", *options.split(), "--save", directory]
+    subprocess.run(command, check=True, capture_output=True, env=environment())
     return directory
 
 
@@ -194,7 +194,7 @@ def workplace(place: Path, run_directory: Path) -> dict[str, str]:
     for name, body in STAND_INS.items():
         (place / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
         (place / "bin" / name).chmod(0o755)
-    return environment(PATH=f"{place}/bin:{BINARIES}:/usr/bin:/bin", KEPT=f"{place}/kept")
+    return environment(PATH=f"{place}/bin:{nursery.programs()}:{BINARIES}:/usr/bin:/bin", KEPT=f"{place}/kept")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -49,6 +49,15 @@ def python() -> str:
     return executable(folder / "python", sys.executable, "-IS", __file__, "start", str(listener))
 
 
+@functools.cache
+def programs() -> str:
+    """A folder for the PATH of a shell, in which `lt-train` is a copy."""
+    folder = Path(python()).parent / "bin"
+    folder.mkdir()
+    executable(folder / "lt-train", python(), "-m", "lt_train")
+    return str(folder)
+
+
 def executable(path: Path, *command: str) -> str:
     """Write a program that is another with some arguments; returns its path."""
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')

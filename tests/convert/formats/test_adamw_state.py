@@ -4,13 +4,13 @@ import dataclasses
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy
+import nursery
 import pytest
 
 from lt_convert.commands import conversion
@@ -36,7 +36,8 @@ FIRST_RATE, WEIGHT_DECAY, BETAS = 5e-3, 0.1, (0.9, 0.95)
 
 
 def train(run: Path, *options: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "lt_train", *RUN, *options, "--save", run], capture_output=True, text=True)
+    command = [nursery.python(), "-m", "lt_train", *RUN, *options, "--save", run]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -67,6 +68,8 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(ranks: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Runs:
     root = tmp_path_factory.mktemp("optimizer")
+    # Not in one of the threads below, with which it would end.
+    nursery.python()
 
     def job(name: str, steps: int, **more: Any) -> dict[str, Any]:
         return {"architecture": GROUPED.to_record(), "steps": steps, "losses": str(root / f"{name}.json"), **more}

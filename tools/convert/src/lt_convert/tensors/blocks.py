@@ -5,8 +5,8 @@ the source files are merged into few large reads, and NumPy copies the values to
 the source as in the result is read straight into the block. A conversion then takes as long as the disk, or as two copies in
 memory where rows are permuted.
 
-A transposed matrix of up to MATRIX_BYTES is read once, from beginning to end, and stays in memory while its blocks are made of it:
-they are then as small as others, and are hashed and written from the processor's cache.
+A transposed matrix of up to MATRIX_BYTES is read once, from beginning to end, and stays in memory while its blocks are made of
+it: they are then as small as others, and are hashed and written from the processor's cache.
 """
 
 import dataclasses
