@@ -1,9 +1,9 @@
 """Grouped GEMMs: rows sorted by group, each group times its own matrix, as the experts of a mixture are computed.
 
 Groups are given by `borders`, int32 [groups + 1], which begin with 0: group g has the rows from `borders[g]` to `borders[g + 1]`,
-perhaps none. torch's kernel for all groups (`torch._grouped_mm`; bfloat16, compute capability 9.0 or higher) and quack's
-(`lt_train.kernels.grouped_gemm_epilogues`) read them on the device: the host neither knows how many rows a group has nor waits.
-Elsewhere there is a GEMM for each group, and on a GPU the host waits for the borders.
+perhaps none. torch's kernel for all groups (`torch._grouped_mm`; bfloat16, compute capability 9.0 or higher, rows of whole 16
+bytes) and quack's (`lt_train.kernels.grouped_gemm_epilogues`) read them on the device: the host neither knows how many rows a
+group has nor waits. Elsewhere there is a GEMM for each group, and on a GPU the host waits for the borders.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,8 @@ from torch import Tensor
 from lt_train.ops.wgrad_accumulation import add, overwrites, written
 
 HOPPER = (9, 0)
+# Numbers of 16 bits in 16 bytes.
+ALIGNMENT = 8
 
 
 class GroupedGemms(Protocol):
@@ -51,7 +53,7 @@ class TorchGroupedGemms:
         return self.times(rows, weight.transpose(1, 2), borders)
 
     def times(self, rows: Tensor, weight: Tensor, borders: Tensor) -> Tensor:
-        if _in_one_kernel(rows):
+        if _in_one_kernel(rows, weight):
             return torch._grouped_mm(rows, weight, offs=borders[1:])
         result = rows.new_empty(len(rows), weight.shape[2])
         for group, (first, end) in enumerate(_groups(borders)):
@@ -93,7 +95,7 @@ def accumulates_in_gemm(weight: Any) -> bool:
 
 def transposed_product(gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:
     """For each group the transpose of its rows of `gradient` [m, n] times its rows of `rows` [m, k]: [groups, n, k]."""
-    if _in_one_kernel(gradient):
+    if _in_one_kernel(gradient, rows):
         return torch._grouped_mm(gradient.t(), rows, offs=borders[1:])
     result = gradient.new_empty(len(borders) - 1, gradient.shape[1], rows.shape[1])
     for group, (first, end) in enumerate(_groups(borders)):
@@ -101,8 +103,10 @@ def transposed_product(gradient: Tensor, rows: Tensor, borders: Tensor) -> Tenso
     return result
 
 
-def _in_one_kernel(rows: Tensor) -> bool:
-    return rows.is_cuda and rows.dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= HOPPER
+def _in_one_kernel(rows: Tensor, other: Tensor) -> bool:
+    if not rows.is_cuda or rows.dtype != torch.bfloat16 or (rows.shape[1] | other.shape[-1]) % ALIGNMENT:
+        return False
+    return torch.cuda.get_device_capability(rows.device) >= HOPPER
 
 
 def _groups(borders: Tensor) -> Iterator[tuple[int, int]]:
