@@ -3,22 +3,25 @@
     python torchtitan_families.py JOBS.json
 
 For each job, `load` is a converted checkpoint and `hf` the model it was made of: the adapter's tensors must be the checkpoint's,
-bit by bit, and `logits` are what TorchTitan's model computes with them.
+bit by bit, and `logits` are what TorchTitan's model computes with them. Or `flavor` is one of TorchTitan's own configurations.
 """
 
 import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
 import torch
 import torchtitan_model  # Prepares torchtitan for a machine without a GPU.
 from safetensors.torch import load_file
 from torch.distributed import checkpoint
+from torchtitan.models import deepseek_v3 as titan_deepseek
 from torchtitan.models import gpt_oss as titan_gpt_oss
 from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.common.attention import ScaledDotProductAttention
@@ -31,6 +34,8 @@ from torchtitan.models.common.config_utils import (
 )
 from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.deepseek_v3.model import DeepSeekV3Model
+from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
 from torchtitan.models.gpt_oss.model import GptOssModel
 from torchtitan.models.gpt_oss.state_dict_adapter import GptOssStateDictAdapter
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
@@ -79,6 +84,7 @@ def qwen3(architecture: Architecture) -> Qwen3Model.Config:
                     dim=architecture.kv_channels,
                     max_seq_len=architecture.max_position_embeddings,
                     theta=architecture.rotary_base,
+                    **torchtitan_model.scaled(architecture.rope_scaling),
                 ),
                 qk_norm=norm(architecture.kv_channels),
             ),
@@ -112,25 +118,59 @@ def experts(architecture: Architecture) -> MoE.Config:
             param_init=weights,
             comm_backend="standard",
         ),
-        load_balance_coeff=None,
     )
+
+
+def deepseek(architecture: Architecture) -> DeepSeekV3Model.Config:
+    """TorchTitan's DeepSeek of this size, by the function that makes its own. All its norms have an epsilon of 1e-5."""
+    frame = torchtitan_model.configuration(architecture, fused=True)
+    latent, scaling = architecture.latent_attention, architecture.rope_scaling
+    assert latent is not None
+    layers = titan_deepseek._build_dsv3_layers(
+        n_layers=architecture.num_layers,
+        n_dense_layers=architecture.moe_first_dense_layers,
+        dim=architecture.hidden_size,
+        n_heads=architecture.num_attention_heads,
+        q_lora_rank=latent.q_lora_rank or 0,
+        kv_lora_rank=latent.kv_lora_rank,
+        qk_nope_head_dim=latent.qk_head_dim,
+        qk_rope_head_dim=latent.qk_pos_emb_head_dim,
+        v_head_dim=latent.v_head_dim,
+        mscale=(isinstance(scaling, YarnScaling) and scaling.mscale_all_dim) or 0.0,
+        dense_hidden_dim=architecture.ffn_hidden_size,
+        moe_hidden_dim=architecture.expert_size,
+        num_experts=architecture.num_experts,
+        num_shared_experts=(architecture.moe_shared_expert_intermediate_size or 0) // architecture.expert_size,
+        router_top_k=architecture.moe_router_topk,
+        router_score_func=architecture.moe_router_score_function,
+        router_num_expert_groups=architecture.moe_router_num_groups,
+        router_num_limited_groups=architecture.moe_router_group_topk,
+        router_route_scale=architecture.moe_router_topk_scaling_factor,
+        router_route_norm=architecture.moe_router_score_function == "sigmoid",
+        attn_backend="flex",
+        moe_comm_backend="standard",
+        non_blocking_capacity_factor=None,
+        rope=torchtitan_model.rope(architecture),
+    )
+    for layer in layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        for norm in (layer.attention_norm, layer.ffn_norm, layer.attention.q_norm, layer.attention.kv_norm):
+            norm.eps = architecture.norm_epsilon
+    predictions = titan_deepseek._build_mtp_layers(
+        layers[-1], dim=architecture.hidden_size, num_mtp_layers=architecture.mtp_num_layers
+    )
+    fields = {field.name: getattr(frame, field.name) for field in dataclasses.fields(frame)}
+    return DeepSeekV3Model.Config(**fields | {"layers": layers, "mtp_layers": predictions})
 
 
 def gpt_oss(architecture: Architecture) -> GptOssModel.Config:
     """TorchTitan's gpt-oss of this size. Its own configurations have 64 heads and windows of 128."""
-    frame = torchtitan_model.configuration(dataclasses.replace(architecture, rope_scaling=None), fused=True)
-    scaling = architecture.rope_scaling
-    assert isinstance(scaling, YarnScaling)
+    frame = torchtitan_model.configuration(architecture, fused=True)
     rope = CosSinRoPE.Config(
         dim=architecture.kv_channels,
         max_seq_len=architecture.max_position_embeddings,
         theta=architecture.rotary_base,
-        scaling="yarn",
-        rope_factor=scaling.factor,
-        beta_fast=scaling.beta_fast,
-        beta_slow=scaling.beta_slow,
-        truncate=scaling.truncate,
-        original_seq_len=scaling.original_max_position_embeddings,
+        **torchtitan_model.scaled(architecture.rope_scaling),
     )
     sizes = {
         "hidden_dim": architecture.expert_size,
@@ -178,9 +218,9 @@ def _with_normalizers(window: int | None) -> Callable[..., torch.Tensor]:
     return attend
 
 
-def _in_float32(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The experts put out bfloat16 whatever the model's dtype is, and are then added to tensors of it."""
-    return lambda *inputs: forward(*inputs).float()
+def _in_float32() -> AbstractContextManager[Any]:
+    """TorchTitan multiplies experts in bfloat16 whatever the model's dtype is, so that a token near the edge takes others."""
+    return mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float)
 
 
 def run_gpt_oss(job: dict[str, Any]) -> None:
@@ -202,16 +242,21 @@ def run_gpt_oss(job: dict[str, Any]) -> None:
     model.load_state_dict(state)
     for number, layer in enumerate(model.layers.values()):
         layer.attention.inner_attention.forward = _with_normalizers(architecture.window(number))
-        experts = layer.moe.routed_experts.inner_experts
-        experts.forward = _in_float32(experts.forward)
-    with torch.no_grad():
+    with torch.no_grad(), _in_float32():
         tokens, masks = torch.tensor(job["tokens"]), {"basic_mask": None, "sliding_window_mask": None}
         numpy.save(job["logits"], model(tokens, attention_masks=masks).float().numpy())
 
 
+def _with_absent_biases(expected: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What an adapter makes of a model whose router has no balancing biases, with the zeros that TorchTitan begins with."""
+    return {name: torch.zeros_like(tensor) for name, tensor in state.items() if name.endswith("expert_bias_E")} | expected
+
+
 def run(job: dict[str, Any]) -> None:
     architecture = Architecture.from_record(job["architecture"])
-    if architecture.qk_layernorm:
+    if architecture.latent_attention:
+        config, adapter = deepseek(architecture), DeepSeekV3StateDictAdapter
+    elif architecture.qk_layernorm:
         config, adapter = qwen3(architecture), Qwen3StateDictAdapter
     else:
         config, adapter = torchtitan_model.configuration(architecture, fused=True), Llama3StateDictAdapter
@@ -219,18 +264,46 @@ def run(job: dict[str, Any]) -> None:
     state = model.state_dict()
     checkpoint.load(state, checkpoint_id=job["load"], no_dist=True)
     expected = adapter(config, None).from_hf(load_file(Path(job["hf"], "model.safetensors")))
+    if not architecture.moe_router_enable_expert_bias:
+        expected = _with_absent_biases(expected, state)
     assert state.keys() == expected.keys(), state.keys() ^ expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(state[name], tensor), name
     model.load_state_dict(state)
-    with torch.no_grad():
+    with torch.no_grad(), _in_float32():
         numpy.save(job["logits"], model(torch.tensor(job["tokens"])).float().numpy())
+
+
+def _differing(ours: Any, theirs: Any, name: str = "") -> Iterator[str]:
+    """The names of settings in which two configurations differ, but for initialisation and the implementation of attention."""
+    if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
+        for field in dataclasses.fields(ours):
+            yield from _differing(getattr(ours, field.name), getattr(theirs, field.name), field.name)
+    elif isinstance(ours, list) and len(ours) == len(theirs):
+        for each, other in zip(ours, theirs, strict=True):
+            yield from _differing(each, other, name)
+    elif name not in ("param_init", "inner_attention") and ours != theirs:
+        yield name
+
+
+def compare(job: dict[str, Any]) -> None:
+    """The model of a DeepSeek's size beside TorchTitan's own configuration, its `flavor`."""
+    architecture = Architecture.from_record(job["architecture"])
+    theirs = titan_deepseek.deepseekv3_configs[job["flavor"]](
+        attn_backend="flex", moe_comm_backend="standard", num_mtp_layers=architecture.mtp_num_layers
+    )
+    Path(job["differing"]).write_text(json.dumps(sorted(set(_differing(deepseek(architecture), theirs)))))
 
 
 def main() -> None:
     torch.set_num_threads(1)
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        (run_gpt_oss if job["architecture"].get("attention_sinks") else run)(job)
+        if "flavor" in job:
+            compare(job)
+        elif job["architecture"].get("attention_sinks"):
+            run_gpt_oss(job)
+        else:
+            run(job)
 
 
 if __name__ == "__main__":

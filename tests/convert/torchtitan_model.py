@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from lt_shared.architecture import Architecture, RopeScaling
+from lt_shared.architecture import Architecture
+from lt_shared.rope_scaling import AnyScaling, RopeScaling, YarnScaling
 
 for kernels in ("torchtitan.distributed.minimal_async_ep", "torchtitan.distributed.minimal_async_ep.api"):
     sys.modules[kernels] = MagicMock(__path__=[], __spec__=None)
@@ -82,7 +83,7 @@ def configuration(architecture: Architecture, fused: bool) -> Llama3Model.Config
             wo_param_init=_WEIGHT,
             inner_attention=ScaledDotProductAttention.Config(),
             fuse_qkv=fused,
-            rope=_rope(architecture),
+            rope=rope(architecture),
         ),
         feed_forward=make_ffn_config(
             dim=hidden, hidden_dim=architecture.ffn_hidden_size, w1_param_init=_WEIGHT, w2w3_param_init=_WEIGHT
@@ -99,18 +100,37 @@ def configuration(architecture: Architecture, fused: bool) -> Llama3Model.Config
     )
 
 
-def _rope(architecture: Architecture) -> ComplexRoPE.Config:
-    scaling = architecture.rope_scaling or RopeScaling(8.0)
+def rope(architecture: Architecture) -> ComplexRoPE.Config:
+    """Of the channels that rotate, in the models that pair adjacent ones."""
     return ComplexRoPE.Config(
-        dim=architecture.kv_channels,
+        dim=architecture.rotary_channels,
         max_seq_len=architecture.max_position_embeddings,
         theta=architecture.rotary_base,
-        scaling="llama" if architecture.rope_scaling else "none",
-        scaling_factor=scaling.factor,
-        low_freq_factor=scaling.low_freq_factor,
-        high_freq_factor=scaling.high_freq_factor,
-        original_max_position_embeddings=scaling.original_max_position_embeddings,
+        **scaled(architecture.rope_scaling),
     )
+
+
+def scaled(scaling: AnyScaling | None) -> dict[str, Any]:
+    """What TorchTitan's rotary embeddings are told of a scaling. What YaRN does to attention's temperature is the model's."""
+    if isinstance(scaling, YarnScaling):
+        return {
+            "scaling": "yarn",
+            "rope_factor": scaling.factor,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+            "original_seq_len": scaling.original_max_position_embeddings,
+        }
+    if isinstance(scaling, RopeScaling):
+        return {
+            "scaling": "llama",
+            "scaling_factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        }
+    assert scaling is None
+    return {}
 
 
 class Run:

@@ -134,12 +134,10 @@ WITHOUT_MEGATRON = {
     "gemma2": dataclasses.replace(GEMMA, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     "gemma3": dataclasses.replace(GEMMA, qk_layernorm=True, local_rotary_base=10000.0, rope_scaling=LinearScaling(8.0)),
 }
-IN_TORCHTITAN = ("llama", "qwen3", "qwen3-moe", "qwen3-moe-unnormalised", "gpt-oss")
+IN_TORCHTITAN = ("llama", "qwen3", "qwen3-moe", "qwen3-moe-unnormalised", "gpt-oss", *DEEPSEEKS)
 PADDED = 256
 TOKENS = [[(7 * position * position + 3) % 250 for position in range(60)]]
 CLOSE = 1e-5
-# TorchTitan multiplies experts in bfloat16 whatever the model's dtype is.
-CLOSE_IN_BF16 = 3e-2
 
 
 def logits_of(directory: Path) -> numpy.ndarray:
@@ -224,8 +222,7 @@ def test_megatron_computes_what_transformers_does(results: Results, name: str, h
 
 @pytest.mark.parametrize("name", IN_TORCHTITAN)
 def test_torchtitan_computes_what_transformers_does(results: Results, name: str) -> None:
-    close = CLOSE_IN_BF16 if ARCHITECTURES[name].num_experts else CLOSE
-    assert numpy.abs(results.logits[name, "TorchTitan"] - results.logits[name, "transformers"]).max() < close
+    assert numpy.abs(results.logits[name, "TorchTitan"] - results.logits[name, "transformers"]).max() < CLOSE
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -248,7 +245,7 @@ def test_there_and_back_is_the_same_model(
     results: Results, stored_tensors: Callable[[Path], dict[str, Any]], name: str, through: str, tmp_path: Path
 ) -> None:
     """Names, dtypes, shapes and bits of every tensor, and what config.json means. TorchTitan lacks some models."""
-    if through == "torchtitan" and name not in (*IN_TORCHTITAN, *DEEPSEEKS):
+    if through == "torchtitan" and name not in IN_TORCHTITAN:
         with pytest.raises(UsageError, match=r"torchtitan has no models of the .* family|only gpt-oss has a sliding window"):
             convert(Request(str(results.root / name), through, str(tmp_path / "there")))
         assert list(tmp_path.iterdir()) == []

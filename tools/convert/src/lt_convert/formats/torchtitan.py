@@ -5,6 +5,8 @@ Face `config.json` in the checkpoint, in the directory of the `step-*` directori
 shapes: Llama 3 8B and 3.1 8B have the same, and TorchTitan's own 1B has another RoPE scaling factor than Meta's.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,11 +27,14 @@ from lt_shared import checkpoint_layout, huggingface, strict_json, version_of
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadConfig, BadData, UsageError, warn
+from lt_shared.rope_scaling import RopeScaling, YarnScaling
 
 TABLE = TORCHTITAN
 CONFIG = "config.json"
 EMBEDDING = "tok_embeddings.weight"
 STEP = "train_state.step"
+# Of the norms in TorchTitan's configurations of DeepSeek.
+EPSILON = 1e-5
 
 # Until the spring of 2025 the model's keys began with this.
 _MODEL_PREFIX = "model."
@@ -211,9 +216,46 @@ def _weights(target: Target) -> Mapping[str, Tensor]:
 
 
 def _check_supported(architecture: Architecture, origin: str) -> None:
-    """Raises UsageError for a model that TorchTitan would compute differently."""
-    if architecture.sliding_window is not None and not architecture.attention_sinks:
-        raise UsageError(
-            f"{origin}: attends to {architecture.sliding_window} tokens, and in TorchTitan only gpt-oss has a sliding window",
-            "convert it to hf or megatron-dist",
+    """Raises UsageError for a model that TorchTitan would compute differently, and warns where its own configurations do."""
+    lacks = _lacking(architecture)
+    if lacks:
+        raise UsageError(f"{origin}: {lacks}", "convert it to hf or megatron-dist")
+    if architecture.latent_attention and architecture.norm_epsilon != EPSILON:
+        warn(
+            f"{origin}: TorchTitan's own configurations of DeepSeek have norms with an epsilon of {EPSILON:g}:"
+            f" give yours {architecture.norm_epsilon:g}{_and_mscale(architecture)}"
         )
+
+
+def _lacking(architecture: Architecture) -> str | None:
+    """What the model does that TorchTitan's model of its family does not, as a sentence."""
+    scaling, theirs = architecture.rope_scaling, f"TorchTitan's {huggingface.model_type(architecture)}"
+    if architecture.sliding_window is not None and not architecture.attention_sinks:
+        return f"attends to {architecture.sliding_window} tokens, and in TorchTitan only gpt-oss has a sliding window"
+    if isinstance(scaling, YarnScaling):
+        magnitude = _yarn_magnitude(architecture, scaling)
+        if not math.isclose(scaling.magnitude, magnitude):
+            return f"YaRN multiplies rotated queries and keys by {scaling.magnitude:.6g}, in {theirs} by {magnitude:.6g}"
+    elif scaling and not (isinstance(scaling, RopeScaling) and _pairs_adjacent_channels(architecture)):
+        return f"its rotary positions have a scaling ({scaling.rope_type}) that {theirs} lacks"
+    return None
+
+
+def _yarn_magnitude(architecture: Architecture, scaling: YarnScaling) -> float:
+    """What TorchTitan multiplies rotated queries and keys by: YaRN's usual magnitude in gpt-oss, and nothing in other models.
+
+    Its DeepSeek multiplies the scores, by a factor that is DeepSeek's.
+    """
+    usual = dataclasses.replace(scaling, mscale=None, mscale_all_dim=None, attention_factor=None)
+    return usual.magnitude if architecture.attention_sinks else 1.0
+
+
+def _pairs_adjacent_channels(architecture: Architecture) -> bool:
+    """Whether RoPE pairs adjacent channels, as in TorchTitan's Llama and DeepSeek, where it has Llama 3.1's scaling."""
+    return not (architecture.qk_layernorm or architecture.attention_sinks)
+
+
+def _and_mscale(architecture: Architecture) -> str:
+    """The `mscale` that a configuration of TorchTitan needs, which takes DeepSeek's `mscale_all_dim` for it."""
+    scaling = architecture.rope_scaling
+    return f", and an mscale of {scaling.mscale_all_dim or 0:g}" if isinstance(scaling, YarnScaling) else ""
