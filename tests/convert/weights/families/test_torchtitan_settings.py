@@ -58,7 +58,7 @@ SAME = {
     "deepseek, unscaled": DEEPSEEK,
     "deepseek, as 3.1": dataclasses.replace(DEEPSEEK, rope_scaling=LLAMA3),
     "deepseek, pure YaRN": dataclasses.replace(DEEPSEEK, rope_scaling=PURE),
-    "deepseek, as Kimi K2": dataclasses.replace(DEEPSEEK, rope_scaling=KIMI, tie_embeddings=True),
+    "deepseek, as Kimi K2": dataclasses.replace(DEEPSEEK, rope_scaling=KIMI),
 }
 REFUSED: list[tuple[str, AnyScaling, str]] = [
     ("llama", LinearScaling(4.0), r"\(linear\) that TorchTitan's llama lacks"),
