@@ -1,4 +1,4 @@
-"""A router's logits and gradients against float32. CPUs have no GEMM of bfloat16 with a float32 result: it is written out here."""
+"""A router's logits and gradients against float32. CPUs have no bfloat16 GEMM with a float32 result: it is written out here."""
 
 from typing import Any
 
