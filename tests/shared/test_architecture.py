@@ -145,6 +145,8 @@ def test_records_round_trip(scaling: RopeScaling | None, tie: bool, base: float)
 
 
 def test_records_of_another_version_are_refused() -> None:
+    with pytest.raises(BadConfig, match="list instead of an object"):
+        Architecture.from_record([])  # type: ignore[arg-type]
     with pytest.raises(BadConfig, match="unknown fields: experts"):
         Architecture.from_record(LLAMA.to_record() | {"experts": 8})
     record = LLAMA.to_record()

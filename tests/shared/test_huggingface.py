@@ -184,7 +184,7 @@ def test_the_older_name_of_the_scaling_type_is_read() -> None:
         # The older field alone decides for transformers 5.
         ({"rope_scaling": {"rope_type": "default"}}, "rope_scaling and rope_parameters contradict"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_scaling and rope_parameters contradict"),
-        ({"rope_theta": 1234.0}, "rope_scaling and rope_parameters contradict"),
+        ({"rope_theta": 1234.0}, "rope_theta and rope_parameters contradict"),
     ],
 )
 def test_what_has_no_place_here_is_refused(change: dict[str, Any], message: str) -> None:

@@ -211,7 +211,7 @@ def test_an_olmo3_without_windows_is_an_olmo2() -> None:
         ("tiny-gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("tiny-gemma2", {"hidden_activation": "gelu"}, "'gelu', the gemma2 family here has gelu_pytorch_tanh"),
         ("tiny-gemma3", {"rope_local_base_freq": 5.0}, "rope_local_base_freq and rope_parameters contradict"),
-        ("tiny-gemma3", {"rope_theta": 5.0}, "rope_scaling and rope_parameters contradict"),
+        ("tiny-gemma3", {"rope_theta": 5.0}, "rope_theta and rope_parameters contradict"),
         ("tiny-gemma3", {"num_hidden_layers": "6"}, "malformed"),
     ],
 )

@@ -357,6 +357,8 @@ class Architecture:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
+        if not isinstance(record, dict):
+            raise BadConfig(f"architecture is malformed: {type(record).__name__} instead of an object")
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:

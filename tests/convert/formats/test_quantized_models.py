@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lt_convert.commands import checkpoint_comparison, conversion, inspection
 from lt_convert.commands.conversion import Request
-from lt_convert.formats import MODULES
+from lt_convert.formats import MODULES, quantization
+from lt_convert.formats import huggingface as huggingface_format
 from lt_convert.tensors.source_files import Files
 from lt_shared import huggingface
 from lt_shared.architecture import Architecture
@@ -229,6 +230,15 @@ def test_weights_that_have_no_whole_blocks_are_kept_with_what_is_fused_with_them
     fp8 = {name for name, tensor in stored.items() if tensor.dtype == torch.float8_e4m3fn}
     kinds = ("self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
     assert fp8 == {f"model.layers.{layer}.{kind}_proj.weight" for layer in range(2) for kind in kinds}
+
+
+def test_copies_of_the_ends_in_a_prediction_layer_stay_equal_to_them(tmp_path: Path) -> None:
+    ends = ("embed_tokens", "shared_head.head")
+    names = [f"model.layers.4.{name}.weight" for name in (*ends, "eh_proj", "self_attn.o_proj")]
+    save_file({name: torch.ones(BLOCK, BLOCK, dtype=torch.bfloat16) for name in names}, tmp_path / "model.safetensors")
+    with Files() as files:
+        written, _ = quantization.quantized(huggingface_format.read_file(str(tmp_path / "model.safetensors"), files), "model")
+    assert [name for name in names if f"{name}_scale_inv" in written] == ["model.layers.4.self_attn.o_proj.weight"]
 
 
 def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:

@@ -253,6 +253,11 @@ def test_what_changes_nothing_stays_fast(make_json: Callable[..., Path], texts: 
     assert encoded(tokenizer, texts[:50]) == expected(library, texts[:50])
 
 
+def test_merges_that_are_dropped_at_random_are_refused(make_json: Callable[..., Path]) -> None:
+    with pytest.raises(BadData, match=r"drops merges at random \(dropout 0.5\)"):
+        load(change(make_json(split_patterns.LLAMA3), model__dropout=0.5))
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [

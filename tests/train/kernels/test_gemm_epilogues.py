@@ -24,7 +24,7 @@ def test_tiles_are_whole(columns: int, expected: int, monkeypatch: pytest.Monkey
         return {"D": torch.ones(1), "total": torch.zeros(1)}
 
     monkeypatch.setattr(gemm_epilogues, "_epilogues", lambda: SimpleNamespace(exponential=exponential))
-    monkeypatch.setattr(gemm_epilogues, "_configuration", lambda columns: columns)
+    monkeypatch.setattr(gemm_epilogues, "configuration", lambda columns: columns)
     offsets = torch.arange(6.0)
     result, total = gemm_epilogues.exponential_gemm(torch.ones(6, 8), torch.ones(columns, 8), offsets)
     assert (result.item(), total.item()) == (1, 0)

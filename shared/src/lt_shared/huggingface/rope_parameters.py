@@ -32,8 +32,10 @@ def read(config: dict[str, Any], name: str, default_base: float = 10000.0) -> tu
     found: list[tuple[float, AnyScaling | None]] = []
     for field in ("rope_scaling", "rope_parameters"):
         rope = dict(config.get(field) or {})
-        given = (rope.get("rope_theta"), config.get("rope_theta"), default_base)
-        base = next(value for value in given if value is not None)
+        bases = [value for value in (rope.get("rope_theta"), config.get("rope_theta")) if value is not None]
+        if len(bases) == 2 and bases[0] != bases[1]:
+            raise BadConfig(f"{name}: rope_theta and {field} contradict each other", "remove the wrong one")
+        base = (*bases, default_base)[0]
         if rope or not found:
             found.append((float(base) if type(base) is int else base, scaling_of(rope, config, name)))
     if not config.get("rope_scaling"):

@@ -177,6 +177,17 @@ def test_one_that_cannot_be_converted_does_not_hold_up_the_others(
     assert once() == (True, ["iter_0000010"])
 
 
+def test_a_damaged_checkpoint_is_told_once_nobody_touches_it(run: Run, once: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run.save(10, 20)
+    damaged = run.directory / "iter_0000010"
+    (damaged / ".metadata").unlink()
+    assert once() == (True, ["iter_0000020"])
+    os.utime(damaged, (0, 0))
+    capsys.readouterr()
+    assert once() == (False, [])
+    assert "iter_0000010: is not complete, and older than iteration 20" in capsys.readouterr().err
+
+
 def test_what_the_run_deletes_is_passed_over(run: Run, once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run.save(10, 20)
     convert = following.conversion.convert

@@ -54,5 +54,5 @@ def _load(argument: str, converted: Path) -> Any:
     directory = source.directory
     if source.format != "hf" or source.quantization:
         directory = convert(Request(directory, "hf", str(converted))).path
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     return model.eval()

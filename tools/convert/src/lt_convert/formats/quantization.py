@@ -19,8 +19,9 @@ from lt_shared.console import UsageError
 Written = Tensor | BlockFp8
 
 WEIGHT, SCALE = ".weight", "_scale_inv"
-# Modules that choose experts or weigh heads. DeepSeek-V3 keeps the projection of its MTP layer, too.
-_KEPT = ("gate", "router", "shared_expert_gate", "weights_proj", "eh_proj")
+# Modules that choose experts or weigh heads; of an MTP layer also its projection, and its copies of embedding and output layer,
+# which must stay equal to those.
+_KEPT = ("gate", "router", "shared_expert_gate", "weights_proj", "eh_proj", "embed_tokens", "head")
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("q_a_proj", "kv_a_proj_with_mqa"))
 _LAYER = re.compile(r".*\.layers\.\d+\..*")
 _EXPERTS = re.compile(r"(.*\.experts)\.\d+\..*")

@@ -15,7 +15,9 @@ A checkpoint that is being written must not be read, and each trainer shows in a
 
 import contextlib
 import dataclasses
+import os
 import re
+import time
 
 from lt_convert import formats
 from lt_convert.containers import torch_archive
@@ -31,6 +33,7 @@ _NEMO_STEP = re.compile(r"(?:.*[-_])?step=(\d+)(?![\d.]).*")
 _NEMO_UNFINISHED, _NEMO_LAST, _NEMO_AVERAGE = "-unfinished", "-last", "-EMA"
 # Where NeMo keeps them, below the directory of a run.
 _NEMO_CHECKPOINTS = "checkpoints"
+_SETTLED_SECONDS = 600
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -50,14 +53,35 @@ def complete(run: str) -> list[RunCheckpoint]:
     names = listing(run)
     with Files() as files:
         tracked = _tracked(run, names, files)
-        found = [
-            RunCheckpoint(int(match[1]), f"{run}/{name}", name)
-            for name in names
-            if (match := _ITERATION.fullmatch(name) or TORCHTITAN_STEP.fullmatch(name))
-        ]
+        found = _numbered(run, names)
         if not found:
             return _of_nemo(f"{run}/{_NEMO_CHECKPOINTS}" if _NEMO_CHECKPOINTS in names else run, files)
         return sorted(one for one in found if _is_complete(one, tracked, files))
+
+
+def damaged(run: str, newest: int) -> list[RunCheckpoint]:
+    """Those in the directory of a run, older than iteration `newest`, that are not complete, and that nobody writes or deletes:
+    nothing in them has appeared or gone for `_SETTLED_SECONDS`. On a remote store none are known."""
+    if storage.is_remote(run):
+        return []
+    whole = {one.name for one in complete(run)}
+    older = [one for one in _numbered(run, listing(run)) if one.iteration < newest and one.name not in whole]
+    return sorted(one for one in older if _is_settled(one.directory))
+
+
+def _is_settled(directory: str) -> bool:
+    try:
+        return os.stat(directory).st_mtime < time.time() - _SETTLED_SECONDS
+    except OSError:
+        return False
+
+
+def _numbered(run: str, names: list[str]) -> list[RunCheckpoint]:
+    return [
+        RunCheckpoint(int(match[1]), f"{run}/{name}", name)
+        for name in names
+        if (match := _ITERATION.fullmatch(name) or TORCHTITAN_STEP.fullmatch(name))
+    ]
 
 
 def _of_nemo(run: str, files: Files) -> list[RunCheckpoint]:

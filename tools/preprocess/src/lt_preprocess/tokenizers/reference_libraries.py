@@ -130,7 +130,9 @@ class HuggingFace(_Noting):
         path = files.files[0]
         super().__init__(path, reason)
         if reason is not None:
-            json_models.check_normalizer(path, json_files.read_object(path).get("normalizer"))
+            content = json_files.read_object(path)
+            json_models.check_normalizer(path, content.get("normalizer"))
+            json_models.check_dropout(path, content.get("model"))
         self._tokenizer = _read(path)
         self._tokenizer.encode_special_tokens = not parse
         if not parse:

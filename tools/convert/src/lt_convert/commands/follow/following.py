@@ -47,6 +47,7 @@ class Follower:
         self.state = state
         self.converted = converted
         self.directory = state.path.parent
+        self._told: set[str] = set()
 
     def make_pass(self) -> bool:
         """Convert what is new, run the command where it has not succeeded, and delete what is not kept; whether all went well.
@@ -56,7 +57,7 @@ class Follower:
         found = {one.name: one for one in run_checkpoints.complete(self.request.run)}
         for name, one in found.items():
             self._notice(name, one)
-        went_well = True
+        went_well = self._tell_of_damaged(max((one.iteration for one in found.values()), default=0))
         for name, entry in self.state.in_order():
             went_well &= self._handle(name, entry, found.get(name))
             self._delete_expired()
@@ -70,6 +71,14 @@ class Follower:
             if entry is not None:
                 self._put_aside(name)
             self.state.entries[name] = Entry(one.iteration, written)
+
+    def _tell_of_damaged(self, newest: int) -> bool:
+        """Warn of each older checkpoint that is not complete, once; whether there is none."""
+        found = {one.directory for one in run_checkpoints.damaged(self.request.run, newest)}
+        for directory in sorted(found - self._told):
+            warn(f"{directory}: is not complete, and older than iteration {newest}: not converted")
+        self._told |= found
+        return not found
 
     def _is_settled(self, written: int | None) -> bool:
         """Whether nothing of a checkpoint is newer than the run's tracker, which Megatron-LM writes after it."""

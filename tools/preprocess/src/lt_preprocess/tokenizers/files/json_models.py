@@ -17,6 +17,12 @@ NOT_IN_UTF8 = frozenset([0xC0, 0xC1, *range(0xF5, 0x100)])
 """Bytes that no text has. GPT-NeoX's vocabulary has no tokens for them."""
 
 
+def check_dropout(path: Path, model: Any) -> None:
+    """Raise BadData for BPE dropout (Provilkov et al. 2020): a text would get other ids each time."""
+    if isinstance(model, dict) and model.get("dropout"):
+        raise BadData(f"{path}: its model drops merges at random (dropout {model['dropout']!r})", "set dropout to null")
+
+
 def check_model(model: dict[str, Any]) -> None:
     """Raise Unrecognised for a model that is not BPE, or is more than its merges say."""
     if model.get("type", "BPE") != "BPE" or "merges" not in model:
