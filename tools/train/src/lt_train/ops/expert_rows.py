@@ -11,21 +11,21 @@ from lt_shared.architecture import CLAMPED_SWIGLU_ALPHA, CLAMPED_SWIGLU_LIMIT
 
 
 def weighted_swiglu(gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None) -> Tensor:
-    result: Tensor = _compiled(_weighted_swiglu)(gate_up, probabilities, _of_rows(bias, group_of_row))
+    result: Tensor = _compiled(_weighted_swiglu, gate_up)(gate_up, probabilities, _of_rows(bias, group_of_row))
     return result
 
 
 def weighted_swiglu_gradient(
     gradient: Tensor, gate_up: Tensor, probabilities: Tensor, bias: Tensor | None, group_of_row: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    result: tuple[Tensor, Tensor, Tensor] = _compiled(_weighted_swiglu_gradient)(
+    result: tuple[Tensor, Tensor, Tensor] = _compiled(_weighted_swiglu_gradient, gate_up)(
         gradient, gate_up, probabilities, _of_rows(bias, group_of_row)
     )
     return result
 
 
 def sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
-    result: Tensor = _compiled(_sum_rows)(rows, chosen)
+    result: Tensor = _compiled(_sum_rows, rows)(rows, chosen)
     return result
 
 
@@ -75,7 +75,11 @@ def _sum_rows(rows: Tensor, chosen: Tensor) -> Tensor:
     return rows[chosen].float().sum(1).to(rows.dtype)
 
 
+def _compiled(function: Callable[..., Any], of: Tensor) -> Callable[..., Any]:
+    return _compiled_for_gpus(function) if of.is_cuda else function
+
+
 @functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled once for any number of rows, which expert parallelism changes with every step."""
+def _compiled_for_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Once for any number of rows, which expert parallelism changes with every step."""
     return torch.compile(function, dynamic=True)
