@@ -198,7 +198,7 @@ def test_a_rope_that_megatron_cannot_compute(
     hf: Path, rope: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """lt-train can: the format that it reads is written with a warning, and comes back the same; the other is not written."""
-    config = json.loads((hf / "config.json").read_text()) | {"rope_scaling": None}
+    config = json.loads((hf / "config.json").read_text()) | {"rope_scaling": None, "rope_theta": None}
     config["rope_parameters"] = {"rope_theta": 10000.0, "original_max_position_embeddings": 64} | rope
     (hf / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadData, match=message):
