@@ -18,6 +18,7 @@ import dataclasses
 import os
 import re
 import time
+from collections.abc import Collection
 
 from lt_convert import formats
 from lt_convert.containers import torch_archive
@@ -59,13 +60,13 @@ def complete(run: str) -> list[RunCheckpoint]:
         return sorted(one for one in found if _is_complete(one, tracked, files))
 
 
-def damaged(run: str, newest: int) -> list[RunCheckpoint]:
-    """Those in the directory of a run, older than iteration `newest`, that are not complete, and that nobody writes or deletes:
+def damaged(run: str, whole: Collection[RunCheckpoint]) -> list[RunCheckpoint]:
+    """Those older than the newest complete one of a run's, `whole`, that are not complete, and that nobody writes or deletes:
     nothing in them has appeared or gone for `_SETTLED_SECONDS`. On a remote store none are known."""
-    if storage.is_remote(run):
+    if storage.is_remote(run) or not whole:
         return []
-    whole = {one.name for one in complete(run)}
-    older = [one for one in _numbered(run, listing(run)) if one.iteration < newest and one.name not in whole]
+    names, newest = {one.name for one in whole}, max(one.iteration for one in whole)
+    older = [one for one in _numbered(run, listing(run)) if one.iteration < newest and one.name not in names]
     return sorted(one for one in older if _is_settled(one.directory))
 
 

@@ -113,7 +113,6 @@ def _triton_swiglu_obstacles(run: Run, capability: Capability) -> Obstacles:
 def grouped_expert_obstacles(run: Run) -> Obstacles:
     model = run.architecture
     return {
-        "--transformer-impl te": run.layers.transformer_engine,
         "a model whose experts have no SwiGLU": not (has_swiglu(model) or model.activation == "clamped_swiglu"),
         "fp8": run.precision.fp8_format is not None,
         "--use-torch-fsdp2": run.memory.fully_sharded,

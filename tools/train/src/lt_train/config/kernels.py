@@ -50,6 +50,7 @@ SDPA = "sdpa"
 FLEX = "flex-attention"
 GROUPED = "grouped"
 GROUPED_GEMM_EPILOGUE = "grouped-gemm-epilogue"
+GROUPED_KINDS = (GROUPED, GROUPED_GEMM_EPILOGUE)
 SEQUENTIAL = "sequential"
 
 PARTS = ("architecture", "layers", "batches", "precision", "optimization", "parallelism", "memory", "data")
@@ -80,7 +81,7 @@ class Kernels:
     @property
     def groups_experts(self) -> bool:
         """Whether all experts of a layer are computed by grouped GEMMs of torch or quack."""
-        return self.experts in (GROUPED, GROUPED_GEMM_EPILOGUE)
+        return self.experts in GROUPED_KINDS
 
     def record(self) -> dict[str, str]:
         """As it stands in run.json and `bench --json`."""
@@ -181,7 +182,7 @@ def fuses_loss(run: Run) -> bool:
 
 def groups_experts(run: Run) -> bool:
     """Whether nothing but the first GEMM's output is kept of the experts, which is what memory depends on."""
-    return _experts(run, None, NONE_FAILED) in (GROUPED, GROUPED_GEMM_EPILOGUE)
+    return _experts(run, None, NONE_FAILED) in GROUPED_KINDS
 
 
 def _wishes(run: Run) -> dict[str, str]:

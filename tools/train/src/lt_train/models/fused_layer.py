@@ -27,6 +27,7 @@ from lt_train.kernels.swiglu import swiglu as swiglu_kernel
 from lt_train.ops import embedding
 from lt_train.ops.fused_linear_cross_entropy import output_losses
 from lt_train.ops.fused_swiglu_mlp import gated_mlp
+from lt_train.parallel.ddp import wait_for_weights
 
 
 class DeferredLogits(NamedTuple):
@@ -137,15 +138,8 @@ def _head_norms(attention: Any) -> HeadNorms | None:
     if not attention.config.qk_layernorm:
         return None
     query, key = attention.q_layernorm, attention.k_layernorm
-    _wait_for_weights(query, key)
+    wait_for_weights(query, key)
     return HeadNorms(query.weight, key.weight, query.eps)
-
-
-def _wait_for_weights(*modules: torch.nn.Module) -> None:
-    """Run the hooks of --overlap-param-gather, which would run if the modules were called."""
-    for module in modules:
-        for wait in module._forward_pre_hooks.values():
-            wait(module, ())
 
 
 @functools.lru_cache(maxsize=2)
@@ -156,7 +150,7 @@ def _sines(angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gated_mlp(mlp: Any, hidden_states: Tensor, *unused: Any, keeps_activation: bool, **options: Any) -> tuple[Tensor, None]:
-    _wait_for_weights(mlp.linear_fc1, mlp.linear_fc2)
+    wait_for_weights(mlp.linear_fc1, mlp.linear_fc2)
     weights = mlp.linear_fc1.weight, mlp.linear_fc2.weight
     return gated_mlp(hidden_states, *weights, keeps_activation=keeps_activation), None
 

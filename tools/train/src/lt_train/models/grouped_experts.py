@@ -25,6 +25,7 @@ from lt_train.ops import expert_rows
 from lt_train.ops.expert_mlp import Arrived, Operations, Routing, Weights, expert_mlp
 from lt_train.ops.grouped_gemm import TorchGroupedGemms
 from lt_train.ops.router_gemm import router_logits
+from lt_train.parallel.ddp import wait_for_weights
 
 
 class GroupedLinear(torch.nn.Module):
@@ -57,10 +58,7 @@ class GroupedExperts(torch.nn.Module):
 
     def forward(self, rows: Tensor, routing: Routing | Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """Tokens [t, h] of a `Routing`; or rows [m, h] sorted by expert, how many each expert has, and probabilities [m]."""
-        for linear in (self.linear_fc1, self.linear_fc2):
-            # Those of --overlap-param-gather, which would run if the module were called.
-            for wait in linear._forward_pre_hooks.values():
-                wait(linear, ())
+        wait_for_weights(self.linear_fc1, self.linear_fc2)
         chosen = routing if isinstance(routing, Routing) else Arrived.of_counts(routing, rows)
         weights = Weights(self.linear_fc1.weight, self.linear_fc2.weight, self.linear_fc1.bias, self.linear_fc2.bias)
         return expert_mlp(rows, probabilities, chosen, weights, self.operations), None

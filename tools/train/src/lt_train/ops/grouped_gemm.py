@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lt_train.ops.wgrad_accumulation import add, overwrites, written
+from lt_train.ops.wgrad_accumulation import accumulates_in_gemm, add, overwrites, written
 
 HOPPER = (9, 0)
 # Numbers of 16 bits in 16 bytes.
@@ -86,11 +86,6 @@ class QuackGroupedGemms:
             return result
         self._kernels.weight_gradient(gradient, rows, borders, weight.main_grad, adds=not overwrites(weight.main_grad))
         return written(weight)
-
-
-def accumulates_in_gemm(weight: Any) -> bool:
-    """Whether megatron-core's gradient accumulation fusion is on for `weight`."""
-    return getattr(weight, "accumulates_in_gemm", False)
 
 
 def transposed_product(gradient: Tensor, rows: Tensor, borders: Tensor) -> Tensor:

@@ -64,6 +64,11 @@ def overwrites(buffer: Tensor) -> bool:
     return _stale.pop(buffer.data_ptr(), None) is not None
 
 
+def accumulates_in_gemm(weight: Any) -> bool:
+    """Whether gradient accumulation fusion is on for `weight`, which is not that of one of megatron-core's linear layers."""
+    return getattr(weight, "accumulates_in_gemm", False)
+
+
 def accumulate_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any) -> Tensor:
     """Add the gradient of `weight` [n, k], from `rows` [m, k] and `gradient` [m, n], to its `main_grad`. Returns `written`."""
     if weight.main_grad.dtype == torch.float32:
@@ -85,7 +90,7 @@ def leave_uncleared(chunk: DistributedDataParallel) -> None:
     linear = (module for module in chunk.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear))
     # An output layer that uses the embedding's weight has none of its own.
     written = {id(module.weight) for module in linear if module.weight is not None}
-    written |= {id(parameter) for parameter in chunk.parameters() if getattr(parameter, "accumulates_in_gemm", False)}
+    written |= {id(parameter) for parameter in chunk.parameters() if accumulates_in_gemm(parameter)}
     for buffer in chunk.buffers + chunk.expert_parallel_buffers:
         gradients = [(parameter.main_grad, id(parameter) in written) for parameter in buffer.params]
         buffer.reset = partial(

@@ -77,6 +77,13 @@ def bucket_elements(run_config: RunConfig) -> int:
     return max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK * ranks, dense)
 
 
+def wait_for_weights(*modules: torch.nn.Module) -> None:
+    """Run the hooks of --overlap-param-gather, which would run if the modules were called."""
+    for module in modules:
+        for wait in module._forward_pre_hooks.values():
+            wait(module, ())
+
+
 @contextlib.contextmanager
 def gathered(chunks: list[Chunk]) -> Iterator[None]:
     """Wait until every rank has all new weights, which with --overlap-param-gather otherwise arrive in the next training step."""

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from lt_convert.commands import conversion
@@ -57,7 +57,7 @@ class Follower:
         found = {one.name: one for one in run_checkpoints.complete(self.request.run)}
         for name, one in found.items():
             self._notice(name, one)
-        went_well = self._tell_of_damaged(max((one.iteration for one in found.values()), default=0))
+        went_well = self._tell_of_damaged(found.values())
         for name, entry in self.state.in_order():
             went_well &= self._handle(name, entry, found.get(name))
             self._delete_expired()
@@ -72,10 +72,11 @@ class Follower:
                 self._put_aside(name)
             self.state.entries[name] = Entry(one.iteration, written)
 
-    def _tell_of_damaged(self, newest: int) -> bool:
-        """Warn of each older checkpoint that is not complete, once; whether there is none."""
-        found = {one.directory for one in run_checkpoints.damaged(self.request.run, newest)}
+    def _tell_of_damaged(self, whole: Collection[RunCheckpoint]) -> bool:
+        """Warn of each checkpoint that is older than complete ones and not complete, once; whether there is none."""
+        found = {one.directory for one in run_checkpoints.damaged(self.request.run, whole)}
         for directory in sorted(found - self._told):
+            newest = max(one.iteration for one in whole)
             warn(f"{directory}: is not complete, and older than iteration {newest}: not converted")
         self._told |= found
         return not found
