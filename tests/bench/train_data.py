@@ -24,10 +24,10 @@ import torch
 
 from lt_shared import indexed_dataset
 from lt_shared.indexed_dataset import HEADER, MAGIC, VERSION, bin_path, idx_path
-from lt_train.data.blended_dataset import DatasetPart
+from lt_shared.sample_order.parts import DatasetPart
+from lt_shared.sample_order.samples import DatasetSamples, StoredSequences
 from lt_train.data.index_cache import make_once
 from lt_train.data.loader import read_ahead
-from lt_train.data.samples import DatasetSamples, StoredSequences
 
 GIB = 1 << 30
 UINT16 = 8

@@ -17,10 +17,10 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.benchmark import Benchmark
 from lt_train.data import blended_dataset
-from lt_train.data.samples import Samples
 
 SIZES = ("--seq-length", "16", "--global-batch-size", "4", "--eval-iters", "2", "--seed", "7")
 

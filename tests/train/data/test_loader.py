@@ -18,8 +18,8 @@ from running import SMALL, losses, train
 
 from lt_shared.console import IoFailure
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order.samples import StoredSequences
 from lt_train.data import blended_dataset, loader
-from lt_train.data.samples import StoredSequences
 
 CPU = torch.device("cpu")
 SIZES = ("--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "6")

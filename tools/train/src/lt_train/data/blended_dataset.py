@@ -1,43 +1,26 @@
 """From a run's datasets to training, validation and test samples, with sizes, weights and rounding as in Megatron-LM.
 
 Sample indices are made once for all ranks and later runs: by rank 0, then by the first rank of every node that does not see
-them (a cache on local disks). Their names are digests of what they depend on, lengths of sequences included: a dataset that was
-written anew gets a new index, and a copy of it elsewhere uses the old one. Megatron's names know the path alone.
+them (a cache on local disks).
 """
 
-import dataclasses
 import functools
-import hashlib
-import json
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
-from lt_shared.console import BadData
+from lt_shared.sample_order import sample_index
+from lt_shared.sample_order.parts import Blend, DatasetPart, Source, part_of
+from lt_shared.sample_order.samples import Samples, Sequences, StoredSequences
+from lt_shared.sample_order.split import split_ranges
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings.data import split_ranges
-from lt_train.data import index_cache, sample_index
-from lt_train.data.sample_index import Reading
-from lt_train.data.samples import (
-    BlendedSamples,
-    DatasetSamples,
-    MockSequences,
-    RandomSequences,
-    Samples,
-    Sequences,
-    StoredSequences,
-)
+from lt_train.data import index_cache
+from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
-
-# Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
-SURPLUS = 0.005
 
 
 def build(config: RunConfig, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
@@ -59,71 +42,12 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
                     sample_index.check(index_cache.make_once(directory, name, index.make))
             _wait_for_all()
         found = dict(zip(indices, (index_cache.location(directory, name) for name in names), strict=True))
-        samples = [None if part is None else part.load(found) for part in parts]
+        samples: list[Samples | None] = [None if part is None else part.load(found) for part in parts]
         _wait_for_all()
     finally:
         if cache is None and _is_first_on_node():
             shutil.rmtree(directory, ignore_errors=True)
     return samples
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DatasetPart:
-    """The `share` of a dataset's sequences from which `samples` samples or more are drawn. `origin` is for messages."""
-
-    origin: str
-    sequences: Sequences
-    share: range
-    samples: int
-    sequence_length: int
-    seed: int
-
-    @property
-    def indices(self) -> "list[DatasetPart | Blend]":
-        return [self]
-
-    @functools.cached_property
-    def reading(self) -> Reading:
-        first, last = self.share.start, self.share.stop
-        tokens = int(self.sequences.lengths[first:last].sum(dtype=np.int64))
-        if tokens == 0:
-            raise BadData(f"{self.origin}: no tokens in its sequences {first} to {last}, which are a part of their own")
-        return Reading(first, last, tokens, self.samples, self.sequence_length, self.seed)
-
-    def name(self) -> str:
-        """Readings that differ in nothing but the number of samples have the same indices, unless they need more epochs."""
-        reading = self.reading
-        content = hashlib.blake2b(self.sequences.lengths[reading.first : reading.last].view(np.uint8).data, digest_size=16)
-        described = dataclasses.asdict(reading) | {"epochs": reading.epochs, "separate": reading.separate_epochs}
-        return _digest("samples", {**described, "samples": None, "lengths": content.hexdigest()})
-
-    def make(self, directory: Path) -> None:
-        sample_index.write(directory, self.sequences.lengths, self.reading)
-
-    def load(self, found: "dict[DatasetPart | Blend, Path]") -> DatasetSamples:
-        return DatasetSamples.load(self.sequences, found[self])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Blend:
-    """`samples` samples drawn from `members` in the proportion of `weights`."""
-
-    members: Sequence[DatasetPart]
-    weights: list[float]
-    samples: int
-
-    @property
-    def indices(self) -> list["DatasetPart | Blend"]:
-        return [*self.members, self]
-
-    def name(self) -> str:
-        return _digest("blend", {"weights": self.weights, "samples": self.samples})
-
-    def make(self, directory: Path) -> None:
-        sample_index.write_blend(directory, self.weights, self.samples)
-
-    def load(self, found: "dict[DatasetPart | Blend, Path]") -> BlendedSamples:
-        return BlendedSamples.load([member.load(found) for member in self.members], found[self])
 
 
 def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
@@ -136,22 +60,18 @@ def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | 
         opened.setdefault(dataset.prefix, StoredSequences(dataset.prefix))
     parts: list[DatasetPart | Blend | None] = []
     for number, (datasets, samples) in enumerate(zip(of_each, (train_samples, evaluated, evaluated), strict=True)):
-        sources = [(dataset.prefix, opened[dataset.prefix]) for dataset in datasets]
+        named = [(dataset.prefix, opened[dataset.prefix], dataset.weight) for dataset in datasets]
         if data.mock:
             kind = RandomSequences if config.benchmark else MockSequences
-            sources = [("mock data", kind(config.architecture.vocab_size))]
-        shares = [_share(data.split, number, len(sequences.lengths)) for _, sequences in sources]
-        if not samples or not sources or not all(shares):
-            parts.append(None)
-            continue
-        weights = _normalized([dataset.weight for dataset in datasets] or [1.0])
-        drawn = [math.ceil(samples * weight) for weight in weights]
-        surplus = [math.ceil(count * (1 + SURPLUS)) for count in drawn] if len(sources) > 1 else [samples]
-        members = [
-            DatasetPart(origin, sequences, share, count, batches.seq_length, config.seed)
-            for (origin, sequences), share, count in zip(sources, shares, surplus, strict=True)
+            named = [("mock data", kind(config.architecture.vocab_size), 1.0)]
+        sources = [
+            Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight)
+            for origin, sequences, weight in named
         ]
-        parts.append(Blend(members, _normalized(weights), sum(drawn)) if len(members) > 1 else members[0])
+        if not samples or not sources or not all(source.share for source in sources):
+            parts.append(None)
+        else:
+            parts.append(part_of(sources, samples, batches.seq_length, config.seed, _draw_blend))
     return parts
 
 
@@ -159,17 +79,17 @@ def _share(split: str | None, number: int, sequences: int) -> range:
     return range(sequences) if split is None else split_ranges(split, sequences)[number]
 
 
-def _normalized(weights: Sequence[float]) -> list[float]:
-    """In NumPy's order of summation, whose last bit decides ties of the blend as in Megatron."""
-    array = np.array(weights, dtype=np.float64)
-    normalized: list[float] = (array / np.sum(array)).tolist()
-    return normalized
+def _draw_blend(*arguments: object) -> None:
+    _compiled_blend()(*arguments)
 
 
-def _digest(kind: str, described: dict[str, Any]) -> str:
-    """The name of an index; the format's version is 1."""
-    text = json.dumps({"v": 1, **described}, sort_keys=True)
-    return f"{kind}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+@functools.cache
+def _compiled_blend() -> Callable[..., None]:
+    """`sample_index.draw_blend` as machine code: numba takes 300 ms to import, and a run with one dataset needs it not."""
+    import numba
+
+    compiled: Callable[..., None] = numba.njit(nogil=True)(sample_index.draw_blend)
+    return compiled
 
 
 def _rank() -> int:

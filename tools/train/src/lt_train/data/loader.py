@@ -15,9 +15,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from lt_shared import storage
+from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.data import blended_dataset
-from lt_train.data.samples import Samples
 from lt_train.runtime import device
 
 Batch = dict[str, Tensor]

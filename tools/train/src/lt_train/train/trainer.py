@@ -16,6 +16,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from lt_shared import run_log
 from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
+from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver
 from lt_train.checkpoint.training_state import TrainingState, Unlogged
@@ -25,7 +26,6 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
 from lt_train.data import loader
 from lt_train.data.loader import Batch
-from lt_train.data.samples import Samples
 from lt_train.metrics.log import Log
 from lt_train.metrics.profiling import Profiler
 from lt_train.metrics.step_timer import Clock

@@ -1,7 +1,6 @@
 """Which datasets are read, how they are split, and how often validation runs."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 from lt_shared import console, manifest, storage
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
+from lt_shared.sample_order.split import split_ranges, split_shares
 from lt_train.config.settings import stated_tokenizer
 
 POSITIVE = click.IntRange(min=1)
@@ -202,30 +202,6 @@ def _check_shares(split: str, eval_iters: int) -> Iterator[ToolError]:
         yield BadConfig(f"split {split} leaves no training data")
     elif eval_iters and shares[1] == 0:
         yield BadConfig(f"split {split} leaves no validation data", "pass --eval-iters 0 or give validation a share")
-
-
-def split_shares(split: str) -> tuple[float, float, float]:
-    """Training, validation and test shares of "99,1,0", summing to 1. Raises BadConfig."""
-    try:
-        values = [float(part) for part in split.split(",")]
-    except ValueError:
-        values = []
-    if not 1 <= len(values) <= 3 or any(not math.isfinite(value) or value < 0 for value in values) or sum(values) <= 0:
-        raise BadConfig(f"split {split!r} is not three shares like 99,1,0", "for example --split 98,1,1")
-    padded = [*values, 0.0, 0.0][:3]
-    total = sum(padded)
-    return padded[0] / total, padded[1] / total, padded[2] / total
-
-
-def split_ranges(split: str, sequences: int) -> list[range]:
-    """The sequences that belong to training, validation and test, rounded as in Megatron."""
-    training, validation, test = split_shares(split)
-    edges = [0.0, training, training + validation, training + validation + test]
-    boundaries = [round(edge * sequences) for edge in edges]
-    shares = (training, validation, test)
-    return [
-        range(first, last if share else first) for first, last, share in zip(boundaries, boundaries[1:], shares, strict=False)
-    ]
 
 
 def check_datasets(data: Data, vocab_size: int) -> None:

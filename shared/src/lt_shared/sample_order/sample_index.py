@@ -12,7 +12,6 @@ gives Megatron's order; after that everything is read in order, in blocks. 100 m
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,37 +127,35 @@ def _create(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> Iterator
         os.fsync(file.fileno())
 
 
-def write_blend(directory: Path, weights: list[float], samples: int) -> None:
-    """Write the index that draws `samples` samples from datasets in the proportion of `weights` (summing to 1)."""
-    fill: Callable[..., None] = _compiled_blend()
+def draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
+    """Fill [N] `datasets` and `numbers`: each sample is the next one of the dataset that is furthest behind its share.
+
+    The first of equals wins. Plain loops, which numba compiles where it is at hand.
+    """
+    drawn = np.zeros(len(weights), np.int64)
+    for sample in range(len(datasets)):
+        share = max(float(sample), 1.0)
+        furthest, most = 0, weights[0] * share - drawn[0]
+        for dataset in range(1, len(weights)):
+            behind = weights[dataset] * share - drawn[dataset]
+            if behind > most:
+                furthest, most = dataset, behind
+        datasets[sample] = furthest
+        numbers[sample] = drawn[furthest]
+        drawn[furthest] += 1
+
+
+def write_blend(directory: Path, weights: list[float], samples: int, draw: Callable[..., None] = draw_blend) -> None:
+    """Write the index that draws `samples` samples from datasets in the proportion of `weights` (summing to 1).
+
+    `draw` is `draw_blend` or what a compiler made of it.
+    """
     datasets, numbers = np.zeros(samples, np.int16), np.zeros(samples, np.int64)
-    fill(np.array(weights), datasets, numbers)
+    draw(np.array(weights), datasets, numbers)
     for name, array in ((DATASET_INDEX, datasets), (DATASET_SAMPLE_INDEX, numbers)):
         with _create(directory / name, array.dtype, array.shape) as file:
             file.write(array.data)
     _record_checksums(directory)
-
-
-@functools.cache
-def _compiled_blend() -> Callable[..., None]:
-    """Each sample is the next one of the dataset that is furthest behind its share; the first of equals wins."""
-    import numba
-
-    @numba.njit(nogil=True)
-    def fill(weights: Any, datasets: Any, numbers: Any) -> None:
-        drawn = np.zeros(len(weights), np.int64)
-        for sample in range(len(datasets)):
-            share = max(float(sample), 1.0)
-            furthest, most = 0, weights[0] * share - drawn[0]
-            for dataset in range(1, len(weights)):
-                behind = weights[dataset] * share - drawn[dataset]
-                if behind > most:
-                    furthest, most = dataset, behind
-            datasets[sample] = furthest
-            numbers[sample] = drawn[furthest]
-            drawn[furthest] += 1
-
-    return fill
 
 
 def _record_checksums(directory: Path) -> None:

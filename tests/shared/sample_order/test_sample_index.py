@@ -15,8 +15,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split
 
 from lt_shared.console import BadData
-from lt_train.data import sample_index
-from lt_train.data.sample_index import DOCUMENT_INDEX, SAMPLE_INDEX, SHUFFLE_INDEX, Reading
+from lt_shared.sample_order import sample_index
+from lt_shared.sample_order.sample_index import DOCUMENT_INDEX, SAMPLE_INDEX, SHUFFLE_INDEX, Reading
 
 
 def megatrons(prefix: Path, reading: Reading, cache: Path) -> dict[str, bytes]:

@@ -8,16 +8,25 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lt_shared import indexed_dataset
 from lt_shared.console import IoFailure
-from lt_train.data import sample_index
+from lt_shared.sample_order import sample_index
 
 Tokens = npt.NDArray[np.integer[Any]]
+
+
+class Span(NamedTuple):
+    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0."""
+
+    dataset: int
+    sequence: int
+    start: int
+    length: int
 
 
 class Sequences(Protocol):
@@ -69,37 +78,19 @@ class StoredSequences:
             target, offset = target[count:], offset + count
 
 
-class MockSequences:
-    """Megatron's mock data: 100,000 sequences that count from 1 to their random length and end with a document's end."""
+class Samples(Protocol):
+    """The samples of a part of a run's data, in their order."""
 
-    COUNT = 100_000
-    LONGEST = 4096
+    def __len__(self) -> int: ...
 
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.lengths = np.random.default_rng(0).integers(1, self.LONGEST, size=self.COUNT, dtype=np.int32)
+    def __getitem__(self, number: int) -> Tokens:
+        """The sequence_length + 1 tokens of sample `number`."""
 
-    def read(self, numbers: Tokens, start: int, end: int) -> Tokens:
-        sequences = [self._sequence(number, length) for number, length in zip(numbers, self.lengths.take(numbers), strict=True)]
-        for sequence in sequences:
-            sequence[-1] = self.vocab_size - 1
-        sequences[-1] = sequences[-1][:end]
-        sequences[0] = sequences[0][start:]
-        return np.concatenate(sequences)
+    def dataset(self, number: int) -> int:
+        """Which dataset of the blend sample `number` is from, counted from 0."""
 
-    def _sequence(self, number: int, length: int) -> Tokens:
-        return (np.arange(length) + 1) % self.vocab_size
-
-
-class RandomSequences(MockSequences):
-    """The same of tokens that are all equally likely, for measurements.
-
-    A model learns to count in ten steps. Gradients near zero switch fewer bits, and a GPU at the limit of its power then runs
-    faster than it does in training.
-    """
-
-    def _sequence(self, number: int, length: int) -> Tokens:
-        return np.random.default_rng(number).integers(self.vocab_size, size=length)
+    def spans(self, number: int) -> list[Span]:
+        """Where the tokens of sample `number` are, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +111,25 @@ class DatasetSamples:
         return len(self.shuffle_index)
 
     def __getitem__(self, number: int) -> Tokens:
+        return self.sequences.read(*self._range(number))
+
+    def dataset(self, number: int) -> int:
+        return 0
+
+    def spans(self, number: int) -> list[Span]:
+        numbers, start, end = self._range(number)
+        starts = np.zeros(len(numbers), np.int64)
+        starts[0] = start
+        ends = self.sequences.lengths[numbers].astype(np.int64)
+        ends[-1] = end
+        found = zip(numbers.tolist(), starts.tolist(), (ends - starts).tolist(), strict=True)
+        return [Span(0, sequence, first, length) for sequence, first, length in found if length]
+
+    def _range(self, number: int) -> tuple[Tokens, int, int]:
+        """As the arguments of `Sequences.read`."""
         row = int(self.shuffle_index[number])
         (first, start), (last, end) = self.sample_index.take((row, row + 1), axis=0).tolist()
-        return self.sequences.read(self.document_index[first : last + 1], start, end + 1)
+        return self.document_index[first : last + 1], start, end + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +148,13 @@ class BlendedSamples:
         return len(self.dataset_index)
 
     def __getitem__(self, number: int) -> Tokens:
-        member: DatasetSamples = self.members[int(self.dataset_index[number])]
+        member: DatasetSamples = self.members[self.dataset(number)]
         return member[int(self.dataset_sample_index[number])]
 
+    def dataset(self, number: int) -> int:
+        return int(self.dataset_index[number])
 
-Samples = DatasetSamples | BlendedSamples
+    def spans(self, number: int) -> list[Span]:
+        dataset = self.dataset(number)
+        found = self.members[dataset].spans(int(self.dataset_sample_index[number]))
+        return [span._replace(dataset=dataset) for span in found]
