@@ -115,7 +115,22 @@ V2_LITE = COMMON | {
     "topk_method": "greedy",
     "vocab_size": 102400,
 }
-PUBLISHED = {"deepseek-v3": V3, "kimi-k2": KIMI_K2, "deepseek-v2-lite": V2_LITE}
+# As NVIDIA NeMo's tests have it, and with the loss coefficient of the published file.
+V2 = V2_LITE | {
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "n_group": 8,
+    "n_routed_experts": 160,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 60,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "routed_scaling_factor": 16.0,
+    "topk_group": 3,
+    "topk_method": "group_limited_greedy",
+}
+PUBLISHED = {"deepseek-v2": V2, "deepseek-v3": V3, "kimi-k2": KIMI_K2, "deepseek-v2-lite": V2_LITE}
 
 
 def for_any_training(architecture: Architecture) -> Architecture:
@@ -141,6 +156,15 @@ def test_megatrons_arguments_there_and_back(name: str) -> None:
     assert from_arguments(to_arguments(preset(name)), name) == preset(name)
 
 
+def test_groups_that_are_scored_in_another_way_are_refused() -> None:
+    """A run of megatron-core with V2's groups scores them by their two best experts, as no model of transformers does."""
+    trained = from_arguments(to_arguments(preset("deepseek-v2")) | {"lt_moe_router_group_score_topk": None}, "megatron")
+    assert trained.group_score_topk == 2
+    with pytest.raises(BadConfig, match="megatron: has no Hugging Face form here") as refused:
+        to_config(trained, "bfloat16")
+    assert refused.value.hint == "the nearest is deepseek_v2, which has moe_router_group_score_topk 1, not None"
+
+
 def test_model_types() -> None:
     assert [model_type(preset(name)) for name in ("deepseek-v3", "kimi-k2", "deepseek-v2-lite")] == [
         *("deepseek_v3", "kimi_k2", "deepseek_v2")
@@ -152,7 +176,7 @@ def test_model_types() -> None:
 @pytest.mark.parametrize(
     ("base", "change", "message"),
     [
-        (V3, {"num_experts_per_tok": 12}, "12 experts of a token from 4 of 8 groups"),
+        (V3, {"num_experts_per_tok": 129}, "129 of 256 experts cannot be chosen from 4 of 8 groups"),
         (V3, {"norm_topk_prob": False}, "norm_topk_prob is False"),
         (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         (V3, {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
@@ -161,7 +185,8 @@ def test_model_types() -> None:
         (V3, {"n_shared_experts": 0}, "n_shared_experts is 0"),
         (V3, {"num_key_value_heads": 8}, "latent attention has a key for each of 128 heads"),
         (V3, {"num_mtp_layers": 2}, "one setting, and contradict each other"),
-        (V2_LITE, {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}, "by its best expert"),
+        (V2_LITE, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        (V2, {"n_group": 7}, "cannot be chosen from 3 of 7 groups"),
         (V2_LITE, {"norm_topk_prob": True}, "norm_topk_prob is True"),
     ],
 )

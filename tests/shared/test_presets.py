@@ -54,6 +54,7 @@ PUBLISHED = {
     "granite-3.1-8b": 8_170_848_256,
     "qwen3-30b-a3b": 30_532_122_624,
     "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
     "deepseek-v3": 671_026_404_352,
     "kimi-k2": 1_026_408_209_408,
     "qwen3-235b-a22b": 235_093_634_560,
@@ -105,7 +106,7 @@ def test_transformers_makes_the_same_model(name: str) -> None:
     ("name", "billions"),
     [
         *(("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.353), ("qwen3-235b-a22b", 22.19)),
-        *(("deepseek-v2-lite", 2.661), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
+        *(("deepseek-v2-lite", 2.661), ("deepseek-v2", 21.38), ("deepseek-v3", 37.55), ("kimi-k2", 32.86)),
         *(("glm-4.5", 33.63), ("glm-4.5-air", 13.42)),
         *GPT_OSS,
     ],

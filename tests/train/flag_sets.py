@@ -32,6 +32,12 @@ _SETS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "v3 with Llama's scaling": ("deepseek-v3", 2, {"rope_scaling": RopeScaling(8.0, original_max_position_embeddings=16)}),
     "v2 with a query latent": ("deepseek-v2", 4, {"latent_attention": _latent(_V2, 24), "moe_first_dense_layers": 3}),
     "v2 scaled": ("deepseek-v2", 2, {"moe_router_topk_scaling_factor": 16.0, "rope_scaling": YarnScaling(8.0, 16)}),
+    "v2 in groups, like V2 itself": (
+        "deepseek-v2",
+        2,
+        {"moe_router_topk": 4, "moe_router_num_groups": 4, "moe_router_group_topk": 2, "moe_router_group_score_topk": 1},
+    ),
+    "v3 with few experts of many groups": ("deepseek-v3", 2, {"moe_router_topk": 3, "moe_router_group_score_topk": 2}),
     "glm like Air": (
         "glm4-moe",
         2,

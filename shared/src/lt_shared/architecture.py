@@ -65,7 +65,8 @@ class Architecture:
     `moe_router_topk` of them and through a shared one of `moe_shared_expert_intermediate_size`. Where no layer is dense, the size
     of the experts is `ffn_hidden_size`, and `moe_ffn_hidden_size` None.
     With `moe_router_pre_softmax`, probabilities are not normalised over the chosen experts. With groups, experts are chosen from
-    the `moe_router_group_topk` best of `moe_router_num_groups` groups.
+    the `moe_router_group_topk` best of `moe_router_num_groups` groups; a group's score is the sum of its best
+    `moe_router_group_score_topk` experts' scores, where None is Megatron's number, `moe_router_topk` // `moe_router_group_topk`.
 
     Multipliers: embeddings are multiplied by `embedding_multiplier`, the output of attention and MLP by `residual_multiplier`,
     and logits divided by `logits_scaling`. A soft cap c makes x into c * tanh(x / c).
@@ -108,6 +109,7 @@ class Architecture:
     moe_router_enable_expert_bias: bool = False
     moe_router_num_groups: int | None = None
     moe_router_group_topk: int | None = None
+    moe_router_group_score_topk: int | None = None
     moe_router_topk_scaling_factor: float = 1.0
     latent_attention: LatentAttention | None = None
     attention_sinks: bool = False
@@ -214,13 +216,29 @@ class Architecture:
         if self.moe_router_score_function == "sigmoid":
             # Megatron always normalises sigmoids over the chosen experts, whatever the setting says.
             object.__setattr__(self, "moe_router_pre_softmax", False)
-        groups, chosen = self.moe_router_num_groups, self.moe_router_group_topk
+        self._check_groups(self.num_experts)
+
+    def _check_groups(self, experts: int) -> None:
+        groups, chosen, topk = self.moe_router_num_groups, self.moe_router_group_topk, self.moe_router_topk
         if (groups is None) != (chosen is None):
             raise BadConfig("groups of experts need both, their number and how many of them are chosen")
-        if groups and chosen and (self.num_experts % groups or chosen > groups or self.moe_router_topk % chosen):
-            raise BadConfig(
-                f"{self.moe_router_topk} of {self.num_experts} experts cannot be chosen from {chosen} of {groups} groups evenly"
-            )
+        if not groups or not chosen:
+            if self.moe_router_group_score_topk:
+                raise BadConfig("moe_router_group_score_topk for a model whose experts are in no groups")
+            return
+        size = experts // groups
+        if experts % groups or chosen > groups or topk > chosen * size:
+            raise BadConfig(f"{topk} of {experts} experts cannot be chosen from {chosen} of {groups} groups")
+        if not 1 <= self.group_score_topk <= size:
+            raise BadConfig(f"the score of a group of {size} experts cannot be the sum of its best {self.group_score_topk}")
+        if self.moe_router_group_score_topk == topk // chosen:
+            object.__setattr__(self, "moe_router_group_score_topk", None)
+
+    @property
+    def group_score_topk(self) -> int:
+        """How many of its best experts' scores a group's score is the sum of; 0 without groups."""
+        chosen = self.moe_router_group_topk
+        return self.moe_router_group_score_topk or (self.moe_router_topk // chosen if chosen else 0)
 
     @property
     def rotary_channels(self) -> int:
@@ -378,7 +396,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Architecture)]
 _NEWER = frozenset(_FIELDS[_FIELDS.index("moe_ffn_hidden_size") :])
 _OPTIONAL_COUNTS = (
     *("num_experts", "sliding_window", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
-    *("moe_router_num_groups", "moe_router_group_topk", "window_attn_skip_freq"),
+    *("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score_topk", "window_attn_skip_freq"),
 )
 _OPTIONAL_NUMBERS = ("local_rotary_base", "softmax_scale", "attn_logit_softcapping", "final_logit_softcapping")
 _SWITCHES = (

@@ -51,7 +51,7 @@ _FEATURES = {
 }
 _WITHOUT_ARGUMENT = (
     *("local_rotary_base", "attn_logit_softcapping", "final_logit_softcapping", "qk_layernorm_width", "norm_placement"),
-    *("embedding_multiplier", "residual_multiplier", "logits_scaling", "model_type"),
+    *("embedding_multiplier", "residual_multiplier", "logits_scaling", "moe_router_group_score_topk", "model_type"),
 )
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Architecture)}
 _CLAMPED_SWIGLU = {"quick_geglu": True, "glu_linear_offset": 1.0, "activation_func_clamp_value": CLAMPED_SWIGLU_LIMIT}

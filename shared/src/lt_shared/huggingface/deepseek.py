@@ -1,9 +1,8 @@
-"""DeepSeek-V2-Lite, DeepSeek-V3 with R1, and Kimi K2, which is a V3 of other sizes under a model type of its own.
+"""DeepSeek-V2 with V2-Lite and V2.5, DeepSeek-V3 with R1, and Kimi K2, a V3 of other sizes under a model type of its own.
 
 Two routers differ in kind. V2's is a softmax whose chosen probabilities are not normalised; V3's a sigmoid with balancing biases,
-normalised over the chosen experts, that may take experts of the best groups only. transformers scores a group of V3 by its two
-best experts, megatron-core by as many as are chosen in a group: the same where two are, the only case that is read. V2's
-larger models score a group by its best expert, which megatron-core cannot: they are refused.
+normalised over the chosen experts. Both may take experts of the best groups only: V2 scores a group by its best expert, V3 by its
+two best.
 """
 
 from typing import Any
@@ -14,6 +13,7 @@ from lt_shared.huggingface import config_fields, shared_experts
 from lt_shared.huggingface.config_fields import ABSENT, ModelType
 
 _V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "moe_layer_freq": 1, "rope_interleave": True}
+_GREEDY, _GROUP_LIMITED, _V2_GROUP_SCORE_TOPK = "greedy", "group_limited_greedy", 1
 _V2 = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}
 KIMI_K2_NAME = "kimi_k2"
 _V2_DEFAULTS = {"q_lora_rank": 1536, "n_shared_experts": 2, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0}
@@ -103,25 +103,22 @@ def _read_kimi_k2(config: dict[str, Any], name: str) -> Architecture:
 
 
 def _write_v2(architecture: Architecture) -> dict[str, Any]:
+    groups = architecture.moe_router_num_groups
     return _written(architecture) | {
         "scoring_func": "softmax",
-        "topk_method": "greedy",
+        "topk_method": _GROUP_LIMITED if groups else _GREEDY,
         "norm_topk_prob": False,
-        "n_group": 1,
-        "topk_group": 1,
+        "n_group": groups or 1,
+        "topk_group": architecture.moe_router_group_topk or 1,
     }
 
 
 def _read_v2(config: dict[str, Any], name: str) -> Architecture:
-    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
-    method = config.get("topk_method") or "greedy"
-    if method != "greedy" and not (method == "group_limited_greedy" and groups == chosen):
-        raise BadConfig(
-            f"{name}: topk_method is {method!r} with {chosen} of {groups} groups: DeepSeek-V2 scores a group by its best expert, "
-            "which Megatron does not compute",
-            "of the deepseek_v2 family, models like V2-Lite are known here, whose topk_method is greedy",
-        )
-    return _read(config, name, "deepseek_v2", absent=ABSENT | _V2, moe_router_pre_softmax=True)
+    method = config.get("topk_method") or _GREEDY
+    if method not in (_GREEDY, _GROUP_LIMITED):
+        raise BadConfig(f"{name}: topk_method is {method!r}, known of the deepseek_v2 family are {_GREEDY} and {_GROUP_LIMITED}")
+    groups = shared_experts.read_groups(config, _V2_GROUP_SCORE_TOPK) if method == _GROUP_LIMITED else {}
+    return _read(config, name, "deepseek_v2", absent=ABSENT | _V2, moe_router_pre_softmax=True, **groups)
 
 
 DEEPSEEK_V2 = ModelType("deepseek_v2", "DeepseekV2ForCausalLM", _write_v2, _read_v2, defaults=_V2_DEFAULTS)

@@ -62,11 +62,31 @@ def _type(architecture: Architecture) -> ModelType | None:
 
 def _keeps(kind: ModelType, architecture: Architecture) -> bool:
     """Whether the type's config.json says all that the architecture does, but for what matters to training alone."""
+    back = _read_back(kind, architecture)
+    return back is not None and _computed(back) == _computed(architecture)
+
+
+def _read_back(kind: ModelType, architecture: Architecture) -> Architecture | None:
+    """What the config.json of a type says of the architecture; None where there is none."""
     try:
-        read = kind.read(_config(kind, architecture, "float32"), architecture.name)
+        return kind.read(_config(kind, architecture, "float32"), architecture.name)
     except (BadConfig, KeyError, TypeError, ValueError, ArithmeticError):
-        return False
-    return _computed(read) == _computed(architecture)
+        return None
+
+
+def _nearest(architecture: Architecture) -> str | None:
+    """The type that loses the least, and what that is."""
+    own = dataclasses.asdict(_computed(architecture))
+    changes = {}
+    for kind in _ALL:
+        back = _read_back(kind, architecture)
+        if back is not None:
+            fields = dataclasses.asdict(_computed(back)).items()
+            changes[kind.name] = [f"{field} {value}, not {own[field]}" for field, value in fields if value != own[field]]
+    if not changes:
+        return None
+    name = min(changes, key=lambda name: len(changes[name]))
+    return f"the nearest is {name}, which has {', '.join(changes[name])}"
 
 
 def _computed(architecture: Architecture) -> Architecture:
@@ -82,7 +102,7 @@ def to_config(architecture: Architecture, dtype: str) -> dict[str, Any]:
     found = _type(architecture)
     if found is None:
         kinds = ", ".join(MODEL_TYPES)
-        raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}")
+        raise BadConfig(f"{architecture.name}: has no Hugging Face form here, which are {kinds}", _nearest(architecture))
     return _config(found, architecture, dtype)
 
 

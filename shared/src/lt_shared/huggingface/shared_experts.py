@@ -9,8 +9,8 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig
 from lt_shared.huggingface import config_fields
 
-# What the score of a group is the sum of, in transformers.
-EXPERTS_OF_A_GROUP_SCORE = 2
+# What the score of a group is the sum of with a sigmoid router, in transformers and TorchTitan.
+GROUP_SCORE_TOPK = 2
 
 
 def written(architecture: Architecture) -> dict[str, Any]:
@@ -52,12 +52,12 @@ def sigmoid_router_written(architecture: Architecture) -> dict[str, Any]:
 
 
 def read_sigmoid_router(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The fields of an architecture. Raises BadConfig for groups that Megatron would score in another way."""
+    """The fields of an architecture."""
     return {
         "moe_router_score_function": "sigmoid",
         "moe_router_enable_expert_bias": True,
         "mtp_num_layers": _prediction_layers(config, name),
-        **_groups(config, name),
+        **read_groups(config, GROUP_SCORE_TOPK),
     }
 
 
@@ -67,14 +67,9 @@ def _prediction_layers(config: dict[str, Any], name: str) -> int:
     return int(config_fields.either(config, name, *fields)) if given else 0
 
 
-def _groups(config: dict[str, Any], name: str) -> dict[str, Any]:
-    groups, chosen, experts = config.get("n_group") or 1, config.get("topk_group") or 1, config["num_experts_per_tok"]
+def read_groups(config: dict[str, Any], score_topk: int) -> dict[str, int | None]:
+    """The fields of an architecture whose groups are scored by their best `score_topk` experts; none where all are chosen."""
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
     if groups == chosen:
         return {"moe_router_num_groups": None, "moe_router_group_topk": None}
-    if experts != EXPERTS_OF_A_GROUP_SCORE * chosen:
-        raise BadConfig(
-            f"{name}: {experts} experts of a token from {chosen} of {groups} groups: transformers scores a group by its best "
-            f"{EXPERTS_OF_A_GROUP_SCORE} experts, Megatron by the best {experts / chosen:g}, so that they choose different ones",
-            f"only models in which num_experts_per_tok is {EXPERTS_OF_A_GROUP_SCORE} x topk_group are known here",
-        )
-    return {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
+    return {"moe_router_num_groups": groups, "moe_router_group_topk": chosen, "moe_router_group_score_topk": score_topk}

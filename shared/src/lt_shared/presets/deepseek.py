@@ -1,4 +1,4 @@
-"""DeepSeek-V2-Lite, DeepSeek-V3 and Kimi K2: latent attention, shared experts, and YaRN from 4,096 positions.
+"""DeepSeek-V2 and V2-Lite, DeepSeek-V3 and Kimi K2: latent attention, shared experts, and YaRN from 4,096 positions.
 
 The counts are those of the published weights without the multi-token prediction layer of V3 (11.6 B more, `mtp_parameters`) and
 without the router's balancing biases.
@@ -72,6 +72,16 @@ DEEPSEEK = (
         _LITE,
         YarnScaling(40.0, 4096, mscale=0.707, mscale_all_dim=0.707),
         **_experts(64, 6, 1408, 2, 1),
+        **_SOFTMAX,
+    ),
+    _deepseek(
+        llama("deepseek-v2", 60, 5120, 12288, 128, 128, 102400, 163840),
+        _LARGE,
+        YarnScaling(40.0, 4096, mscale=0.707, mscale_all_dim=0.707),
+        **_experts(160, 6, 1536, 2, 1),
+        **_groups(8, 3),
+        moe_router_group_score_topk=1,
+        moe_router_topk_scaling_factor=16.0,
         **_SOFTMAX,
     ),
     _deepseek(

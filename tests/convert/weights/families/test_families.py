@@ -131,6 +131,16 @@ WITHOUT_MEGATRON = {
         rope_scaling=YarnScaling(4.0, 32),
         local_rotary_base=20000.0,
     ),
+    # megatron-core scores a group by its two best experts.
+    "deepseek-v2-groups": dataclasses.replace(
+        DEEPSEEK,
+        num_experts=8,
+        moe_router_topk=4,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_group_score_topk=1,
+        moe_router_pre_softmax=True,
+    ),
     "gemma2": dataclasses.replace(GEMMA, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     "gemma3": dataclasses.replace(GEMMA, qk_layernorm=True, local_rotary_base=10000.0, rope_scaling=LinearScaling(8.0)),
 }
@@ -268,7 +278,10 @@ def test_what_only_lt_train_computes_comes_back_and_other_formats_refuse(
     again = AutoConfig.from_pretrained(tmp_path / "back").to_dict()
     assert huggingface.from_config(again, "family") == WITHOUT_MEGATRON[name]
     for format_name in ("megatron-legacy", "torchtitan"):
-        refusal = f"{format_name} has no models of the .* family|only gpt-oss has a sliding window|Megatron-LM lacks"
+        refusal = (
+            f"{format_name} has no models of the .* family|only gpt-oss has a sliding window|Megatron-LM lacks"
+            "|scores a group of experts by its best 1, TorchTitan's deepseek_v2 by its best 2"
+        )
         with pytest.raises((UsageError, BadData), match=refusal):
             convert(Request(str(tmp_path / "model"), format_name, str(tmp_path / "refused")))
 

@@ -27,6 +27,7 @@ from lt_shared import checkpoint_layout, huggingface, strict_json, version_of
 from lt_shared.architecture import Architecture
 from lt_shared.checkpoint_layout import COMMON, RunRecord
 from lt_shared.console import BadConfig, BadData, UsageError, warn
+from lt_shared.huggingface.shared_experts import GROUP_SCORE_TOPK
 from lt_shared.rope_scaling import RopeScaling, YarnScaling
 
 TABLE = TORCHTITAN
@@ -232,6 +233,8 @@ def _lacking(architecture: Architecture) -> str | None:
     scaling, theirs = architecture.rope_scaling, f"TorchTitan's {huggingface.model_type(architecture)}"
     if architecture.sliding_window is not None and not architecture.attention_sinks:
         return f"attends to {architecture.sliding_window} tokens, and in TorchTitan only gpt-oss has a sliding window"
+    if architecture.moe_router_num_groups and architecture.group_score_topk != GROUP_SCORE_TOPK:
+        return f"scores a group of experts by its best {architecture.group_score_topk}, {theirs} by its best {GROUP_SCORE_TOPK}"
     if isinstance(scaling, YarnScaling):
         magnitude = _yarn_magnitude(architecture, scaling)
         if not math.isclose(scaling.magnitude, magnitude):

@@ -18,6 +18,7 @@ from lt_train.config.settings.memory import SWIGLU
 from lt_train.models import multipliers, rope, rotary_tables
 from lt_train.models.biased_experts import compute_biased_experts
 from lt_train.models.fp8_linear import use_fp8
+from lt_train.models.group_limited_router import score_groups
 from lt_train.models.grouped_experts import use_bfloat16_router, use_grouped_experts
 from lt_train.models.layer_specs import block_spec, exclude_padding, layer_spec
 from lt_train.models.multi_token_prediction import PredictingModel
@@ -230,6 +231,8 @@ def _build_chunk(
             use_bfloat16_router(model)
     elif architecture.num_experts and architecture.add_bias_linear:
         compute_biased_experts(model)
+    if architecture.moe_router_group_score_topk:
+        score_groups(model, architecture.moe_router_group_score_topk)
     if architecture.num_experts and not run_config.memory.fully_sharded:
         _separate_experts(model)
     if architecture.family == "llama" and not architecture.latent_attention:

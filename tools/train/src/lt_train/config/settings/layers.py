@@ -13,7 +13,6 @@ import click
 from lt_shared import console
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, note
-from lt_shared.huggingface.shared_experts import EXPERTS_OF_A_GROUP_SCORE
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
@@ -221,13 +220,6 @@ def check(
         yield BadConfig("--tp-comm-overlap needs TransformerEngine's layers", "drop it, or use --transformer-impl te")
     if architecture.num_experts and architecture.norm_placement != "pre":
         yield BadConfig(f"{architecture.name} has experts and norms behind its layers, which no model known here has")
-    groups, topk = architecture.moe_router_group_topk, architecture.moe_router_topk
-    if groups and topk != EXPERTS_OF_A_GROUP_SCORE * groups:
-        yield BadConfig(
-            f"{topk} experts of a token from {groups} groups: transformers scores a group by its best {EXPERTS_OF_A_GROUP_SCORE}"
-            f" experts, megatron-core by the best {topk // groups}, so that they would choose different ones",
-            f"choose --moe-router-topk {EXPERTS_OF_A_GROUP_SCORE * groups}",
-        )
     if architecture.num_experts:
         yield from _check_experts(architecture.num_experts, parallelism, layers.token_dispatcher)
     elif parallelism.expert > 1:

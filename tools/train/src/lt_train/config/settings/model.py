@@ -103,6 +103,9 @@ def resolve_architecture(options: dict[str, Any], datasets: tuple[Dataset, ...])
             changes |= {"window_attn_skip_freq": None, "local_rotary_base": None}
     if base.embedding_multiplier == base.hidden_size**0.5 and base.embedding_multiplier != 1:
         changes["embedding_multiplier"] = changes.get("hidden_size", base.hidden_size) ** 0.5
+    if base.moe_router_num_groups:
+        # Whatever the number of experts of a token, groups are scored as the model's are.
+        changes["moe_router_group_score_topk"] = base.group_score_topk
     changes["rope_scaling"] = _rope_scaling(options, base)
     changes["vocab_size"] = options["vocab_size"] or _data_vocabulary(datasets) or base.vocab_size
     if changes["vocab_size"] != base.vocab_size and not options["vocab_size"]:
