@@ -24,6 +24,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda signal_number, frame: None)
 
 
+FILES_SHOWN, LONG_SECONDS = 60, 15
 # Files with a test, or a fixture, of more than half a minute. Most of these have few tests.
 LONG = re.compile(
     r"tests/(cluster|install|pipeline)/|_campaign\.py|test_(tutorial|extending)\.py|convert/weights/families/"
@@ -55,11 +56,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what tests recorded for people to read, as `summary`: what a newcomer downloads."""
+    """Print what tests recorded for people to read, as `summary`: what a newcomer downloads. Then which files take long."""
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name == "summary":
                 terminalreporter.write_line(value)
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    longest = [
+        (path, taken) for path, taken in sorted(seconds.items(), key=lambda item: -item[1])[:FILES_SHOWN] if taken >= LONG_SECONDS
+    ]
+    if longest:
+        terminalreporter.section(f"files of {LONG_SECONDS} s and more, of {sum(seconds.values()):,.0f} s in all processes")
+        for path, taken in longest:
+            terminalreporter.write_line(f"{taken:7.1f} s  {path}")
 
 
 Calls = list[tuple[str, str, int]]
