@@ -90,6 +90,35 @@ def test_a_measurement_on_two_ranks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_layer_takes_is_the_difference_of_two_measurements(tmp_path: Path) -> None:
+    common = (
+        "bench",
+        "--hidden-size",
+        "64",
+        "--ffn-hidden-size",
+        "128",
+        "--seq-length",
+        "64",
+        "--device",
+        "cpu",
+        "--model",
+        "tiny",
+    )
+    sizes = ("--steps", "2", "--warmup-steps", "1")
+    two, five = tmp_path / "two.json", ("--num-layers", "5", "--against", str(tmp_path / "two.json"))
+    two.write_text(run(*common, *sizes, "--num-layers", "2", "--json").out)
+    found = json.loads(run(*common, *sizes, *five, "--json").out)
+    assert found["layer_seconds"] == pytest.approx((found["step_seconds"] - json.loads(two.read_text())["step_seconds"]) / 3)
+    assert "ms, forward, backward and update" in bench.table(found)
+    refused = run(*common, *sizes, *five, "--micro-batch-size", "2", "--global-batch-size", "2")
+    assert refused.code == 78
+    assert "micro_batch_size 1, here 2; global_batch_size 1, here 2" in refused.err
+    refused = run(*common, *sizes, "--num-layers", "2", "--against", str(two))
+    assert refused.code == 78 and "2 layers in both" in refused.err
+    two.write_text("{}")
+    assert run(*common, *sizes, *five).code == 65
+
+
 def test_a_dataset_may_be_called_bench(tmp_path: Path) -> None:
     assert run("./bench", "--model", "tiny").code == 66
     assert run("bench", "data").code == 2

@@ -14,10 +14,12 @@ from typing import Any
 import click
 
 from lt_shared import console
+from lt_shared.console import BadConfig
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import GIB, Step
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.benchmark import KIND
 from lt_train.metrics.log import Log
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.throughput import Speedometer
@@ -34,6 +36,8 @@ class Measurement(Log):
 
     def __init__(self, config: RunConfig, active: bool, device_name: str, chosen: Kernels, versions: dict[str, str]):
         super().__init__(config, active)
+        if config.benchmark and config.benchmark.against:
+            check_against(config, device_name, config.benchmark.against)
         self.device_name = device_name
         self.software = {"kernels": chosen.record(), "versions": versions}
         self.measured: list[Measured] = []
@@ -72,29 +76,14 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
     median_seconds = statistics.median(step_seconds)
     speed = Speedometer(config, device_name).speed(config.batches.global_batch_size, median_seconds)
     reserved = of(lambda entry: entry.step.reserved_memory_bytes)
-    parallel = config.parallelism
-    return {
+    result: dict[str, Any] = {
         "v": 1,
-        "kind": "bench",
-        "model": config.architecture.name,
+        "kind": KIND,
         "layers": config.architecture.num_layers,
         "parameters": config.architecture.parameters(),
         "flops_per_token": config.architecture.flops_per_token(config.batches.seq_length),
-        "seq_length": config.batches.seq_length,
-        "micro_batch_size": config.batches.micro_batch_size,
-        "global_batch_size": config.batches.global_batch_size,
-        "dtype": config.precision.dtype,
-        "fp8_format": config.precision.fp8_format,
-        "device": device_name,
-        "transformer_impl": config.layers.implementation,
+        **setting(config, device_name),
         **software,
-        "ranks": parallel.world_size,
-        "tensor": parallel.tensor,
-        "pipeline": parallel.pipeline,
-        "context": parallel.context,
-        "expert": parallel.expert,
-        "data": parallel.data,
-        "fully_sharded": config.memory.fully_sharded,
         "warmup_steps": config.benchmark.warmup_steps,
         "steps": len(measured),
         "step_seconds": median_seconds,
@@ -109,6 +98,45 @@ def summary(config: RunConfig, device_name: str, steps: list[Measured], software
         "data_share": statistics.median(of(lambda entry: entry.lap.data_seconds / entry.lap.step_seconds)),
         "loop_share": statistics.median(of(lambda entry: entry.lap.loop_seconds / entry.lap.step_seconds)),
     }
+    if config.benchmark.against:
+        other = config.benchmark.against
+        result["layer_seconds"] = (median_seconds - other["step_seconds"]) / (result["layers"] - other["layers"])
+    return result
+
+
+def setting(config: RunConfig, device_name: str) -> dict[str, Any]:
+    """What two measurements have in common whose difference is that of their layers."""
+    parallel = config.parallelism
+    return {
+        "model": config.architecture.name,
+        "seq_length": config.batches.seq_length,
+        "micro_batch_size": config.batches.micro_batch_size,
+        "global_batch_size": config.batches.global_batch_size,
+        "dtype": config.precision.dtype,
+        "fp8_format": config.precision.fp8_format,
+        "device": device_name,
+        "transformer_impl": config.layers.implementation,
+        "ranks": parallel.world_size,
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+        "context": parallel.context,
+        "expert": parallel.expert,
+        "data": parallel.data,
+        "fully_sharded": config.memory.fully_sharded,
+    }
+
+
+def check_against(config: RunConfig, device_name: str, other: dict[str, Any]) -> None:
+    """Raises BadConfig unless `other` is the result of the same measurement with another number of layers."""
+    here = setting(config, device_name)
+    differences = [f"{name} {other.get(name)}, here {value}" for name, value in here.items() if other.get(name) != value]
+    if other.get("layers") == config.architecture.num_layers:
+        differences.append(f"{other['layers']} layers in both")
+    if differences:
+        raise BadConfig(
+            f"--against: not the same measurement with another number of layers: {'; '.join(differences)}",
+            "measure both with the same options but --num-layers",
+        )
 
 
 def _finite(number: float | None) -> float | None:
@@ -138,5 +166,7 @@ def table(result: dict[str, Any]) -> str:
         "waiting for data": f"{result['data_share']:.2%} of a step",
         "loop": f"{result['loop_share']:.2%} of a step in its own Python",
     }
+    if "layer_seconds" in result:
+        rows["layer"] = f"{result['layer_seconds'] * 1e3:,.2f} ms, forward, backward and update"
     width = max(map(len, rows))
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())

@@ -1,11 +1,13 @@
 """How many steps `lt-train bench` measures, and what its training settings are beside those that it shows as options."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import click
 
-from lt_shared import console
+from lt_shared import console, storage, strict_json
+from lt_shared.console import BadData
 
 # Options of the subjects that bench shows which have no meaning in it.
 SETTLED = ("train_iters", "train_samples", "train_tokens", "rampup_batch_size", "seed")
@@ -14,20 +16,42 @@ OPTIONS = console.section(
     "Measurement",
     click.option("--steps", type=click.IntRange(min=1), default=10, help="Steps that are measured."),
     click.option("--warmup-steps", type=click.IntRange(min=0), default=5, help="Steps before them that are not."),
+    click.option(
+        "--against",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The --json of the same with another number of layers: shows what one layer takes, too.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table."),
 )
+KIND = "bench"
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
+    """`against` is the result of an earlier measurement."""
+
     steps: int
     warmup_steps: int
     as_json: bool
+    against: dict[str, Any] | None = None
 
 
 def resolve_benchmark(options: dict[str, Any]) -> Benchmark | None:
     """None for a training run, which does not have these options."""
-    return Benchmark(options["steps"], options["warmup_steps"], options["as_json"]) if "warmup_steps" in options else None
+    if "warmup_steps" not in options:
+        return None
+    against = _earlier(options["against"]) if options["against"] else None
+    return Benchmark(options["steps"], options["warmup_steps"], options["as_json"], against)
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    try:
+        result = strict_json.loads(storage.read_record(path))
+    except ValueError as error:
+        raise BadData(f"{path}: not the result of lt-train bench --json: {error}") from None
+    if not isinstance(result, dict) or result.get("kind") != KIND:
+        raise BadData(f"{path}: not the result of lt-train bench --json")
+    return result
 
 
 def training_options(options: dict[str, Any]) -> dict[str, Any]:
