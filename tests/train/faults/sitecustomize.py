@@ -3,7 +3,7 @@
 LT_FAULT is RANK:FUNCTION:TEXT:SIGNAL:TARGET, for example `0:rename:iter_0000004:SIGKILL:launcher`: before rank 0 calls os.rename
 with a path that contains the text, its launcher gets the signal; TARGET `rank` is the rank itself, also when a process that it
 forked calls the function. The name of an error, such as ENOSPC, is raised instead. Of os.fsync, the path is that of the open
-file. It happens once.
+file. It happens once in each process.
 """
 
 import errno
@@ -14,7 +14,7 @@ import time
 
 def install(fault: str) -> None:
     rank, function, text, name, target = fault.split(":")
-    if os.environ.get("RANK") != rank or "LT_TRAIN_PARENT" not in os.environ:
+    if "LT_TRAIN_PARENT" not in os.environ:
         return
     victim = os.getpid() if target == "rank" else int(os.environ["LT_TRAIN_PARENT"])
     original = getattr(os, function)
@@ -31,7 +31,8 @@ def install(fault: str) -> None:
 
     def faulty(*arguments, **options):
         path = os.readlink(f"/proc/self/fd/{arguments[0]}") if function == "fsync" else os.fspath(arguments[0])
-        if text in path and is_permitted():
+        # A spare process may become the rank later.
+        if os.environ.get("RANK") == rank and text in path and is_permitted():
             if not name.startswith("SIG"):
                 raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), path)
             os.kill(victim, signal.Signals[name])

@@ -24,7 +24,8 @@ import click
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words):
     sys.executable, *arguments = words
-    return rank_processes.run(plan_of(arguments))
+    with rank_processes.Ranks(has_spare=False) as ranks:
+        return ranks.run(plan_of(arguments))
 
 console.run(command, "lt-train")
 """

@@ -17,6 +17,7 @@ from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
 from lt_train.runtime import rank_environment, restart_policy, run_files
+from lt_train.runtime.device import CPU
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
 
@@ -73,27 +74,28 @@ def launch(config: RunConfig) -> int:
 def _run_again(config: RunConfig, is_first: bool) -> int:
     """Run the ranks of this node; when they fail, again from the newest checkpoint, as often as --max-restarts allows."""
     code: int = ExitCode.OK
-    for left in reversed(range(config.faults.max_restarts + 1)):
-        try:
-            code = _run_ranks(config, is_first)
-        except rank_processes.RankKilled as error:
-            if not left:
-                raise
-            warn(str(error))
-            code = error.exit_code
-        if not left or not restart_policy.starts_ranks_again(code):
-            break
-        config = _fetch_start(prepare(config))
-        note(f"starting the ranks again, {left - 1} more time(s) after this")
+    with rank_processes.Ranks(has_spare=config.faults.max_restarts > 0 and config.parallelism.device == CPU) as ranks:
+        for left in reversed(range(config.faults.max_restarts + 1)):
+            try:
+                code = _run_ranks(ranks, config, is_first)
+            except rank_processes.RankKilled as error:
+                if not left:
+                    raise
+                warn(str(error))
+                code = error.exit_code
+            if not left or not restart_policy.starts_ranks_again(code):
+                break
+            config = _fetch_start(prepare(config))
+            note(f"starting the ranks again, {left - 1} more time(s) after this")
     return _exit_code_of_node(code)
 
 
-def _run_ranks(config: RunConfig, is_first: bool) -> int:
-    """As `rank_processes.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
+def _run_ranks(ranks: rank_processes.Ranks, config: RunConfig, is_first: bool) -> int:
+    """As `Ranks.run`. The first node writes down a failure before the first step, too, which ranks themselves do not."""
     before = crash_loop.attempts(config)
     code: int = ExitCode.OK
     try:
-        code = rank_processes.run(config)
+        code = ranks.run(config)
     except rank_processes.RankKilled as error:
         code = error.exit_code
         raise

@@ -1,11 +1,13 @@
 """The ranks of this node as child processes: started together, ended together.
 
-When one rank fails, the others wait for it in a collective; so they are killed and lt-train exits with the first failure's code.
+When one rank fails, the others wait for it in a collective; so they are killed and lt-train exits with the first failure's code,
+unless --max-restarts lets them go on.
 When lt-train itself is killed, even with SIGKILL, the kernel ends the ranks (PR_SET_PDEATHSIG). The ranks are sessions of their
 own: a signal to the process group of lt-train (Ctrl-C, Slurm) reaches them once, through lt-train. SIGTERM and SIGUSR1 are passed
 on, and the ranks save and end; a second one kills them.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,14 +17,17 @@ import tempfile
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
-from lt_shared.console import ExitCode, Terminated, ToolError
+from lt_shared.console import ExitCode, Terminated, ToolError, note
 from lt_train.config.run_config import RunConfig
+from lt_train.launch.control import Control
 from lt_train.runtime import rank_environment, signals
 from lt_train.runtime.ports import free_port
 from lt_train.runtime.process_lifetime import PARENT_VARIABLE
 from lt_train.runtime.rank_environment import Node
 
+Process = subprocess.Popen[bytes]
 POLL_SECONDS = 0.1
 
 
@@ -32,37 +37,118 @@ class RankKilled(ToolError):
     def __init__(self, rank: int, signal_number: int):
         name = signal.Signals(signal_number).name
         hint = "often the kernel, out of memory: see dmesg" if signal_number == signal.SIGKILL else None
-        super().__init__(f"rank {rank} on {socket.gethostname()} was ended by {name}; the other ranks were stopped", hint)
+        super().__init__(f"rank {rank} on {socket.gethostname()} was ended by {name}; the others cannot go on without it", hint)
         self.exit_code = 128 + signal_number  # type: ignore[assignment]
 
 
-def run(config: RunConfig) -> int:
-    """Start all ranks of the run on this node and wait for them; returns the exit code, that of the first rank that fails.
+class Ranks:
+    """The ranks of this node. A context, at whose end none is left.
 
-    Raises RankKilled for a rank that a signal ended; other failures are reported by the ranks.
+    With `has_spare` the ranks that outlive another's death stay, and a spare process takes its place (`lt_train.launch.control`).
     """
-    node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
-    local_world_size = config.parallelism.world_size // node.nodes
-    with tempfile.TemporaryDirectory(prefix="lt-train-") as directory:
-        config_file = Path(directory) / "run_config.json"
+
+    def __init__(self, has_spare: bool):
+        self._has_spare = has_spare
+        self._stack = contextlib.ExitStack()
+        self._processes: list[Process] = []
+        self._spare: Process | None = None
+        self._attempts = 0
+
+    def __enter__(self) -> Self:
+        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="lt-train-")))
+        self._control = Control(self._directory / "control") if self._has_spare else None
+        self._stack.callback(self.stop)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        if self._control:
+            self._control.close()
+
+    def run(self, config: RunConfig) -> int:
+        """Start all ranks of the run on this node, or those that are missing, and wait for them.
+
+        Returns the exit code, that of the first rank that fails. Raises RankKilled for a rank that a signal ended; other failures
+        are reported by the ranks.
+        """
+        self._attempts += 1
+        config_file = self._directory / f"run_config-{self._attempts}.json"
         config_file.write_text(config.to_json())
-        ranks: list[subprocess.Popen[bytes]] = []
-        try:
+        node = rank_environment.find_node() or Node(0, 1, None, rank_environment.LOOPBACK, free_port(), "lt-train")
+        if not self._replace(config_file, node.master_port):
+            self.stop()
             # Until a rank listens to signals, those that are passed on to it wait.
             with signals.held_back():
+                local_world_size = config.parallelism.world_size // node.nodes
                 for local_rank in range(local_world_size):
                     variables = node.rank_environment(local_rank, local_world_size).variables()
-                    environment = {**os.environ, **variables, PARENT_VARIABLE: str(os.getpid())}
-                    command = [sys.executable, "-P", "-m", "lt_train.launch.worker", str(config_file)]
-                    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-                    ranks.append(process)
-                _pass_on_signals(ranks)
-            return _wait(ranks, first=node.node_rank * local_world_size)
-        finally:
-            _stop(ranks)
+                    self._processes.append(self._start(str(config_file), variables))
+                _pass_on_signals(self._processes)
+        self._start_spare(str(config_file))
+        return self._wait(first=node.node_rank * len(self._processes))
+
+    def _start(self, config_file: str, variables: dict[str, str], *options: str) -> Process:
+        environment = {**os.environ, **variables, PARENT_VARIABLE: str(os.getpid())}
+        if self._control:
+            environment |= self._control.variables
+        command = [sys.executable, "-P", "-m", "lt_train.launch.worker", config_file, *options]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _start_spare(self, config_file: str) -> None:
+        if self._control:
+            with signals.held_back():
+                self._spare = self._start(config_file, {}, "--spare")
+
+    def _replace(self, config_file: Path, port: int) -> bool:
+        """Put the spare into the place of the rank that has died, if all others go on in their processes."""
+        dead = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
+        if self._control is None or self._spare is None or len(dead) != 1:
+            return False
+        (replaced,), others = dead, [rank for rank in range(len(self._processes)) if rank not in dead]
+        self._control.forget(replaced)
+        if not self._control.are_ready(others) or not self._control.begin(others, replaced, str(config_file), port):
+            return False
+        self._processes[replaced] = self._spare
+        note(f"the other ranks go on in their processes, and a spare one is rank {replaced}")
+        return True
+
+    def _wait(self, first: int) -> int:
+        """0, or TRY_AGAIN when the ranks have saved and ended early, or the code of the first that failed.
+
+        `first` is the number of the first rank of this node among those of all nodes.
+        """
+        running = set(range(len(self._processes)))
+        worst = ExitCode.OK
+        while running:
+            for rank in sorted(running):
+                code = self._processes[rank].poll()
+                if code is None:
+                    continue
+                if code not in (ExitCode.OK, ExitCode.TRY_AGAIN):
+                    if self._control:
+                        self._control.hold(sorted(running - {rank}))
+                    if code < 0:
+                        raise RankKilled(first + rank, -code)
+                    return code
+                worst = max(worst, ExitCode(code))
+                running.discard(rank)
+            time.sleep(POLL_SECONDS)
+        return worst
+
+    def stop(self) -> None:
+        """Kill those that are left."""
+        for process in (*self._processes, *([self._spare] if self._spare else [])):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if self._control:
+            for rank in (None, *range(len(self._processes))):
+                self._control.forget(rank)
+        self._spare = None
+        self._processes.clear()
 
 
-def _pass_on_signals(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _pass_on_signals(ranks: list[Process]) -> None:
     """The first signal goes to the ranks, which save and end; at the second, `Terminated` ends all."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -77,32 +163,3 @@ def _pass_on_signals(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], first: int) -> int:
-    """0, or TRY_AGAIN when the ranks have saved and ended early, or the code of the first that failed.
-
-    `first` is the number of the first of `ranks` among those of all nodes.
-    """
-    running = set(range(len(ranks)))
-    worst = ExitCode.OK
-    while running:
-        for rank in sorted(running):
-            code = ranks[rank].poll()
-            if code is None:
-                continue
-            if code < 0:
-                raise RankKilled(first + rank, -code)
-            if code not in (ExitCode.OK, ExitCode.TRY_AGAIN):
-                return code
-            worst = max(worst, ExitCode(code))
-            running.discard(rank)
-        time.sleep(POLL_SECONDS)
-    return worst
-
-
-def _stop(ranks: list[subprocess.Popen[bytes]]) -> None:
-    for process in ranks:
-        if process.poll() is None:
-            process.kill()
-            process.wait()

@@ -3,40 +3,103 @@
 RANK, WORLD_SIZE and so on are in its environment.
 """
 
+import gc
 import logging
 import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import click
 
 from lt_shared import console
-from lt_shared.console import BadConfig
+from lt_shared.console import BadConfig, ExitCode
 from lt_train.config.run_config import RunConfig
 from lt_train.kernels import compile_caches
+from lt_train.launch.control import VARIABLE, Controlled
 from lt_train.runtime import flight_recorder, process_lifetime, rank_environment, signals
 from lt_train.runtime.rank_environment import RankEnvironment
 
 
 @click.command(cls=console.Command)
 @click.argument("config_file", type=click.Path(dir_okay=False))
-def command(config_file: str) -> int:
+@click.option("--spare", is_flag=True, help="Wait to take the place of a rank that dies.")
+def command(config_file: str, spare: bool) -> int:
     """Run one rank of the run that CONFIG_FILE configures."""
+    process_lifetime.die_with_launcher()
+    config = RunConfig.from_json(Path(config_file).read_text())
+    if spare:
+        return _stand_by(config, Controlled(os.environ[VARIABLE], None))
     rank_env = rank_environment.find()
     if rank_env is None:
         raise BadConfig("no rank in the environment", "start lt-train, which starts its own ranks")
-    process_lifetime.die_with_launcher()
-    return start(RunConfig.from_json(Path(config_file).read_text()), rank_env)
+    return start(config, rank_env, Controlled(os.environ[VARIABLE], rank_env.rank) if VARIABLE in os.environ else None)
 
 
-def start(config: RunConfig, rank_env: RankEnvironment) -> int:
-    """Prepare the device and train; returns the exit code.
+def _stand_by(config: RunConfig, control: Controlled) -> int:
+    """Import all that a rank needs, then be the one that the launcher names."""
+    ranks = config.parallelism.world_size
+    where = _prepare_process(config, RankEnvironment(0, 0, ranks, ranks, rank_environment.LOOPBACK, 0, "lt-train"))
+    from lt_train.train import trainer  # noqa: F401
 
-    An error is raised by the rank that it belongs to, the others end silently. megatron-core is imported after the device is
-    prepared: on a CPU it needs replacements to be in place.
+    attempt = control.attempt()
+    return start(*_begun(attempt, ranks), control, where) if attempt else ExitCode.OK
+
+
+def start(config: RunConfig, rank_env: RankEnvironment, control: Controlled | None = None, where: Any = None) -> int:
+    """Prepare the device, unless it is `where`, and train; returns the exit code.
+
+    When another rank dies, `control` may say to begin again. An error is raised by the rank that it belongs to, the others end
+    silently. megatron-core is imported after the device is prepared: on a CPU it needs replacements to be in place.
     """
     signals.listen()
+    while True:
+        try:
+            where = where or _prepare_process(config, rank_env)
+            from lt_train.train.trainer import train
+
+            return train(config, rank_env, where)
+        except Exception as error:
+            from lt_train.runtime import failure_report
+
+            if not (control and failure_report.is_echo(error) and control.is_held()):
+                raise failure_report.raised(error, rank_env) from error
+        # Out of the block: the error's traceback has frames, and these the model.
+        _leave_process_groups()
+        control.say_ready()
+        attempt = control.attempt()
+        if attempt is None:
+            return ExitCode.IO
+        config, rank_env = _begun(attempt, rank_env.local_world_size)
+
+
+def _begun(attempt: dict[str, Any], ranks: int) -> tuple[RunConfig, RankEnvironment]:
+    """What the launcher has said to begin, on one machine, in this process's environment, too."""
+    rank = attempt["rank"]
+    rank_env = RankEnvironment(rank, rank, ranks, ranks, rank_environment.LOOPBACK, attempt["port"], "lt-train")
+    os.environ.update(rank_env.variables())
+    return RunConfig.from_json(Path(attempt["config"]).read_text()), rank_env
+
+
+def _leave_process_groups() -> None:
+    """Forget the model, and close the connections to the other ranks: those that wait for this one then go on, too.
+
+    gloo closes a group when nothing refers to it any more. megatron-core keeps some, and a model is in circles.
+    """
+    import torch
+    from megatron.core import parallel_state
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    parallel_state.destroy_model_parallel()
+    kept = vars(parallel_state)
+    kept.update({name: None for name, value in kept.items() if isinstance(value, torch.distributed.ProcessGroup)})
+    gc.collect()
+
+
+def _prepare_process(config: RunConfig, rank_env: RankEnvironment) -> Any:
+    """What a process does once."""
     _keep_standard_output_for_data()
     # torch writes a stack of C++ frames for every connection that another rank's end closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -45,22 +108,14 @@ def start(config: RunConfig, rank_env: RankEnvironment) -> int:
     from lt_train.runtime import device
 
     quiet()
-    try:
-        if config.precision.deterministic:
-            device.make_deterministic(config.parallelism.device)
-        if config.parallelism.tensor > 1 and not config.memory.fully_sharded:
-            device.launch_in_order()
-        if config.parallelism.device == device.CUDA:
-            device.allocate_in_expandable_segments()
-        _leave_out(wandb=config.reporting.wandb, tensorboard=config.reporting.tensorboard_dir)
-        where = device.prepare(config.parallelism.device, rank_env)
-        from lt_train.train.trainer import train
-
-        return train(config, rank_env, where)
-    except Exception as error:
-        from lt_train.runtime import failure_report
-
-        raise failure_report.raised(error, rank_env) from error
+    if config.precision.deterministic:
+        device.make_deterministic(config.parallelism.device)
+    if config.parallelism.tensor > 1 and not config.memory.fully_sharded:
+        device.launch_in_order()
+    if config.parallelism.device == device.CUDA:
+        device.allocate_in_expandable_segments()
+    _leave_out(wandb=config.reporting.wandb, tensorboard=config.reporting.tensorboard_dir)
+    return device.prepare(config.parallelism.device, rank_env)
 
 
 def _keep_standard_output_for_data() -> None:

@@ -1,0 +1,97 @@
+"""A rank that is killed is replaced by a spare process, and the others go on in theirs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import environment, losses, train
+
+from lt_train.launch.control import Control, Controlled
+
+SIZES = (
+    *("--mock-data", "--model", "tiny", "--num-layers", "2", "--hidden-size", "64", "--ffn-hidden-size", "128"),
+    *("--device", "cpu", "--seq-length", "32", "--global-batch-size", "6", "--micro-batch-size", "1", "--log-interval", "1"),
+    *("--eval-iters", "0", "--train-iters", "12", "--save-interval", "4"),
+)
+LAYOUTS = {
+    "three ranks": ("--ranks", "3"),
+    "distributed optimizer": ("--ranks", "2", "--use-distributed-optimizer", "--async-save"),
+}
+
+
+def ranks_of(launcher: int) -> dict[str, int]:
+    """Process ids by rank; the spare, which has none, is not among them."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in entry)
+        if "RANK" in variables:
+            found[variables["RANK"]] = int(child)
+    return found
+
+
+def started(place: Path, layout: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "lt_train", *SIZES, *LAYOUTS[layout], "--max-restarts", "3", "--save", str(place / "run")]
+    with (place / "log").open("w") as log:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment() | {"OMP_NUM_THREADS": "1"})
+
+
+def steps(place: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"iteration +(\d+)/", (place / "log").read_text())]
+
+
+def wait_for_step(place: Path, run: subprocess.Popen[bytes], step: int, seen: int = 0) -> None:
+    while not any(number >= step for number in steps(place)[seen:]):
+        assert run.poll() is None, (place / "log").read_text()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("layout", "killed"), [("three ranks", ["2"]), ("distributed optimizer", ["1", "0"])])
+def test_losses_are_those_of_an_undisturbed_run(layout: str, killed: list[str], tmp_path: Path) -> None:
+    run, seen = started(tmp_path, layout), 0
+    for rank in killed:
+        wait_for_step(tmp_path, run, 6, seen)
+        before, seen = ranks_of(run.pid), len(steps(tmp_path))
+        os.kill(before[rank], signal.SIGKILL)
+    assert run.wait(timeout=600) == 0
+    said = (tmp_path / "log").read_text()
+    for rank in killed:
+        assert f"the other ranks go on in their processes, and a spare one is rank {rank}" in said
+    assert train(*SIZES, *LAYOUTS[layout], "--save", str(tmp_path / "still")).code == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "still")
+
+
+def test_a_rank_that_does_not_leave_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lt_train.launch.control.READY_SECONDS", 0.3)
+    control = Control(tmp_path / "control")
+    ranks = [Controlled(str(tmp_path / "control"), rank) for rank in (0, 1)]
+    control.hold([0, 1])
+    assert [rank.is_held() for rank in ranks] == [True, True]
+    ranks[0].say_ready()
+    assert not control.are_ready([0, 1])
+    assert not control.begin([0, 1], 2, "config", 1), "there is no spare"
+    control.close()
+    assert ranks[0].attempt() is None
+
+
+def test_the_ranks_and_the_spare_hear_what_to_begin(tmp_path: Path) -> None:
+    control = Control(tmp_path / "control")
+    rank, spare = (Controlled(str(tmp_path / "control"), number) for number in (0, None))
+    control.hold([0])
+    assert rank.is_held()
+    rank.say_ready()
+    assert control.are_ready([0])
+    assert control.begin([0], 1, "config", 4711)
+    assert [end.attempt() for end in (rank, spare)] == [{"config": "config", "rank": number, "port": 4711} for number in (0, 1)]
+    control.close()
+
+
+def test_without_word_of_a_death_a_rank_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lt_train.launch.control.HOLD_SECONDS", 0.1)
+    control = Control(tmp_path / "control")
+    assert not Controlled(str(tmp_path / "control"), 0).is_held()
+    control.close()

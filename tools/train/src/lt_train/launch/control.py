@@ -1,0 +1,145 @@
+"""How lt-train tells the ranks that outlive another's death to begin again in their processes.
+
+A rank that is started anew imports torch and megatron-core, makes a context on its GPU and compiles kernels: on a CPU 5 of the 15
+seconds that a restart took. So the other ranks stay, leave their process groups, and meet again at another port, with a spare
+process that has imported everything in the place of the one that died. All load the newest checkpoint, as after any restart.
+
+A socket in the launcher's directory, of packets of JSON:
+
+    rank to launcher    {"rank": 2}                 at its start; a spare sends null
+                        {"ready": true}             it has left its process groups
+    launcher to rank    {"hold": true}              a rank has died: wait for what follows instead of ending
+                        {"config": FILE, "rank": 2, "port": 29611}
+"""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "LT_TRAIN_CONTROL"
+# A rank that has lost the others waits so long to hear that one of them has died: the launcher looks every tenth of a second.
+HOLD_SECONDS = 5.0
+# From the death of a rank until all others have left their process groups; then all ranks are started anew.
+READY_SECONDS = 20.0
+LARGEST_BYTES = 4096
+
+
+class Control:
+    """The launcher's side. A context."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(os.fspath(path))
+        self._server.listen()
+        self._server.setblocking(False)
+        self._connections: dict[int | None, socket.socket] = {}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the environment of ranks."""
+        return {VARIABLE: os.fspath(self._path)}
+
+    def close(self) -> None:
+        for connection in (self._server, *self._connections.values()):
+            connection.close()
+
+    def forget(self, rank: int | None) -> None:
+        if connection := self._connections.pop(rank, None):
+            connection.close()
+
+    def hold(self, ranks: list[int]) -> None:
+        """Tell `ranks` to wait."""
+        self._accept()
+        for rank in ranks:
+            self._send(rank, {"hold": True})
+
+    def are_ready(self, ranks: list[int]) -> bool:
+        """Wait for `ranks` to leave their process groups. False when one does not, or has ended."""
+        deadline = time.monotonic() + READY_SECONDS
+        waiting = set(ranks)
+        while waiting:
+            connections = {self._connections[rank]: rank for rank in waiting if rank in self._connections}
+            left_seconds = deadline - time.monotonic()
+            if len(connections) < len(waiting) or left_seconds <= 0:
+                return False
+            for connection in select.select(list(connections), [], [], left_seconds)[0]:
+                message = _received(connection)
+                if not message:
+                    return False
+                if "ready" in message:
+                    waiting.discard(connections[connection])
+        return True
+
+    def begin(self, ranks: list[int], replaced: int, config_file: str, port: int) -> bool:
+        """Let `ranks` begin again at `port`, and the spare as the rank that is `replaced`. False without a spare."""
+        self._accept(wait_seconds=READY_SECONDS)
+        if None not in self._connections:
+            return False
+        self._connections[replaced] = self._connections.pop(None)
+        sent = [self._send(rank, {"config": config_file, "rank": rank, "port": port}) for rank in (*ranks, replaced)]
+        return all(sent)
+
+    def _accept(self, wait_seconds: float = 0.0) -> None:
+        """Greet the ranks that have started; wait for the spare for some seconds."""
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    connection, _ = self._server.accept()
+                    connection.setblocking(True)
+                    greeting = _received(connection)
+                    if greeting is not None:
+                        self._connections[greeting["rank"]] = connection
+            left_seconds = deadline - time.monotonic()
+            if None in self._connections or left_seconds <= 0 or not wait_seconds:
+                return
+            select.select([self._server], [], [], left_seconds)
+
+    def _send(self, rank: int, message: dict[str, Any]) -> bool:
+        try:
+            self._connections[rank].send(json.dumps(message).encode())
+        except (KeyError, OSError):
+            return False
+        return True
+
+
+class Controlled:
+    """A rank's side, or the spare's, whose `rank` is None."""
+
+    def __init__(self, path: str, rank: int | None):
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(path)
+        self._send({"rank": rank})
+
+    def is_held(self) -> bool:
+        """Whether the launcher says in time that another rank has died."""
+        return bool(select.select([self._connection], [], [], HOLD_SECONDS)[0]) and bool(_received(self._connection))
+
+    def say_ready(self) -> None:
+        self._send({"ready": True})
+
+    def attempt(self) -> dict[str, Any] | None:
+        """What to begin; waits for it. None when the launcher has gone."""
+        message = _received(self._connection)
+        while message and "config" not in message:
+            message = _received(self._connection)
+        return message
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.send(json.dumps(message).encode())
+
+
+def _received(connection: socket.socket) -> dict[str, Any] | None:
+    """The next message; None when the other side has closed."""
+    try:
+        content = connection.recv(LARGEST_BYTES)
+    except ConnectionError:
+        return None
+    found: dict[str, Any] | None = json.loads(content) if content else None
+    return found
