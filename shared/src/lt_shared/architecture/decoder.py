@@ -10,11 +10,9 @@ import dataclasses
 from typing import Any, Literal, Self
 
 from lt_shared import rope_scaling as scalings
+from lt_shared.architecture.latent_attention import LatentAttention
 from lt_shared.console import BadConfig
-from lt_shared.latent_attention import LatentAttention
-from lt_shared.rope_scaling import LARGEST, AnyScaling, LongRopeScaling, RopeScaling, check_counts, check_numbers
-
-__all__ = ["LARGEST", "Architecture", "Family", "LatentAttention", "RopeScaling"]
+from lt_shared.rope_scaling import AnyScaling, LongRopeScaling, RopeScaling, check_counts, check_numbers
 
 Family = Literal["gpt", "llama"]
 # Where the norms of a layer are: before attention and the MLP, behind them (OLMo 2), or both (Gemma 2).
