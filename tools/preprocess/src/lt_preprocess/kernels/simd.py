@@ -100,6 +100,17 @@ def case_masks(typing: Any, address: Any) -> Any:
 
 
 @typed_intrinsic
+def control_mask(typing: Any, address: Any) -> Any:
+    """A uint64 mask of the BLOCK_BYTES bytes at `address`: ASCII control characters, of which some are white space."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = load_as(_block(), builder, arguments[0])
+        return builder.bitcast(builder.or_(_is_below(builder, block, 0x20), _is_equal(builder, block, 0x7F)), integer(64))
+
+    return types.uint64(types.int64), generate
+
+
+@typed_intrinsic
 def string_stops(typing: Any, address: Any) -> Any:
     """Two uint64 masks of the BLOCK_BYTES bytes at `address`: quotes, backslashes, control characters; bytes outside ASCII."""
 
