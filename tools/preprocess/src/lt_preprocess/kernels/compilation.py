@@ -29,6 +29,7 @@ from numba.np import arrayobj as numba_arrayobj
 
 from lt_preprocess.kernels.arguments import Array, Group, Kind
 from lt_preprocess.kernels.declarations import Inner, Intrinsic
+from lt_preprocess.kernels.typing_shortcuts import Pipeline, entry_points_left_out, remembered_calls
 
 types: Any = numba_types
 cgutils: Any = numba_cgutils
@@ -36,7 +37,7 @@ codegen: Any = numba_codegen
 arrayobj: Any = numba_arrayobj
 
 # numba's own tests use it; its type stubs do not list it.
-_BARE: Any = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_BARE: Any = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Pipeline}
 
 _WORD = ir.IntType(64)
 _STATUS = ir.IntType(32)
@@ -90,7 +91,7 @@ def _context() -> Any:
 @contextlib.contextmanager
 def _target() -> Iterator[Any]:
     """numba's target with our code generator. Whoever else uses numba in this process waits meanwhile."""
-    with global_compiler_lock:
+    with global_compiler_lock, entry_points_left_out(), remembered_calls():
         context = _context()
         attributes = vars(cpu_target)
         before = attributes["_toplevel_target_context"]

@@ -1,0 +1,80 @@
+"""What numba does for any Python, and need not do for functions of integers and addresses: a quarter of the time to compile.
+
+- Its pipeline has passes for closures, generators, exceptions, literals and array expressions; each that may have changed the
+  function computes the life of all variables anew. `Pipeline` has the passes without which nothing is typed and lowered.
+- For each `&` it asks a dozen templates, most of which fail with an error that is formatted and forgotten. `remembered_calls`
+  asks once for each combination of types.
+- It imports every package that announces itself as an extension of numba, whatever it is. `entry_points_left_out` does not.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from numba.core import compiler as numba_compiler
+from numba.core import compiler_machinery, entrypoints, typed_passes, untyped_passes
+from numba.core import types as numba_types
+from numba.core.registry import cpu_target
+
+types: Any = numba_types
+compiler: Any = numba_compiler
+registry: Any = cpu_target
+extensions: Any = entrypoints
+
+_PASSES = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.GenericRewrites,
+    untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization,
+    typed_passes.AnnotateTypes,
+    typed_passes.NativeLowering,
+    typed_passes.NoPythonBackend,
+)
+
+
+class Pipeline(compiler.CompilerBase):  # type: ignore[misc]
+    """The passes that make code of a function without closures, generators, exceptions, and expressions of arrays."""
+
+    def define_pipelines(self) -> list[Any]:
+        passes: Any = compiler_machinery.PassManager("lt_preprocess")
+        for step in _PASSES:
+            passes.add_pass(step, step.__name__)
+        passes.finalize()
+        return [passes]
+
+
+@contextlib.contextmanager
+def entry_points_left_out() -> Iterator[None]:
+    """Let numba take its extensions for loaded. The next who compiles in this process loads them."""
+    before = extensions._already_initialized
+    extensions._already_initialized = True
+    try:
+        yield
+    finally:
+        extensions._already_initialized = before
+
+
+@contextlib.contextmanager
+def remembered_calls() -> Iterator[None]:
+    """Let numba find the signature of an operator or intrinsic for integers and booleans of the same types once."""
+    context = registry.typing_context
+    resolve, signatures = context.resolve_function_type, {}
+
+    def remembered(function: Any, arguments: Any, keywords: Any) -> Any:
+        is_simple = isinstance(function, types.Function) and all(isinstance(kind, types.Integer | types.Boolean) for kind in arguments)
+        if keywords or not is_simple:
+            return resolve(function, arguments, keywords)
+        key = function, arguments
+        if key not in signatures:
+            signatures[key] = resolve(function, arguments, keywords)
+        return signatures[key]
+
+    context.resolve_function_type = remembered
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
