@@ -123,8 +123,8 @@ def build(byte_ids: Ids, rows: Integers) -> MergeTables:
 
 def _id_minus_rank(rows: Integers) -> int:
     """The difference of merged id and rank where it is the same for all merges, so that no table is needed; else -1."""
-    differences = np.unique(rows[:, 3] - rows[:, 2])
-    return int(differences[0]) if len(differences) == 1 and differences[0] >= 0 else -1
+    differences = rows[:, 3] - rows[:, 2]
+    return int(differences[0]) if len(rows) and differences.min() == differences.max() >= 0 else -1
 
 
 @inner
