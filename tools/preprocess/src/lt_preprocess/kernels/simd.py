@@ -111,6 +111,17 @@ def control_mask(typing: Any, address: Any) -> Any:
 
 
 @typed_intrinsic
+def leads_from_u0300(typing: Any, address: Any) -> Any:
+    """A uint64 mask of the BLOCK_BYTES bytes at `address`: the first bytes of characters from U+0300 on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = load_as(_block(), builder, arguments[0])
+        return builder.bitcast(_is_at_least(builder, block, 0xCC), integer(64))
+
+    return types.uint64(types.int64), generate
+
+
+@typed_intrinsic
 def string_stops(typing: Any, address: Any) -> Any:
     """Two uint64 masks of the BLOCK_BYTES bytes at `address`: quotes, backslashes, control characters; bytes outside ASCII."""
 

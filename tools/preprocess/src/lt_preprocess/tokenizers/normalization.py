@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
 from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, inner, kernel
+from lt_preprocess.kernels.simd import BLOCK_BYTES, leads_from_u0300
 from lt_preprocess.tokenizers.base import Bytes, Encoder, Ids, Lengths, Texts, Wrapper
+from lt_preprocess.tokenizers.bpe.blocks import low_bits
+from lt_preprocess.tokenizers.bpe.characters import width
 
 UNCERTAIN = 255
 MAY_COMPOSE = 254
-_FIRST_LEAD_BYTE = 0xCC
 _JAMO = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))
 # Ideographs and Hangul syllables: never touched. From U+32400 no plane has characters but the private ones.
 _UNTOUCHED = ((0x0000, 0x00C0), (0x3400, 0xA000), (0xAC00, 0xD7A4), (0x17000, 0x18D00), (0x20000, 0x2A6E0))
@@ -106,22 +109,24 @@ def _composes(data: Bytes, first: int, at: int, point: int, tables: Tables) -> b
 def _find_uncertain(data: Bytes, offsets: Lengths, tables: Tables, is_uncertain: npt.NDArray[np.bool_]) -> None:
     """Mark the texts that may not be in normal form C; `is_uncertain` [texts]."""
     for text in range(len(offsets) - 1):
-        at, end = offsets[text], offsets[text + 1]
-        before, found = np.uint8(0), False
-        while at < end and not found:
-            if data[at] < _FIRST_LEAD_BYTE:  # before U+0300, or the second byte of such a character
-                before = np.uint8(0)
-                at += 1
-                continue
-            size = 2 if data[at] < 0xE0 else 3 if data[at] < 0xF0 else 4
-            point = _code_point(data, at)
-            kind = tables.classes[point]
-            if kind == MAY_COMPOSE:
-                kind = tables.combining[point]
-                found = _composes(data, offsets[text], at, point, tables)
-            found |= kind == UNCERTAIN or (kind != 0 and kind < before)
-            before = kind
-            at += size
+        start, end = offsets[text], offsets[text + 1]
+        before, after_last, found = np.uint8(0), start, False
+        for block in range(start, end, BLOCK_BYTES):
+            leads = leads_from_u0300(element_address(data, block)) & low_bits(end - block)
+            while leads and not found:
+                at = block + trailing_zeros(leads)
+                leads &= leads - np.uint64(1)
+                point = _code_point(data, at)
+                kind = tables.classes[point]
+                if kind == MAY_COMPOSE:
+                    kind = tables.combining[point]
+                    found = _composes(data, start, at, point, tables)
+                if at != after_last:
+                    before = np.uint8(0)
+                found |= kind == UNCERTAIN or (kind != 0 and kind < before)
+                before, after_last = kind, at + width(data[at])
+            if found:
+                break
         is_uncertain[text] = found
 
 
