@@ -122,6 +122,19 @@ def leads_from_u0300(typing: Any, address: Any) -> Any:
 
 
 @typed_intrinsic
+def bytes_between(typing: Any, address: Any, least: Any, most: Any) -> Any:
+    """A uint64 mask of the BLOCK_BYTES bytes at `address`: those from `least` to `most`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = load_as(_block(), builder, arguments[0])
+        least, most = (_broadcast(builder, bound, _block()) for bound in arguments[1:])
+        is_between = builder.icmp_unsigned("<=", builder.sub(block, least), builder.sub(most, least))
+        return builder.bitcast(is_between, integer(64))
+
+    return types.uint64(types.int64, types.uint8, types.uint8), generate
+
+
+@typed_intrinsic
 def string_stops(typing: Any, address: Any) -> Any:
     """Two uint64 masks of the BLOCK_BYTES bytes at `address`: quotes, backslashes, control characters; bytes outside ASCII."""
 

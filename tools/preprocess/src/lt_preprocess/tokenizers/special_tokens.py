@@ -11,24 +11,16 @@ from types import MappingProxyType
 
 import numpy as np
 
+from lt_preprocess.kernels.intrinsics import element_address, trailing_zeros
 from lt_preprocess.kernels.jit import AnnounceCompilation, inlined, kernel
+from lt_preprocess.kernels.simd import BLOCK_BYTES, bytes_between
 from lt_preprocess.tokenizers import token_trie
 from lt_preprocess.tokenizers.base import Bytes, Encoder, Flags, ForbiddenToken, Ids, Lengths, Texts, Tokenizer, Wrapper
+from lt_preprocess.tokenizers.bpe.blocks import low_bits
 from lt_preprocess.tokenizers.token_trie import TokenTrie, longest_match
 
 SKIPPED = -1
-_BLOCK_BYTES = 64
 _INITIAL_MATCHES = 1024
-
-
-@inlined
-def _has_byte_between(data: Bytes, at: int, least: np.uint8, most: np.uint8) -> bool:
-    """Whether the block at `at` has a byte in the range; without a branch, so that it compiles to vector instructions."""
-    found = False
-    for index in range(_BLOCK_BYTES):
-        byte = data[at + index]
-        found |= (byte >= least) & (byte <= most)
-    return found
 
 
 @kernel
@@ -40,24 +32,21 @@ def _find(data: Bytes, offsets: Lengths, trie: TokenTrie, matches: Lengths) -> i
             least, most = min(least, np.uint8(byte)), max(most, np.uint8(byte))
     count = 0
     for text in range(len(offsets) - 1):
-        at, end = offsets[text], offsets[text + 1]
-        while at < end:
-            if at + _BLOCK_BYTES <= end and not _has_byte_between(data, at, least, most):
-                at += _BLOCK_BYTES
-                continue
-            block_end = min(at + _BLOCK_BYTES, end)
-            while at < block_end:
-                if not trie.is_first[data[at]]:
-                    at += 1
+        after_last, end = offsets[text], offsets[text + 1]
+        for block in range(after_last, end, BLOCK_BYTES):
+            candidates = bytes_between(element_address(data, block), least, most) & low_bits(end - block)
+            while candidates:
+                at = block + trailing_zeros(candidates)
+                candidates &= candidates - np.uint64(1)
+                if at < after_last or not trie.is_first[data[at]]:
                     continue
                 number, stop = longest_match(trie, data, at, end)
                 if number < 0:
-                    at += 1
                     continue
                 if count < len(matches):
                     matches[count, 0], matches[count, 1], matches[count, 2], matches[count, 3] = text, at, stop, number
                 count += 1
-                at = stop
+                after_last = stop
     return count
 
 
