@@ -65,7 +65,9 @@ def remembered_calls() -> Iterator[None]:
     resolve, signatures = context.resolve_function_type, {}
 
     def remembered(function: Any, arguments: Any, keywords: Any) -> Any:
-        is_simple = isinstance(function, types.Function) and all(isinstance(kind, types.Integer | types.Boolean) for kind in arguments)
+        is_simple = isinstance(function, types.Function) and all(
+            isinstance(kind, types.Integer | types.Boolean) for kind in arguments
+        )
         if keywords or not is_simple:
             return resolve(function, arguments, keywords)
         key = function, arguments

@@ -53,14 +53,14 @@ _PUNCTUATION_BEFORE, _IDEOGRAPHS_BEFORE, _ATTACHED_BEFORE = LOWERS_BEFORE, CASEL
 @inner
 def _splits_off(kind: np.uint8) -> bool:
     """Whether the white space before a character of this class ends as at the end of the text, or goes on."""
-    return kind == NUMBER or kind == IDEOGRAPH or kind == SPACE or kind == NEWLINE
+    return kind in (NUMBER, IDEOGRAPH, SPACE, NEWLINE)
 
 
 @inner
 def _wide_characters(
     at: int, end: int, classes: int, wide: np.uint64, tails: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64]:
-    """The bytes of characters outside ASCII: letters, numbers, white space, punctuation, ideographs; and two masks of first bytes.
+    """The bytes of letters, numbers, white space, punctuation and ideographs outside ASCII; and two masks of first bytes.
 
     These are of the white space that stands alone, and of the others that a letter follows.
     """
@@ -148,7 +148,9 @@ def deepseek_word_starts(at: int, end: int, classes: int, state: int) -> np.uint
     spaces &= ~absorbed
     indents = spaces & ~newlines
     openers = punctuation & ~after_punctuation & ~after_blanks
-    first_attached = ascii_letters & (shifted(openers & ascii_punctuation, state + OPENERS_BEFORE) | load64(state + _ATTACHED_BEFORE))
+    first_attached = ascii_letters & (
+        shifted(openers & ascii_punctuation, state + OPENERS_BEFORE) | load64(state + _ATTACHED_BEFORE)
+    )
     attached = ascii_letters & ~(ascii_letters + first_attached)
     after_attached = shifted(attached, state + _ATTACHED_BEFORE)
     starts = (spaces & ~shifted(spaces, state + SPACES_BEFORE)) | (lasts & ~newlines) | openers
