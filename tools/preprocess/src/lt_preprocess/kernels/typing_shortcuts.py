@@ -20,6 +20,7 @@ types: Any = numba_types
 compiler: Any = numba_compiler
 registry: Any = cpu_target
 extensions: Any = entrypoints
+machinery: Any = compiler_machinery
 
 _PASSES = (
     untyped_passes.TranslateByteCode,
@@ -40,7 +41,7 @@ class Pipeline(compiler.CompilerBase):  # type: ignore[misc]
     """The passes that make code of a function without closures, generators, exceptions, and expressions of arrays."""
 
     def define_pipelines(self) -> list[Any]:
-        passes: Any = compiler_machinery.PassManager("lt_preprocess")
+        passes = machinery.PassManager("lt_preprocess")
         for step in _PASSES:
             passes.add_pass(step, step.__name__)
         passes.finalize()

@@ -162,4 +162,5 @@ def deepseek_word_starts(at: int, end: int, classes: int, state: int) -> np.uint
     indented = newlines & spaces & (indents >> ONE | next_is_indent << LAST)
     if indented:
         starts |= after_line_breaks(at, end, classes, indented, indents, newlines, state)
-    return (starts | forced) & valid
+    within: np.uint64 = (starts | forced) & valid
+    return within
