@@ -17,6 +17,7 @@ STEPS = "".join(map(STEP.format, (1, 2, 3)))
 XID = "Feb 17 08:02:06 {} kernel: NVRM: Xid (PCI:0000:06:00): 79, pid=1122, GPU has fallen off the bus.\n"
 NCCL = "[rank{}]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] [Rank {}] Watchdog caught collective operation timeout: "
 NCCL += "WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600060 milliseconds.\n"
+WRONG = "lt-train: error:"
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 22.19 GiB\n"
 ECC = "[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 THREAD = 'Traceback (most recent call last):\n  File "q.py", line 1, in run\nBrokenPipeError: [Errno 32] Broken pipe\n'
@@ -169,6 +170,20 @@ def test_logs_of_ranks_are_one_job(tool: Tool, tmp_path: Path) -> None:
         ),
         (OOM, ""),
         (STEPS, ""),
+        (
+            f"{WRONG} rank 5 on n4: computed step 200 twice, and the results differ: the gradient of w\n",
+            "--exclude=n4\n",
+        ),
+        (f"{WRONG} rank 5 on n4: holds at step 200 other weights than the 7 ranks that share them\n", "--exclude=n4\n"),
+        # One of several, and which one is not known.
+        (
+            f"{WRONG} rank 1 on n4: computed step 8 twice, and the results differ: the loss; so do those of ranks 2: o\n",
+            "",
+        ),
+        (
+            f"{WRONG} rank 0 on n4: at step 8 the weights of ranks that share them differ, and no majority says whose\n",
+            "",
+        ),
     ],
 )
 def test_the_nodes_to_exclude(text: str, printed: str, tool: Tool, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ MODULES = {
     "plan": "plan_layout",
     "preflight": "preflight",
     "render": "render",
+    "replay": "replay",
 }
 # What -h shows of the options.
 COMMON = (

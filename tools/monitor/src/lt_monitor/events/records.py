@@ -48,6 +48,7 @@ FAULTS = (
     "cancelled",
     "hyperpod",
     "gpu-lost",
+    "miscomputation",
 )
 # What ends a job whatever its severity: a job that was cancelled does not hang.
 ENDINGS = frozenset({"preemption", "time-limit", "requeue", "cancelled", "node-failure", "evicted", "killed", "exit"})

@@ -63,6 +63,9 @@ ADVICE: dict[str, Advice] = {
     "cancelled": Advice("nothing, if it was meant: somebody cancelled the job", Action.STOP),
     "hyperpod": Advice("nothing: HyperPod replaces the node and starts the step again", Action.AGAIN),
     "gpu-lost": Advice("exclude the node and have its GPU replaced", Action.WITHOUT_NODE),
+    "miscomputation": Advice(
+        "exclude the node and test its processors; find the last right checkpoint with lt-train replay", Action.WITHOUT_NODE
+    ),
 }
 _LOST_GPU = frozenset({54, 79})
 # Of programs as much as of GPUs.

@@ -22,7 +22,7 @@ SCHEDULER_FAULTS = ("preemption", "time-limit", "cancelled", "requeue")
 EXPLAINING = frozenset(
     {
         *("node-failure", "xid", "sxid", "ecc", "gpu-lost", "network-device", "host-out-of-memory", "shared-memory", "disk-full"),
-        *("out-of-memory", "neuron-error", "nan", "evicted"),
+        *("out-of-memory", "neuron-error", "nan", "evicted", "miscomputation"),
     }
 )
 _DEVICES = frozenset({"xid", "sxid", "hung-task"})

@@ -27,19 +27,20 @@ def read_record(url: str) -> RunRecord:
     return RunRecord.parse(storage.read_bytes(f"{url}/{RECORD}"), f"{url}/{RECORD}")
 
 
-def newest(run: str) -> str | None:
-    """The URL of the newest complete checkpoint; None when the run has none, or what an interrupted upload has left.
+def newest(run: str, below: int | None = None) -> str | None:
+    """The URL of the newest complete checkpoint, of those `below` an iteration; None when the run has none, or what an
+    interrupted upload has left.
 
     Warns of incomplete ones that are passed over. Raises BadData when none is complete that once was.
     """
     sizes = storage.sizes_below(run)
-    names = _iterations(sizes)
+    names = {iteration: name for iteration, name in _iterations(sizes).items() if below is None or iteration < below}
     for iteration in sorted(names, reverse=True):
         problem = _damage(run, names[iteration], sizes)
         if problem is None:
             return f"{run.rstrip('/')}/{names[iteration]}"
         warn(f"passing over an incomplete checkpoint: {problem}")
-    if TRACKER in sizes or any(f"{name}/{RECORD}" in sizes for name in names.values()):
+    if below is None and (TRACKER in sizes or any(f"{name}/{RECORD}" in sizes for name in names.values())):
         raise BadData(f"{run}: none of its checkpoints is complete", "move them away to start again from the beginning")
     return None
 

@@ -13,7 +13,18 @@ from lt_shared.console import ToolError
 from lt_train.config import kernels
 from lt_train.config.draft import Draft
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings import batches, checkpointing, data, layers, memory, optimization, parallelism, precision, reporting
+from lt_train.config.settings import (
+    batches,
+    checkpointing,
+    data,
+    faults,
+    layers,
+    memory,
+    optimization,
+    parallelism,
+    precision,
+    reporting,
+)
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.data import Data
 from lt_train.config.settings.layers import Layers
@@ -123,6 +134,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
     (("checkpointing",), checkpointing.check),
+    (("faults", "memory", "precision"), faults.check),
     (
         ("reporting", "parallelism", "train_iters"),
         lambda made, parallel, train_iters: reporting.check(made, parallel.device, train_iters),

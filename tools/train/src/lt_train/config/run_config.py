@@ -21,6 +21,7 @@ from lt_train.config.settings.memory import Memory
 from lt_train.config.settings.optimization import Optimization
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
+from lt_train.config.settings.replaying import Replay
 from lt_train.config.settings.reporting import Reporting
 from lt_train.runtime import device
 
@@ -44,6 +45,7 @@ class RunConfig:
     reporting: Reporting
     seed: int
     benchmark: Benchmark | None = None
+    replay: Replay | None = None
 
     def micro_batches(self, samples: int) -> int:
         """Micro batches that each data-parallel rank runs in a step of `samples` samples."""

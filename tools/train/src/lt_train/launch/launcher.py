@@ -16,7 +16,7 @@ from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
-from lt_train.runtime import rank_environment, restart_policy, run_files
+from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
 from lt_train.runtime.device import CPU
 from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.train import crash_loop
@@ -106,7 +106,12 @@ def _run_ranks(ranks: rank_processes.Ranks, config: RunConfig, is_first: bool) -
 
 
 def _exit_code_of_node(code: int) -> int:
-    """The exit code of this node. After a hang the run can resume: TRY_AGAIN, under srun NO_PROGRESS, which ends all nodes."""
+    """The exit code of this node. After a hang the run can resume: TRY_AGAIN, under srun NO_PROGRESS, which ends all nodes.
+
+    A rank that computes wrong gives NO_PROGRESS everywhere: the same machine should not simply continue.
+    """
+    if code == process_lifetime.MISCOMPUTED:
+        return ExitCode.NO_PROGRESS
     node = rank_environment.find_node()
     if code == ExitCode.NO_PROGRESS and not (node and node.launcher == "srun"):
         return ExitCode.TRY_AGAIN
@@ -186,7 +191,7 @@ def _run_directory(config: RunConfig) -> Iterator[None]:
     """Make SAVE, lock it against a second run, and keep the tokenizer in it."""
     settings = config.checkpointing
     if settings.save is None or settings.directory is None:
-        if config.benchmark is None:
+        if config.benchmark is None and config.replay is None:
             warn("no --save: the trained model will be lost when the run ends")
         yield
         return

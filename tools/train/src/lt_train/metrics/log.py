@@ -20,15 +20,16 @@ from typing import IO, Any, Self
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity
 from lt_shared.run_log import Evaluation, Step
+from lt_train.config import optional_packages
 from lt_train.config.run_config import RunConfig
-from lt_train.metrics import trackers
+from lt_train.metrics import recorded_steps, trackers
+from lt_train.metrics.recorded_steps import METRICS
 from lt_train.metrics.step_table import StepTable
 from lt_train.metrics.step_timer import Lap
 from lt_train.metrics.trackers import Tracker
 from lt_train.runtime import run_files
 
 TRAIN_LOG = "train.log"
-METRICS = "metrics.jsonl"
 
 
 class Log:
@@ -64,6 +65,7 @@ class Log:
         """Training continues after `iteration` steps: from here there are curves and a progress bar."""
         if not self.active:
             return
+        self._metric(recorded_steps.start_record(iteration, self._config, optional_packages.versions(), arguments))
         self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)
         for tracker in self._trackers:
             self._resources.callback(tracker.close)

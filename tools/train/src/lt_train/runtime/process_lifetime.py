@@ -10,6 +10,15 @@ PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "LT_TRAIN_PARENT"
 
 
+# Of a rank to lt-train, which exits with NO_PROGRESS for it wherever it runs; no other program sees it.
+MISCOMPUTED = 77
+
+
+def miscomputed_code() -> int:
+    """The exit code of a rank that computes wrong: to lt-train, or to another launcher."""
+    return MISCOMPUTED if PARENT_VARIABLE in os.environ else ExitCode.NO_PROGRESS
+
+
 def hung_code() -> int:
     """The exit code of a rank that waits in vain for others: to lt-train, or to another launcher."""
     return ExitCode.NO_PROGRESS if PARENT_VARIABLE in os.environ else ExitCode.TRY_AGAIN

@@ -2,7 +2,7 @@
 
 | policy | codes | --max-restarts | Slurm | Kubernetes |
 |---|---|---|---|---|
-| CONTINUE | 75 saved, or busy; 76 no progress | 76 is started again | the job is put back into the queue | all pods start again |
+| CONTINUE | 75 saved, busy; 76 hung, wrong | 76 is started again | the job is put back into the queue | all pods start again |
 | RESTART | 69, 70, 74; 128 + a signal | is started again | the step is started again within the job | all pods start again |
 | NEVER | 0 and all others | ends | the job ends | the job ends |
 
@@ -17,6 +17,7 @@ import enum
 import signal
 
 from lt_shared.console import ExitCode
+from lt_train.runtime.process_lifetime import MISCOMPUTED
 
 
 class Policy(enum.Enum):
@@ -43,4 +44,4 @@ def policy(code: int) -> Policy:
 
 def starts_ranks_again(code: int) -> bool:
     """Whether --max-restarts does; not after a signal that has asked the run to save and end."""
-    return code == ExitCode.NO_PROGRESS or policy(code) is Policy.RESTART
+    return code in (ExitCode.NO_PROGRESS, MISCOMPUTED) or policy(code) is Policy.RESTART

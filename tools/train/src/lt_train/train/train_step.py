@@ -22,6 +22,7 @@ from lt_train.optim import optimizer
 from lt_train.parallel.ddp import Chunk, gathered
 from lt_train.runtime import agreement
 from lt_train.runtime.reading import Reading
+from lt_train.train.step_check import StepCheck
 
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
 
@@ -54,6 +55,7 @@ class Stepper:
         self.where = where
         self.run_schedule = get_forward_backward_func()
         self._connect()
+        self.check = StepCheck(run_config, state, where, self.clear_gradients)
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
@@ -78,7 +80,7 @@ class Stepper:
         state = self.state
         state.optimizer.zero_grad()
         samples = self.run_config.batches.size_at(state.consumed_samples)
-        loss = Reading(self._mean(self._pass(batches, samples, forward_only=False)))
+        loss = Reading(self._mean(self._gradients(batches, samples)))
         largest = agreement.asked(own(), self.where)
         outcome = optimizer.step(state.optimizer, self.run_config.optimization.clip_grad)
         self.clear_gradients()
@@ -99,6 +101,12 @@ class Stepper:
             largest(),
             more[0] if more else None,
         )
+
+    def _gradients(self, batches: Iterator[Batch], samples: int) -> list[dict[str, torch.Tensor]]:
+        if not self.check.is_due(self.state.iteration + 1):
+            return self._pass(batches, samples, forward_only=False)
+        run_pass = partial(self._pass, samples=samples, forward_only=False)
+        return self.check.twice(run_pass, batches, self.run_config.micro_batches(samples))
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:

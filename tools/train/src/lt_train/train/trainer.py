@@ -40,6 +40,7 @@ from lt_train.train import kernel_trials, timers
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
+from lt_train.train.replay import Comparison
 from lt_train.train.train_step import Stepper, StepResult
 
 
@@ -64,9 +65,7 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     chosen = _kernels(config, where, is_first)
     model_parallel_cuda_manual_seed(config.seed)
     versions = optional_packages.versions()
-    with (
-        Measurement(config, is_first, device.name(where), chosen, versions) if config.benchmark else Log(config, is_first) as log
-    ):
+    with _log(config, is_first, where, chosen, versions) as log:
         arguments = megatron_arguments.of(config)
         log.arguments(arguments)
         for line in describe(config.architecture):
@@ -89,7 +88,15 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
             stopped = loop.run(profiler)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    if isinstance(log, Comparison):
+        return log.code()
     return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
+
+
+def _log(config: RunConfig, is_first: bool, where: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
+    if config.benchmark:
+        return Measurement(config, is_first, device.name(where), chosen, versions)
+    return Comparison(config, is_first) if config.replay else Log(config, is_first)
 
 
 def _kernels(config: RunConfig, where: torch.device, is_first: bool) -> Kernels:
@@ -129,6 +136,8 @@ class Loop:
         self.saver = Saver(config, chosen, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.train_data, self.validation_data, self.test_data = loader.build(config, state.consumed_samples, state.iteration)
+        if config.replay:
+            self.validation_data = self.test_data = None
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)

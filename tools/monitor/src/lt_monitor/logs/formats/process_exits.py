@@ -7,6 +7,7 @@ decides the fault: a configuration that cannot work, the network, a loss that is
 
 import re
 import signal
+from typing import Any
 
 from lt_monitor.events.records import Record
 from lt_monitor.logs.formats import fault, is_warning
@@ -98,6 +99,12 @@ _RANK_KILLED = re.compile(
     rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}) was ended by (?P<signal>SIG(?:KILL|TERM|SEGV|BUS|ABRT|ILL|FPE|INT"
     rb"|HUP|USR1|USR2)); "
 )
+# Of a step that was computed twice, or of weights that several ranks share; `others` where other ranks may be the cause.
+_MISCOMPUTED = re.compile(
+    rb"rank (?P<rank>\d{1,7}) on (?P<node>\S{1,200}): (?:computed step \d{1,15} twice, and the results differ: [^;]{1,400}"
+    rb"|holds at step \d{1,15} other weights than|at step \d{1,15} the weights of ranks that share them differ)"
+    rb"(?P<others>; so do)?"
+)
 # Signals by which others ask a process to end; SIGABRT is how a watchdog ends its own process.
 _ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP})
 
@@ -154,8 +161,18 @@ def tool_error(line: Line) -> Record | None:
         cause = "cascade" if number == signal.SIGTERM else "root"
         node = killed["node"].decode(errors="replace")
         return fault(line, "killed", cause, "critical", match.start(), rank=int(killed["rank"]), node=node, signal=number)
+    if (wrong := _MISCOMPUTED.match(line.text, match.end())) is not None:
+        return _miscomputed(line, match.start(), wrong)
     cause = "cascade" if _OTHERS_GONE.search(line.text) is not None else "root"
     return fault(line, "traceback", cause, "critical", match.start())
+
+
+def _miscomputed(line: Line, begin: int, wrong: re.Match[bytes]) -> Record:
+    """Names a node only where it is the one that computes wrong, not one of several."""
+    is_sure = wrong["others"] is None and b"no majority" not in line.text
+    rank, node = int(wrong["rank"]), wrong["node"].decode(errors="replace")
+    sure: dict[str, Any] = {"rank": rank, "node": node} if is_sure else {}
+    return fault(line, "miscomputation", "root", "critical", begin, **sure)
 
 
 def disk(line: Line) -> Record | None:

@@ -1,11 +1,15 @@
-"""How long ranks wait for each other, and how often a failed run is restarted."""
+"""How long ranks wait for each other, how often a failed run is restarted, and how often steps are checked."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from lt_shared import console
+from lt_shared.console import BadConfig, ToolError
+from lt_train.config.settings.memory import Memory
+from lt_train.config.settings.precision import Precision
 
 OPTIONS = console.section(
     "Faults",
@@ -21,6 +25,11 @@ OPTIONS = console.section(
         default=0,
         help="Restarts of failed ranks, from the newest checkpoint.",
     ),
+    click.option(
+        "--check-replay-interval",
+        type=click.IntRange(min=1),
+        help="Compute each step divisible by this twice, and end with 76, naming the rank, where the results differ.",
+    ),
 )
 
 
@@ -28,6 +37,7 @@ OPTIONS = console.section(
 class Faults:
     timeout_minutes: float
     max_restarts: int
+    check_replay_interval: int | None = None
 
     @property
     def timeout_seconds(self) -> float:
@@ -35,4 +45,20 @@ class Faults:
 
 
 def resolve_faults(options: dict[str, Any]) -> Faults:
-    return Faults(options["distributed_timeout_minutes"], options["max_restarts"])
+    return Faults(options["distributed_timeout_minutes"], options["max_restarts"], options["check_replay_interval"])
+
+
+def check(faults: Faults, memory: Memory, precision: Precision) -> Iterator[ToolError]:
+    """Yields BadConfig where a step cannot be computed twice, or no rank be told from another."""
+    if faults.check_replay_interval is None:
+        return
+    if memory.fully_sharded:
+        yield BadConfig(
+            "--check-replay-interval with FSDP, which reduces gradients layer by layer: no rank keeps its own",
+            "drop it, and compute steps again with lt-train replay",
+        )
+    if precision.fp8_format and precision.fp8_recipe == "delayed":
+        yield BadConfig(
+            "--check-replay-interval with fp8 recipe delayed, whose scales depend on the passes before",
+            "use --fp8-recipe tensorwise",
+        )

@@ -1,0 +1,136 @@
+"""Steps of a run computed again: the same bit for bit, and a step that differs is named."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import RUNS, SMALL, Result, run, train
+
+from lt_shared.manifest import Dataset
+
+STEPS = re.compile(r'("kind":"step","step":7,.*"loss":\d\.)\d')
+
+
+def replay(*arguments: str) -> Result:
+    """In the nursery; a replay is quick."""
+    return train("replay", *arguments)
+
+
+def files(directory: Path) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime for path in directory.rglob("*")}
+
+
+def result(*arguments: str) -> tuple[int, dict[str, Any]]:
+    done = replay(*arguments, "--json")
+    assert done.out, done.err
+    return done.code, json.loads(done.out)
+
+
+def test_a_run_is_replayed_bit_for_bit_and_untouched(finished: Path) -> None:
+    """Run `two` has skipped steps, and a line each five steps, which is the mean over those since the line before."""
+    before = files(finished)
+    for name, steps, checkpoint, count in (("one", "6:9", "iter_0000004", 4), ("two", "7:12", "iter_0000004", 2)):
+        code, found = result(str(finished / name), "--steps", steps)
+        assert (code, found["agrees"], found["tolerance"], found["compared"]) == (0, True, None, count), found
+        assert found["checkpoint"].endswith(checkpoint)
+        for step in found["steps"]:
+            assert step["loss"]["recorded"] == step["loss"]["recomputed"]
+    assert files(finished) == before
+
+
+def test_from_the_beginning_and_from_a_named_checkpoint(finished: Path) -> None:
+    code, found = result(str(finished / "one"), "--steps", "1:2")
+    assert (code, found["checkpoint"], found["compared"]) == (0, "the beginning", 2)
+    code, found = result(str(finished / "one"), "--steps", "10:12", "--from", str(finished / "one/iter_0000004"))
+    assert (code, found["compared"]) == (0, 3)
+
+
+def test_another_number_of_ranks_agrees_within_a_tolerance(finished: Path) -> None:
+    code, found = result(str(finished / "one"), "--steps", "6:8", "--ranks", "2")
+    assert (code, found["tolerance"], found["why"]) == (0, 1e-3, "another parallel layout")
+
+
+def test_the_first_step_that_differs_is_named(finished: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(finished / "one", tmp_path / "run")
+    metrics = directory / "metrics.jsonl"
+    changed, count = STEPS.subn(r"\g<1>9", metrics.read_text())
+    assert count == 1
+    metrics.write_text(changed)
+    code, found = result(str(directory), "--steps", "6:9")
+    assert (code, found["first_difference"], found["agrees"]) == (1, 7, False)
+    assert [step["agrees"] for step in found["steps"]] == [True, False, True, True]
+    said = replay(str(directory), "--steps", "6:9")
+    assert said.code == 1
+    assert "step 7 differs" in said.out
+    assert "step 6 agrees" in said.out
+    code, found = result(str(directory), "--steps", "6:9", "--tolerance", "1")
+    assert (code, found["why"]) == (0, "as asked")
+
+
+def test_a_damaged_weight_is_found(finished: Path, tmp_path: Path) -> None:
+    """The checkpoint is another run's, as if its weights had been wrong when it was written."""
+    options = (*RUNS["one"], "--seed", "7", "--exit-interval", "4", "--save", str(tmp_path / "other"), "--mock-data")
+    assert train(*options).code == 75
+    code, found = result(str(finished / "one"), "--steps", "6:6", "--from", str(tmp_path / "other/iter_0000004"))
+    assert (code, found["first_difference"]) == (1, 6)
+
+
+def test_what_cannot_be_replayed_is_refused(finished: Path, tmp_path: Path, dataset: Dataset) -> None:
+    one = str(finished / "one")
+    refused = {
+        ("--steps", "13:14"): (66, "the last one is 12"),
+        ("--steps", "9"): (2, "not A:B"),
+        ("--steps", "9:8"): (2, "not A:B"),
+        ("--steps", "0:8"): (2, "not A:B"),
+        ("--steps", "8:8", "--from", f"{one}/iter_0000008"): (2, "is not a checkpoint before step 8"),
+    }
+    for arguments, (code, said) in refused.items():
+        done = replay(one, *arguments)
+        assert done.code == code, done.err
+        assert said in done.err
+    assert replay(str(tmp_path), "--steps", "1:2").code == 66
+    older = shutil.copytree(finished / "one", tmp_path / "older")
+    lines = (older / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (older / "metrics.jsonl").write_text("".join(line for line in lines if '"kind":"start"' not in line))
+    done = replay(str(older), "--steps", "6:8")
+    assert done.code == 66
+    assert "do not say with which configuration step 6 was trained" in done.err
+
+
+def test_steps_after_a_change_of_settings(tmp_path: Path, dataset: Dataset) -> None:
+    """Each attempt's steps are replayed with its own settings, from its own checkpoint, not from one before."""
+    directory = tmp_path / "run"
+    options = (*SMALL, "--seq-length", "32", "--global-batch-size", "4", "--ranks", "1", "--save", str(directory))
+    options = (*options, "--train-iters", "6", "--save-interval", "2", dataset.prefix)
+    assert train(*options, "--exit-interval", "4").code == 75
+    assert train(*options, "--lr", "1e-3").code == 0
+    for steps in ("3:4", "5:6"):
+        code, found = result(str(directory), "--steps", steps)
+        assert (code, found["agrees"]) == (0, True), found
+    crossing = replay(str(directory), "--steps", "4:5")
+    assert crossing.code == 78
+    assert "step 5 was trained with other settings" in crossing.err
+    shutil.rmtree(directory / "iter_0000004")
+    assert "other settings" in replay(str(directory), "--steps", "5:6").err
+
+
+@pytest.mark.parametrize("way", ["torchrun"])
+def test_ranks_of_a_launcher(way: str, finished: Path) -> None:
+    """Two ranks of srun, of which the first reports."""
+    from running import command, run_tasks
+
+    from lt_train.runtime.ports import free_port
+
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
+    tasks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    first, second = run_tasks(command("replay", str(finished / "two"), "--steps", "5:10", "--json"), tasks)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert json.loads(first.out)["compared"] == 2
+    assert not second.out
+
+
+def test_help_names_the_steps() -> None:
+    assert "--steps A:B" in run("replay", "--help").out

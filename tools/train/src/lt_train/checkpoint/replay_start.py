@@ -1,0 +1,150 @@
+"""The configuration with which steps of a run are computed again: the one that trained them, from a checkpoint before them.
+
+A replay saves and reports nothing, so that it may run beside the run itself.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from lt_shared import checkpoint_layout, storage
+from lt_shared.console import BadConfig, NoInput, UsageError
+from lt_train.checkpoint import remote_run
+from lt_train.config import checks, optional_packages
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.checkpointing import Checkpointing
+from lt_train.config.settings.replaying import LOSS_TOLERANCE, Replay
+from lt_train.metrics import recorded_steps
+from lt_train.metrics.recorded_steps import Attempt, RecordedStep
+from lt_train.runtime import device, rank_environment
+
+
+def configuration(
+    run: str, first: int, last: int, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool
+) -> RunConfig:
+    """For steps `first` to `last` of the run at `run`. Raises NoInput, BadConfig, UsageError where that cannot be."""
+    recorded = recorded_steps.read(run)
+    attempt = _attempt(recorded, run, first, last)
+    checkpoint = _named(start, first) if start else _before(run, first, attempt)
+    begin = checkpoint_layout.iteration_of(Path(checkpoint)) or 0 if checkpoint else 0
+    _check_same(recorded, attempt, begin, last)
+    changed = dataclasses.replace(attempt.config, parallelism=_layout(attempt.config, ranks))
+    exact, why = _exactness(attempt, changed, [each.attempt for each in recorded.values() if begin < each.step <= last])
+    allowed = tolerance if tolerance is not None else None if exact else LOSS_TOLERANCE
+    why = "as asked" if tolerance is not None else why
+    replayed = _silent(changed, run, last, checkpoint)
+    replayed = dataclasses.replace(replayed, replay=Replay(run, first, last, allowed, why, as_json))
+    for problem in checks.layout_problems(replayed):
+        raise problem
+    return replayed
+
+
+def _attempt(recorded: dict[int, RecordedStep], run: str, first: int, last: int) -> Attempt:
+    """The attempt that trained the first of the recorded steps."""
+    inside = [step for step in sorted(recorded) if first <= step <= last]
+    if not inside:
+        after = min((step for step in recorded if step > last), default=None)
+        nearest = (
+            f"step {after} is the next one" if after else f"the last one is {max(recorded)}" if recorded else "there is none"
+        )
+        raise NoInput(f"{run}: no line about steps {first} to {last} in its metrics: {nearest}", "choose other --steps")
+    attempt = recorded[inside[0]].attempt
+    if attempt is None:
+        raise NoInput(
+            f"{run}: its metrics do not say with which configuration step {inside[0]} was trained",
+            "it was trained by a version of lt-train before there was replay; steps after the next start can be replayed",
+        )
+    return attempt
+
+
+def _named(start: str, first: int) -> str:
+    """A checkpoint, or the newest of a run, that somebody named."""
+    found = remote_run.find_checkpoint(start) if storage.is_remote(start) else None
+    found = found or str(checkpoint_layout.resolve_checkpoint_directory(Path(start)))
+    iteration = checkpoint_layout.iteration_of(Path(found))
+    if iteration is None or iteration >= first:
+        raise UsageError(f"--from {start}: is not a checkpoint before step {first}", "name one whose iteration is smaller")
+    return found
+
+
+def _before(run: str, first: int, attempt: Attempt) -> str | None:
+    """The run's newest complete checkpoint before a step; None is the beginning, or what --load names. Raises NoInput."""
+    if storage.is_remote(run):
+        found = remote_run.newest(run, below=first)
+    else:
+        candidates = [path for path in checkpoint_layout.checkpoints(Path(run)) if _iteration(path) < first]
+        found = next((str(path) for path in candidates if checkpoint_layout.damage(path) is None), None)
+    if found is None and attempt.start and attempt.config.checkpointing.continues:
+        raise NoInput(f"{run}: no complete checkpoint before step {first}", "--keep-every keeps some of the older ones")
+    return found
+
+
+def _iteration(path: Path) -> int:
+    return checkpoint_layout.iteration_of(path) or 0
+
+
+def _check_same(recorded: dict[int, RecordedStep], attempt: Attempt, begin: int, last: int) -> None:
+    """Raises BadConfig when some of the steps were trained with other settings than the others."""
+    for step in sorted(recorded):
+        other = recorded[step].attempt
+        if begin < step <= last and other is not attempt and (other is None or _numeric(other) != _numeric(attempt)):
+            raise BadConfig(
+                f"step {step} was trained with other settings than the step to replay, from checkpoint {begin}",
+                "replay the steps of one configuration, from a checkpoint that it began with",
+            )
+
+
+def _numeric(attempt: Attempt) -> dict[str, Any]:
+    """What the numbers of a step depend on, the parallel layout aside, which changes their rounding alone."""
+    config = attempt.config
+    settings = {name: value for name, value in vars(config).items() if name not in ("checkpointing", "faults", "parallelism")}
+    return settings | {"reporting": config.reporting.log_interval}
+
+
+def _layout(config: RunConfig, ranks: int | None) -> Any:
+    """The run's, with as many ranks as there are here under a launcher, or as were asked for."""
+    here, node = rank_environment.find(), rank_environment.find_node()
+    there = config.parallelism.world_size
+    if here is not None:
+        size = here.world_size
+    elif node is not None:
+        size = node.nodes * (ranks or node.ranks or -(-there // node.nodes))
+    else:
+        size = ranks or there
+    return dataclasses.replace(config.parallelism, world_size=size)
+
+
+def _exactness(attempt: Attempt, config: RunConfig, attempts: list[Attempt | None]) -> tuple[bool, str]:
+    """Whether the numbers must be the same bit for bit, and why."""
+    others = [other for other in attempts if other is not None]
+    if any(other.config.parallelism != config.parallelism for other in others):
+        return False, "another parallel layout"
+    here = optional_packages.versions()
+    if changed := sorted({name for other in others for name in here if other.versions.get(name) != here[name]}):
+        return False, f"another version of {', '.join(changed)}"
+    if config.parallelism.device == device.CUDA and not config.precision.deterministic:
+        return False, "trained without --deterministic"
+    return True, "deterministic"
+
+
+def _silent(config: RunConfig, run: str, last: int, checkpoint: str | None) -> RunConfig:
+    """The configuration that ends after `last`, and writes nothing."""
+    settings: Checkpointing = config.checkpointing
+    cache = os.path.join(run, "data-cache")
+    changes: dict[str, Any] = {"save": None, "async_save": False, "keep_last": None, "keep_every": None}
+    changes |= {"exit_interval": last, "exit_duration_minutes": None, "start": checkpoint, "continues": checkpoint is not None}
+    changes |= {"load": None} if checkpoint else {}
+    reporting = dataclasses.replace(
+        config.reporting, timing_log_level=0, tensorboard_dir=None, wandb=None, profile=None, plain=False
+    )
+    data = config.data
+    if data.cache_path is None and not storage.is_remote(run) and os.path.isdir(cache):
+        data = dataclasses.replace(data, cache_path=cache)
+    return dataclasses.replace(
+        config,
+        checkpointing=dataclasses.replace(settings, **changes),
+        faults=dataclasses.replace(config.faults, max_restarts=0),
+        reporting=reporting,
+        data=data,
+    )

@@ -1,0 +1,50 @@
+"""`lt-train replay`: steps of a run computed again from a checkpoint, to find out whether a machine computes wrong."""
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from lt_shared import console
+from lt_shared.console import UsageError
+
+if TYPE_CHECKING:
+    from lt_train.config.run_config import RunConfig
+
+EXAMPLES = """
+lt-train replay run1 --steps 1001:1010
+lt-train replay run1 --steps 1001:1010 --from run1/iter_0000500 --json | jq .first_difference
+"""
+STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
+
+
+@click.command("replay", cls=console.Command, examples=EXAMPLES)
+@click.argument("run")
+@click.option("--steps", required=True, metavar="A:B", help="The steps to compute again: A to B, both included.")
+@click.option("--from", "start", metavar="CHECKPOINT", help="Start there. By default the newest complete checkpoint before A.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Ranks to start here; by default as many as the run had.")
+@click.option(
+    "--tolerance",
+    type=console.FiniteRange(min=0),
+    help="Compare within this relative difference of the loss, and ten times that of the gradient norm.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def command(run: str, steps: str, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool) -> int:
+    """Compute steps of RUN again, and compare them with its metrics.jsonl.
+
+    Trains from a checkpoint with the configuration that the run recorded, and writes nothing. Losses and gradient norms must be
+    the same bit for bit where training is deterministic (on a CPU, with --deterministic on GPUs), else within a tolerance. Exit
+    code 1 when a step differs, which is named.
+    """
+    from lt_train.launch import launcher
+
+    return launcher.launch(_config(run, steps, start, ranks, tolerance, as_json))
+
+
+def _config(run: str, steps: str, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool) -> "RunConfig":
+    from lt_train.checkpoint import replay_start
+
+    match = STEPS.fullmatch(steps)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--steps {steps}: not A:B with 1 <= A <= B", "for example --steps 1001:1010")
+    return replay_start.configuration(run, int(match[1]), int(match[2]), start, ranks, tolerance, as_json)

@@ -1,0 +1,22 @@
+"""Which recorded steps `lt-train replay` computes again, and how far the results may be from the record."""
+
+import dataclasses
+
+# Of a replay that cannot be exact: what another order of summation changes in a few steps is far below.
+LOSS_TOLERANCE, GRAD_NORM_TOLERANCE = 1e-3, 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Steps `first` to `last` of the run at `run`. `tolerance` is relative, of losses; None is bit for bit; `why` says why."""
+
+    run: str
+    first: int
+    last: int
+    tolerance: float | None
+    why: str
+    as_json: bool
+
+    @property
+    def grad_norm_tolerance(self) -> float | None:
+        return None if self.tolerance is None else self.tolerance * GRAD_NORM_TOLERANCE / LOSS_TOLERANCE

@@ -1,0 +1,91 @@
+"""What a run's metrics.jsonl says of its steps, and which configuration computed each of them.
+
+Every attempt writes its configuration before its steps, and appends. Of a step that was trained again after a resume the later
+record counts, with the configuration of that attempt.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from lt_shared import storage
+from lt_shared.console import BadData, NoInput
+from lt_train.config.run_config import RunConfig
+
+METRICS = "metrics.jsonl"
+# As lt-monitor names them: `first_step` and `arguments`, which are Megatron's, are for it.
+START, STEP = "start", "step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """From `start` steps on, the run was trained with `config` by these `versions` of packages."""
+
+    start: int
+    config: RunConfig
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedStep:
+    """The line about a step. `attempt` is None where a version of lt-train wrote it that kept no configuration.
+
+    `loss` is the mean since the line before; both numbers are None where the line has none, or one that is not finite.
+    """
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    attempt: Attempt | None
+
+
+def start_record(iteration: int, config: RunConfig, versions: dict[str, str], arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": START,
+        "first_step": iteration + 1,
+        "arguments": _plain(json.dumps(arguments, default=str)),
+        "config": _plain(config.to_json()),
+        "versions": versions,
+    }
+
+
+def _plain(text: str) -> Any:
+    """Without numbers that JSON does not have; a configuration is read back from their names, too."""
+    return json.loads(text, parse_constant=str)
+
+
+def read(run: str) -> dict[int, RecordedStep]:
+    """The recorded steps of a run, a directory or a URL, by their number. Raises NoInput, BadData."""
+    path = f"{run.rstrip('/')}/{METRICS}"
+    if not storage.exists(path):
+        raise NoInput(f"{path}: no such file", "name the directory of a run of lt-train: its --save")
+    return parse(storage.read_bytes(path).decode(errors="replace").splitlines(), path)
+
+
+def parse(lines: Iterable[str], path: str) -> dict[int, RecordedStep]:
+    """The same of lines; one that a killed attempt has left unfinished is passed over."""
+    found: dict[int, RecordedStep] = {}
+    attempt = None
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                continue
+            kind = record.get("kind")
+        except (ValueError, RecursionError):
+            continue
+        if kind == START and "config" in record:
+            attempt = _attempt(record, path)
+        elif kind == STEP and type(record.get("step")) is int:
+            step = record["step"]
+            found[step] = RecordedStep(step, record.get("loss"), record.get("grad_norm"), attempt)
+    return found
+
+
+def _attempt(record: dict[str, Any], path: str) -> Attempt:
+    try:
+        return Attempt(int(record["first_step"]) - 1, RunConfig.from_json(json.dumps(record["config"])), dict(record["versions"]))
+    except Exception as error:
+        # cattrs raises groups of whatever the classes raise.
+        raise BadData(f"{path}: the configuration of an attempt is not as this version writes it: {error}") from None
