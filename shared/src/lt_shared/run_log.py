@@ -45,6 +45,7 @@ PARALLEL_SIZES = re.compile(rb" \[ t .*$")
 CHECKPOINT_WAITED = re.compile(
     rb"checkpoint of iteration (?P<step>\d{1,15}): training waited (?P<waited>[\d.]{1,20}) s of (?P<seconds>[\d.]{1,20}) s"
 )
+CHECKPOINT_POSTPONED = re.compile(rb"checkpoint of iteration (?P<step>\d{1,15}) not saved: ")
 ENDED = re.compile(rb"ended by (?P<reason>\S{1,40}) at iteration (?P<step>\d{1,15});")
 LOSS_SPIKE = re.compile(rb"loss spike at iteration (?P<step>\d{1,15}): (?P<loss>[\d.]{1,20})")
 ARGUMENTS_HEADING = re.compile(rb"-{3,200} (?P<end>end of )?arguments -{3,200}\s*$")
@@ -302,6 +303,11 @@ def parse(line: str) -> Event | None:
 def format_checkpoint_waited(step: int | None, waited_seconds: float, seconds: float) -> str:
     """A checkpoint was complete `seconds` after its step; training waited for some of them."""
     return f"  checkpoint of iteration {step}: training waited {waited_seconds:.2f} s of {seconds:.2f} s"
+
+
+def format_checkpoint_postponed(step: int, retry: int, reason: str) -> str:
+    """There was no room for the checkpoint of `step`, and the run tries again after `retry` steps."""
+    return f"checkpoint of iteration {step} not saved: {reason}; training continues, and tries again at iteration {retry}"
 
 
 def format_ended(step: int, reason: str, then: str, time: datetime.datetime) -> str:

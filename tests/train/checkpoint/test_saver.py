@@ -33,10 +33,10 @@ def error_lines(text: str) -> list[str]:
 
 
 def test_killed_inside_of_asynchronous_saves(tmp_path: Path, dataset: Dataset, finished: Path) -> None:
-    """A disk is full; then all processes are killed while shards are written, and when the tracker does not yet name them."""
+    """A disk fails; then all processes are killed while shards are written, and when the tracker does not yet name them."""
     directory = tmp_path / "run"
     arguments = (*RUNS["one"], "--async-save", "--keep-last", "2", "--save", str(directory), dataset.prefix)
-    full = train(*arguments, **faulty("0:fsync:.distcp:ENOSPC:rank"))
+    full = train(*arguments, **faulty("0:fsync:.distcp:EIO:rank"))
     assert full.code == 74, full.err
     (error,) = error_lines(full.err)
     assert "iteration 4 not saved" in error

@@ -36,16 +36,18 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
-from lt_train.checkpoint import dataset_versions, remote_run, shard_checksums, training_state
+from lt_train.checkpoint import dataset_versions, disk_space, remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics.log import Log
-from lt_train.runtime import agreement, run_files, signals
+from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import Echo, is_echo
 
 FORMAT = "megatron-dist"
+# In a save interval, of a checkpoint for which there is no room.
+RETRIES = 10
 
 
 @dataclasses.dataclass
@@ -79,6 +81,11 @@ class Saver:
         self.where = where
         self.log = log
         self._saves: Save | None = None
+        # The last checkpoint of this attempt: of which iteration, where, and whether it ends the run.
+        self._saved: int | None = None
+        self._last: Path | None = None
+        self._is_final = True
+        self._retry_at: int | None = None
         if config.checkpointing.directory is None:
             return
         self.run = Path(config.checkpointing.directory)
@@ -91,11 +98,18 @@ class Saver:
         if self.is_publisher or self.url:
             run_files.delete_abandoned(self.run)
 
-    def save(self, loss: float | None) -> None:
-        """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step."""
+    def save(self, loss: float | None, is_final: bool = True) -> None:
+        """Save the present state; with --async-save return as soon as it is staged. `loss` is that of the last step.
+
+        Without room for it, a checkpoint that is not the run's last is tried again RETRIES times in an interval, and training
+        continues; the last one raises IoFailure.
+        """
         if not self.config.checkpointing.save:
             return
         self.finish()
+        if self._saved == self.state.iteration or not self._has_room(is_final):
+            return
+        self._is_final = is_final
         target = checkpoint_layout.iteration_directory(self.run, self.state.iteration)
         partial = self.run / f".{target.name}{self._suffix}"
         if self.is_publisher or self.url:
@@ -111,10 +125,48 @@ class Saver:
         if not self.config.checkpointing.async_save:
             self.finish()
 
-    def poll(self) -> None:
-        """Publish the checkpoint that is being written, if all ranks have written theirs. All ranks call it."""
+    def poll(self, loss: float | None = None) -> None:
+        """Publish the checkpoint that is being written, if all ranks have written theirs; write one for which there was no room.
+
+        All ranks call it.
+        """
         if self._saves and not agreement.largest(self._saves.writer.is_running(), self.where):
             self.finish()
+        iteration = self.state.iteration
+        is_due = self._retry_at is not None and iteration >= self._retry_at
+        if is_due and iteration % self.config.checkpointing.save_interval:
+            device.release(self.where)
+            self.save(loss, is_final=False)
+
+    def _has_room(self, is_final: bool) -> bool:
+        """Whether the next checkpoint fits, once what --keep-last lets expire is deleted. Of a URL, only writing tells."""
+        self._retry_at = None
+        settings = self.config.checkpointing
+        if self.url:
+            return True
+        shortage = None
+        if self.is_publisher:
+            self.run.mkdir(parents=True, exist_ok=True)
+            needed = disk_space.needed_bytes(self.config, self._last)
+            free = disk_space.make_room(self.run, needed, self.state.iteration, settings.keep_last, settings.keep_every)
+            shortage = f"it needs {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free" if free < needed else None
+        shortage = agreement.from_first_rank(shortage)
+        if shortage is not None:
+            self._postpone(self.state.iteration, shortage, is_final)
+        return shortage is None
+
+    def _postpone(self, iteration: int, reason: str, is_final: bool) -> None:
+        """There is no room for a checkpoint: try again later, or raise IoFailure when there is no later."""
+        if not is_final:
+            self._retry_at = self.state.iteration + max(1, self.config.checkpointing.save_interval // RETRIES)
+            self.log.checkpoint_postponed(iteration, self._retry_at, reason)
+        elif self.is_publisher:
+            raise IoFailure(
+                f"{self.run}: iteration {iteration} not saved: {reason}",
+                "make room and run the same command again: it continues from the checkpoint before",
+            )
+        else:
+            raise Echo("no room for the checkpoint")
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, and publish it. All ranks call it."""
@@ -124,10 +176,13 @@ class Saver:
         with save.waiting():
             save.writer.wait()
             with self._explained(save.partial, save.record.iteration):
-                self._check_written(save)
+                if not self._is_written(save):
+                    return
                 for finalize in save.request.finalize_fns:
                     finalize()
                 path = self._publish(save)
+        self._saved = save.record.iteration
+        self._last = None if self.url else Path(path)
         self._report(save, path)
 
     def __enter__(self) -> Self:
@@ -139,16 +194,24 @@ class Saver:
         elif self._saves:
             self._saves.writer.kill()
 
-    def _check_written(self, save: Save) -> None:
-        """Raises the error of this rank's writer, or Echo when another rank's failed."""
+    def _is_written(self, save: Save) -> bool:
+        """Whether all ranks have written theirs, and none lacks room. Raises this rank's error, or Echo of another's."""
         error = save.writer.error
-        if agreement.largest(error is not None, self.where):
+        lacks_room = save.writer.lacks_room()
+        worst = agreement.largest(1 if lacks_room else 2 if error is not None else 0, self.where)
+        if worst == 1:
+            if self.is_publisher or self.url:
+                shutil.rmtree(save.partial, ignore_errors=True)
+            self._postpone(save.record.iteration, "the disk became full while it was written", self._is_final)
+            return False
+        if worst:
             if error is None:
                 raise Echo("the writer of another rank failed")
             message, hint, code = error
             failure = IoFailure(f"{self.run}: iteration {save.record.iteration} not saved: {message}", hint)
             failure.exit_code = code  # type: ignore[assignment]
             raise failure
+        return True
 
     def _publish(self, save: Save) -> str:
         """Make the checkpoint visible; returns its path or URL. On return it is complete for every rank."""

@@ -22,11 +22,13 @@ from typing import Any
 
 from lt_shared import memory, storage
 from lt_shared.console import IoFailure, ToolError
+from lt_train.checkpoint import disk_space
 from lt_train.runtime.process_lifetime import end_with_parent
 
 Report = tuple[str, str | None, int]
 # How long to wait for a new process; each time longer, since a busy machine may only be slow.
 START_SECONDS = (5.0, 15.0, 60.0)
+NO_ROOM = "no room"
 
 
 class WriteResults:
@@ -58,9 +60,11 @@ class Writer:
         self.error: Report | None = None
         self.paths: list[Path] = []
         self._process: Any = None
+        self._results: Any = None
         if request.async_fn is None:
             return
         rank, buckets, results = request.async_fn_args
+        self._results = results
         staged = request.preload_fn() if request.preload_fn else list(buckets)
         self.paths = [Path(path) for path, *_ in buckets]
         self._start((os.getpid(), request.async_fn, (rank, staged, results), self.paths, destination))
@@ -98,6 +102,16 @@ class Writer:
                 self.error = self._said.recv()
             self.error = self.error or _death(self._process.exitcode)
 
+    def lacks_room(self) -> bool:
+        """Whether the process failed because there was no room for what it wrote."""
+        if self.error is not None:
+            return self.error[0].startswith(NO_ROOM)
+        try:
+            written = self._results.get_nowait() if self._results is not None else None
+        except queue.Empty:
+            return False
+        return isinstance(written, Exception) and disk_space.is_full(written)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -130,5 +144,6 @@ def _write(
                 storage.upload(path, f"{destination}/{path.name}")
     except Exception as error:
         code = error.exit_code if isinstance(error, ToolError) else IoFailure.exit_code
-        said.send((str(error), getattr(error, "hint", None), int(code)))
+        reason = f"{NO_ROOM}: {error}" if disk_space.is_full(error) else str(error)
+        said.send((reason, getattr(error, "hint", None), int(code)))
         raise SystemExit(1) from None

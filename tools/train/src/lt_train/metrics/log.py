@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
-from lt_shared.console import Progress, Verbosity, verbosity
+from lt_shared.console import Progress, Verbosity, verbosity, warn
 from lt_shared.run_log import Evaluation, Step
 from lt_train.config import optional_packages
 from lt_train.config.run_config import RunConfig
@@ -121,6 +121,20 @@ class Log:
             times = {"waited_seconds": waited_seconds, "seconds": seconds}
             self._metric({"kind": "checkpoint", "step": entry.iteration, "path": entry.path, **times})
             self._manifest.write(entry)
+
+    def checkpoint_postponed(self, iteration: int, retry: int, reason: str) -> None:
+        """There was no room for the checkpoint of `iteration`; training continues, and tries again after `retry` steps."""
+        if not self.active:
+            return
+        text = run_log.format_checkpoint_postponed(iteration, retry, reason)
+        for file in self._files:
+            file.write(f"  warning: {text}\n")
+        if self._progress:
+            self._progress.print(f"lt-train: warning: {text}")
+        else:
+            warn(text)
+        kind = {"kind": "fault", "fault": "disk-full", "cause": "root", "severity": "warning"}
+        self._metric(kind | {"message": text, "step": iteration})
 
     def end(self) -> None:
         """The run has done all its steps."""

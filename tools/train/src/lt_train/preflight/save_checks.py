@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lt_shared import storage
+from lt_train.checkpoint.disk_space import checkpoint_bytes
 from lt_train.config.cluster import GIB
-from lt_train.config.run_config import RunConfig
 from lt_train.preflight.check_interface import Finding, NotChecked, Situation, error, warning
 
 # Filesystems of one machine. All others, of which there are many, are taken to be shared.
@@ -23,13 +23,6 @@ SCHEDULED = (("SLURM_JOB_ID", "ENROOT_ROOTFS"), ("PET_NNODES", "KUBERNETES_SERVI
 def is_set(situation: Situation) -> Iterator[Finding]:
     if situation.need("checkpointing").save is None:
         yield warning("no directory: the trained model is lost when the run ends", "--save", "add --save DIRECTORY")
-
-
-def checkpoint_bytes(config: RunConfig) -> int:
-    """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
-    weights = 2 if config.precision.half else 4
-    state = 0 if config.checkpointing.no_save_optim else 12 if config.precision.half else 8
-    return config.architecture.parameters(config.padded_vocab_size) * (weights + state)
 
 
 def _directory(situation: Situation) -> tuple[Path, Path]:

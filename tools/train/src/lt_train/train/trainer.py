@@ -190,10 +190,10 @@ class Loop:
                     self._evaluate("validation", self.validation_data)
                 if self.test_data and last:
                     self._evaluate("test", self.test_data)
-                self.saver.poll()
+                self.saver.poll(result.loss)
                 if last or stop or state.iteration % config.checkpointing.save_interval == 0:
                     device.release(self.where)
-                    self.saver.save(result.loss)
+                    self.saver.save(result.loss, is_final=bool(last or stop))
         return stop
 
     def _own(self, iteration: int) -> list[int]:

@@ -244,10 +244,12 @@ def notes(line: Line) -> Record | None:
 
 
 def anomaly(line: Line) -> Record | None:
-    """A loss that is not a number, as Megatron's checks and lt-train say it, and lt-train's loss spikes."""
+    """A loss that is not a number, as Megatron's checks and lt-train say it; lt-train's loss spikes, and saves without room."""
     rank = _RANK.search(line.text)
     if _NAN.search(line.text) is not None:
         return fault(line, "nan", "root", "critical", rank=int(rank["rank"]) if rank else None)
+    if (postponed := run_log.CHECKPOINT_POSTPONED.search(line.text)) is not None:
+        return fault(line, "disk-full", "root", "warning", postponed.start(), step=int(postponed["step"]))
     spike = run_log.LOSS_SPIKE.search(line.text)
     return None if spike is None else fault(line, "loss-spike", "unknown", "warning", step=int(spike["step"]))
 

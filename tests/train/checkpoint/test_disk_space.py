@@ -1,0 +1,155 @@
+"""A filesystem that is too small for the next checkpoint: known before, the checkpoint before stays, training continues."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from layouts import assembled
+from running import SMALL, Result, faulty, train
+from torch.distributed.checkpoint import FileSystemReader
+
+from lt_shared import checkpoint_layout
+from lt_shared.manifest import Dataset
+from lt_train.checkpoint import disk_space
+
+# Two ranks; a checkpoint has about 2.7 MB.
+RUN = (*SMALL, "--seq-length", "32", "--global-batch-size", "4", "--ranks", "2", "--eval-iters", "0")
+NOT_SAVED = "not saved: it needs "
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a filesystem of so many MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mounted(megabytes: int) -> Path:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", place], capture_output=True)
+        if done.returncode:
+            pytest.skip(f"no filesystem can be mounted here: {done.stderr.decode()}")
+        return place
+
+    yield mounted
+    subprocess.run(["umount", "-l", place], capture_output=True)
+
+
+def saved(run: Path) -> list[int]:
+    found = checkpoint_layout.checkpoints(run)
+    assert all(checkpoint_layout.damage(path) is None for path in found)
+    return sorted(checkpoint_layout.iteration_of(path) or 0 for path in found)
+
+
+def steps(run: Path) -> list[int]:
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def running(run: Path, dataset: Dataset, iterations: int, interval: int, *more: str, **variables: str) -> Result:
+    length = ("--train-iters", str(iterations), "--save-interval", str(interval))
+    return train(*RUN, *length, *more, "--save", str(run), dataset.prefix, **variables)
+
+
+@pytest.mark.parametrize("way", [(), ("--async-save",)])
+def test_training_continues_without_room(way: tuple[str, ...], disk: Callable[[int], Path], dataset: Dataset) -> None:
+    """All steps are trained, nothing half-written is left, and only the end, which cannot be saved, fails."""
+    run = disk(8) / "run"
+    ended = running(run, dataset, 8, 2, *way)
+    assert ended.code == 74, ended.err
+    assert saved(run) == [2, 4]
+    assert steps(run) == list(range(1, 9))
+    assert f"warning: checkpoint of iteration 6 {NOT_SAVED}" in ended.err
+    assert "tries again at iteration 7" in ended.err
+    assert f"warning: checkpoint of iteration 7 {NOT_SAVED}" in ended.err
+    (error,) = [line for line in ended.err.splitlines() if "error:" in line]
+    assert f"iteration 8 {NOT_SAVED}" in error, ended.err
+    assert not list(run.glob(".iter_*"))
+    assert checkpoint_layout.read_tracker(run) == 4
+
+
+def test_what_keep_last_lets_go_is_deleted_before_the_save(disk: Callable[[int], Path], dataset: Dataset) -> None:
+    run = disk(8) / "run"
+    done = running(run, dataset, 8, 2, "--keep-last", "2")
+    assert done.code == 0, done.err
+    assert NOT_SAVED not in done.err
+    assert saved(run) == [6, 8]
+
+
+def test_the_only_complete_checkpoint_stays(disk: Callable[[int], Path], dataset: Dataset) -> None:
+    run = disk(5) / "run"
+    ended = running(run, dataset, 6, 2, "--keep-last", "1")
+    assert ended.code == 74, ended.err
+    assert saved(run) == [2]
+
+
+def test_a_checkpoint_is_tried_again_before_the_next_is_due(disk: Callable[[int], Path], dataset: Dataset) -> None:
+    place = disk(8)
+    run, filler = place / "run", place / "filler"
+    filler.write_bytes(bytes(5_000_000))
+
+    def make_room() -> None:
+        while not (run / "train.log").exists() or NOT_SAVED not in (run / "train.log").read_text():
+            time.sleep(0.01)
+        filler.unlink()
+
+    thread = threading.Thread(target=make_room, daemon=True)
+    thread.start()
+    done = running(run, dataset, 400, 200)
+    assert done.code == 0, done.err
+    first, last = saved(run)
+    assert 200 < first < 400
+    assert (first % 20, last) == (0, 400)
+
+
+def test_a_disk_that_fills_up_while_it_is_written(tmp_path: Path, dataset: Dataset) -> None:
+    """As with a quota, which no free space tells of: one rank's write fails, all leave the checkpoint."""
+    run = tmp_path / "run"
+    done = running(
+        run, dataset, 6, 2, "--async-save", "--use-distributed-optimizer", **faulty("1:fsync:iter_0000002:ENOSPC:rank")
+    )
+    assert done.code == 0, done.err
+    assert "checkpoint of iteration 2 not saved: the disk became full while it was written" in done.err
+    assert saved(run)[-2:] == [4, 6]
+    assert not list(run.glob(".iter_*"))
+    again = running(tmp_path / "end", dataset, 2, 2, **faulty("0:fsync:iter_0000002:EDQUOT:rank"))
+    assert again.code == 74, again.err
+    assert "iteration 2 not saved: the disk became full" in again.err
+
+
+def test_the_record_is_an_event_of_lt_monitor(disk: Callable[[int], Path], dataset: Dataset) -> None:
+    run = disk(5) / "run"
+    running(run, dataset, 6, 2)
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    faults = [record for record in records if record["kind"] == "fault"]
+    assert [(fault["fault"], fault["severity"], fault["step"]) for fault in faults] == [
+        ("disk-full", "warning", n) for n in (4, 5)
+    ]
+
+
+def in_checkpoint(directory: Path) -> dict[str, Any]:
+    return FileSystemReader(directory).read_metadata().state_dict_metadata
+
+
+def test_the_plan_knows_the_size(tmp_path: Path) -> None:
+    """Also what a bfloat16 weight is: not the high bits of the float32 one, in about half of all."""
+    options = ("--model", "tiny", "--seq-length", "32", "--train-iters", "2", "--mock-data", "--device", "cpu", "--ranks", "1")
+    for name, more in {"float32": (), "bfloat16": ("--bf16",), "weights": ("--no-save-optim",)}.items():
+        run = tmp_path / name
+        done = train(*options, *more, "--eval-iters", "0", "--save", str(run))
+        assert done.code == 0, done.err
+        config = assembled([*options, *more, "--save", str(run)])
+        size = disk_space.directory_bytes(run / "iter_0000002")
+        assert size == pytest.approx(disk_space.checkpoint_bytes(config), rel=0.05)
+        assert size <= disk_space.needed_bytes(config, None) < size * 1.5
+
+
+def test_a_bfloat16_weight_is_not_the_high_half_of_its_float32() -> None:
+    """Why a checkpoint holds both: half of all weights are rounded up."""
+    masters = torch.randn(100_000, generator=torch.Generator().manual_seed(1))
+    high = (masters.view(torch.int32) >> 16).to(torch.int16)
+    assert 0.45 < (masters.bfloat16().view(torch.int16) != high).float().mean() < 0.55

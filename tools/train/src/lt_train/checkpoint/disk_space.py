@@ -1,0 +1,75 @@
+"""What a checkpoint takes on disk, and room for it, known before a save begins.
+
+A parameter trained in 16 bits takes 14 bytes, in 32 bits 12: the weight (2 or 4), and in float32 the optimizer's own copy (with
+16 bits alone) and Adam's two moments. The 2 bytes of a bfloat16 weight cannot be spared. It is the float32 copy rounded to the
+nearest, not its high 16 bits: of half of all weights these are another number. So the weights' key in the index could not point
+into the bytes of the copy, not even through an archive with strides, without exporting other weights than were trained; and
+Megatron's loader and the converters read what a key points to, they do not round.
+"""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from lt_shared import checkpoint_layout
+from lt_train.config.run_config import RunConfig
+
+# Of what is no tensor: metadata, checksums, random states. And filesystems count whole blocks.
+MORE_BYTES, MORE_SHARE = 2**20, 0.01
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# torch's archives do not say what stopped them.
+WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos ", "PytorchStreamWriter failed")
+
+
+def checkpoint_bytes(config: RunConfig) -> int:
+    """A checkpoint's size: weights in their type, and the optimizer's copy and two moments in float32."""
+    weights = 2 if config.precision.half else 4
+    state = 0 if config.checkpointing.no_save_optim else 12 if config.precision.half else 8
+    return config.architecture.parameters(config.padded_vocab_size) * (weights + state)
+
+
+def needed_bytes(config: RunConfig, last: Path | None) -> int:
+    """What the next checkpoint needs: as much as the `last` one, which is of the same run, or by the plan."""
+    size = directory_bytes(last) if last is not None else checkpoint_bytes(config)
+    return int(size * (1 + MORE_SHARE)) + MORE_BYTES
+
+
+def directory_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def free_bytes(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
+
+
+def make_room(run: Path, needed: int, next_iteration: int, keep_last: int | None, keep_every: int | None) -> int:
+    """Delete checkpoints, oldest first, that the one of `next_iteration` would let expire, until `needed` bytes are free.
+
+    The newest complete one always stays: until the next is complete, it is what the run continues from. Returns the free bytes.
+    """
+    found = {checkpoint_layout.iteration_of(path) or 0: path for path in checkpoint_layout.checkpoints(run)}
+    complete = sorted(iteration for iteration, path in found.items() if checkpoint_layout.damage(path) is None)
+    doomed = checkpoint_layout.expired([*complete, next_iteration], keep_last, keep_every)
+    for iteration in doomed:
+        if free_bytes(run) >= needed:
+            break
+        if iteration != complete[-1]:
+            _delete(found[iteration])
+    return free_bytes(run)
+
+
+def _delete(checkpoint: Path) -> None:
+    """It disappears by rename: what is left of it after a kill does not look like a checkpoint."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.deleted")
+    os.rename(checkpoint, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a write failed because there was no room for it."""
+    while error is not None:
+        if getattr(error, "errno", None) in FULL or any(word in str(error) for word in WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
