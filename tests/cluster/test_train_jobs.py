@@ -184,3 +184,19 @@ def test_a_failure_that_repeats_ends_the_job(slurm: Any, directory: Path, undist
     assert [line.startswith("lt-monitor: killed: ") for line in told] == [False] * 3 + [True], "the cause ends the job's log"
     assert "3 attempts from iteration 0 have failed after iteration 3, at the same step" in text
     assert "Restarts=0" in slurm.run("scontrol", "show", "job", job)
+
+
+def test_an_elastic_job_takes_a_node_that_comes_back(slurm: Any, directory: Path, undisturbed: str) -> None:
+    """n2 is away at first: the job begins on n1, is queued again, and ends on both, with the losses of a fixed job."""
+    stages = ("--save", str(directory / "elastic"), str(directory / "pipeline/data_text_document"))
+    options = (*OPTIONS.split(), "--log-interval", "1", "--ranks", "1", "--global-batch-size", "8", "--exit-interval", "20")
+    script = slurm.run("lt-train", "render", "slurm", "--nodes", "1-2", *options, *stages, cwd=directory)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    try:
+        job = slurm.run("sbatch", "--parsable", "-o", "elastic.out", cwd=directory, stdin=script)
+        wait_for(directory / "elastic.out", r"ended by --exit-interval at iteration 20;")
+    finally:
+        slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    text = slurm.finish(job, directory / "elastic.out")
+    assert re.findall(r"lt-train: on (\d) of (\d) node", text) == [("1", "1"), ("2", "2")]
+    assert losses(directory / "elastic") == pytest.approx(losses(directory / "pipeline/nodes"), rel=1e-5)

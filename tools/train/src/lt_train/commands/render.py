@@ -9,7 +9,7 @@ import click
 from lt_shared import console
 from lt_shared.console import UsageError
 from lt_train.config import cluster
-from lt_train.render import machines
+from lt_train.render import elastic, machines
 
 EXAMPLES = """
 lt-train render slurm --nodes 2 --model llama2-70b --bf16 --parallel auto --save /fsx/run1 @/fsx/web.manifest
@@ -87,7 +87,7 @@ def command() -> None:
 
 
 @command.command(cls=JobCommand, examples=SLURM_EXAMPLES, context_settings=PASSED_ON)
-@click.option("--nodes", type=cluster.NODES, default=1, help="Nodes of the job.")
+@click.option("--nodes", type=elastic.NodeRange(), default="1", metavar="N|MIN-MAX", help="Nodes of the job; 1-4 for any number.")
 @click.option(
     "--instance-type", metavar="TYPE", help="Its EFA and NCCL variables are set, and the layout is checked for its GPUs."
 )
@@ -145,13 +145,13 @@ def k8s(kind: str, queue: str | None, download: tuple[str, ...], download_to: st
     """Print manifests for kubectl: what trains, a CronJob of lt-monitor, and TensorBoard with --tensorboard-dir.
 
     With --download or --preprocess a Job without GPUs makes the data first, and the training is suspended until they are there.
-    The number of nodes is fixed: elastic training, as of 1 to 64 nodes, is not supported.
+    The number of nodes is fixed; render slurm has --nodes 1-64.
     """
     from lt_train.render import kubernetes
     from lt_train.render.pods import PodOptions
 
     instance = machines.of_pods(options["instance_type"], options["gpus_per_node"], options["node_selector"])
-    job = _job(options, instance, os.environ)
+    job = _job(options | {"nodes": (options["nodes"], options["nodes"])}, instance, os.environ)
     pods = PodOptions(
         claim=options["claim"],
         mount=options["mount"],
@@ -175,11 +175,12 @@ def _job(options: dict[str, Any], instance: Any, sizes: Mapping[str, str]) -> An
         options["train"],
         program=click.get_current_context().command_path,
         name=options["job_name"],
-        nodes=options["nodes"],
+        nodes=options["nodes"][1],
         instance=instance,
         accelerators=options["gpus_per_node"],
         image=options["image"],
         preprocess=options["preprocess"],
         convert=options["convert"],
         sizes=sizes,
+        least_nodes=options["nodes"][0],
     )

@@ -133,7 +133,7 @@ class Log:
             self._progress.print(f"lt-train: warning: {text}")
         else:
             warn(text)
-        kind = {"kind": "fault", "fault": "disk-full", "cause": "root", "severity": "warning"}
+        kind = {"kind": "fault", "fault": "disk-full", "cause": "unknown", "severity": "warning"}
         self._metric(kind | {"message": text, "step": iteration})
 
     def end(self) -> None:

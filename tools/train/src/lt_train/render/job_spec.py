@@ -9,6 +9,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from lt_shared.credentials import QUERY, REFUSED
 from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema
-from lt_train.render import stage_check
+from lt_train.render import elastic, stage_check
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -52,7 +53,8 @@ class Job:
 
     `preprocess` and `convert` are words of lt-preprocess and lt-convert, None for no such stage. `save` is the run's directory or
     URL. `accelerators` is the number of ranks on a node, None when lt-train is to find out. `manifests` is the directory for
-    manifests of a run whose SAVE is a URL, None for the working directory.
+    manifests of a run whose SAVE is a URL, None for the working directory. `node_counts` are the numbers of nodes that an elastic
+    job may run on, up to `nodes`; none where the number is fixed.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Job:
     preprocess: tuple[str, ...] | None
     convert: tuple[str, ...] | None
     manifests: str | None = None
+    node_counts: tuple[int, ...] = ()
 
     @property
     def save(self) -> str:
@@ -94,10 +97,12 @@ def make(
     preprocess: str | None,
     convert: str | None,
     sizes: Mapping[str, str],
+    least_nodes: int | None = None,
 ) -> Job:
     """A checked job. Raises UsageError for words that lt-train does not know, BadConfig for a run that cannot work there.
 
-    `program` is what the user has called, for messages. `sizes` may have values for the names in `SIZES` and `BATCHES`.
+    `program` is what the user has called, for messages; `least_nodes` is that of an elastic job, else None. `sizes` may have
+    values for the names in `SIZES` and `BATCHES`.
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"--job-name {name!r}", "take letters, digits, -, _ and .")
@@ -123,11 +128,16 @@ def make(
         raise UsageError("--convert without -o: lt-convert must know where to write", "--convert '--to hf -o DIRECTORY'")
     _check_launch(options, nodes)
     accelerators = accelerators or (instance.accelerators if instance else None)
-    if accelerators:
-        _check_config(options, instance.gpu if instance else None, nodes, accelerators)
+    ranks = accelerators or options["ranks"]
+    check = partial(_check_config, options, instance.gpu if instance else None, ranks) if ranks else None
+    counts: tuple[int, ...] = ()
+    if least_nodes is not None and least_nodes < nodes:
+        counts = elastic.usable_counts(least_nodes, nodes, options, check)
+    elif accelerators and check:
+        check(nodes)
     return Job(
         name=name,
-        nodes=nodes,
+        nodes=counts[-1] if counts else nodes,
         instance=instance,
         accelerators=accelerators,
         image=image,
@@ -137,6 +147,7 @@ def make(
         preprocess=_stage("preprocess", preprocess),
         # Standard input stands in for the checkpoint, which is not there yet.
         convert=_stage("convert", convert, "-"),
+        node_counts=counts if len(counts) > 1 else (),
     )
 
 
@@ -249,7 +260,7 @@ def _check_launch(options: dict[str, Any], nodes: int) -> None:
         raise UsageError("--max-restarts: it starts the ranks of one machine again", "drop it: the job's scheduler starts all")
 
 
-def _check_config(options: dict[str, Any], gpu: str | None, nodes: int, accelerators: int) -> None:
+def _check_config(options: dict[str, Any], gpu: str | None, accelerators: int, nodes: int) -> None:
     """Assemble the configuration for that cluster, without looking at data, which may be on another machine's disks."""
     from lt_train.config.checks import layout_problems
     from lt_train.config.cluster import GPUS, Cluster

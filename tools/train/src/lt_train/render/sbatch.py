@@ -11,6 +11,7 @@ stopped processes too, and the job goes back into the queue. Which code says wha
 import dataclasses
 import re
 import shlex
+from collections.abc import Sequence
 
 from lt_shared import storage
 from lt_shared.console import ExitCode, UsageError
@@ -97,12 +98,12 @@ def render(job: Job, chain: str, sbatch: SbatchOptions) -> str:
     if job.image is not None:
         job = _in_container(job, sbatch.mounts)
     stages = [
-        *([("preprocess", 1, _preprocess(job))] if job.preprocess else []),
-        ("train", job.nodes, _train(job)),
-        *([("convert", 1, _convert(job))] if job.convert else []),
+        *([("preprocess", "1", _preprocess(job))] if job.preprocess else []),
+        ("train", _nodes(job), _train(job)),
+        *([("convert", "1", _convert(job))] if job.convert else []),
     ]
     if chain == JOB:
-        return _script(job, job.name, job.nodes, "\n\n".join(text for _, _, text in stages), sbatch)
+        return _script(job, job.name, _nodes(job), "\n\n".join(text for _, _, text in stages), sbatch)
     lines = [
         "#!/bin/bash",
         "# Submits a job for each stage; one starts when the one before it has succeeded.",
@@ -145,7 +146,12 @@ def _partition(mount: str) -> tuple[str, str, str]:
     return mount.strip().partition(":")
 
 
-def _script(job: Job, name: str, nodes: int, stages: str, sbatch: SbatchOptions) -> str:
+def _nodes(job: Job) -> str:
+    """As of sbatch: the number of nodes, or the least and the most."""
+    return f"{job.node_counts[0]}-{job.nodes}" if job.node_counts else f"{job.nodes}"
+
+
+def _script(job: Job, name: str, nodes: str, stages: str, sbatch: SbatchOptions) -> str:
     blocks = [
         _header(name, nodes, sbatch),
         "# Dollar signs in single quotes are meant.\n# shellcheck disable=SC2016",
@@ -161,11 +167,12 @@ def _script(job: Job, name: str, nodes: int, stages: str, sbatch: SbatchOptions)
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _header(name: str, nodes: int, sbatch: SbatchOptions) -> str:
+def _header(name: str, nodes: str, sbatch: SbatchOptions) -> str:
     options = {
         "job-name": name,
         "nodes": nodes,
-        "ntasks-per-node": 1,
+        # Of a range of nodes Slurm would give the least: as many as tasks are certain.
+        **({} if "-" in nodes else {"ntasks-per-node": 1}),
         "exclusive": None,
         "mem": 0,
         "wait-all-nodes": 1,
@@ -230,17 +237,19 @@ def _preprocess(job: Job) -> str:
 
 def _train(job: Job) -> str:
     checkpoints = shlex.quote(job.beside("checkpoints.manifest"))
+    nodes = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 ' if job.node_counts else ""
     lines = [
         shell.array("train", shell.given_data(job)),
         shell.sizes_from_environment(job),
         "",
         *([] if job.preprocess else _directory(job)),
+        *(_choose_nodes(job.node_counts) if job.node_counts else []),
         "profiling --pause",
         f"# After a rank was killed, or failed as it need not again, all start from what is saved, {RESTARTS} times at most.",
         "# srun ends the other nodes with SIGTERM then, and its status is the largest: 143.",
         f"for _ in {{0..{RESTARTS}}}; do",
         "  status=0",
-        '  srun --kill-on-bad-exit=1 "${cpu_bind[@]}" "${auto_resume[@]}" "${container[@]}" \\',
+        f'  srun --kill-on-bad-exit=1 {nodes}"${{cpu_bind[@]}}" "${{auto_resume[@]}}" "${{container[@]}}" \\',
         f'    bash -c {shlex.quote(TASK)} lt-train "${{train[@]}}" \\',
         f"    > {checkpoints} || status=$?",
         f'  case "$status" in {shell.pattern(AGAIN_CODES)}) ;; *) break ;; esac',
@@ -252,6 +261,16 @@ def _train(job: Job) -> str:
         f'grep -q \'"kind":"end"\' {checkpoints} || finish 75',
     ]
     return "\n".join(lines)
+
+
+def _choose_nodes(counts: Sequence[int]) -> list[str]:
+    return [
+        "# Of the nodes that Slurm has given, the most that the global batch divides among.",
+        f"for count in {' '.join(map(str, counts))}; do",
+        '  if [ "$count" -le "$SLURM_JOB_NUM_NODES" ]; then nodes=$count; fi',
+        "done",
+        'echo "lt-train: on $nodes of $SLURM_JOB_NUM_NODES node(s)" >&2',
+    ]
 
 
 def _convert(job: Job) -> str:

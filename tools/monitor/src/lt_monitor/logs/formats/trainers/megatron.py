@@ -249,7 +249,7 @@ def anomaly(line: Line) -> Record | None:
     if _NAN.search(line.text) is not None:
         return fault(line, "nan", "root", "critical", rank=int(rank["rank"]) if rank else None)
     if (postponed := run_log.CHECKPOINT_POSTPONED.search(line.text)) is not None:
-        return fault(line, "disk-full", "root", "warning", postponed.start(), step=int(postponed["step"]))
+        return fault(line, "disk-full", "unknown", "warning", postponed.start(), step=int(postponed["step"]))
     spike = run_log.LOSS_SPIKE.search(line.text)
     return None if spike is None else fault(line, "loss-spike", "unknown", "warning", step=int(spike["step"]))
 
