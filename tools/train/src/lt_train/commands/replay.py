@@ -30,7 +30,9 @@ STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def command(run: str, steps: str, start: str | None, ranks: int | None, tolerance: float | None, as_json: bool) -> int:
-    """Compute steps of RUN again, and compare them with its metrics.jsonl.
+    """Compute steps of a run again, and compare the results.
+
+    The recorded results are those of its metrics.jsonl.
 
     Trains from a checkpoint with the configuration that the run recorded, and writes nothing. Losses and gradient norms must be
     the same bit for bit where training is deterministic (on a CPU, with --deterministic on GPUs), else within a tolerance. Exit
