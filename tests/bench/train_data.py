@@ -110,8 +110,8 @@ def measure_index(prefix: str, cache: Path) -> dict[str, float]:
 
 def measure_samples(prefix: str, cache: Path) -> dict[str, float]:
     samples = open_samples(prefix, cache)
-    starts = range(0, len(samples) - MICRO_BATCH, MICRO_BATCH)
-    batches: Iterator[torch.Tensor] = read_ahead(samples, starts, MICRO_BATCH, THREADS, torch.device("cpu"))
+    numbers = (range(start, start + MICRO_BATCH) for start in range(0, len(samples) - MICRO_BATCH, MICRO_BATCH))
+    batches: Iterator[torch.Tensor] = read_ahead(samples, numbers, THREADS, torch.device("cpu"))
     next(batches)
     tokens, began = 0, time.perf_counter()
     for batch in batches:

@@ -50,11 +50,12 @@ class Unlogged:
     skipped_steps: int = 0
     nan_steps: int = 0
 
-    def add(self, loss: float, updated: bool) -> None:
-        if updated:
+    def add(self, loss: float | None, updated: bool) -> None:
+        """A step; `loss` is None for one that was to be skipped."""
+        if updated and loss is not None:
             self.losses.append(loss)
         self.skipped_steps += not updated
-        self.nan_steps += not math.isfinite(loss)
+        self.nan_steps += loss is not None and not math.isfinite(loss)
 
     @property
     def mean_loss(self) -> float | None:

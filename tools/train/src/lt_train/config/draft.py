@@ -27,6 +27,7 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    skipping,
 )
 from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.parallelism import Parallelism
@@ -116,6 +117,7 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
             if name in parts:
                 parts[name] = subject.for_any_model(parts[name])
     make("data", lambda: data.resolve_data(options, datasets))
+    make("skipping", lambda: skipping.resolve_skipping(options))
     make("checkpointing", lambda: checkpointing.resolve_checkpointing(options))
     make("faults", lambda: faults.resolve_faults(options))
     make("reporting", lambda layout: reporting.resolve_reporting(options, layout), "parallelism")

@@ -23,6 +23,7 @@ from lt_train.config.settings.parallelism import Parallelism
 from lt_train.config.settings.precision import Precision
 from lt_train.config.settings.replaying import Replay
 from lt_train.config.settings.reporting import Reporting
+from lt_train.config.settings.skipping import Skipping
 from lt_train.runtime import device
 
 VOCABULARY_MULTIPLE = 128
@@ -40,6 +41,7 @@ class RunConfig:
     parallelism: Parallelism
     memory: Memory
     data: Data
+    skipping: Skipping
     checkpointing: Checkpointing
     faults: Faults
     reporting: Reporting

@@ -6,8 +6,9 @@ needs no more than the number of consumed samples.
 """
 
 import collections
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -17,7 +18,8 @@ from torch import Tensor
 from lt_shared import storage
 from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
-from lt_train.data import blended_dataset
+from lt_train.data import blended_dataset, micro_batches
+from lt_train.data.micro_batches import MicroBatch
 from lt_train.runtime import device
 
 Batch = dict[str, Tensor]
@@ -44,20 +46,34 @@ def cache_directory(config: RunConfig) -> str | None:
     return os.path.join(save, "data-cache")
 
 
-def batches(samples: Samples, config: RunConfig, where: torch.device, first_sample: int) -> Iterator[Batch]:
-    """This rank's micro batches on the device `where`, from the run's `first_sample` on.
+def training(samples: Samples, config: RunConfig, where: torch.device, consumed_samples: int, iteration: int) -> Iterator[Batch]:
+    """This rank's micro batches of the steps after `iteration`, with what the run skips left out."""
+    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    planned = micro_batches.of_rank(config, rank, ranks, len(samples), consumed_samples, iteration + 1)
+    return batches(samples, config, where, planned)
+
+
+def evaluating(samples: Samples, config: RunConfig, where: torch.device) -> Iterator[Batch]:
+    """This rank's micro batches of `samples` from the first on."""
+    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    planned = micro_batches.unskipped(config.batches.micro_batch_size, rank, ranks, range(len(samples)))
+    return batches(samples, config, where, planned)
+
+
+def batches(samples: Samples, config: RunConfig, where: torch.device, planned: Iterable[MicroBatch]) -> Iterator[Batch]:
+    """The `planned` micro batches on the device `where`.
 
     int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
-    `documents` [b, s], which counts the documents of each sample.
+    `documents` [b, s], which counts the documents of each sample, and a `weight` where samples of the step are skipped.
     """
     size = config.batches.micro_batch_size
-    start = first_sample + parallel_state.get_data_parallel_rank() * size
-    starts = range(start, len(samples) - size + 1, size * parallel_state.get_data_parallel_world_size())
     eod = config.architecture.vocab_size - 1 if config.data.mock else config.data.eod
     shape = (size, config.batches.seq_length)
     positions = torch.arange(shape[1], device=where).expand(shape)
     counted = torch.ones(shape, device=where)
-    for text in read_ahead(samples, starts, size, config.data.num_workers, where):
+    described, to_read = itertools.tee(planned)
+    texts = read_ahead(samples, (each.numbers for each in to_read), config.data.num_workers, where)
+    for micro_batch, text in zip(described, texts, strict=True):
         on_device = text.to(where, non_blocking=True)
         tokens = on_device[:, :-1].contiguous()
         batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
@@ -70,6 +86,10 @@ def batches(samples: Samples, config: RunConfig, where: torch.device, first_samp
                 batch["position_ids"] = positions_in_documents(ends)
             if config.data.eod_mask_loss:
                 batch["loss_mask"] = (~ends).float()
+        if micro_batch.kept is not None:
+            kept = torch.tensor(micro_batch.kept, dtype=torch.float32).to(where, non_blocking=True)
+            batch["loss_mask"] = batch["loss_mask"] * kept[:, None]
+            batch["weight"] = torch.tensor(micro_batch.weight).to(where, non_blocking=True)
         yield batch
 
 
@@ -86,24 +106,25 @@ def positions_in_documents(ends: Tensor) -> Tensor:
     return positions - begins.cummax(1).values
 
 
-def read_ahead(samples: Samples, starts: range, size: int, threads: int, where: torch.device) -> Iterator[Tensor]:
-    """int64 [size, s + 1] for every start, in their order, read by `threads` threads or, with none, when each is due."""
+def read_ahead(samples: Samples, planned: Iterable[Sequence[int]], threads: int, where: torch.device) -> Iterator[Tensor]:
+    """int64 [b, s + 1] of the samples in each of `planned`, in their order, read by `threads` threads or, with none, when each is
+    due."""
 
-    def read(start: int) -> Tensor:
-        rows = [samples[number] for number in range(start, start + size)]
-        text = torch.empty((size, len(rows[0])), dtype=torch.int64, pin_memory=where.type == device.CUDA)
+    def read(numbers: Sequence[int]) -> Tensor:
+        rows = [samples[number] for number in numbers]
+        text = torch.empty((len(rows), len(rows[0])), dtype=torch.int64, pin_memory=where.type == device.CUDA)
         for target, row in zip(text.numpy(), rows, strict=True):
             target[:] = row
         return text
 
     if not threads:
-        yield from map(read, starts)
+        yield from map(read, planned)
         return
     pool = ThreadPoolExecutor(threads, "samples", initializer=device.use, initargs=(where,))
     pending: collections.deque[Future[Tensor]] = collections.deque()
     try:
-        for start in starts:
-            pending.append(pool.submit(read, start))
+        for numbers in planned:
+            pending.append(pool.submit(read, numbers))
             if len(pending) > threads * AHEAD:
                 yield pending.popleft().result()
         while pending:

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
-from lt_shared.run_log import Evaluation, Step
+from lt_shared.run_log import Evaluation, Skipped, Step
 from lt_train.config import optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics import recorded_steps, trackers
@@ -106,6 +106,10 @@ class Log:
         more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
         self._metric({"kind": "step", **numbers, **more})
         self._track(step.step, trackers.step_values(step))
+
+    def skipped(self, skipped: Skipped) -> None:
+        self.line(skipped.format())
+        self._metric({"kind": "skip", **dataclasses.asdict(skipped)})
 
     def evaluation(self, evaluation: Evaluation) -> None:
         brief = f"{evaluation.split} loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.4g}"

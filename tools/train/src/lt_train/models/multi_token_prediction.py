@@ -35,13 +35,24 @@ from lt_train.models.norms import Norm
 
 @dataclasses.dataclass(frozen=True)
 class Further:
-    """What the layers predict, each of them [b, s] of this rank's tokens: the labels, and whether they count."""
+    """What the layers predict, each of them [b, s] of this rank's tokens: the labels, and whether they count.
+
+    `weight` is that of the micro batch among those of its step; None is 1.
+    """
 
     labels: Sequence[Tensor]
     masks: Sequence[Tensor]
+    weight: Tensor | None = None
 
 
-def further(labels: Tensor, mask: Tensor, documents: Tensor | None, layers: int, own_part: Callable[[Tensor], Tensor]) -> Further:
+def further(
+    labels: Tensor,
+    mask: Tensor,
+    documents: Tensor | None,
+    layers: int,
+    own_part: Callable[[Tensor], Tensor],
+    weight: Tensor | None = None,
+) -> Further:
     """The labels of `layers` layers from those of whole samples [b, S]. A sample's end has none, nor has a document's."""
     found: list[tuple[Tensor, Tensor]] = []
     for places in range(1, layers + 1):
@@ -49,7 +60,7 @@ def further(labels: Tensor, mask: Tensor, documents: Tensor | None, layers: int,
         if documents is not None:
             counts = counts * (documents == _shifted(documents, places, fill=-1))
         found.append((own_part(_shifted(labels, places)), own_part(counts)))
-    return Further([each for each, _ in found], [each for _, each in found])
+    return Further([each for each, _ in found], [each for _, each in found], weight)
 
 
 def _shifted(tensor: Tensor, places: int, fill: int = 0) -> Tensor:
@@ -156,7 +167,7 @@ class PredictingModel(GPTModel):  # type: ignore[misc]
             )
             logits, _ = self.output_layer(predicted, weight=weight)
             losses = self.compute_language_model_loss(targets, logits)
-            total, mean = _sum_and_mean(losses, mask)
+            total, mean = _sum_and_mean(losses, mask, further.weight)
             means.append(mean)
             factor = self.config.mtp_loss_scaling_factor / len(self.mtp.layers)
             hidden_states = MTPLossAutoScaler.apply(hidden_states, factor * total)
@@ -165,12 +176,14 @@ class PredictingModel(GPTModel):  # type: ignore[misc]
         return hidden_states
 
 
-def _sum_and_mean(losses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_and_mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """What this rank contributes to the mean over the tokens that count, for the backward pass, and the mean, for reports.
 
     The gradients of context-parallel ranks are averaged: each contributes as many times its share as there are ranks.
     """
     total = (losses.float() * mask).sum()
+    if weight is not None:
+        total = total * weight
     sums = torch.stack((total.detach(), mask.sum().float()))
     ranks = parallel_state.get_context_parallel_world_size()
     if ranks > 1:

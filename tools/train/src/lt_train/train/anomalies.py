@@ -33,6 +33,8 @@ class Anomalies:
 
     def observe(self, iteration: int, result: "StepResult") -> str | None:
         """A note for the log when the loss jumped. Raises BadConfig when too many steps in a row were useless."""
+        if result.loss is None:
+            return None
         if not result.updated:
             self._count(iteration, result)
             return None
@@ -42,6 +44,7 @@ class Anomalies:
         return note
 
     def _count(self, iteration: int, result: "StepResult") -> None:
+        assert result.loss is not None
         if math.isfinite(result.loss) and result.scale_falls:
             return
         self.bad_steps += 1

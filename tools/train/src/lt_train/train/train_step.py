@@ -31,12 +31,14 @@ LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
 class StepResult:
     """The same on every rank. `loss` is the mean over the global batch of `samples`, in nats per token.
 
-    A skipped step has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is that of the next step,
-    1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all ranks, of each of the
-    numbers that the ranks were asked for. `prediction_loss` is that of the multi-token prediction layers, where there are some.
+    A step that was to be skipped has no loss; all of its samples are `left_out`, of another step those of --skip-samples. One
+    that was skipped for its gradients has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is
+    that of the next step, 1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all
+    ranks, of each of the numbers that the ranks were asked for. `prediction_loss` is that of the multi-token prediction layers,
+    where there are some.
     """
 
-    loss: float
+    loss: float | None
     samples: int
     grad_norm: float | None
     updated: bool
@@ -44,6 +46,7 @@ class StepResult:
     scale_falls: bool = False
     largest: Sequence[int] = ()
     prediction_loss: float | None = None
+    left_out: int = 0
 
 
 class Stepper:
@@ -78,8 +81,12 @@ class Stepper:
         `own` gives this rank's numbers of those whose largest the result has. The optimizer may still run when this returns.
         """
         state = self.state
-        state.optimizer.zero_grad()
         samples = self.run_config.batches.size_at(state.consumed_samples)
+        numbers = range(state.consumed_samples, state.consumed_samples + samples)
+        left_out = len(self.run_config.skipping.skipped(state.iteration + 1, numbers))
+        if left_out == samples:
+            return self._pass_over(samples, own)
+        state.optimizer.zero_grad()
         loss = Reading(self._mean(self._gradients(batches, samples)))
         largest = agreement.asked(own(), self.where)
         outcome = optimizer.step(state.optimizer, self.run_config.optimization.clip_grad)
@@ -100,6 +107,7 @@ class Stepper:
             self.run_config.precision.scale_falls(scale),
             largest(),
             more[0] if more else None,
+            left_out,
         )
 
     def _gradients(self, batches: Iterator[Batch], samples: int) -> list[dict[str, torch.Tensor]]:
@@ -107,6 +115,15 @@ class Stepper:
             return self._pass(batches, samples, forward_only=False)
         run_pass = partial(self._pass, samples=samples, forward_only=False)
         return self.check.twice(run_pass, batches, self.run_config.micro_batches(samples))
+
+    def _pass_over(self, samples: int, own: Callable[[], Sequence[int]]) -> StepResult:
+        """A step that leaves all but the position in the data as it is; its micro batches are not read."""
+        state = self.state
+        largest = agreement.asked(own(), self.where)
+        state.iteration += 1
+        state.consumed_samples += samples
+        scale = optimizer.loss_scale(state.optimizer)
+        return StepResult(None, samples, None, False, scale, largest=largest(), left_out=samples)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
@@ -156,19 +173,20 @@ def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, 
     batch = next(batches)
     documents = batch.get("documents")
     tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
+    weight = batch.get("weight")
     model = build_gpt.unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
     if not isinstance(model, PredictingModel) or not chunk.training:
-        return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask)
+        return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight)
     layers = model.config.mtp_num_layers or 0
-    predicted = further(batch["labels"], batch["loss_mask"], documents, layers, _own_part)
+    predicted = further(batch["labels"], batch["loss_mask"], documents, layers, _own_part, weight)
     output = chunk(tokens, positions, documents, labels=labels, further=predicted)
-    return output, partial(_with_prediction_losses, mask, model)
+    return output, partial(_with_prediction_losses, mask, weight, model)
 
 
 def _with_prediction_losses(
-    mask: torch.Tensor, model: PredictingModel, losses: torch.Tensor
+    mask: torch.Tensor, weight: torch.Tensor | None, model: PredictingModel, losses: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    loss, reported = mean_loss(mask, losses)
+    loss, reported = mean_loss(mask, weight, losses)
     return loss, reported | {MTP_LOSS: torch.stack(list(model.prediction_losses)).mean()}
 
 
@@ -178,13 +196,17 @@ def _own_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if ranks == 1 else sequence_share(tensor, 1, parallel_state.get_context_parallel_rank(), ranks)
 
 
-def mean_loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The mean over the tokens that count; `mask` and `losses` are [b, s].
+def mean_loss(
+    mask: torch.Tensor, weight: torch.Tensor | None, losses: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The mean over the tokens that count, times the micro batch's `weight`; `mask` and `losses` are [b, s].
 
     With context parallelism the mean is over all its ranks. What is returned for the backward pass is then this rank's share of
     it; the schedule multiplies it by the number of these ranks, because gradients are averaged over them.
     """
     total, count = (losses.float() * mask).sum(), mask.sum()
+    if weight is not None:
+        total = total * weight
     reported = torch.stack((total.detach(), count))
     if parallel_state.get_context_parallel_world_size() > 1:
         torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())

@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import run_log
 from lt_shared.console import ExitCode
-from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
+from lt_shared.run_log import CheckpointLoaded, Evaluation, Skipped, Step
 from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver
@@ -152,7 +152,8 @@ class Loop:
         config, state, clock = self.config, self.state, self.clock
         stop = Reason(agreement.largest(Limits.received(), self.where))
         assert self.train_data
-        batches = clock.reading(loader.batches(self.train_data, config, self.where, state.consumed_samples))
+        planned = loader.training(self.train_data, config, self.where, state.consumed_samples, state.iteration)
+        batches = clock.reading(planned)
         clock.start()
         with self.saver, self.watchdog:
             stop = self._steps(batches, profiler, stop)
@@ -178,6 +179,8 @@ class Loop:
                 self.attempt.reached(state.iteration)
             self.log.advance()
             state.unlogged.add(result.loss, result.updated)
+            if result.left_out:
+                self._report_skipped(result)
             spike = self.anomalies.observe(state.iteration, result)
             if spike:
                 self.log.line(spike)
@@ -200,6 +203,12 @@ class Loop:
         """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved."""
         needed, reserved = device.peak_memory(self.where)
         return [self.limits.reached(iteration), needed, reserved or 0]
+
+    def _report_skipped(self, result: StepResult) -> None:
+        self.log.skipped(Skipped(self.state.iteration, result.left_out, result.samples))
+        if result.loss is None:
+            # No tokens per second of samples that were passed over.
+            self.logged_samples += result.samples
 
     def _report(self, result: StepResult) -> None:
         """A log line about the steps since the last one; all ranks call it."""
@@ -236,6 +245,6 @@ class Loop:
 
     def _evaluate(self, split: str, samples: Samples) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
-        batches = loader.batches(samples, self.config, self.where, 0)
+        batches = loader.evaluating(samples, self.config, self.where)
         loss = self.stepper.evaluate(batches, self.config.data.eval_iters)
         self.log.evaluation(Evaluation(self.state.iteration, loss, split))

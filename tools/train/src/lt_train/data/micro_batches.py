@@ -1,0 +1,54 @@
+"""Which samples each micro batch of a rank has, and how much it counts.
+
+A skipped sample counts nothing. In its row stands a sample of the same global batch that is kept, so that what is skipped
+reaches neither the router of experts nor the scale of an fp8 tensor, and no infinity in it makes a NaN of the masked loss. The
+mean of the step's micro batches, over all ranks, is the mean over its kept samples: a micro batch weighs as many of the kept
+samples as it has. A step of which none is kept has no micro batches.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from lt_train.config.run_config import RunConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatch:
+    """`numbers` are the samples of its rows, `kept` whether each counts: all where it is None."""
+
+    numbers: Sequence[int]
+    kept: Sequence[bool] | None = None
+    weight: float = 1.0
+
+
+def of_rank(config: RunConfig, rank: int, ranks: int, samples: int, first_sample: int, first_step: int) -> Iterator[MicroBatch]:
+    """Those of one of the data-parallel `ranks` from `first_sample` on, with which `first_step` begins, of a run of `samples`."""
+    size = config.batches.micro_batch_size
+    if not config.skipping:
+        yield from unskipped(size, rank, ranks, range(first_sample, samples))
+        return
+    begin, step = first_sample, first_step
+    while begin + (count := config.batches.size_at(begin)) <= samples:
+        numbers = range(begin, begin + count)
+        skipped = config.skipping.skipped(step, numbers)
+        if not skipped:
+            yield from unskipped(size, rank, ranks, numbers)
+        elif len(skipped) < count:
+            yield from _with_skipped(size, rank, ranks, numbers, skipped)
+        begin, step = begin + count, step + 1
+
+
+def unskipped(size: int, rank: int, ranks: int, numbers: range) -> Iterator[MicroBatch]:
+    """Of `size` samples each."""
+    for start in range(numbers.start + rank * size, numbers.stop - size + 1, size * ranks):
+        yield MicroBatch(range(start, start + size))
+
+
+def _with_skipped(size: int, rank: int, ranks: int, numbers: range, skipped: list[int]) -> Iterator[MicroBatch]:
+    left_out = set(skipped)
+    others = [number for number in numbers if number not in left_out]
+    in_place = {number: others[place % len(others)] for place, number in enumerate(skipped)}
+    for batch in unskipped(size, rank, ranks, numbers):
+        kept = [number not in left_out for number in batch.numbers]
+        weight = sum(kept) * len(numbers) / (size * len(others))
+        yield MicroBatch([in_place.get(number, number) for number in batch.numbers], kept, weight)
