@@ -77,7 +77,7 @@ def plan(tmp_path: Path) -> RunConfig:
 
 
 def samples(plan: RunConfig, cache: Path) -> list[list[int]]:
-    training = blended_dataset.build(plan, str(cache))[0]
+    training = blended_dataset.build(plan, str(cache)).training
     assert training is not None
     return [training[number].tolist() for number in range(len(training))]
 

@@ -193,3 +193,29 @@ def test_arguments_are_read_back(arguments: dict[str, str]) -> None:
 
 def test_arguments_without_an_end_are_not_complete() -> None:
     assert run_log.parse_arguments(run_log.format_arguments({"seq_length": 8})[:-1]) is None
+
+
+def test_losses_of_a_blends_datasets_are_pairs_of_their_own() -> None:
+    step = Step(5, 9, loss=2.5, loss_scale=1.0, source_losses={"web/part": 2.25, "code@2": 3.0}, skipped_steps=0, nan_steps=0)
+    assert (
+        " lm loss: 2.500000E+00 | loss on web/part: 2.250000E+00 | loss on code@2: 3.000000E+00 | loss scale: 1.0 |"
+        in step.format()
+    )
+    assert Step.parse(step.format()) == step
+
+
+def test_the_first_validation_set_is_megatrons_line() -> None:
+    first, second = Evaluation(8, 2.5, "validation", "web"), Evaluation(8, 2.75, "validation", "code", is_first=False)
+    assert first.format().startswith(Evaluation(8, 2.5).format())
+    assert second.format().startswith(" validation-code loss at iteration 8 on validation set | lm loss value: 2.750000E+00 |")
+    assert [run_log.parse(each.format()) for each in (first, second)] == [first, second]
+    assert (first.part, second.part) == ("validation", "validation-code")
+
+
+@pytest.mark.parametrize(("suffix", "part"), [("", "validation"), ("-0", "validation"), ("-1", "validation-1")])
+def test_megatrons_several_validation_sets_are_told_apart(suffix: str, part: str) -> None:
+    """As evaluate_and_print_results of Megatron-LM prints them with --multiple-validation-sets."""
+    line = f" validation{suffix} loss at iteration 100 on validation set | lm loss value: 2.5E+00 | lm loss PPL: 1.2E+01 | "
+    parsed = Evaluation.parse(line)
+    assert parsed is not None
+    assert (parsed.step, parsed.loss, parsed.part) == (100, 2.5, part)

@@ -50,7 +50,7 @@ def measure(loop: Any) -> dict[str, int]:
     from lt_train.optim import optimizer
     from lt_train.train.train_step import forward_step
 
-    batches = loader.training(loop.train_data, loop.config, loop.where, 0, 0)
+    batches = loader.training(loop.data.training, loop.config, loop.where, 0, 0)
     loop.stepper.clear_gradients = lambda: None
     loop.stepper.train(batches)
     (chunk,) = loop.state.chunks

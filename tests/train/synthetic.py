@@ -9,8 +9,10 @@ import numpy as np
 
 from lt_shared import indexed_dataset
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import training_datasets
+from lt_train.data import blended_dataset
 from lt_train.planner.resolve import resolve_run_config
 
 VOCABULARY = 100
@@ -38,3 +40,9 @@ def plan(*arguments: str, datasets: tuple[Dataset, ...] | None = None) -> RunCon
 
 def with_blend(plan: RunConfig, **lists: tuple[Dataset, ...]) -> RunConfig:
     return dataclasses.replace(plan, data=dataclasses.replace(plan.data, **lists))
+
+
+def samples(plan: RunConfig, cache: str | None) -> tuple[Samples | None, Samples | None, Samples | None]:
+    """Of training, validation (the first set) and test."""
+    built = blended_dataset.build(plan, cache)
+    return built.training, next(iter(built.validation.values()), None), built.test

@@ -17,7 +17,7 @@ import dataclasses
 import datetime
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 GIB = 2**30
@@ -27,12 +27,15 @@ TIMESTAMP = rb"(?:\[(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)\] )?"
 
 # Some forks print `key=value` and `lm_loss`, GPT-NeoX `results` for Megatron's `loss`.
 STEP_HEAD = re.compile(TIMESTAMP + rb"iteration[ =] {0,16}(?P<step>\d{1,15})/ {0,16}(?P<total>\d{1,15}) \|")
+# Between the loss and the loss scale: the mean loss of each dataset of a blend, under this key and its name.
+SOURCE_LOSS = "loss on "
 STEP_PAIR = re.compile(rb"(?P<key>[A-Za-z_][^:=|]{0,80})[:=] {0,16}(?P<value>" + NUMBER + rb")(?P<rest>[^|:=A-Za-z]{0,80})")
 LAST_STEP_PAIR = re.compile(rb"number of nan iterations: {1,16}\d{1,15} \|")
 EVALUATION = re.compile(
     rb"(?P<kind>validation|test)(?P<suffix>\S{0,80}) (?:loss|results) at iteration (?P<step>\d{1,15})"
     rb"(?: on (?:[\w-]{1,40} draw from )?(?P<split>\w{1,20}) set)? \| "
     rb"lm[ _-]loss value(?:: |=)(?P<loss>" + NUMBER + rb")(?: \||lm loss PPL)"
+    rb"(?: lm loss PPL: \S{1,20} \| set: (?P<set>\S{1,80}) \|)?"
 )
 CHECKPOINT_SAVED = re.compile(
     TIMESTAMP + rb"successfully saved checkpoint (?:from|at) iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})"
@@ -153,7 +156,7 @@ class Step:
     `tflops_per_gpu` counts as `Architecture.flops_per_token` does when lt-train printed it, and `mfu` is its share, 0 to 1, of
     the device's peak: NaN, printed as N/A, where the peak is not known. Memory is that of the rank that needed most since the
     start: allocated tensors on a GPU with what torch has `reserved` for them, resident memory on a CPU. `prediction_loss` is the
-    last step's, of multi-token prediction.
+    last step's, of multi-token prediction; `source_losses` are the mean losses of a blend's datasets, by their names.
     """
 
     step: int
@@ -174,11 +177,14 @@ class Step:
     memory_bytes: int | None = None
     reserved_memory_bytes: int | None = None
     prediction_loss: float | None = None
+    source_losses: Mapping[str, float] | None = None
 
     def format(self) -> str:
         """The line as printed, without a newline. A loss that is not a number is left out, as Megatron does."""
         parts = [f" {_stamp(self.time)}iteration {self.step:8d}/{self.total_steps:8d} |"]
         for key, pair in STEP_PAIRS.items():
+            if pair.field == "loss_scale":
+                parts += [f" {SOURCE_LOSS}{name}: {loss:.6E} |" for name, loss in (self.source_losses or {}).items()]
             value = getattr(self, pair.field)
             if value is not None and (pair.field != "loss" or math.isfinite(value)):
                 parts.append(f" {key}: {pair.text(value)} |")
@@ -193,7 +199,10 @@ class Step:
         head, pairs = found
         known = [(STEP_PAIRS.get(pair["key"].decode()), pair["value"]) for pair in pairs]
         values: dict[str, Any] = {pair.field: pair.value(text) for pair, text in known if pair is not None}
-        return cls(step=int(head["step"]), total_steps=int(head["total"]), time=_time(head["time"]), **values)
+        sources = [pair for pair in pairs if pair["key"].startswith(SOURCE_LOSS.encode())]
+        own = {pair["key"].decode().removeprefix(SOURCE_LOSS): _number(pair["value"]) for pair in sources}
+        losses = {name: loss for name, loss in own.items() if loss is not None} or None
+        return cls(int(head["step"]), int(head["total"]), time=_time(head["time"]), source_losses=losses, **values)
 
 
 def _number(text: bytes) -> float | None:
@@ -219,11 +228,21 @@ def _time(text: bytes | None) -> datetime.datetime | None:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The loss on held-out data after `step` steps."""
+    """The loss on held-out data after `step` steps.
+
+    `name` is that of one of several validation sets. The first of them is "the" validation set for whoever knows of one.
+    """
 
     step: int
     loss: float
     split: str = "validation"
+    name: str | None = None
+    is_first: bool = True
+
+    @property
+    def part(self) -> str:
+        """What the losses of one set are called: `validation`, `validation-code`, `test`."""
+        return self.split if self.is_first else f"{self.split}-{self.name}"
 
     @property
     def perplexity(self) -> float:
@@ -231,9 +250,11 @@ class Evaluation:
         return math.exp(min(self.loss, 20.0))
 
     def format(self) -> str:
+        other = "" if self.is_first else f"-{self.name}"
+        named = f"set: {self.name} |" if self.name else ""
         return (
-            f" validation loss at iteration {self.step} on {self.split} set | lm loss value: {self.loss:.6E} |"
-            f" lm loss PPL: {self.perplexity:.6E} | "
+            f" validation{other} loss at iteration {self.step} on {self.split} set | lm loss value: {self.loss:.6E} |"
+            f" lm loss PPL: {self.perplexity:.6E} | {named}"
         )
 
     @classmethod
@@ -242,12 +263,23 @@ class Evaluation:
         loss = _number(match["loss"]) if match else None
         if match is None or loss is None:
             return None
-        return cls(int(match["step"]), loss, evaluation_split(match))
+        return cls(int(match["step"]), loss, evaluation_split(match), *evaluation_set(match))
 
 
 def evaluation_split(match: re.Match[bytes]) -> str:
     """The name of the held-out data in a match of EVALUATION."""
     return str((match["split"] or match["kind"]).decode())
+
+
+def evaluation_set(match: re.Match[bytes]) -> tuple[str | None, bool]:
+    """The name of the validation set in a match of EVALUATION, and whether it is the first of them.
+
+    Megatron-LM's --multiple-validation-sets counts them: `validation-0`, `validation-1`.
+    """
+    other, named = match["suffix"].removeprefix(b"-"), match["set"]
+    if not match["suffix"].startswith(b"-"):
+        return (named.decode() if named else None), True
+    return other.decode(errors="replace"), other == b"0" and not named
 
 
 def checkpoint_path(printed: bytes) -> bytes:
@@ -296,6 +328,8 @@ class Skipped:
     step: int
     left_out: int
     samples: int
+
+    NOTE = "skipped-samples"
 
     def format(self) -> str:
         return f" iteration {self.step}: {self.left_out} of {self.samples} samples skipped"

@@ -20,7 +20,6 @@ from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.benchmark import Benchmark
-from lt_train.data import blended_dataset
 
 SIZES = ("--seq-length", "16", "--global-batch-size", "4", "--eval-iters", "2", "--seed", "7")
 
@@ -74,7 +73,7 @@ def test_split_blends(
     )
     plan = synthetic.plan(*SIZES, "--train-iters", str(steps), "--split", split, datasets=datasets)
     expected = megatrons(plan, blend=blend_of(datasets), split=split)
-    for ours, theirs in zip(blended_dataset.build(plan, str(place / "cache")), expected, strict=True):
+    for ours, theirs in zip(synthetic.samples(plan, str(place / "cache")), expected, strict=True):
         if theirs is None:
             assert ours is None
         else:
@@ -87,7 +86,7 @@ def test_a_blend_whose_ties_hang_on_the_last_bit_of_its_weights(tmp_path: Path) 
         dataclasses.replace(synthetic.write(tmp_path / str(weight), [30] * 40), weight=weight) for weight in (0.1, 0.2, 0.3)
     )
     plan = synthetic.plan(*SIZES, "--train-iters", "12", "--split", "1,0,0", "--eval-iters", "0", datasets=datasets)
-    train, _, _ = blended_dataset.build(plan, str(tmp_path / "cache"))
+    train, _, _ = synthetic.samples(plan, str(tmp_path / "cache"))
     assert_same_order(train, megatrons(plan, blend=blend_of(datasets), split="1,0,0")[0])
 
 
@@ -97,7 +96,7 @@ def test_parts_of_their_own(tmp_path: Path) -> None:
     plan = synthetic.plan(*SIZES, "--train-iters", "20", *lists)
     training = (dataclasses.replace(first, weight=3.0), second)
     expected = megatrons(plan, blend_per_split=[blend_of(training), blend_of((third,)), None])
-    train, validation, test = blended_dataset.build(plan, str(tmp_path / "cache"))
+    train, validation, test = synthetic.samples(plan, str(tmp_path / "cache"))
     assert_same_order(train, expected[0])
     assert_same_order(validation, expected[1])
     assert test is None
@@ -106,7 +105,7 @@ def test_parts_of_their_own(tmp_path: Path) -> None:
 def test_mock_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plan = synthetic.plan(*SIZES, "--seq-length", "512", "--train-iters", "20", "--mock-data")
-    for ours, theirs in zip(blended_dataset.build(plan, None), megatrons(plan), strict=True):
+    for ours, theirs in zip(synthetic.samples(plan, None), megatrons(plan), strict=True):
         assert_same_order(ours, theirs, 50)
     assert not list(tmp_path.iterdir())
 
@@ -116,7 +115,7 @@ def test_tokens_of_a_measurement_cannot_be_foretold() -> None:
     plan = dataclasses.replace(plan, benchmark=Benchmark(1, 0, as_json=False))
 
     def tokens() -> npt.NDArray[np.int64]:
-        samples = blended_dataset.build(plan, None)[0]
+        samples = synthetic.samples(plan, None)[0]
         assert samples
         return np.concatenate([samples[number] for number in range(40)])
 
@@ -133,7 +132,7 @@ def test_indices_are_found_by_content(tmp_path: Path) -> None:
     def indices(place: str, lengths: list[int], *options: str) -> set[str]:
         written = synthetic.write(tmp_path / place, lengths)
         plan = synthetic.plan(*SIZES, "--split", "1,0,0", "--eval-iters", "0", *options, datasets=(written,))
-        blended_dataset.build(plan, str(tmp_path / "cache"))
+        synthetic.samples(plan, str(tmp_path / "cache"))
         return {path.name for path in (tmp_path / "cache").glob("samples-*")}
 
     once = indices("data", [20] * 50, "--train-iters", "5")
@@ -149,4 +148,4 @@ def test_a_part_without_tokens(tmp_path: Path) -> None:
     dataset = synthetic.write(tmp_path / "data", [20] * 8 + [0] * 2)
     plan = synthetic.plan(*SIZES, "--split", "8,2,0", datasets=(dataset,))
     with pytest.raises(BadData, match="no tokens in its sequences 8 to 10"):
-        blended_dataset.build(plan, str(tmp_path / "cache"))
+        synthetic.samples(plan, str(tmp_path / "cache"))

@@ -19,7 +19,7 @@ from running import SMALL, losses, train
 from lt_shared.console import IoFailure
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order.samples import StoredSequences
-from lt_train.data import blended_dataset, loader
+from lt_train.data import loader
 
 CPU = torch.device("cpu")
 SIZES = ("--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "8", "--train-iters", "6")
@@ -41,7 +41,7 @@ def become(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 def test_ranks_share_every_step_in_order(threads: int, tmp_path: Path, become: Callable[[int, int], None]) -> None:
     dataset = synthetic.write(tmp_path / "data", [30] * 40)
     plan = synthetic.plan(*SIZES, *WHOLE, "--num-workers", str(threads), datasets=(dataset,))
-    train, _, _ = blended_dataset.build(plan, str(tmp_path / "cache"))
+    train, _, _ = synthetic.samples(plan, str(tmp_path / "cache"))
     assert train is not None
     seen = []
     for rank in range(2):
@@ -78,7 +78,7 @@ def test_a_batch_with_documents(tmp_path: Path, become: Callable[[int, int], Non
     plan = synthetic.plan(
         *SIZES, "--seq-length", "1024", "--mock-data", "--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss"
     )
-    train, _, _ = blended_dataset.build(plan, None)
+    train, _, _ = synthetic.samples(plan, None)
     assert train is not None
     found = 0
     for _, batch in zip(range(12), loader.training(train, plan, CPU, 0, 0), strict=False):

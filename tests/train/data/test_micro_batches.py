@@ -16,7 +16,7 @@ from running import SMALL, losses, train
 from lt_shared import indexed_dataset, manifest
 from lt_shared.console import BadConfig
 from lt_shared.manifest import Dataset
-from lt_train.data import blended_dataset, micro_batches
+from lt_train.data import micro_batches
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.train_step import StepResult
 
@@ -93,7 +93,7 @@ def test_what_is_skipped_leaves_no_trace(tmp_path: Path, write_dataset: Callable
         writer.publish((manifest.sidecar_path(poisoned.prefix), sidecar))
     options = (*SMALL, *WHOLE, "--lr", "3e-3", "--train-iters", "10", "--num-experts", "4", "--moe-aux-loss-coeff", "1e-1")
     config = synthetic.plan(*options, "--vocab-size", "2048", datasets=(clean,))
-    samples, *_ = blended_dataset.build(config, None)
+    samples, *_ = synthetic.samples(config, None)
     assert samples is not None
     touched = [number for number in range(80) if {span.sequence for span in samples.spans(number)} & {3, 40}]
     assert len(touched) >= 3

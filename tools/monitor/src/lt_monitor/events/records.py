@@ -8,6 +8,8 @@ Fields that are not known here pass through, so a newer trainer may add some.
 import math
 from typing import Any
 
+from lt_shared import run_log
+
 VERSION = 1
 MESSAGE_CHARACTERS = 500
 MAXIMUM_COUNT = 2**53
@@ -67,6 +69,7 @@ NOTES = (
     "mlperf",
     "wandb",
     "progress",
+    run_log.Skipped.NOTE,
     "overflow",
     "missing",
     "replaced",
@@ -135,7 +138,7 @@ NUMBERS = frozenset(
     }
 )
 TEXTS = frozenset(
-    {"run", "path", "split", "time", "node", "reason", "fault", "cause", "severity", "message", "note", "state", "uuid"}
+    {"run", "path", "split", "set", "time", "node", "reason", "fault", "cause", "severity", "message", "note", "state", "uuid"}
 )
 _FLAGS = frozenset({"asynchronous", "begun"})
 

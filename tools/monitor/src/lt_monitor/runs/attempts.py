@@ -97,6 +97,16 @@ class Run:
         return self._by_step("eval", lambda event: event.get("split", "validation") == split)
 
     @property
+    def validation_sets(self) -> dict[str, list[Record]]:
+        """The same of each of several validation sets, by its name; the first of them counts as the validation split, too."""
+        of_set: dict[str, str] = {}
+        for event in self.of_kind("eval"):
+            split = event.get("split", "validation")
+            if event.get("set") and split.startswith("validation"):
+                of_set.setdefault(str(event["set"]), split)
+        return {name: self.evaluations_on(split) for name, split in of_set.items()}
+
+    @property
     def checkpoints(self) -> list[Record]:
         """Checkpoints that were saved completely and not made obsolete by an earlier restart, by step."""
         return self._by_step("checkpoint", lambda event: not event.get("begun") and event.get("step") is not None)

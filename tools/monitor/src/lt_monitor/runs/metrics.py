@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lt_monitor.events.escaping import printable
+from lt_monitor.events.records import Record
 from lt_monitor.events.steps import Steps
 from lt_monitor.runs import speed
 from lt_monitor.runs.attempts import Run
 from lt_monitor.runs.curves import Series, finite
 from lt_monitor.runs.speed import Known, Sizes
 from lt_shared.console import BadData, UsageError
-from lt_shared.run_log import GIB
+from lt_shared.run_log import GIB, SOURCE_LOSS
 
 NAME_CHARACTERS = 60
 # Benchmarks that are drawn without being asked for; of more, a picture would show nothing.
@@ -89,18 +90,55 @@ def curves_of(runs: Sequence[Run], known: Known, names: Sequence[str] = ()) -> l
     if not names:
         found = [_curves(LOSS, steps, sizes), _curves(GRAD_NORM, steps, sizes), speed_curves(steps, sizes)]
         main = list(dict.fromkeys(name for run in runs for name in run.main_scores))
+        found += [_set_curves(name, runs) for name in _other_sets(runs)[:MAXIMUM_SCORES]]
+        found += [_curves(_named(name, steps), steps, sizes) for name in _sources(steps)[:MAXIMUM_SCORES]]
         found += [_score_curves(name, runs, sizes) for name in main[:MAXIMUM_SCORES]]
         if not _is_known(found[0]):
             raise BadData("no step has a loss", "all steps were skipped or their loss was NaN")
         return [one for one in found if _is_known(one)]
-    chosen = [
-        _score_curves(score, runs, sizes) if (score := _score(name, runs)) else _curves(_named(name, steps), steps, sizes)
-        for name in names
-    ]
+    chosen = [_chosen(name, runs, steps, sizes) for name in names]
     for name, one in zip(names, chosen, strict=True):
         if not _is_known(one):
             raise UsageError(f"--metric {printable(name)}: no run has it", f"there are: {_present(steps, sizes, runs)}")
     return chosen
+
+
+def _chosen(name: str, runs: Sequence[Run], steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
+    if score := _score(name, runs):
+        return _score_curves(score, runs, sizes)
+    sets = dict.fromkeys(each for run in runs for each in run.validation_sets)
+    found = next((each for each in sets if _spelled(_of_set(each)) == _spelled(name)), None)
+    return _set_curves(found, runs) if found else _curves(_named(name, steps), steps, sizes)
+
+
+def source_columns(steps: Steps) -> list[str]:
+    """The columns with the losses of a blend's datasets."""
+    return [name for name in steps.columns if name.startswith(SOURCE_LOSS)]
+
+
+def _sources(steps: Sequence[Steps]) -> list[str]:
+    return list(dict.fromkeys(name for one in steps for name in source_columns(one)))
+
+
+def _of_set(name: str) -> str:
+    return f"validation {name}"
+
+
+def _other_sets(runs: Sequence[Run]) -> list[str]:
+    """The validation sets but the first of each run, which is drawn with the loss."""
+    return list(dict.fromkeys(name for run in runs for name in list(run.validation_sets)[1:]))
+
+
+def _set_curves(name: str, runs: Sequence[Run]) -> Curves:
+    """The losses on a validation set have points where it was evaluated."""
+    shown = printable(_of_set(name), NAME_CHARACTERS)
+    metric = Metric(_of_set(name), f"Loss on {printable(name, NAME_CHARACTERS)}", "nats per token", shown, shown, _field("loss"))
+    return metric, [_points(run.validation_sets.get(name, [])) for run in runs]
+
+
+def _points(evaluations: Sequence[Record]) -> Series:
+    known = [(event["step"], event["loss"]) for event in evaluations if event["loss"] is not None]
+    return finite(np.array([step for step, _ in known], np.int64), np.array([loss for _, loss in known], np.float64))
 
 
 def speed_curves(steps: Sequence[Steps], sizes: Sequence[Sizes]) -> Curves:
@@ -153,4 +191,5 @@ def _present(steps: Sequence[Steps], sizes: Sequence[Sizes], runs: Sequence[Run]
     keys = [metric.key for metric in METRICS if _is_known(_curves(metric, steps, sizes))]
     columns = [name for one in steps for name, values in one.columns.items() if np.isfinite(values).any()]
     scores = [name for run in runs for name in run.main_scores]
-    return ", ".join(printable(name, NAME_CHARACTERS) for name in dict.fromkeys(keys + columns + scores))
+    sets = [_of_set(name) for run in runs for name in run.validation_sets]
+    return ", ".join(printable(name, NAME_CHARACTERS) for name in dict.fromkeys(keys + columns + sets + scores))

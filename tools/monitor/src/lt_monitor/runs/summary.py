@@ -15,8 +15,10 @@ from lt_monitor.runs import scores, speed
 from lt_monitor.runs.advice import advice
 from lt_monitor.runs.attempts import Attempt, Run
 from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cause, suspect_ranks
+from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
+from lt_shared.run_log import SOURCE_LOSS
 
 RECENT_STEPS = 50
 # How Slurm ends jobs that did nothing wrong, and whose nodes did.
@@ -31,7 +33,8 @@ class Summary:
 
     `loss` is the last logged one, `loss_mean` the mean over the last tenth of the logged steps, `loss_change` its difference to
     the mean over the tenth before. Speeds are medians over the last RECENT_STEPS logged steps, `memory_bytes` is the most of
-    these. `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
+    these. `validation_losses` has the newest loss of each of several validation sets, `source_losses` that of each dataset of a
+    blend. `scores` has the newest value of each benchmark and its step. `skipped_steps` and `nan_steps` are sums over the run.
     `fault` is the fault that `main_fault` chooses, `ended` how the last attempt did (`ending`). `silent`: it has written nothing
     for long and is not over, so it is probably dead. Such a run has no time left, nor has one that ended early.
     """
@@ -45,6 +48,8 @@ class Summary:
     validation_loss: float | None
     best_validation_loss: float | None
     best_validation_step: int | None
+    validation_losses: dict[str, float]
+    source_losses: dict[str, float]
     scores: dict[str, dict[str, float]]
     consumed_tokens: int | None
     step_seconds: float | None
@@ -109,6 +114,8 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
         validation_loss=validations[-1]["loss"] if validations else None,
         best_validation_loss=best["loss"] if best else None,
         best_validation_step=best["step"] if best else None,
+        validation_losses=_newest_of_sets(run),
+        source_losses=_newest_of_sources(steps),
         scores=scores.newest(run),
         consumed_tokens=_consumed_tokens(steps, sizes),
         step_seconds=seconds,
@@ -246,3 +253,15 @@ def _eta_seconds(step: int | None, total_steps: int | None, seconds: float | Non
 def _time(seconds: float | None) -> str | None:
     """ISO 8601 in local time."""
     return None if seconds is None else datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def _newest_of_sets(run: Run) -> dict[str, float]:
+    found = {name: [event["loss"] for event in events] for name, events in run.validation_sets.items()}
+    known = {name: [loss for loss in losses if loss is not None] for name, losses in found.items()}
+    return {name: losses[-1] for name, losses in known.items() if losses}
+
+
+def _newest_of_sources(steps: Steps) -> dict[str, float]:
+    """Of a dataset that few samples are drawn from it may be that of an earlier line than the last."""
+    found = {name: steps.finite(name)[1] for name in source_columns(steps)}
+    return {name.removeprefix(SOURCE_LOSS): float(losses[-1]) for name, losses in found.items() if len(losses)}

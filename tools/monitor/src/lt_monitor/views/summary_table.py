@@ -3,6 +3,7 @@
 import datetime
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from lt_monitor.events.escaping import counted, printable
 from lt_monitor.events.records import Record
@@ -13,6 +14,11 @@ from lt_shared.run_log import GIB
 COLUMNS = 4
 NAME_CHARACTERS = 60
 SCORES = "scores"
+# Rows of runs that have several of them.
+OF_SEVERAL: dict[str, Callable[[Summary], Any]] = {
+    "loss by source": lambda summary: summary.source_losses,
+    "validation sets": lambda summary: summary.validation_losses,
+}
 
 Cell = Callable[[Summary], str]
 
@@ -52,7 +58,7 @@ def _plain_table(group: list[Summary]) -> str:
 
 def _rows(group: list[Summary]) -> dict[str, Cell]:
     """ROWS, and below the validation losses the scores where some were given."""
-    titles = list(ROWS)
+    titles = [title for title in ROWS if title not in OF_SEVERAL or any(OF_SEVERAL[title](summary) for summary in group)]
     if any(summary.scores for summary in group):
         titles.insert(titles.index("validation") + 1, SCORES)
     return {title: ROWS.get(title, _scores) for title in titles}
@@ -80,6 +86,10 @@ def _validation(summary: Summary) -> str:
     if summary.best_validation_loss is None:
         return "-"
     return f"{summary.validation_loss:.4f}, best {summary.best_validation_loss:.4f} at step {summary.best_validation_step:,}"
+
+
+def _losses(losses: dict[str, float]) -> str:
+    return ", ".join(f"{printable(name, NAME_CHARACTERS)} {loss:.4f}" for name, loss in losses.items()) or "-"
 
 
 def _scores(summary: Summary) -> str:
@@ -176,7 +186,9 @@ ROWS: dict[str, Cell] = {
     "step": _step,
     "loss": _loss,
     "last tenth": _trend,
+    "loss by source": lambda summary: _losses(summary.source_losses),
     "validation": _validation,
+    "validation sets": lambda summary: _losses(summary.validation_losses),
     "speed": _speed,
     "TFLOP/s per GPU": _tflops,
     "MFU": _mfu,

@@ -90,6 +90,7 @@ def _data_arguments(config: RunConfig) -> dict[str, Any]:
         "data_path": blend_words(data.datasets) if whole else None,
         "train_data_path": None if whole else blend_words(data.datasets),
         "valid_data_path": blend_words(data.validation_datasets),
+        "validation_names": list(data.validation_names) or None,
         "test_data_path": blend_words(data.test_datasets),
         "mock_data": data.mock,
         "eval_iters": data.eval_iters,

@@ -4,6 +4,7 @@ Sample indices are made once for all ranks and later runs: by rank 0, then by th
 them (a cache on local disks).
 """
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -23,8 +24,20 @@ from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
 
 
-def build(config: RunConfig, cache: str | None, train_samples: int | None = None) -> list[Samples | None]:
-    """Training, validation and test samples; None for a part without data or evaluations. Called by all ranks together.
+@dataclasses.dataclass(frozen=True)
+class RunSamples:
+    """The samples of a run's parts, None for one without data or evaluations; `validation` by the names of its sets.
+
+    A set without a name is called "".
+    """
+
+    training: Samples | None
+    validation: dict[str, Samples]
+    test: Samples | None
+
+
+def build(config: RunConfig, cache: str | None, train_samples: int | None = None) -> RunSamples:
+    """Called by all ranks together.
 
     `train_samples` are those of the run's steps when none are given.
 
@@ -42,24 +55,27 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
                     sample_index.check(index_cache.make_once(directory, name, index.make))
             _wait_for_all()
         found = dict(zip(indices, (index_cache.location(directory, name) for name in names), strict=True))
-        samples: list[Samples | None] = [None if part is None else part.load(found) for part in parts]
+        training, test, *validation = [None if part is None else part.load(found) for part in parts]
         _wait_for_all()
     finally:
         if cache is None and _is_first_on_node():
             shutil.rmtree(directory, ignore_errors=True)
-    return samples
+    named = zip(config.data.validation_sets, validation, strict=True)
+    return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test)
 
 
 def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
-    """Training, validation and test; what is read is opened once."""
+    """Training, test, and each validation set; what is read is opened once."""
     data, batches = config.data, config.batches
     evaluated = data.eval_iters * batches.global_batch_size
-    of_each = [data.datasets, data.validation_datasets, data.test_datasets] if data.split is None else [data.datasets] * 3
+    sets = data.validation_sets
+    wanted = [(0, data.datasets, train_samples), (2, data.datasets if data.split else data.test_datasets, evaluated)]
+    wanted += [(1, datasets, evaluated) for datasets in sets.values()]
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
         opened.setdefault(dataset.prefix, StoredSequences(dataset.prefix))
     parts: list[DatasetPart | Blend | None] = []
-    for number, (datasets, samples) in enumerate(zip(of_each, (train_samples, evaluated, evaluated), strict=True)):
+    for number, datasets, samples in wanted:
         named = [(dataset.prefix, opened[dataset.prefix], dataset.weight) for dataset in datasets]
         if data.mock:
             kind = RandomSequences if config.benchmark else MockSequences

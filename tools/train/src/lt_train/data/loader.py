@@ -19,6 +19,7 @@ from lt_shared import storage
 from lt_shared.sample_order.samples import Samples
 from lt_train.config.run_config import RunConfig
 from lt_train.data import blended_dataset, micro_batches
+from lt_train.data.blended_dataset import RunSamples
 from lt_train.data.micro_batches import MicroBatch
 from lt_train.runtime import device
 
@@ -28,8 +29,8 @@ Batch = dict[str, Tensor]
 AHEAD = 4
 
 
-def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> list[Samples | None]:
-    """Training, validation and test samples, as `blended_dataset.build`, for a run at `iteration` that has consumed so many.
+def build(config: RunConfig, consumed_samples: int = 0, iteration: int = 0) -> RunSamples:
+    """As `blended_dataset.build`, for a run at `iteration` that has consumed so many.
 
     A run that was started with another batch size may need more than its steps would have taken at the present one.
     """
@@ -50,7 +51,7 @@ def training(samples: Samples, config: RunConfig, where: torch.device, consumed_
     """This rank's micro batches of the steps after `iteration`, with what the run skips left out."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     planned = micro_batches.of_rank(config, rank, ranks, len(samples), consumed_samples, iteration + 1)
-    return batches(samples, config, where, planned)
+    return batches(samples, config, where, planned, tells_sources=True)
 
 
 def evaluating(samples: Samples, config: RunConfig, where: torch.device) -> Iterator[Batch]:
@@ -60,17 +61,21 @@ def evaluating(samples: Samples, config: RunConfig, where: torch.device) -> Iter
     return batches(samples, config, where, planned)
 
 
-def batches(samples: Samples, config: RunConfig, where: torch.device, planned: Iterable[MicroBatch]) -> Iterator[Batch]:
+def batches(
+    samples: Samples, config: RunConfig, where: torch.device, planned: Iterable[MicroBatch], tells_sources: bool = False
+) -> Iterator[Batch]:
     """The `planned` micro batches on the device `where`.
 
     int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
-    `documents` [b, s], which counts the documents of each sample, and a `weight` where samples of the step are skipped.
+    `documents` [b, s], which counts the documents of each sample, a `weight` where samples of the step are skipped, and, of a
+    blend that `tells_sources`, int64 `sources` [b], the number of each sample's dataset.
     """
     size = config.batches.micro_batch_size
     eod = config.architecture.vocab_size - 1 if config.data.mock else config.data.eod
     shape = (size, config.batches.seq_length)
     positions = torch.arange(shape[1], device=where).expand(shape)
     counted = torch.ones(shape, device=where)
+    by_source = len(config.data.datasets) > 1 and tells_sources
     described, to_read = itertools.tee(planned)
     texts = read_ahead(samples, (each.numbers for each in to_read), config.data.num_workers, where)
     for micro_batch, text in zip(described, texts, strict=True):
@@ -90,6 +95,8 @@ def batches(samples: Samples, config: RunConfig, where: torch.device, planned: I
             kept = torch.tensor(micro_batch.kept, dtype=torch.float32).to(where, non_blocking=True)
             batch["loss_mask"] = batch["loss_mask"] * kept[:, None]
             batch["weight"] = torch.tensor(micro_batch.weight).to(where, non_blocking=True)
+        if by_source:
+            batch["sources"] = torch.tensor(list(map(samples.dataset, micro_batch.numbers))).to(where, non_blocking=True)
         yield batch
 
 

@@ -103,18 +103,23 @@ class Log:
     def step(self, step: Step, tokens_per_second: float, lap: Lap) -> None:
         self.line(step.format(), self._table.lines(step, tokens_per_second))
         numbers = {name: value for name, value in dataclasses.asdict(step).items() if name != "time" and value is not None}
+        of_sources = {f"{run_log.SOURCE_LOSS}{name}": loss for name, loss in numbers.pop("source_losses", {}).items()}
         more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
-        self._metric({"kind": "step", **numbers, **more})
+        self._metric({"kind": "step", **numbers, **of_sources, **more})
         self._track(step.step, trackers.step_values(step))
 
     def skipped(self, skipped: Skipped) -> None:
         self.line(skipped.format())
-        self._metric({"kind": "skip", **dataclasses.asdict(skipped)})
+        fields = dataclasses.asdict(skipped)
+        self._metric({"kind": "note", "note": Skipped.NOTE, "message": skipped.format().strip(), "fields": fields})
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        brief = f"{evaluation.split} loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.4g}"
+        named = f" {evaluation.name}" if evaluation.name else ""
+        brief = f"{evaluation.split}{named} loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.4g}"
         self.line(evaluation.format(), [f"{brief} after {evaluation.step:,} steps"])
-        self._metric({"kind": "eval", **dataclasses.asdict(evaluation), "perplexity": evaluation.perplexity})
+        set_name = {"set": evaluation.name} if evaluation.name else {}
+        numbers = {"step": evaluation.step, "loss": evaluation.loss, "split": evaluation.part, **set_name}
+        self._metric({"kind": "eval", **numbers, "perplexity": evaluation.perplexity})
         self._track(evaluation.step, trackers.evaluation_values(evaluation))
 
     def checkpoint(self, entry: manifest.Checkpoint, waited_seconds: float, seconds: float) -> None:

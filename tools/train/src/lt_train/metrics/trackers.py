@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lt_shared.console import Unavailable, warn
-from lt_shared.run_log import STEP_TAGS, Evaluation, Step, evaluation_tags
+from lt_shared.run_log import SOURCE_LOSS, STEP_TAGS, Evaluation, Step, evaluation_tags
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.reporting import Wandb
 from lt_train.runtime import run_files
@@ -43,11 +43,12 @@ def open_trackers(config: RunConfig, first_step: int, arguments: dict[str, Any])
 def step_values(step: Step) -> dict[str, float]:
     """The curves of a training step by their tags."""
     values = {tag: getattr(step, field) for field, tag in STEP_TAGS.items()}
+    values |= {f"{SOURCE_LOSS}{name}": loss for name, loss in (step.source_losses or {}).items()}
     return {tag: float(value) for tag, value in values.items() if value is not None}
 
 
 def evaluation_values(evaluation: Evaluation) -> dict[str, float]:
-    return dict(zip(evaluation_tags(evaluation.split), (evaluation.loss, evaluation.perplexity), strict=True))
+    return dict(zip(evaluation_tags(evaluation.part), (evaluation.loss, evaluation.perplexity), strict=True))
 
 
 class TensorBoardTracker:

@@ -20,7 +20,12 @@ def files(situation: Situation) -> Iterator[Finding]:
     for dataset in _local_datasets(situation):
         part = "validation" if dataset in given.validation_datasets else "test" if dataset in given.test_datasets else None
         alone = dataclasses.replace(
-            given, datasets=(dataset,), validation_datasets=(), test_datasets=(), split=None if part else given.split
+            given,
+            datasets=(dataset,),
+            validation_datasets=(),
+            validation_names=(),
+            test_datasets=(),
+            split=None if part else given.split,
         )
         try:
             check_datasets(alone, situation.need("architecture").vocab_size)

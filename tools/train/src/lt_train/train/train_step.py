@@ -25,6 +25,8 @@ from lt_train.runtime.reading import Reading
 from lt_train.train.step_check import StepCheck
 
 LM_LOSS, MTP_LOSS = "lm loss", "mtp loss"
+# By dataset of the blend: the sum of the losses of its tokens, and how many tokens there were.
+SOURCE_SUMS = "source sums"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,8 @@ class StepResult:
     that was skipped for its gradients has not `updated`, and no `grad_norm` when the loss scale was too high. `loss_scale` is
     that of the next step, 1 without scaling; `scale_falls` says that a skipped step can still lower it. `largest` is over all
     ranks, of each of the numbers that the ranks were asked for. `prediction_loss` is that of the multi-token prediction layers,
-    where there are some.
+    where there are some. `source_sums` has for each dataset of a blend the sum of its tokens' losses, then for each the number of
+    tokens.
     """
 
     loss: float | None
@@ -47,6 +50,7 @@ class StepResult:
     largest: Sequence[int] = ()
     prediction_loss: float | None = None
     left_out: int = 0
+    source_sums: Sequence[float] = ()
 
 
 class Stepper:
@@ -87,7 +91,7 @@ class Stepper:
         if left_out == samples:
             return self._pass_over(samples, own)
         state.optimizer.zero_grad()
-        loss = Reading(self._mean(self._gradients(batches, samples)))
+        loss = Reading(self._mean(self._gradients(batches, samples), self._sources))
         largest = agreement.asked(own(), self.where)
         outcome = optimizer.step(state.optimizer, self.run_config.optimization.clip_grad)
         self.clear_gradients()
@@ -98,6 +102,7 @@ class Stepper:
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
         mean, *more = loss.values()
+        sources = 2 * self._sources
         return StepResult(
             mean,
             samples,
@@ -106,8 +111,9 @@ class Stepper:
             scale,
             self.run_config.precision.scale_falls(scale),
             largest(),
-            more[0] if more else None,
+            more[0] if len(more) > sources else None,
             left_out,
+            more[-sources:] if sources else (),
         )
 
     def _gradients(self, batches: Iterator[Batch], samples: int) -> list[dict[str, torch.Tensor]]:
@@ -124,6 +130,12 @@ class Stepper:
         state.consumed_samples += samples
         scale = optimizer.loss_scale(state.optimizer)
         return StepResult(None, samples, None, False, scale, largest=largest(), left_out=samples)
+
+    @property
+    def _sources(self) -> int:
+        """The datasets whose losses are told apart."""
+        count = len(self.run_config.data.datasets)
+        return count if count > 1 else 0
 
     @torch.no_grad()
     def evaluate(self, batches: Iterator[Batch], global_batches: int) -> float:
@@ -154,18 +166,27 @@ class Stepper:
         )
         return losses
 
-    def _mean(self, losses: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    def _mean(self, losses: list[dict[str, torch.Tensor]], sources: int = 0) -> torch.Tensor:
         """The mean of the micro batches' losses over all data-parallel ranks, on every rank's device; float64 of one element, and
-        of a second one with multi-token prediction."""
+        of a second one with multi-token prediction. Behind them come the sums by `sources`."""
         kinds = [LM_LOSS, MTP_LOSS] if self.run_config.architecture.mtp_num_layers else [LM_LOSS]
-        total = torch.zeros(len(kinds), dtype=torch.float64, device=self.where)
+        total = torch.zeros(len(kinds) + 2 * sources, dtype=torch.float64, device=self.where)
         # Tensor- and context-parallel ranks all have the loss of their micro batches.
         if losses and parallel_state.get_tensor_model_parallel_rank() + parallel_state.get_context_parallel_rank() == 0:
             found = [torch.stack([entry.get(kind, entry[LM_LOSS]) for entry in losses]).double().mean() for kind in kinds]
-            total += torch.stack(found) / self.run_config.parallelism.data
+            total[: len(kinds)] += torch.stack(found) / self.run_config.parallelism.data
+        if losses and sources and parallel_state.get_tensor_model_parallel_rank() == 0:
+            total[len(kinds) :] += self._source_sums(losses, sources)
         if self.run_config.parallelism.world_size > 1:
             torch.distributed.all_reduce(total)
         return total
+
+    @staticmethod
+    def _source_sums(losses: list[dict[str, torch.Tensor]], sources: int) -> torch.Tensor:
+        """float64 [2 * sources] of this rank's tokens: the sum of the losses of each dataset, then how many tokens it has."""
+        numbers, sums = (torch.cat(each, dim=-1) for each in zip(*(entry[SOURCE_SUMS] for entry in losses), strict=True))
+        found = torch.zeros(2, sources, dtype=torch.float64, device=sums.device)
+        return found.index_add_(1, numbers, sums.double()).flatten()
 
 
 def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, Any]:
@@ -173,20 +194,24 @@ def forward_step(batches: Iterator[Batch], chunk: Chunk) -> tuple[torch.Tensor, 
     batch = next(batches)
     documents = batch.get("documents")
     tokens, positions, labels, mask = (_own_part(batch[key]) for key in ("tokens", "position_ids", "labels", "loss_mask"))
-    weight = batch.get("weight")
+    weight, sources = batch.get("weight"), batch.get("sources")
     model = build_gpt.unwrapped(chunk) if isinstance(chunk, DistributedDataParallel) else None
     if not isinstance(model, PredictingModel) or not chunk.training:
-        return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight)
+        return chunk(tokens, positions, documents, labels=labels), partial(mean_loss, mask, weight, sources)
     layers = model.config.mtp_num_layers or 0
     predicted = further(batch["labels"], batch["loss_mask"], documents, layers, _own_part, weight)
     output = chunk(tokens, positions, documents, labels=labels, further=predicted)
-    return output, partial(_with_prediction_losses, mask, weight, model)
+    return output, partial(_with_prediction_losses, mask, weight, sources, model)
 
 
 def _with_prediction_losses(
-    mask: torch.Tensor, weight: torch.Tensor | None, model: PredictingModel, losses: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    loss, reported = mean_loss(mask, weight, losses)
+    mask: torch.Tensor,
+    weight: torch.Tensor | None,
+    sources: torch.Tensor | None,
+    model: PredictingModel,
+    losses: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    loss, reported = mean_loss(mask, weight, sources, losses)
     return loss, reported | {MTP_LOSS: torch.stack(list(model.prediction_losses)).mean()}
 
 
@@ -197,8 +222,8 @@ def _own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mean_loss(
-    mask: torch.Tensor, weight: torch.Tensor | None, losses: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    mask: torch.Tensor, weight: torch.Tensor | None, sources: torch.Tensor | None, losses: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """The mean over the tokens that count, times the micro batch's `weight`; `mask` and `losses` are [b, s].
 
     With context parallelism the mean is over all its ranks. What is returned for the backward pass is then this rank's share of
@@ -211,4 +236,8 @@ def mean_loss(
     if parallel_state.get_context_parallel_world_size() > 1:
         torch.distributed.all_reduce(reported, group=parallel_state.get_context_parallel_group())
     whole_total, whole_count = reported[0], reported[1].clamp(min=1)
-    return total / whole_count, {LM_LOSS: whole_total / whole_count}
+    found: dict[str, Any] = {LM_LOSS: whole_total / whole_count}
+    if sources is not None:
+        counted = losses.detach().float() * mask
+        found[SOURCE_SUMS] = sources, torch.stack((counted.sum(1), mask.expand_as(losses).sum(1)))
+    return total / whole_count, found

@@ -5,6 +5,7 @@ checkpoints.
 """
 
 import datetime
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from lt_shared import run_log
+from lt_shared import dataset_names, run_log
 from lt_shared.console import ExitCode
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Skipped, Step
 from lt_shared.sample_order.samples import Samples
@@ -135,9 +136,10 @@ class Loop:
         settings = config.checkpointing
         self.saver = Saver(config, chosen, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
-        self.train_data, self.validation_data, self.test_data = loader.build(config, state.consumed_samples, state.iteration)
+        self.data = loader.build(config, state.consumed_samples, state.iteration)
+        self.sources = dataset_names.names([dataset.prefix for dataset in config.data.datasets])
         if config.replay:
-            self.validation_data = self.test_data = None
+            self.data = dataclasses.replace(self.data, validation={}, test=None)
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
@@ -151,8 +153,8 @@ class Loop:
         """Train to the last step, or to the first after which the run has a reason to end."""
         config, state, clock = self.config, self.state, self.clock
         stop = Reason(agreement.largest(Limits.received(), self.where))
-        assert self.train_data
-        planned = loader.training(self.train_data, config, self.where, state.consumed_samples, state.iteration)
+        assert self.data.training
+        planned = loader.training(self.data.training, config, self.where, state.consumed_samples, state.iteration)
         batches = clock.reading(planned)
         clock.start()
         with self.saver, self.watchdog:
@@ -178,7 +180,7 @@ class Loop:
             if self.attempt:
                 self.attempt.reached(state.iteration)
             self.log.advance()
-            state.unlogged.add(result.loss, result.updated)
+            state.unlogged.add(result.loss, result.updated, result.source_sums)
             if result.left_out:
                 self._report_skipped(result)
             spike = self.anomalies.observe(state.iteration, result)
@@ -189,10 +191,11 @@ class Loop:
             if last or state.iteration % config.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause(), self.watchdog.slow():
-                if self.validation_data and (last or state.iteration % config.data.eval_interval == 0):
-                    self._evaluate("validation", self.validation_data)
-                if self.test_data and last:
-                    self._evaluate("test", self.test_data)
+                if last or state.iteration % config.data.eval_interval == 0:
+                    for number, (name, samples) in enumerate(self.data.validation.items()):
+                        self._evaluate("validation", samples, name, number == 0)
+                if self.data.test and last:
+                    self._evaluate("test", self.data.test)
                 self.saver.poll(result.loss)
                 if last or stop or state.iteration % config.checkpointing.save_interval == 0:
                     device.release(self.where)
@@ -236,6 +239,7 @@ class Loop:
             memory_bytes=max(result.largest[1], needed),
             reserved_memory_bytes=max(result.largest[2], reserved or 0) or None,
             prediction_loss=result.prediction_loss,
+            source_losses=self._source_losses(),
         )
         self.log.step(step, speed.tokens_per_second, lap)
         if self.timers:
@@ -243,8 +247,13 @@ class Loop:
                 self.log.line(line)
         state.unlogged, self.logged_samples = Unlogged(), state.consumed_samples
 
-    def _evaluate(self, split: str, samples: Samples) -> None:
+    def _source_losses(self) -> dict[str, float]:
+        """Of the datasets that had a token since the last line, by their names."""
+        found = zip(self.sources, self.state.unlogged.source_losses, strict=False)
+        return {name: loss for name, loss in found if loss is not None and math.isfinite(loss)}
+
+    def _evaluate(self, split: str, samples: Samples, name: str = "", is_first: bool = True) -> None:
         """Over the same `eval_iters` global batches each time, so that evaluations can be compared."""
         batches = loader.evaluating(samples, self.config, self.where)
         loss = self.stepper.evaluate(batches, self.config.data.eval_iters)
-        self.log.evaluation(Evaluation(self.state.iteration, loss, split))
+        self.log.evaluation(Evaluation(self.state.iteration, loss, split, name or None, is_first))

@@ -10,7 +10,7 @@ from lt_shared import console, manifest, storage
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
 from lt_shared.sample_order.split import split_ranges, split_shares
-from lt_train.config.settings import stated_tokenizer
+from lt_train.config.settings import stated_tokenizer, validation_sets
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
@@ -23,7 +23,12 @@ OPTIONS = console.section(
     "Data",
     click.option("--data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="The same as DATA."),
     click.option("--train-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Training data alone, not split."),
-    click.option("--valid-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Validation data of its own."),
+    click.option(
+        "--valid-data-path",
+        multiple=True,
+        metavar="[NAME=] [WEIGHT] PREFIX ...",
+        help="Validation data of its own; several sets by name, each with its own loss.",
+    ),
     click.option("--test-data-path", multiple=True, metavar="[WEIGHT] PREFIX ...", help="Test data of its own."),
     click.option("--mock-data", is_flag=True, help="Train on made-up tokens: Megatron's, which count up."),
     click.option("--split", help=f"Shares of training, validation and test documents; by default {DEFAULT_SPLIT}."),
@@ -49,12 +54,14 @@ OPTIONS = console.section(
 class Data:
     """`split` is Megatron's three shares of `datasets`; None when the other two are validation and test data of their own.
 
-    Without `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
+    `validation_names` has the set of each of `validation_datasets`; it is empty when they are one set without a name. Without
+    `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
     directories.
     """
 
     datasets: tuple[Dataset, ...]
     validation_datasets: tuple[Dataset, ...]
+    validation_names: tuple[str, ...]
     test_datasets: tuple[Dataset, ...]
     split: str | None
     eval_iters: int
@@ -73,6 +80,15 @@ class Data:
     @property
     def all_datasets(self) -> tuple[Dataset, ...]:
         return self.datasets + self.validation_datasets + self.test_datasets
+
+    @property
+    def validation_sets(self) -> dict[str, tuple[Dataset, ...]]:
+        """The datasets of each validation set by its name, which is "" where there is one without; with a split, of all data."""
+        if self.split is not None:
+            return {"": self.datasets}
+        names = self.validation_names or ("",) * len(self.validation_datasets)
+        paired = list(zip(names, self.validation_datasets, strict=True))
+        return {name: tuple(dataset for other, dataset in paired if other == name) for name in names}
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -156,11 +172,15 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
         raise UsageError("--split, but training, validation and test data are named separately", "drop --split")
     if options["mock_data"] and options["split"]:
         note("--split has no meaning for made-up data")
-    validation, test = (_read(tuple(options[name])) for name in ("valid_data_path", "test_data_path"))
+    sets = validation_sets.read(tuple(options["valid_data_path"]), _read)
+    validation = tuple(dataset for _, datasets_of in sets for dataset in datasets_of)
+    validation_names = tuple(name for name, datasets_of in sets if name for _ in datasets_of)
+    test = _read(tuple(options["test_data_path"]))
     stated_tokenizer.check(options, (*datasets, *validation, *test))
     return Data(
         datasets=datasets,
         validation_datasets=validation,
+        validation_names=validation_names,
         test_datasets=test,
         split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or DEFAULT_SPLIT,
         eval_iters=options["eval_iters"],

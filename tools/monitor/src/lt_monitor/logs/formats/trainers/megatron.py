@@ -156,11 +156,14 @@ def evaluation(line: Line) -> Record | None:
     match = run_log.EVALUATION.search(line.text)
     if match is None:
         return None
+    name, is_first = run_log.evaluation_set(match)
+    split = run_log.evaluation_split(match)
     return {
         "kind": "eval",
         "step": int(match["step"]),
         "loss": decimal(match["loss"].replace(b",", b"")),
-        "split": run_log.evaluation_split(match),
+        "split": split if is_first else f"{split}-{name}",
+        **({"set": name} if name else {}),
     }
 
 
@@ -241,6 +244,12 @@ def notes(line: Line) -> Record | None:
         for pair in _STRAGGLER_PAIR.finditer(text)
     }
     return note(line, "straggler", extremes) if extremes else None
+
+
+def skipped(line: Line) -> Record | None:
+    """Samples that lt-train was to leave out."""
+    match = run_log.SKIPPED.search(line.text)
+    return match and note(line, run_log.Skipped.NOTE, {name: int(number) for name, number in match.groupdict().items()})
 
 
 def anomaly(line: Line) -> Record | None:

@@ -1,0 +1,32 @@
+"""Short names of a run's datasets, for logs, metrics and schedules: the ends of their paths, as long as it takes to tell them
+apart. `/fsx/web/part_text_document` and `/fsx/code/part_text_document` are `web/part_text_document` and
+`code/part_text_document`.
+"""
+
+import re
+from collections.abc import Sequence
+
+LONGEST = 60
+# What separates the pairs of a log line, and what a terminal would obey.
+_UNFIT = re.compile(r"[^\w./+@-]", re.ASCII)
+
+
+def names(prefixes: Sequence[str]) -> list[str]:
+    """A name for each; a prefix that is there twice has a number behind it."""
+    found = _ends(prefixes, 1)
+    seen: dict[str, int] = {}
+    for place, name in enumerate(found):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            found[place] = f"{name}@{seen[name]}"
+    return found
+
+
+def _ends(prefixes: Sequence[str], components: int) -> list[str]:
+    ends = ["/".join(prefix.split("/")[-components:]) for prefix in prefixes]
+    alike = {end for end in ends if len({prefix for prefix, other in zip(prefixes, ends, strict=True) if other == end}) > 1}
+    if not alike:
+        return [_UNFIT.sub("_", end)[-LONGEST:] for end in ends]
+    longer = _ends([prefix for prefix, end in zip(prefixes, ends, strict=True) if end in alike], components + 1)
+    told_apart = iter(longer)
+    return [next(told_apart) if end in alike else _UNFIT.sub("_", end)[-LONGEST:] for end in ends]
