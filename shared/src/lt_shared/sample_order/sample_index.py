@@ -110,6 +110,60 @@ def _write_order(directory: Path, orders: list[npt.NDArray[np.int64]], reading: 
             rows, entry, tokens = max(rows, last + 1), entry + len(block), int(ends[-1])
 
 
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """`samples` samples from token `begin` on of the endless stream of sequences `first` to before `last`, which have `tokens`.
+
+    `number` is that of the phase that they are for, and decides their order with the seed.
+    """
+
+    first: int
+    last: int
+    tokens: int
+    begin: int
+    samples: int
+    sequence_length: int
+    seed: int
+    number: int
+
+    @property
+    def epochs(self) -> range:
+        """Those that it has tokens of."""
+        return range(self.begin // self.tokens, (self.begin + self.samples * self.sequence_length) // self.tokens + 1)
+
+
+def write_stretch(directory: Path, lengths: Integers, stretch: Stretch) -> None:
+    """Write the three indices of a stretch into `directory`. Each epoch is shuffled by a generator of its own."""
+    packed = lengths[stretch.first : stretch.last].astype(np.int64, subok=False)
+    packed <<= NUMBER_BITS
+    packed |= np.arange(stretch.first, stretch.last)
+    entries = len(packed) * len(stretch.epochs)
+    kind = np.dtype(np.int32 if entries <= np.iinfo(np.int32).max else np.int64)
+    row, entry, tokens = 0, 0, stretch.epochs[0] * stretch.tokens
+    with (
+        _create(directory / DOCUMENT_INDEX, np.dtype(np.int32), (entries,)) as document_file,
+        _create(directory / SAMPLE_INDEX, kind, (stretch.samples + 1, 2)) as sample_file,
+    ):
+        for epoch in stretch.epochs:
+            order = packed.copy()
+            np.random.RandomState([stretch.seed, epoch]).shuffle(order)
+            for block in _blocks([order]):
+                document_file.write((block & NUMBER_MASK).astype(np.int32).data)
+                sizes = block >> NUMBER_BITS
+                ends = tokens + np.cumsum(sizes)
+                last = min(stretch.samples, (int(ends[-1]) - 1 - stretch.begin) // stretch.sequence_length)
+                begins = stretch.begin + np.arange(row, last + 1) * stretch.sequence_length
+                within = np.searchsorted(ends, begins, side="right")
+                rows = np.stack((within + entry, begins - (ends - sizes)[within]), axis=1)
+                sample_file.write(rows.astype(kind).data)
+                row, entry, tokens = max(row, last + 1), entry + len(block), int(ends[-1])
+    order_of_samples = np.arange(stretch.samples, dtype=np.uint32 if stretch.samples < np.iinfo(np.uint32).max else np.int64)
+    np.random.RandomState([stretch.seed, stretch.number, 1]).shuffle(order_of_samples)
+    with _create(directory / SHUFFLE_INDEX, order_of_samples.dtype, order_of_samples.shape) as file:
+        file.write(order_of_samples.data)
+    _record_checksums(directory)
+
+
 def _blocks(orders: list[npt.NDArray[np.int64]]) -> Iterator[npt.NDArray[np.int64]]:
     for order in orders:
         for start in range(0, len(order), SEQUENCES_AT_ONCE):
