@@ -41,7 +41,7 @@ class RunRecord:
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
-    them, `bin_crc32` and `idx_crc32`.
+    them, `bin_crc32` and `idx_crc32`. `phase` is the name of the phase of the data schedule that it ends in or with.
     """
 
     architecture: Architecture
@@ -56,6 +56,7 @@ class RunRecord:
     distributed_optimizer: bool | None = None
     kernels: dict[str, str] | None = None
     datasets: dict[str, dict[str, int]] | None = None
+    phase: str | None = None
 
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
@@ -96,6 +97,8 @@ class RunRecord:
                 raise TypeError("files is not an object")
             architecture = Architecture.from_record(record.pop("architecture"))
             tokenizer = record.pop("tokenizer")
+            if not isinstance(record.get("phase"), str | None):
+                raise TypeError("phase is no name")
             for field, least in (("padded_vocab_size", architecture.vocab_size), ("iteration", 0), ("consumed_samples", 0)):
                 if type(record[field]) is not int or record[field] < least:
                     raise ValueError(f"{field} is {record[field]!r:.40}, must be a whole number from {least} on")

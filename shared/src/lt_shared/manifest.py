@@ -41,7 +41,10 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """One `.bin/.idx` pair. Only `prefix` and `weight` are known for a prefix that came without a description."""
+    """One `.bin/.idx` pair. Only `prefix` and `weight` are known for a prefix that came without a description.
+
+    Where it is `packed`, each sequence is one sample of so many tokens, and the one behind them, or shorter.
+    """
 
     prefix: str
     documents: int | None = None
@@ -51,6 +54,7 @@ class Dataset:
     eod: int | None = None
     tokenizer: Tokenizer | None = None
     weight: float = 1.0
+    packed: int | None = None
 
     kind = "dataset"
 
@@ -62,7 +66,7 @@ class Dataset:
         tokenizer = record.get("tokenizer")
         known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
         _require_text(record, "prefix")
-        for field in ("documents", "tokens", "vocab_size", "eod"):
+        for field in ("documents", "tokens", "vocab_size", "eod", "packed"):
             if not isinstance(record.get(field), int | None) or isinstance(record.get(field), bool):
                 raise ValueError(f"{field} is {record[field]!r}, expected a whole number")
         if not isinstance(record.get("dtype"), str | None):

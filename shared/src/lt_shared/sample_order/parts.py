@@ -17,6 +17,7 @@ import numpy as np
 
 from lt_shared.console import BadData
 from lt_shared.sample_order import sample_index
+from lt_shared.sample_order.packed import PackedPart, PackedReading
 from lt_shared.sample_order.sample_index import Reading
 from lt_shared.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
 
@@ -57,7 +58,7 @@ class DatasetPart:
     def make(self, directory: Path) -> None:
         sample_index.write(directory, self.sequences.lengths, self.reading)
 
-    def load(self, found: "Mapping[DatasetPart | Blend, Path]") -> DatasetSamples:
+    def load(self, found: Mapping[Any, Path]) -> DatasetSamples:
         return DatasetSamples.load(self.sequences, found[self])
 
 
@@ -65,13 +66,13 @@ class DatasetPart:
 class Blend:
     """`samples` samples drawn from `members` in the proportion of `weights`. `draw` is as for `sample_index.write_blend`."""
 
-    members: Sequence[DatasetPart]
+    members: Sequence[DatasetPart | PackedPart]
     weights: list[float]
     samples: int
     draw: Callable[..., None] = sample_index.draw_blend
 
     @property
-    def indices(self) -> list["DatasetPart | Blend"]:
+    def indices(self) -> list["DatasetPart | PackedPart | Blend"]:
         return [*self.members, self]
 
     def name(self) -> str:
@@ -80,7 +81,7 @@ class Blend:
     def make(self, directory: Path) -> None:
         sample_index.write_blend(directory, self.weights, self.samples, self.draw)
 
-    def load(self, found: "Mapping[DatasetPart | Blend, Path]") -> BlendedSamples:
+    def load(self, found: Mapping[Any, Path]) -> BlendedSamples:
         return BlendedSamples.load([member.load(found) for member in self.members], found[self])
 
 
@@ -92,12 +93,16 @@ def _digest(kind: str, described: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The `share` of a dataset's sequences that belongs to a part, and its weight in the blend."""
+    """The `share` of a dataset's sequences that belongs to a part, and its weight in the blend.
+
+    Of a packed dataset each sequence is a sample.
+    """
 
     origin: str
     sequences: Sequences
     share: range
     weight: float = 1.0
+    is_packed: bool = False
 
 
 def part_of(
@@ -106,16 +111,21 @@ def part_of(
     sequence_length: int,
     seed: int,
     draw: Callable[..., None] = sample_index.draw_blend,
-) -> DatasetPart | Blend:
+) -> DatasetPart | PackedPart | Blend:
     """One part of `samples` samples or more, with sizes and rounding as in Megatron-LM."""
     weights = _normalized([source.weight for source in sources])
     drawn = [math.ceil(samples * weight) for weight in weights]
     surplus = [math.ceil(count * (1 + SURPLUS)) for count in drawn] if len(sources) > 1 else [samples]
-    members = [
-        DatasetPart(source.origin, source.sequences, source.share, count, sequence_length, seed)
-        for source, count in zip(sources, surplus, strict=True)
-    ]
+    members = [member(source, count, sequence_length, seed) for source, count in zip(sources, surplus, strict=True)]
     return Blend(members, _normalized(weights), sum(drawn), draw) if len(members) > 1 else members[0]
+
+
+def member(source: Source, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart:
+    """`samples` samples of one dataset."""
+    if not source.is_packed:
+        return DatasetPart(source.origin, source.sequences, source.share, samples, sequence_length, seed)
+    reading = PackedReading(source.share.start, source.share.stop, 0, samples, seed)
+    return PackedPart(source.sequences, reading, sequence_length)
 
 
 def _normalized(weights: Sequence[float]) -> list[float]:

@@ -6,8 +6,8 @@ back before its epoch is over, whatever the weights and lengths, and what a phas
 phases before it alone: a later phase may be decided later. Megatron's indices shuffle all samples of a run together, and would
 need to know its end.
 
-The blend of a phase is Megatron's: the dataset that is furthest behind its share comes next. One that is behind by a sample at most
-is never ahead by more than one, so a stretch has room for two samples more than the share; what is left of it is not read.
+The blend of a phase is Megatron's: the dataset that is furthest behind its share comes next. It is not ahead of its share before
+that, and so by one sample at most after it: a stretch has room for two more than the share, and what is left is not read.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ import numpy as np
 
 from lt_shared.console import BadData
 from lt_shared.sample_order import sample_index
+from lt_shared.sample_order.packed import PackedPart, PackedReading
 from lt_shared.sample_order.parts import Blend, Source
 from lt_shared.sample_order.sample_index import Stretch
 from lt_shared.sample_order.samples import DatasetSamples, Samples, Sequences, Span, Tokens
@@ -89,14 +90,19 @@ def phased(
         numbers = tuple(index for index, weight in enumerate(phase.weights) if weight)
         weights = np.array([phase.weights[index] for index in numbers], np.float64)
         weights /= weights.sum()
-        members = []
+        members: list[Any] = []
         for index, weight in zip(numbers, weights.tolist(), strict=True):
             room = phase.samples if len(numbers) == 1 else math.ceil(phase.samples * weight) + SPARE_SAMPLES
             share = sources[index].share
+            if sources[index].is_packed:
+                reading = PackedReading(share.start, share.stop, begins[index], room, seed)
+                members.append(PackedPart(sources[index].sequences, reading, phase.sequence_length))
+                begins[index] += room
+                continue
             stretch = Stretch(share.start, share.stop, sizes[index], begins[index], room, phase.sequence_length, seed, number)
             members.append(StretchPart(sources[index].sequences, stretch))
             begins[index] += room * phase.sequence_length
-        blend: Any = Blend(members, weights.tolist(), phase.samples, draw) if len(members) > 1 else members[0]  # type: ignore[arg-type]
+        blend: Any = Blend(members, weights.tolist(), phase.samples, draw) if len(members) > 1 else members[0]
         found.append((phase, blend, numbers))
     return PhasedPart(found)
 
@@ -110,7 +116,7 @@ def _tokens(source: Source) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PhasedSamples:
-    """`begins` has the first sample of each of `phases`, and where the last ends; `datasets` the numbers of each one's members."""
+    """`begins` has the first sample of each of `phases`, and where the last ends; `datasets` the numbers of their members."""
 
     phases: Sequence[Samples]
     datasets: Sequence[tuple[int, ...]]

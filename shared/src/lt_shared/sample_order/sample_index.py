@@ -181,6 +181,13 @@ def _create(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> Iterator
         os.fsync(file.fileno())
 
 
+def write_packed(directory: Path, order: Integers) -> None:
+    """Write the numbers of the sequences that are samples themselves, in their order."""
+    with _create(directory / DOCUMENT_INDEX, order.dtype, order.shape) as file:
+        file.write(np.ascontiguousarray(order).data)
+    _record_checksums(directory)
+
+
 def draw_blend(weights: Any, datasets: Any, numbers: Any) -> None:
     """Fill [N] `datasets` and `numbers`: each sample is the next one of the dataset that is furthest behind its share.
 

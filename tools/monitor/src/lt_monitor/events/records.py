@@ -70,6 +70,7 @@ NOTES = (
     "wandb",
     "progress",
     run_log.Skipped.NOTE,
+    run_log.PhaseBegins.NOTE,
     "overflow",
     "missing",
     "replaced",

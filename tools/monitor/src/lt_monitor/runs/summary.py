@@ -18,7 +18,7 @@ from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cau
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
-from lt_shared.run_log import SOURCE_LOSS
+from lt_shared.run_log import SOURCE_LOSS, PhaseBegins
 
 RECENT_STEPS = 50
 # How Slurm ends jobs that did nothing wrong, and whose nodes did.
@@ -42,6 +42,7 @@ class Summary:
     run: str
     step: int | None
     total_steps: int | None
+    phase: str | None
     loss: float | None
     loss_mean: float | None
     loss_change: float | None
@@ -108,6 +109,7 @@ def summarize(run: Run, known: Known | None = None, now: float | None = None) ->
         run=run.name,
         step=step,
         total_steps=total_steps,
+        phase=_phase(run, step),
         loss=float(losses[-1]) if len(losses) else None,
         loss_mean=mean,
         loss_change=change,
@@ -253,6 +255,14 @@ def _eta_seconds(step: int | None, total_steps: int | None, seconds: float | Non
 def _time(seconds: float | None) -> str | None:
     """ISO 8601 in local time."""
     return None if seconds is None else datetime.datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def _phase(run: Run, step: int | None) -> str | None:
+    """The last phase of a data schedule that had begun at `step`."""
+    begun = [event.get("fields") or {} for event in run.of_kind("note") if event["note"] == PhaseBegins.NOTE]
+    names = [(fields.get("step"), fields.get("name")) for fields in begun]
+    known = [(first, name) for first, name in names if isinstance(first, int) and isinstance(name, str)]
+    return max(((first, name) for first, name in known if first <= (step or 0)), default=(0, None))[1]
 
 
 def _newest_of_sets(run: Run) -> dict[str, float]:

@@ -16,6 +16,7 @@ NAME_CHARACTERS = 60
 SCORES = "scores"
 # Rows of runs that have several of them.
 OF_SEVERAL: dict[str, Callable[[Summary], Any]] = {
+    "phase": lambda summary: summary.phase,
     "loss by source": lambda summary: summary.source_losses,
     "validation sets": lambda summary: summary.validation_losses,
 }
@@ -184,6 +185,7 @@ def _updated(summary: Summary) -> str:
 
 ROWS: dict[str, Cell] = {
     "step": _step,
+    "phase": lambda summary: printable(summary.phase, NAME_CHARACTERS) if summary.phase else "-",
     "loss": _loss,
     "last tenth": _trend,
     "loss by source": lambda summary: _losses(summary.source_losses),

@@ -45,6 +45,10 @@ lt-preprocess shuffle data/web_text_document -o data/shuffled_text_document
 lt-preprocess shuffle data/web_text_document --seed 7 -o data/again_text_document
 """
 
+PACK_EXAMPLES = """
+lt-preprocess pack data/web_text_document --seq-length 4096 -o data/packed_text_document
+"""
+
 LARGEST_SEED = 2**64 - 1
 
 
@@ -132,6 +136,25 @@ def shuffle(source: str, output_prefix: str, seed: int, force: bool, plain: bool
 
     plan = shuffle.plan(source, output_prefix, seed)
     _make(plan, shuffle.build, force, plain, dry_run)
+
+
+@commands.command(examples=PACK_EXAMPLES)
+@click.argument("source", metavar="PREFIX")
+@click.option("--seq-length", type=click.IntRange(1, 2**30), required=True, metavar="N", help="Tokens of a sample of lt-train.")
+@OUTPUT
+@FORCE
+@PLAIN
+@DRY_RUN
+def pack(source: str, seq_length: int, output_prefix: str, force: bool, plain: bool, dry_run: bool) -> None:
+    """Pack whole documents into samples, by best fit, so that few are cut.
+
+    PREFIX is a dataset whose documents have ends (--append-eod), or - or @FILE for a manifest of one. lt-train trains on each
+    sample as it is.
+    """
+    from lt_preprocess.datasets import packing
+
+    plan = packing.plan(source, output_prefix, seq_length)
+    _make(plan, packing.build, force, plain, dry_run)
 
 
 @commands.command(examples=SPLIT_EXAMPLES)

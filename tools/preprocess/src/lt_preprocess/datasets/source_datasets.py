@@ -246,6 +246,12 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
                 f"{part.prefix}: tokens are {shape.dtype}, those of {parts[0].prefix} are {shapes[0].dtype}",
                 "only datasets of one tokenizer can be merged",
             )
+    for part in parts:
+        if part.packed != parts[0].packed:
+            raise BadData(
+                f"{part.prefix}: {_packing(part)}, {parts[0].prefix} {_packing(parts[0])}",
+                "merge first, and pack the whole",
+            )
     known = [part for part in parts if part.tokenizer is not None]
     for part in known[1:]:
         for field in ("tokenizer.sha256", "vocab_size", "eod"):
@@ -260,7 +266,12 @@ def check_alike(parts: Sequence[Dataset], shapes: Sequence[Shape]) -> Dataset:
         warn(f"{unknown}: its tokenizer is not known, so the merged dataset does not name one")
         known = []
     of_all = known[0] if known else Dataset("")
-    return Dataset("", None, None, shapes[0].dtype.name, of_all.vocab_size, of_all.eod, of_all.tokenizer)
+    dtype, packed = shapes[0].dtype.name, parts[0].packed
+    return Dataset("", None, None, dtype, of_all.vocab_size, of_all.eod, of_all.tokenizer, packed=packed)
+
+
+def _packing(part: Dataset) -> str:
+    return "is not packed" if part.packed is None else f"is packed for sequences of {part.packed} tokens"
 
 
 def _value(part: Dataset, field: str) -> object:

@@ -341,7 +341,9 @@ def _check_tokens(
                 )
             if bounds is not None and eod is not None:
                 ends = bounds[1:]
-                has_text = ends > bounds[:-1]
+                # A full sequence of a packed dataset may be the beginning of a document that is longer.
+                full = described.packed + 1 if described.packed else None
+                has_text = (ends > bounds[:-1]) & (np.diff(bounds) != full)
                 last = np.full(len(ends), eod, np.int64)
                 last[has_text] = tokens[ends[has_text] - 1]
                 endless.add(

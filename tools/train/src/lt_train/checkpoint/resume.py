@@ -94,6 +94,7 @@ def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) ->
     ours, theirs = dataclasses.asdict(config.architecture), dataclasses.asdict(saved.architecture)
     differing = {field for field in ours if ours[field] != theirs[field]} - _OF_TRAINING
     anew = config.checkpointing.finetune and not config.checkpointing.continues
+    anew |= any(phase.architecture == saved.architecture for phase in config.schedule.phases)
     extended = sorted(differing & _OF_POSITIONS) if anew else []
     for field in extended:
         note(f"{field} is {ours[field]}, and was {theirs[field]} in {checkpoint}")
@@ -105,6 +106,12 @@ def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) ->
 def _compare_batches(config: RunConfig, saved: RunRecord) -> None:
     """Warn when the steps so far took another number of samples than they would now."""
     expected = config.batches.samples_after(saved.iteration)
+    if config.schedule and config.checkpointing.continues and saved.consumed_samples != expected:
+        raise BadConfig(
+            f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
+            f" {expected} here; the phases of --data-schedule would begin elsewhere",
+            "keep --global-batch-size and --rampup-batch-size",
+        )
     if config.checkpointing.continues and saved.consumed_samples != expected:
         warn(
             f"the batch size is another than before: {saved.consumed_samples} samples in {saved.iteration} steps there,"
@@ -137,3 +144,11 @@ def is_finished(config: RunConfig) -> bool:
     if settings.start is None or not settings.continues:
         return False
     return (checkpoint_layout.iteration_of(Path(settings.start)) or 0) >= config.batches.train_iters
+
+
+def steps_done(config: RunConfig) -> int:
+    """The steps that the checkpoint which the run starts from counts."""
+    settings = config.checkpointing
+    if settings.start is None or (settings.finetune and not settings.continues):
+        return 0
+    return checkpoint_layout.iteration_of(Path(settings.start)) or 0

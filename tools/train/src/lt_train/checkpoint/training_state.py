@@ -117,7 +117,7 @@ def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
         model = state.sharded_model()
     optimizer = {} if settings.no_save_optim else {"optimizer": state.sharded_optimizer(model, loading=False)}
     random = {} if settings.no_save_rng else {rng_state.KEY: rng_state.sharded()}
-    tokens = state.consumed_samples * batches.seq_length
+    tokens = config.tokens(state.consumed_samples)
     common = {
         "args": argparse.Namespace(**megatron_arguments.of(config), **progress),
         "checkpoint_version": CHECKPOINT_VERSION,
@@ -128,6 +128,12 @@ def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
         "unlogged": dataclasses.asdict(state.unlogged),
     }
     return model | optimizer | random | common
+
+
+def phase_after(config: RunConfig, steps: int) -> str | None:
+    """The name of the phase that the last of `steps` steps belongs to."""
+    schedule = config.schedule
+    return schedule.phases[schedule.place(config.batches, max(0, steps - 1))].name if schedule else None
 
 
 def record(
@@ -145,6 +151,7 @@ def record(
         datasets=datasets,
         files={},
         loss=loss,
+        phase=phase_after(config, state.iteration),
         distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,
     )
 
@@ -244,7 +251,8 @@ def _restore_progress(loaded: dict[str, Any], iteration: int, config: RunConfig,
     # Skipped steps consume samples and do not move the schedule on.
     state.scheduler.num_steps = 0
     state.scheduler.step(increment=steps)
-    for change in changes_of_order(there, megatron_arguments.of(config)) if torch.distributed.get_rank() == 0 else ():
+    changes = changes_of_order(there, megatron_arguments.of(config), state.consumed_samples)
+    for change in changes if torch.distributed.get_rank() == 0 else ():
         warn(f"{change}: the samples that are left come in another order than before")
     if rng_state.KEY in loaded:
         rng_state.restore(loaded[rng_state.KEY], next(state.chunks[0].parameters()).device)

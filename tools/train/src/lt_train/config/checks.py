@@ -17,6 +17,7 @@ from lt_train.config.settings import (
     batches,
     checkpointing,
     data,
+    data_schedule,
     faults,
     layers,
     memory,
@@ -37,7 +38,8 @@ Check = tuple[tuple[str, ...], Callable[..., Iterator[ToolError]]]
 
 def problems(config: RunConfig) -> Iterator[ToolError]:
     """Yields an error for each reason why the run cannot be, those that others follow from first."""
-    return problems_of(Draft.of(config))
+    for form in config.forms:
+        yield from problems_of(Draft.of(form))
 
 
 def problems_of(made: Draft) -> Iterator[ToolError]:
@@ -133,8 +135,13 @@ CHECKS: tuple[Check, ...] = (
         lambda made, numbers, parallel: optimization.check(made, numbers.dtype, parallel),
     ),
     (("data", "architecture"), lambda read, architecture: data.check(read, architecture.vocab_size)),
+    (("data", "schedule", "batches"), lambda read, made, sizes: data.check_packed(read, made, sizes.seq_length)),
     (("checkpointing",), checkpointing.check),
     (("faults", "memory", "precision"), faults.check),
+    (
+        ("schedule", "batches", "checkpointing"),
+        lambda made, sizes, saving: data_schedule.check(made, sizes, bool(saving.save and not saving.no_save_optim)),
+    ),
     (
         ("reporting", "parallelism", "train_iters"),
         lambda made, parallel, train_iters: reporting.check(made, parallel.device, train_iters),

@@ -19,6 +19,7 @@ from lt_train.config.settings import (
     benchmark,
     checkpointing,
     data,
+    data_schedule,
     faults,
     layers,
     memory,
@@ -30,6 +31,7 @@ from lt_train.config.settings import (
     skipping,
 )
 from lt_train.config.settings.batches import Batches
+from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.parallelism import Parallelism
 from lt_train.runtime import device
 
@@ -89,7 +91,9 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
         return parallelism.resolve_parallelism(options, architecture, where, planned.ranks if planned else None)
 
     def sizes(architecture: Architecture, layout: Parallelism) -> Batches:
-        return batches.resolve_batches(options, architecture, layout)
+        made = batches.resolve_batches(options, architecture, layout)
+        schedule: Schedule | None = parts.get("schedule")
+        return schedule.length(made) if schedule else made
 
     make("architecture", lambda: model.resolve_architecture(options, datasets))
     if failures:
@@ -99,6 +103,10 @@ def draft(options: dict[str, Any], datasets: tuple[Dataset, ...], planned: clust
             stand_ins |= {"batches"} if options["train_tokens"] else set()
             options = options | {"seq_length": _product(options), "train_tokens": None}
         options = options | parallelism.WITHOUT_VIRTUAL_STAGES | parallelism.EVEN
+    if "architecture" not in stand_ins:
+        make("schedule", lambda model: data_schedule.resolve_schedule(options, datasets, model), "architecture")
+    if parts.get("schedule"):
+        parts["architecture"] = parts["schedule"].phases[0].architecture
     make("parallelism", parallel, "architecture")
     for wrong in (parallelism.WITHOUT_VIRTUAL_STAGES, {"ranks": None, "profile_ranks": "0"}):
         if "parallelism" not in parts:

@@ -99,6 +99,7 @@ def _data_arguments(config: RunConfig) -> dict[str, Any]:
         "reset_attention_mask": data.reset_attention_mask,
         "eod_mask_loss": data.eod_mask_loss,
         "num_workers": data.num_workers,
+        "data_schedule": [phase.record() for phase in config.schedule.phases] or None,
         # Counted from 1, as since Megatron-LM 0.18. Ranges, since a list may be long.
         "iterations_to_skip": str(config.skipping.steps),
         "skip_samples": str(config.skipping.samples),

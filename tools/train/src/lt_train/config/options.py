@@ -14,6 +14,7 @@ from lt_train.config import config_file, credentials, precedence
 from lt_train.config.settings import (
     batches,
     checkpointing,
+    data_schedule,
     faults,
     layers,
     memory,
@@ -27,7 +28,7 @@ from lt_train.config.settings import (
 from lt_train.config.settings import data as data_settings
 
 SUBJECTS = (
-    *(model, layers, batches, precision, optimization, parallelism, memory, data_settings, skipping),
+    *(model, layers, batches, precision, optimization, parallelism, memory, data_settings, data_schedule, skipping),
     *(checkpointing, faults, reporting),
 )
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.

@@ -15,6 +15,7 @@ from lt_train.config.settings.batches import Batches
 from lt_train.config.settings.benchmark import Benchmark
 from lt_train.config.settings.checkpointing import Checkpointing
 from lt_train.config.settings.data import Data
+from lt_train.config.settings.data_schedule import Schedule
 from lt_train.config.settings.faults import Faults
 from lt_train.config.settings.layers import Layers
 from lt_train.config.settings.memory import Memory
@@ -41,6 +42,7 @@ class RunConfig:
     parallelism: Parallelism
     memory: Memory
     data: Data
+    schedule: Schedule
     skipping: Skipping
     checkpointing: Checkpointing
     faults: Faults
@@ -71,6 +73,27 @@ class RunConfig:
         changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
         return dataclasses.replace(self, checkpointing=changed)
 
+    def at_step(self, steps: int) -> Self:
+        """The configuration for the phase that the run is in after `steps` steps."""
+        if not self.schedule:
+            return self
+        phase = self.schedule.phases[self.schedule.place(self.batches, steps)]
+        sizes = dataclasses.replace(self.batches, seq_length=phase.seq_length)
+        return dataclasses.replace(self, batches=sizes, architecture=phase.architecture)
+
+    @property
+    def forms(self) -> list[Self]:
+        """The configurations of all its phases that differ."""
+        found, end = [self.at_step(0)], self.schedule.end_of_form(self.batches, 0)
+        while end < self.batches.train_iters:
+            found.append(self.at_step(end))
+            end = self.schedule.end_of_form(self.batches, end)
+        return found
+
+    def tokens(self, samples: int) -> int:
+        """In the first `samples` samples."""
+        return self.schedule.tokens(self.batches, samples) if self.schedule else samples * self.batches.seq_length
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
@@ -93,6 +116,6 @@ class RunConfig:
             "parameters": self.architecture.parameters(),
             "active_parameters": self.architecture.active_parameters(),
             "padded_vocab_size": self.padded_vocab_size,
-            "tokens": self.batches.train_samples * self.batches.seq_length,
+            "tokens": self.tokens(self.batches.train_samples),
             "kernels": kernels.choose(self, device.compute_capability()).record(),
         }

@@ -15,13 +15,17 @@ from pathlib import Path
 import torch
 
 from lt_shared.sample_order import sample_index
+from lt_shared.sample_order.packed import PackedPart
 from lt_shared.sample_order.parts import Blend, DatasetPart, Source, part_of
+from lt_shared.sample_order.phases import PhasedPart, phased
 from lt_shared.sample_order.samples import Samples, Sequences, StoredSequences
 from lt_shared.sample_order.split import split_ranges
 from lt_train.config.run_config import RunConfig
 from lt_train.data import index_cache
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
+
+Part = DatasetPart | PackedPart | Blend | PhasedPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,7 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
     return RunSamples(training, {name: samples for name, samples in named if samples is not None}, test)
 
 
-def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
+def _parts(config: RunConfig, train_samples: int) -> list[Part | None]:
     """Training, test, and each validation set; what is read is opened once."""
     data, batches = config.data, config.batches
     evaluated = data.eval_iters * batches.global_batch_size
@@ -74,20 +78,22 @@ def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | 
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
         opened.setdefault(dataset.prefix, StoredSequences(dataset.prefix))
-    parts: list[DatasetPart | Blend | None] = []
+    parts: list[Part | None] = []
     for number, datasets, samples in wanted:
-        named = [(dataset.prefix, opened[dataset.prefix], dataset.weight) for dataset in datasets]
+        named = [(dataset.prefix, opened[dataset.prefix], dataset.weight, dataset.packed is not None) for dataset in datasets]
         if data.mock:
             kind = RandomSequences if config.benchmark else MockSequences
-            named = [("mock data", kind(config.architecture.vocab_size), 1.0)]
+            named = [("mock data", kind(config.architecture.vocab_size), 1.0, False)]
         sources = [
-            Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight)
-            for origin, sequences, weight in named
+            Source(origin, sequences, _share(data.split, number, len(sequences.lengths)), weight, is_packed)
+            for origin, sequences, weight, is_packed in named
         ]
         if not samples or not sources or not all(source.share for source in sources):
             parts.append(None)
         else:
             parts.append(part_of(sources, samples, batches.seq_length, config.seed, _draw_blend))
+        if config.schedule and not number:
+            parts[-1] = phased(sources, config.schedule.sample_phases(batches), config.seed, _draw_blend)
     return parts
 
 

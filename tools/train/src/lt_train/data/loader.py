@@ -50,7 +50,10 @@ def cache_directory(config: RunConfig) -> str | None:
 def training(samples: Samples, config: RunConfig, where: torch.device, consumed_samples: int, iteration: int) -> Iterator[Batch]:
     """This rank's micro batches of the steps after `iteration`, with what the run skips left out."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    planned = micro_batches.of_rank(config, rank, ranks, len(samples), consumed_samples, iteration + 1)
+    batches_of_run = config.batches
+    left = config.schedule.end_of_form(batches_of_run, iteration) - iteration
+    end = min(len(samples), consumed_samples + batches_of_run.samples_between(consumed_samples, left))
+    planned = micro_batches.of_rank(config, rank, ranks, end, consumed_samples, iteration + 1)
     return batches(samples, config, where, planned, tells_sources=True)
 
 
@@ -80,6 +83,11 @@ def batches(
     texts = read_ahead(samples, (each.numbers for each in to_read), config.data.num_workers, where)
     for micro_batch, text in zip(described, texts, strict=True):
         on_device = text.to(where, non_blocking=True)
+        padding = None
+        if config.data.is_packed:
+            assert eod is not None
+            padding = on_device < 0
+            on_device = on_device.masked_fill(padding, eod)
         tokens = on_device[:, :-1].contiguous()
         batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
         if config.data.minds_documents:
@@ -91,6 +99,8 @@ def batches(
                 batch["position_ids"] = positions_in_documents(ends)
             if config.data.eod_mask_loss:
                 batch["loss_mask"] = (~ends).float()
+        if padding is not None:
+            batch["loss_mask"] = batch["loss_mask"] * (~padding[:, 1:]).float()
         if micro_batch.kept is not None:
             kept = torch.tensor(micro_batch.kept, dtype=torch.float32).to(where, non_blocking=True)
             batch["loss_mask"] = batch["loss_mask"] * kept[:, None]

@@ -29,6 +29,7 @@ def prepare(config: RunConfig, is_first: bool = True) -> RunConfig:
     """
     check_datasets(config.data, config.architecture.vocab_size)
     config = resume.starting(config, is_first)
+    config = config.at_step(resume.steps_done(config))
     # On all nodes, or the others would wait for the first. It writes of an attempt when all ranks have met.
     crash_loop.check(config)
     start = config.checkpointing.start
@@ -78,6 +79,9 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
         for left in reversed(range(config.faults.max_restarts + 1)):
             try:
                 code = _run_ranks(ranks, config, is_first)
+                while code == restart_policy.NEXT_PHASE:
+                    config = _fetch_start(prepare(config, is_first))
+                    code = _run_ranks(ranks, config, is_first)
             except rank_processes.RankKilled as error:
                 if not left:
                     raise
@@ -179,11 +183,11 @@ def _become(config: RunConfig, rank_env: RankEnvironment) -> int:
     """Continue as the rank that torchrun or srun started."""
     os.environ.update(rank_env.variables())
     if rank_env.rank:
-        return worker.start(config, rank_env)
+        return restart_policy.outside(worker.start(config, rank_env))
     note(rank_env.described)
     _describe(config)
     with _run_directory(config):
-        return worker.start(config, rank_env)
+        return restart_policy.outside(worker.start(config, rank_env))
 
 
 @contextlib.contextmanager

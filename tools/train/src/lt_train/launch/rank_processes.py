@@ -26,6 +26,7 @@ from lt_train.runtime import rank_environment, signals
 from lt_train.runtime.ports import free_port
 from lt_train.runtime.process_lifetime import PARENT_VARIABLE
 from lt_train.runtime.rank_environment import Node
+from lt_train.runtime.restart_policy import NEXT_PHASE
 
 Process = subprocess.Popen[bytes]
 POLL_SECONDS = 0.1
@@ -113,24 +114,25 @@ class Ranks:
         return True
 
     def _wait(self, first: int) -> int:
-        """0, or TRY_AGAIN when the ranks have saved and ended early, or the code of the first that failed.
+        """0, or TRY_AGAIN when the ranks have saved and ended early, NEXT_PHASE when they did for that, or the code of the first
+        that failed.
 
         `first` is the number of the first rank of this node among those of all nodes.
         """
         running = set(range(len(self._processes)))
-        worst = ExitCode.OK
+        worst: int = ExitCode.OK
         while running:
             for rank in sorted(running):
                 code = self._processes[rank].poll()
                 if code is None:
                     continue
-                if code not in (ExitCode.OK, ExitCode.TRY_AGAIN):
+                if code not in (ExitCode.OK, ExitCode.TRY_AGAIN, NEXT_PHASE):
                     if self._control:
                         self._control.hold(sorted(running - {rank}))
                     if code < 0:
                         raise RankKilled(first + rank, -code)
                     return code
-                worst = max(worst, ExitCode(code))
+                worst = max(worst, code)
                 running.discard(rank)
             time.sleep(POLL_SECONDS)
         return worst

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
-from lt_shared.run_log import Evaluation, Skipped, Step
+from lt_shared.run_log import Evaluation, PhaseBegins, Skipped, Step
 from lt_train.config import optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics import recorded_steps, trackers
@@ -46,6 +46,7 @@ class Log:
         self._is_loud = verbosity() != Verbosity.QUIET
         self._has_table = sys.stderr.isatty() and verbosity() == Verbosity.NORMAL
         self._table = StepTable()
+        self._phase: str | None = None
         self._manifest = manifest.Writer(config.reporting.plain)
         directory = config.checkpointing.directory
         if active and directory:
@@ -65,6 +66,8 @@ class Log:
         """Training continues after `iteration` steps: from here there are curves and a progress bar."""
         if not self.active:
             return
+        schedule, batches = self._config.schedule, self._config.batches
+        self._phase = schedule.phases[schedule.place(batches, iteration)].name if schedule else None
         self._metric(recorded_steps.start_record(iteration, self._config, optional_packages.versions(), arguments))
         self._trackers = trackers.open_trackers(self._config, iteration + 1, arguments)
         for tracker in self._trackers:
@@ -105,8 +108,16 @@ class Log:
         numbers = {name: value for name, value in dataclasses.asdict(step).items() if name != "time" and value is not None}
         of_sources = {f"{run_log.SOURCE_LOSS}{name}": loss for name, loss in numbers.pop("source_losses", {}).items()}
         more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
-        self._metric({"kind": "step", **numbers, **of_sources, **more})
+        named = {"phase": self._phase} if self._phase else {}
+        self._metric({"kind": "step", **numbers, **of_sources, **more, **named})
         self._track(step.step, trackers.step_values(step))
+
+    def phase(self, begins: PhaseBegins) -> None:
+        """From here on the step records have its name, too."""
+        self._phase = begins.name
+        self.line(begins.format())
+        fields = dataclasses.asdict(begins)
+        self._metric({"kind": "note", "note": PhaseBegins.NOTE, "message": begins.format().strip(), "fields": fields})
 
     def skipped(self, skipped: Skipped) -> None:
         self.line(skipped.format())

@@ -31,6 +31,9 @@ CONTINUED = (ExitCode.TRY_AGAIN, ExitCode.NO_PROGRESS)
 FAILED = (ExitCode.UNAVAILABLE, ExitCode.INTERNAL, ExitCode.IO)
 NEVER = (ExitCode.USAGE, ExitCode.BAD_DATA, ExitCode.NO_INPUT, ExitCode.CANNOT_CREATE, ExitCode.BAD_CONFIG)
 SIGNALLED = 128
+# Between a rank and lt-train, which starts the ranks again: they have saved where a phase with another sequence length or another
+# rotary embedding begins. Where torchrun or srun has started the ranks, it is TRY_AGAIN.
+NEXT_PHASE = 79
 # By which a rank dies, and SIGTERM, with which srun ends the other nodes.
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 
@@ -40,6 +43,11 @@ def policy(code: int) -> Policy:
     if code in CONTINUED:
         return Policy.CONTINUE
     return Policy.RESTART if code in FAILED or code > SIGNALLED else Policy.NEVER
+
+
+def outside(code: int) -> int:
+    """The exit code of a rank that another launcher has started."""
+    return ExitCode.TRY_AGAIN if code == NEXT_PHASE else code
 
 
 def starts_ranks_again(code: int) -> bool:

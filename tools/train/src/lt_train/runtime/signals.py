@@ -30,14 +30,16 @@ class Reason(enum.IntEnum):
     """Why a run ends early. When several are there, the largest counts."""
 
     NONE = 0
-    INTERVAL = 1
-    DURATION = 2
-    USER_SIGNAL = 3
-    TERMINATION = 4
+    PHASE = 1
+    INTERVAL = 2
+    DURATION = 3
+    USER_SIGNAL = 4
+    TERMINATION = 5
 
     @property
     def text(self) -> str:
         return {
+            Reason.PHASE: "--data-schedule",
             Reason.INTERVAL: "--exit-interval",
             Reason.DURATION: "--exit-duration-in-mins",
             Reason.USER_SIGNAL: signal.SIGUSR1.name,

@@ -4,6 +4,7 @@ Every rank builds its share of the model, reads its own samples, and runs the sa
 checkpoints.
 """
 
+import dataclasses
 import datetime
 import math
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import dataset_names, run_log
 from lt_shared.console import ExitCode
-from lt_shared.run_log import CheckpointLoaded, Evaluation, Skipped, Step
+from lt_shared.run_log import CheckpointLoaded, Evaluation, PhaseBegins, Skipped, Step
 from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver
@@ -35,6 +36,7 @@ from lt_train.models import build_gpt
 from lt_train.optim import optimizer
 from lt_train.runtime import agreement, device, rendezvous
 from lt_train.runtime.rank_environment import RankEnvironment
+from lt_train.runtime.restart_policy import NEXT_PHASE
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.watchdog import Watchdog
 from lt_train.train import kernel_trials, timers
@@ -45,8 +47,9 @@ from lt_train.train.replay import Comparison
 from lt_train.train.train_step import Stepper, StepResult
 
 
-def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> ExitCode:
-    """Run `config` as the rank of `rank_environment`: TRY_AGAIN when it was ended before its last iteration, and saved.
+def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> int:
+    """Run `config` as the rank of `rank_environment`: TRY_AGAIN when it was ended before its last iteration, and saved, or
+    NEXT_PHASE.
 
     Manifest lines of checkpoints go to stdout of rank 0.
     """
@@ -91,7 +94,7 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
     torch.distributed.destroy_process_group()
     if isinstance(log, Comparison):
         return log.code()
-    return ExitCode.TRY_AGAIN if stopped else ExitCode.OK
+    return NEXT_PHASE if stopped == Reason.PHASE else ExitCode.TRY_AGAIN if stopped else ExitCode.OK
 
 
 def _log(config: RunConfig, is_first: bool, where: torch.device, chosen: Kernels, versions: dict[str, str]) -> Log:
@@ -144,6 +147,7 @@ class Loop:
         self.clock = Clock()
         self.timers = timers.attach(config, state)
         self.logged_samples = state.consumed_samples
+        self.last_step = config.schedule.end_of_form(config.batches, state.iteration)
         self.anomalies = Anomalies(config.optimization.max_nan_steps)
         self.watchdog = Watchdog(config.faults.timeout_seconds, rank_environment, settings.directory)
         keeps_attempts = rank_environment.rank == 0 and settings.directory is not None
@@ -171,7 +175,8 @@ class Loop:
 
     def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
         config, state, clock = self.config, self.state, self.clock
-        while state.iteration < config.batches.train_iters and not stop:
+        while state.iteration < self.last_step and not stop:
+            self._announce_phase()
             with clock.step():
                 result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
             with clock.pause():
@@ -188,6 +193,8 @@ class Loop:
                 self.log.line(spike)
             last = state.iteration == config.batches.train_iters
             stop = Reason.NONE if last else Reason(result.largest[0])
+            if state.iteration == self.last_step and not last:
+                stop = max(stop, Reason.PHASE)
             if last or state.iteration % config.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause(), self.watchdog.slow():
@@ -206,6 +213,14 @@ class Loop:
         """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved."""
         needed, reserved = device.peak_memory(self.where)
         return [self.limits.reached(iteration), needed, reserved or 0]
+
+    def _announce_phase(self) -> None:
+        """Say that a phase begins."""
+        schedule, done = self.config.schedule, self.state.iteration
+        phase = schedule.begins(self.config.batches, done)
+        if phase is not None:
+            weights = {name: weight for name, weight in zip(self.sources, phase.weights, strict=True) if weight}
+            self.log.phase(PhaseBegins(done + 1, phase.name, phase.seq_length, weights))
 
     def _report_skipped(self, result: StepResult) -> None:
         self.log.skipped(Skipped(self.state.iteration, result.left_out, result.samples))

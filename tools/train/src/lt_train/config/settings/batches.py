@@ -40,6 +40,7 @@ OPTIONS = console.section(
     ),
 )
 
+LENGTHS = ("train_iters", "train_samples", "train_tokens")
 # Options of the length of a run.
 WITHOUT_LENGTH = dict.fromkeys(("train_iters", "train_samples", "train_tokens", "rampup_batch_size"))
 
@@ -111,18 +112,22 @@ def _ramp_steps(batches: Batches) -> tuple[int, ...]:
     return tuple(consumed)
 
 
+def sequence_length(options: dict[str, Any], architecture: Architecture) -> int:
+    return options["seq_length"] or min(architecture.max_position_embeddings, LONGEST_DEFAULT_SEQUENCE)
+
+
 def resolve_batches(options: dict[str, Any], architecture: Architecture, parallelism: Parallelism) -> Batches:
     """Raises UsageError for more than one length of the run, BadConfig for a ramp-up that ends elsewhere or a run of no step."""
     micro_batch_size = options["micro_batch_size"]
     batches = Batches(
-        seq_length=options["seq_length"] or min(architecture.max_position_embeddings, LONGEST_DEFAULT_SEQUENCE),
+        seq_length=sequence_length(options, architecture),
         micro_batch_size=micro_batch_size,
         global_batch_size=options["global_batch_size"] or micro_batch_size * max(1, parallelism.data),
         train_iters=options["train_iters"] or DEFAULT_STEPS,
         ramp_up=RampUp(*options["rampup_batch_size"]) if options["rampup_batch_size"] else None,
     )
     _check_ramp_up(batches)
-    lengths = {name: options[name] for name in ("train_iters", "train_samples", "train_tokens") if options[name]}
+    lengths = {name: options[name] for name in LENGTHS if options[name]}
     if len(lengths) > 1:
         raise UsageError(" and ".join(f"--{name.replace('_', '-')}" for name in lengths), "give one length of the run")
     samples = options["train_samples"] or (options["train_tokens"] or 0) // batches.seq_length

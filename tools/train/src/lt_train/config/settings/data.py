@@ -10,7 +10,8 @@ from lt_shared import console, manifest, storage
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
 from lt_shared.sample_order.split import split_ranges, split_shares
-from lt_train.config.settings import stated_tokenizer, validation_sets
+from lt_train.config.settings import data_schedule, stated_tokenizer, validation_sets
+from lt_train.config.settings.data_schedule import Schedule
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
@@ -100,6 +101,11 @@ class Data:
         return next((dataset.eod for dataset in self.all_datasets if dataset.eod is not None), None)
 
     @property
+    def is_packed(self) -> bool:
+        """Whether samples may be shorter than the others."""
+        return any(dataset.packed is not None for dataset in self.all_datasets)
+
+    @property
     def minds_documents(self) -> bool:
         return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
 
@@ -148,8 +154,11 @@ def blend_words(datasets: tuple[Dataset, ...]) -> list[str] | None:
     return [word for dataset in datasets for word in (f"{dataset.weight:g}", dataset.prefix)] or None
 
 
-def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """How two runs' arguments, under Megatron's names, differ in what decides the order of the samples; unknown ones do not."""
+def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any], consumed_samples: int = 0) -> list[str]:
+    """How two runs' arguments, under Megatron's names, differ in what decides the order of the samples; unknown ones do not.
+
+    Phases that are to come may have changed.
+    """
 
     def weights(arguments: Mapping[str, Any]) -> list[str]:
         words = arguments.get("train_data_path") or arguments.get("data_path") or []
@@ -157,10 +166,15 @@ def changes_of_order(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[
 
     changes = [
         f"{name.replace('_', '-')} was {there[name]} and is {here[name]}"
-        for name in ("seed", "seq_length", "split")
+        for name in ("seed", "split", *(() if here.get("data_schedule") else ("seq_length",)))
         if name in there and there[name] != here[name]
     ]
-    if "data_path" in there and weights(there) != weights(here):
+    if here.get("data_schedule"):
+        if data_schedule.changes(there.get("data_schedule"), here["data_schedule"], consumed_samples):
+            changes.append("phases of the data schedule that have begun were others")
+    elif there.get("data_schedule"):
+        changes.append("there was a data schedule")
+    elif "data_path" in there and weights(there) != weights(here):
         changes.append(f"the weights of the data were {weights(there)} and are {weights(here)}")
     return changes
 
@@ -212,6 +226,23 @@ def check(data: Data, vocab_size: int) -> Iterator[ToolError]:
     yield from check_vocabulary(data.all_datasets, vocab_size)
 
 
+def check_packed(data: Data, schedule: Schedule, seq_length: int) -> Iterator[ToolError]:
+    """Yields BadConfig for a packed dataset that is read in samples of another length, in the phases of `seq_length`."""
+    drawn = set(data.datasets)
+    if schedule:
+        phases = [phase for phase in schedule.phases if phase.seq_length == seq_length]
+        drawn = {each for phase in phases for each, weight in zip(data.datasets, phase.weights, strict=True) if weight}
+    evaluated = (*data.validation_datasets, *data.test_datasets, *(data.datasets if data.split and data.eval_iters else ()))
+    for dataset in dict.fromkeys(each for each in data.all_datasets if each in drawn or each in evaluated):
+        if dataset.packed is not None and dataset.packed != seq_length:
+            yield BadConfig(
+                f"{dataset.prefix}: is packed for sequences of {dataset.packed} tokens, and is read in sequences of {seq_length}",
+                f"use --seq-length {dataset.packed}, or pack it again: lt-preprocess pack --seq-length {seq_length}",
+            )
+        if dataset.packed is not None and dataset.eod is None:
+            yield BadConfig(f"{dataset.prefix}: is packed, and its description has no end of document")
+
+
 def _check_shares(split: str, eval_iters: int) -> Iterator[ToolError]:
     try:
         shares = split_shares(split)
@@ -238,7 +269,9 @@ def check_datasets(data: Data, vocab_size: int) -> None:
             _check_tokens(dataset, reader.tokens, vocab_size)
             if data.split is not None:
                 _check_splits(data, dataset.prefix, len(reader.sequence_lengths))
-            if data.minds_documents and reader.tokens[-1] != data.eod:
+            if dataset.packed is not None and reader.sequence_lengths.max() > dataset.packed + 1:
+                raise BadData(f"{dataset.prefix}: is packed for {dataset.packed} tokens and has longer sequences")
+            if data.minds_documents and dataset.packed is None and reader.tokens[-1] != data.eod:
                 raise BadConfig(
                     f"{dataset.prefix}: its documents do not end with token {data.eod}, so that their boundaries do not show",
                     "tokenize with lt-preprocess --append-eod",

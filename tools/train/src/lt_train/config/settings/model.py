@@ -245,7 +245,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
     if options["rope_scaling"]:
         if factor or options["use_rope_scaling"]:
             raise BadConfig("--rope-scaling beside an option for Llama 3.1's scaling", "put all numbers into --rope-scaling")
-        return _given_scaling(options["rope_scaling"], base)
+        return given_scaling(options["rope_scaling"], base)
     if base.rope_scaling:
         return dataclasses.replace(base.rope_scaling, factor=factor) if factor else base.rope_scaling
     if factor and not options["use_rope_scaling"]:
@@ -253,7 +253,7 @@ def _rope_scaling(options: dict[str, Any], base: Architecture) -> AnyScaling | N
     return RopeScaling(factor or 8.0) if options["use_rope_scaling"] else None
 
 
-def _given_scaling(text: str, base: Architecture) -> AnyScaling | None:
+def given_scaling(text: str, base: Architecture) -> AnyScaling | None:
     """The scaling of config.json's `rope_scaling`. Where it names no original positions, they are the model's."""
     if text == NONE:
         return None

@@ -212,7 +212,7 @@ def lifecycle(line: Line) -> Record | None:
         if match["step"]:
             record["step"] = int(match["step"])
     elif (match := run_log.ENDED.search(line.text)) is not None:
-        words = {b"--exit-interval": "iterations", b"--exit-duration-in-mins": "duration"}
+        words = {b"--exit-interval": "iterations", b"--exit-duration-in-mins": "duration", b"--data-schedule": "iterations"}
         record = {"kind": "end", "reason": words.get(match["reason"], "signal"), "step": int(match["step"])}
     elif (match := _DONE.search(line.text)) is not None:
         record = {"kind": "end", "reason": "completed"}
@@ -250,6 +250,15 @@ def skipped(line: Line) -> Record | None:
     """Samples that lt-train was to leave out."""
     match = run_log.SKIPPED.search(line.text)
     return match and note(line, run_log.Skipped.NOTE, {name: int(number) for name, number in match.groupdict().items()})
+
+
+def phase(line: Line) -> Record | None:
+    """A phase of lt-train's data schedule begins."""
+    match = run_log.PHASE.search(line.text)
+    if match is None:
+        return None
+    fields: Record = {name: int(match[name]) for name in ("step", "seq_length")}
+    return note(line, run_log.PhaseBegins.NOTE, {**fields, "name": match["name"].decode(errors="replace")})
 
 
 def anomaly(line: Line) -> Record | None:

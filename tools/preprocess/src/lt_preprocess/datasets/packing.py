@@ -1,0 +1,183 @@
+"""Pack documents into the samples of a training run: best fit decreasing, so that few documents are cut (arXiv:2404.10830).
+
+Documents that are joined and cut every N tokens lose their context at the cuts, although most of them would have fitted. Here
+each sequence of the result is one sample of lt-train: as many whole documents as fit into `seq_length` + 1 tokens. A longer
+document is cut into full samples, and only its rest is packed with others. Documents are placed from the longest to the shortest,
+each into the sample that it fills best. A buffer of WINDOW_TOKENS is packed at a time; the documents of a sample stand in their
+own order, as do the samples.
+
+What is left of a sample is not stored: lt-train fills it when it reads, and leaves it out of the loss. The bits of one integer
+mark the free spaces that there are, so that the smallest that suffices is found in one operation.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lt_preprocess.datasets import provenance, source_datasets
+from lt_preprocess.datasets.block_reader import BlockReader, Documents, Shape
+from lt_preprocess.datasets.provenance import Derivation
+from lt_shared import indexed_dataset, manifest
+from lt_shared.console import BadConfig, BadData, Progress, note
+from lt_shared.manifest import Dataset
+
+WINDOW_TOKENS = 64 << 20
+Integers = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A packing that has been checked. `result` has no counts yet."""
+
+    source: Dataset
+    shape: Shape
+    result: Dataset
+    seq_length: int
+    options: dict[str, Any]
+    derivation: Derivation
+
+    def to_record(self) -> dict[str, Any]:
+        """The plan as `--dry-run` prints it."""
+        return {
+            "v": manifest.SIDECAR_VERSION,
+            "kind": "plan",
+            "command": "pack",
+            "source": manifest.record_of(self.source),
+            "result": manifest.record_of(self.result),
+            "seq_length": self.seq_length,
+            "up_to_date": provenance.finished(self.result.prefix, self.derivation) is not None,
+        }
+
+
+def plan(source: str, output_prefix: str, seq_length: int) -> Plan:
+    """Raises as `source_datasets.single`, BadConfig for documents without an end, which packed ones need, and packed ones."""
+    found, shape = source_datasets.single(source)
+    prefix = manifest.absolute(output_prefix)
+    source_datasets.check_not_the_source(found.prefix, prefix)
+    if found.eod is None:
+        raise BadConfig(
+            f"{found.prefix}: which token ends a document is not known, so packed ones could not be told apart",
+            "tokenize with --append-eod, and keep the .json beside the .bin",
+        )
+    if found.packed is not None:
+        raise BadConfig(f"{found.prefix}: is packed, for sequences of {found.packed} tokens", "pack what it was packed from")
+    result = dataclasses.replace(found, prefix=prefix, documents=None, tokens=None, packed=seq_length, weight=1.0)
+    derivation = Derivation.of("pack", {"seq_length": seq_length}, [found])
+    return Plan(found, shape, result, seq_length, provenance.shared_options([found]), derivation)
+
+
+@dataclasses.dataclass
+class Counts:
+    """Of a packing, in documents, samples and tokens. `cut` documents are longer than a sample."""
+
+    documents: int = 0
+    cut: int = 0
+    empty: int = 0
+    samples: int = 0
+    tokens: int = 0
+
+    def waste(self, seq_length: int) -> float:
+        """The share of the samples' places that have no token."""
+        return 1 - self.tokens / (self.samples * (seq_length + 1)) if self.samples else 0.0
+
+
+def build(wanted: Plan) -> Dataset:
+    """Pack and publish, and say what is wasted.
+
+    Raises CannotCreate and IoFailure when the output cannot be written, BadData for a damaged source and for documents without
+    their end; nothing is visible then.
+    """
+    counts = Counts()
+    with indexed_dataset.Writer(wanted.result.prefix, wanted.shape.dtype) as writer:
+        with BlockReader(wanted.source.prefix) as reader, Progress("packing", wanted.shape.size_bytes, "B") as progress:
+            for documents in reader.whole(WINDOW_TOKENS):
+                _check_ends(documents, wanted.source)
+                tokens, lengths = _packed(documents, wanted.seq_length + 1, counts)
+                writer.append(tokens, lengths, np.ones(len(lengths), np.int32))
+                progress.advance(documents.tokens.nbytes)
+        result = dataclasses.replace(wanted.result, documents=writer.documents, tokens=writer.tokens)
+        waste = counts.waste(wanted.seq_length)
+        packing = {"seq_length": wanted.seq_length, **dataclasses.asdict(counts), "waste": waste}
+        options = wanted.options | {"packing": packing}
+        writer.publish(provenance.sidecar(result, writer.complete(), wanted.derivation, options))
+    note(
+        f"{counts.documents:,} documents in {counts.samples:,} samples of {wanted.seq_length} + 1 tokens,"
+        f" {counts.cut:,} of them cut; {waste:.3%} of the places are empty"
+    )
+    return result
+
+
+def _check_ends(documents: Documents, source: Dataset) -> None:
+    bounds = documents.bounds
+    ends = bounds[1:][bounds[1:] > bounds[:-1]] - 1
+    if bool((documents.tokens[ends] != source.eod).any()):
+        raise BadData(
+            f"{source.prefix}: not all of its documents end with token {source.eod}, so packed ones could not be told apart",
+            "tokenize with --append-eod",
+        )
+
+
+def _packed(documents: Documents, capacity: int, counts: Counts) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """The tokens of a window in samples of at most `capacity`, and the samples' lengths."""
+    bounds = documents.bounds
+    sizes = np.diff(bounds)
+    whole, rests = sizes // capacity, sizes % capacity
+    sample_of_rest, samples = best_fit_decreasing(rests, capacity)
+    # The pieces of a document follow one another: its full samples, then its rest.
+    full = np.repeat(np.arange(len(sizes)), whole)
+    within = np.arange(len(full)) - np.repeat(np.cumsum(whole) - whole, whole)
+    rest = np.flatnonzero(rests)
+    document = np.concatenate([full, rest])
+    begins = np.concatenate([bounds[full] + within * capacity, bounds[rest] + whole[rest] * capacity])
+    lengths = np.concatenate([np.full(len(full), capacity), rests[rest]])
+    sample = np.concatenate([samples + np.arange(len(full)), sample_of_rest[rest]])
+    # A sample stands where the first document in it stood.
+    first = np.full(samples + len(full), len(sizes))
+    np.minimum.at(first, sample, document)
+    order = np.lexsort((begins, sample, first[sample]))
+    view = np.ascontiguousarray(documents.tokens).view(np.uint8).data
+    width = documents.tokens.itemsize
+    starts, ends = begins[order] * width, (begins + lengths)[order] * width
+    tokens = b"".join([view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+    in_order = sample[order]
+    heads = np.flatnonzero(np.diff(in_order, prepend=-1))
+    packed = np.add.reduceat(lengths[order], heads) if len(heads) else np.zeros(0, np.int64)
+    counts.documents += len(sizes)
+    counts.cut += int((sizes > capacity).sum())
+    counts.empty += int((sizes == 0).sum())
+    counts.samples += len(packed)
+    counts.tokens += int(sizes.sum())
+    return np.frombuffer(tokens, documents.tokens.dtype), packed.astype(np.int32)
+
+
+def best_fit_decreasing(sizes: Integers, capacity: int) -> tuple[Integers, int]:
+    """For each size below `capacity` the number of its bin, -1 for 0, and how many bins there are.
+
+    From the largest to the smallest, the first of equals first: each goes to the bin with the least space that suffices.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    order = order[: int((sizes > 0).sum())]
+    bins = np.full(len(sizes), -1, np.int64)
+    with_space: dict[int, list[int]] = {}
+    spaces, count = 0, 0
+    placed: list[int] = []
+    for size in sizes[order].tolist():
+        fitting = spaces >> size
+        if fitting:
+            space = size + (fitting & -fitting).bit_length() - 1
+            found = with_space[space]
+            number = found.pop()
+            if not found:
+                spaces &= ~(1 << space)
+        else:
+            space, number = capacity, count
+            count += 1
+        left = space - size
+        if left:
+            with_space.setdefault(left, []).append(number)
+            spaces |= 1 << left
+        placed.append(number)
+    bins[order] = placed
+    return bins, count
