@@ -1,5 +1,6 @@
 """Training on packed datasets: one sequence a sample, what is empty in no loss, documents apart."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_the_loss_of_a_sample_is_that_of_its_documents(packed: Dataset, tmp_path
     for text in texts:
         ends = [place + 1 for place, token in enumerate(text) if token == packed.eod]
         bounds = [0, *ends, *([len(text)] if text[-1] != packed.eod else [])]
-        parts = [text[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+        parts = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
         of_sequence.append(list(range(len(pieces), len(pieces) + len(parts))))
         pieces += parts
     alone = Dataset(**vars(packed) | {"prefix": str(tmp_path / "alone"), "documents": len(pieces)})

@@ -97,6 +97,7 @@ def translate_command(command: ShellCommand, source: str = SOURCE) -> Translatio
     for file in sources_of_options(command):
         ledger.drop_value(f"source {file}", file, "what it sets is not known without running the script", Effect.RESULT)
     _contradictions(ledger)
+    _skipped_steps(ledger)
     _vocabulary(ledger)
     _lengths(ledger)
     _width(ledger)
@@ -221,6 +222,13 @@ def _contradictions(ledger: Ledger) -> None:
     if not ledger.get("load"):
         for key in ("no_load_optim", "no_load_rng", "finetune"):
             ledger.drop(key, "it says what to take from --load; a run continues from its own --save with all that is there")
+
+
+def _skipped_steps(ledger: Ledger) -> None:
+    words = ledger.take("iterations_to_skip")
+    if words:
+        reason = "Megatron-LM counts them from 0 before 0.18, from 1 since: --skip-steps counts from 1"
+        ledger.drop_value("iterations_to_skip", " ".join(words), reason, Effect.RESULT)
 
 
 def _carry(ledger: Ledger, key: str) -> None:

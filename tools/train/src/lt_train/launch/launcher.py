@@ -80,7 +80,9 @@ def _run_again(config: RunConfig, is_first: bool) -> int:
             try:
                 code = _run_ranks(ranks, config, is_first)
                 while code == restart_policy.NEXT_PHASE:
-                    config = _fetch_start(prepare(config, is_first))
+                    # Another node may not see the newest checkpoint yet; rank 0 tells which one it is.
+                    reached = config.schedule.end_of_form(config.batches, resume.steps_done(config))
+                    config = _fetch_start(prepare(config, is_first).at_step(reached))
                     code = _run_ranks(ranks, config, is_first)
             except rank_processes.RankKilled as error:
                 if not left:
@@ -153,6 +155,10 @@ def _describe(config: RunConfig) -> None:
         f" {batches.train_iters:,} steps of {batches.global_batch_size} x {batches.seq_length} tokens on {parallel.world_size}"
         f" {parallel.device} rank(s): {parallel.described}"
     )
+    if config.schedule:
+        note(f"phases: {'; '.join(config.schedule.described(batches))}")
+    if config.skipping:
+        note(f"skipped: {config.skipping.described(batches.train_iters, batches.train_samples)}")
     note(f"memory: {memory_estimate.estimate(config)}")
 
 

@@ -143,12 +143,17 @@ def make(
         image=image,
         train=tuple(words),
         options=options,
-        data_paths=tuple(_paths([*data_paths, *options["valid_data_path"], *options["test_data_path"]])),
+        data_paths=tuple(_paths([*data_paths, *_other_data(options)])),
         preprocess=_stage("preprocess", preprocess),
         # Standard input stands in for the checkpoint, which is not there yet.
         convert=_stage("convert", convert, "-"),
         node_counts=counts if len(counts) > 1 else (),
     )
+
+
+def _other_data(options: dict[str, Any]) -> list[str]:
+    files = [options[name] for name in ("data_schedule", "skip_samples") if options[name]]
+    return [*validation_sets.without_names(options["valid_data_path"]), *options["test_data_path"], *files]
 
 
 def _paths(data: Sequence[str]) -> Iterator[str]:

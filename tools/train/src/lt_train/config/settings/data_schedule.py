@@ -101,6 +101,12 @@ class Schedule:
             number += 1
         return self.last_steps(batches)[number]
 
+    def described(self, batches: Batches) -> list[str]:
+        """The steps of each phase."""
+        firsts = [1, *(end + 1 for end in self.last_steps(batches))]
+        spans = zip(self.phases, itertools.pairwise(firsts), strict=True)
+        return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.seq_length} tokens" for phase, (first, after) in spans]
+
     def sample_phases(self, batches: Batches) -> list[sample_phases.Phase]:
         firsts = [0, *map(batches.samples_after, self.last_steps(batches))]
         sizes = (end - first for first, end in itertools.pairwise(firsts))

@@ -42,6 +42,10 @@ class Skipping:
         """Those of its `samples` that do not count in `step`."""
         return list(samples) if step in self.steps else self.samples.within(samples)
 
+    def described(self, steps: int, samples: int) -> str:
+        """What is skipped in a run of so many `steps` and `samples`."""
+        return f"{self.steps.count(steps + 1):,} of {steps:,} steps, {self.samples.count(samples):,} of {samples:,} samples"
+
 
 def resolve_skipping(options: dict[str, Any]) -> Skipping:
     """Raises UsageError for what are no steps, and as `SkipList.read`."""

@@ -31,6 +31,12 @@ def read(
     return [(name, read_set(tuple(given))) for name, given in sets]
 
 
+def without_names(words: Sequence[str]) -> list[str]:
+    """The words that are data."""
+    found = ((_BEGIN.fullmatch(word), word) for word in words)
+    return [plain for begin, word in found if (plain := begin["first"] if begin and not storage.exists(f"{word}.idx") else word)]
+
+
 def _check(names: list[str | None], are_given: list[bool]) -> None:
     if None in names and len(names) > 1:
         raise UsageError("--valid-data-path: data before the first NAME=", "give every validation set a name")
