@@ -50,8 +50,6 @@ CHECKPOINT_WAITED = re.compile(
 )
 CHECKPOINT_POSTPONED = re.compile(rb"checkpoint of iteration (?P<step>\d{1,15}) not saved: ")
 ENDED = re.compile(rb"ended by (?P<reason>\S{1,40}) at iteration (?P<step>\d{1,15});")
-PHASE = re.compile(rb"phase (?P<name>.{1,60}) begins at iteration (?P<step>\d{1,15}): sequence length (?P<seq_length>\d{1,15})")
-SKIPPED = re.compile(rb"iteration (?P<step>\d{1,15}): (?P<left_out>\d{1,15}) of (?P<samples>\d{1,15}) samples skipped")
 LOSS_SPIKE = re.compile(rb"loss spike at iteration (?P<step>\d{1,15}): (?P<loss>[\d.]{1,20})")
 ARGUMENTS_HEADING = re.compile(rb"-{3,200} (?P<end>end of )?arguments -{3,200}\s*$")
 ARGUMENT = re.compile(rb"\s{0,8}(?P<name>\w{1,80}) \.{2,80} (?P<value>.{0,4096}?)\s*$")
@@ -320,36 +318,6 @@ class CheckpointLoaded:
     def parse(cls, line: str) -> Self | None:
         match = CHECKPOINT_LOADED.search(line.encode(errors="replace"))
         return cls(int(match["step"]), checkpoint_path(match["path"]).decode(), _time(match["time"])) if match else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Skipped:
-    """Of the `samples` of `step` so many were `left_out`: all of them when the step itself was skipped."""
-
-    step: int
-    left_out: int
-    samples: int
-
-    NOTE = "skipped-samples"
-
-    def format(self) -> str:
-        return f" iteration {self.step}: {self.left_out} of {self.samples} samples skipped"
-
-
-@dataclasses.dataclass(frozen=True)
-class PhaseBegins:
-    """Of `step` on the samples have `seq_length` tokens, of datasets in the proportion of `weights`."""
-
-    step: int
-    name: str
-    seq_length: int
-    weights: Mapping[str, float]
-
-    NOTE = "phase"
-
-    def format(self) -> str:
-        shares = ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
-        return f" phase {self.name} begins at iteration {self.step}: sequence length {self.seq_length}, weights {shares}"
 
 
 Event = Step | Evaluation | CheckpointSaved | CheckpointLoaded

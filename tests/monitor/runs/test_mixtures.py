@@ -10,7 +10,8 @@ from lt_monitor.runs import run_loader
 from lt_monitor.runs.metrics import curves_of
 from lt_monitor.runs.speed import Known
 from lt_monitor.runs.summary import summarize
-from lt_shared.run_log import Evaluation, Skipped, Step
+from lt_shared.run_log import Evaluation, Step
+from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 
 
 @pytest.fixture
@@ -22,6 +23,8 @@ def log(tmp_path: Path) -> Path:
         lines.append(Evaluation(step, 3.5 - step / 2, "validation", "news").format())
         lines.append(Evaluation(step, 4.5 - step / 2, "validation", "math", is_first=False).format())
     lines.append(Skipped(3, 2, 8).format())
+    lines[4:4] = [PhaseBegins(2, "annealing: code, maths", 64, {"code": 0.5, "web": 0.5}).format()]
+    lines.append(PhaseBegins(4, "never reached", 64, {"web": 1.0}).format())
     path = tmp_path / "run.log"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -30,6 +33,7 @@ def log(tmp_path: Path) -> Path:
 def test_sets_and_sources_are_summarized_and_drawn(log: Path) -> None:
     (run,) = run_loader.read([str(log)])
     summary = summarize(run)
+    assert summary.phase == "annealing: code, maths"
     assert summary.validation_losses == {"news": 2.0, "math": 3.0}
     assert (summary.validation_loss, summary.best_validation_loss) == (2.0, 2.0)
     assert summary.source_losses == {"web": 0.5, "code": 3.0}
@@ -43,7 +47,9 @@ def test_sets_and_sources_are_summarized_and_drawn(log: Path) -> None:
 
 
 def test_skipped_samples_are_a_note(log: Path) -> None:
-    records = [record for block in log_files.event_blocks(str(log)) for record in block if record["kind"] == "note"]
+    notes = [record for block in log_files.event_blocks(str(log)) for record in block if record["kind"] == "note"]
+    records = [record for record in notes if record["note"] != PhaseBegins.NOTE]
+    assert notes[0]["fields"] == {"step": 2, "seq_length": 64, "name": "annealing: code, maths"}
     assert [(record["note"], record["fields"]) for record in records] == [
         ("skipped-samples", {"step": 3, "left_out": 2, "samples": 8})
     ]

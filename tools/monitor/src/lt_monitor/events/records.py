@@ -8,7 +8,7 @@ Fields that are not known here pass through, so a newer trainer may add some.
 import math
 from typing import Any
 
-from lt_shared import run_log
+from lt_shared.sample_order import log_notes
 
 VERSION = 1
 MESSAGE_CHARACTERS = 500
@@ -69,8 +69,8 @@ NOTES = (
     "mlperf",
     "wandb",
     "progress",
-    run_log.Skipped.NOTE,
-    run_log.PhaseBegins.NOTE,
+    log_notes.Skipped.NOTE,
+    log_notes.PhaseBegins.NOTE,
     "overflow",
     "missing",
     "replaced",

@@ -18,7 +18,8 @@ from lt_monitor.runs.failure_causes import NAN_STEPS, SCHEDULER_FAULTS, root_cau
 from lt_monitor.runs.metrics import source_columns
 from lt_monitor.runs.silence import Silence
 from lt_monitor.runs.speed import Known, Sizes, positive
-from lt_shared.run_log import SOURCE_LOSS, PhaseBegins
+from lt_shared.run_log import SOURCE_LOSS
+from lt_shared.sample_order.log_notes import PhaseBegins
 
 RECENT_STEPS = 50
 # How Slurm ends jobs that did nothing wrong, and whose nodes did.

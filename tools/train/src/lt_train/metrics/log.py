@@ -19,7 +19,8 @@ from typing import IO, Any, Self
 
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity, warn
-from lt_shared.run_log import Evaluation, PhaseBegins, Skipped, Step
+from lt_shared.run_log import Evaluation, Step
+from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_train.config import optional_packages
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics import recorded_steps, trackers

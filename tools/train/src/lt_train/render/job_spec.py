@@ -21,6 +21,7 @@ from lt_shared.credentials import QUERY, REFUSED
 from lt_train.config import credentials
 from lt_train.config.instances import Instance
 from lt_train.config.options import schema
+from lt_train.config.settings import validation_sets
 from lt_train.render import elastic, stage_check
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

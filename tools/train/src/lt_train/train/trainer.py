@@ -15,9 +15,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from lt_shared import dataset_names, run_log
+from lt_shared import run_log
 from lt_shared.console import ExitCode
-from lt_shared.run_log import CheckpointLoaded, Evaluation, PhaseBegins, Skipped, Step
+from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
+from lt_shared.sample_order import dataset_names
+from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
 from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
 from lt_train.checkpoint.saver import Saver

@@ -23,10 +23,11 @@ from typing import Any
 
 import click
 
-from lt_shared import console, dataset_names, storage, strict_yaml
+from lt_shared import console, storage, strict_yaml
 from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order import dataset_names
 from lt_shared.sample_order import phases as sample_phases
 from lt_train.config.settings.batches import LENGTHS, Batches, sequence_length
 from lt_train.config.settings.model import given_scaling

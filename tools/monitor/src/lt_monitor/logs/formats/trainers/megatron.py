@@ -12,6 +12,7 @@ from lt_monitor.logs.fields import TIME, Field, Value, decimal
 from lt_monitor.logs.formats import StepLine, fault, note
 from lt_monitor.logs.lines import Line
 from lt_shared import run_log
+from lt_shared.sample_order import log_notes
 
 _SAVING = re.compile(run_log.TIMESTAMP + rb"saving checkpoint at iteration {1,16}(?P<step>\d{1,15}) to (?P<path>.{1,4096})")
 _SAVE_FORMAT = re.compile(rb" in (?P<format>\S{1,40}) format$")
@@ -248,17 +249,17 @@ def notes(line: Line) -> Record | None:
 
 def skipped(line: Line) -> Record | None:
     """Samples that lt-train was to leave out."""
-    match = run_log.SKIPPED.search(line.text)
-    return match and note(line, run_log.Skipped.NOTE, {name: int(number) for name, number in match.groupdict().items()})
+    match = log_notes.SKIPPED.search(line.text)
+    return match and note(line, log_notes.Skipped.NOTE, {name: int(number) for name, number in match.groupdict().items()})
 
 
 def phase(line: Line) -> Record | None:
     """A phase of lt-train's data schedule begins."""
-    match = run_log.PHASE.search(line.text)
+    match = log_notes.PHASE.search(line.text)
     if match is None:
         return None
     fields: Record = {name: int(match[name]) for name in ("step", "seq_length")}
-    return note(line, run_log.PhaseBegins.NOTE, {**fields, "name": match["name"].decode(errors="replace")})
+    return note(line, log_notes.PhaseBegins.NOTE, {**fields, "name": match["name"].decode(errors="replace")})
 
 
 def anomaly(line: Line) -> Record | None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lt_shared.dataset_names import names
+from lt_shared.sample_order.dataset_names import names
 
 
 @pytest.mark.parametrize(
