@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,9 +28,11 @@ from lt_shared.architecture import Architecture
 from lt_shared.console import BadConfig, ToolError, UsageError
 from lt_shared.manifest import Dataset
 from lt_shared.sample_order import dataset_names
-from lt_shared.sample_order import phases as sample_phases
 from lt_train.config.settings.batches import LENGTHS, Batches, sequence_length
 from lt_train.config.settings.model import given_scaling
+
+if TYPE_CHECKING:
+    from lt_shared.sample_order import phases as sample_phases
 
 OPTION = "--data-schedule"
 FIELDS = ("name", "tokens", "samples", "weights", "seq_length", "rotary_base", "rope_scaling")
@@ -108,7 +110,9 @@ class Schedule:
         spans = zip(self.phases, itertools.pairwise(firsts), strict=True)
         return [f"{phase.name}, steps {first:,} to {after - 1:,} of {phase.seq_length} tokens" for phase, (first, after) in spans]
 
-    def sample_phases(self, batches: Batches) -> list[sample_phases.Phase]:
+    def sample_phases(self, batches: Batches) -> "list[sample_phases.Phase]":
+        from lt_shared.sample_order import phases as sample_phases
+
         firsts = [0, *map(batches.samples_after, self.last_steps(batches))]
         sizes = (end - first for first, end in itertools.pairwise(firsts))
         return [
