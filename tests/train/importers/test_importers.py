@@ -221,6 +221,13 @@ def test_what_megatron_ignores_is_not_carried() -> None:
     assert megatron_lm.translate([*words, "--group-query-attention"]).options["num_query_groups"] == 8
 
 
+def test_steps_to_skip_are_left_to_the_user() -> None:
+    """Since their count has changed, the same number is another step in another version."""
+    found = megatron_lm.translate(["pretrain_gpt.py", "--iterations-to-skip", "5", "7", "--num-layers", "4"])
+    assert [entry.key for entry in found.dropped] == ["iterations_to_skip"]
+    assert "skip_steps" not in found.options
+
+
 def test_values_that_lt_train_does_not_take_are_listed() -> None:
     found = megatron_lm.translate(["pretrain_gpt.py", "--optimizer", "sgd", "--lr-decay-style", "cosine", "--num-layers", "four"])
     assert {entry.key for entry in found.dropped} == {"optimizer", "num_layers"}

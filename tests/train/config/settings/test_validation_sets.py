@@ -6,6 +6,7 @@ import pytest
 import synthetic
 
 from lt_shared.console import UsageError
+from lt_train.config.settings import validation_sets
 
 
 @pytest.fixture
@@ -36,6 +37,12 @@ def sets(*words: str) -> dict[str, list[tuple[str, float]]]:
 )
 def test_which_data_a_set_has(folder: Path, words: list[str], expected: dict[str, list[tuple[str, float]]]) -> None:
     assert sets(*words) == expected
+
+
+def test_the_words_that_are_data(folder: Path) -> None:
+    """For job files, which look whether containers see them."""
+    words = ["w=web", "both=", "2", "code", "lang=en/part"]
+    assert validation_sets.without_names(words) == ["web", "2", "code", "lang=en/part"]
 
 
 @pytest.mark.parametrize(
