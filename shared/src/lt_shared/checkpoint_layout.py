@@ -41,7 +41,8 @@ class RunRecord:
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
-    them, `bin_crc32` and `idx_crc32`.
+    them, `bin_crc32` and `idx_crc32`. `streams` has a list for each stream of the blend: its name, the tokens of its shuffle windows,
+    and its shards so far, each as in `datasets`, with its prefix and tokens.
     """
 
     architecture: Architecture
@@ -56,6 +57,7 @@ class RunRecord:
     distributed_optimizer: bool | None = None
     kernels: dict[str, str] | None = None
     datasets: dict[str, dict[str, int]] | None = None
+    streams: list[dict[str, Any]] | None = None
 
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
@@ -92,6 +94,8 @@ class RunRecord:
             for name in ("files", "versions", "kernels", "datasets"):
                 if not isinstance(record.get(name) or {}, dict):
                     raise TypeError(f"{name} is not an object")
+            if not isinstance(record.get("streams") or [], list):
+                raise TypeError("streams is not a list")
             if not isinstance(record["files"], dict):
                 raise TypeError("files is not an object")
             architecture = Architecture.from_record(record.pop("architecture"))

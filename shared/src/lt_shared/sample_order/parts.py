@@ -19,6 +19,7 @@ from lt_shared.console import BadData
 from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.sample_index import Reading
 from lt_shared.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
+from lt_shared.sample_order.stream import StreamSamples
 
 # Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
 SURPLUS = 0.005
@@ -62,17 +63,34 @@ class DatasetPart:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class StreamPart:
+    """A stream from which `samples` samples are drawn. It has no index: its order is found as its shards arrive."""
+
+    samples: int
+    sequence_length: int
+    seed: int
+    window_tokens: int
+
+    @property
+    def indices(self) -> "list[DatasetPart | Blend]":
+        return []
+
+    def load(self, found: "Mapping[DatasetPart | Blend, Path]") -> StreamSamples:
+        return StreamSamples(self.sequence_length, self.seed, self.samples, self.window_tokens)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Blend:
     """`samples` samples drawn from `members` in the proportion of `weights`. `draw` is as for `sample_index.write_blend`."""
 
-    members: Sequence[DatasetPart]
+    members: Sequence[DatasetPart | StreamPart]
     weights: list[float]
     samples: int
     draw: Callable[..., None] = sample_index.draw_blend
 
     @property
     def indices(self) -> list["DatasetPart | Blend"]:
-        return [*self.members, self]
+        return [*(index for member in self.members for index in member.indices), self]
 
     def name(self) -> str:
         return _digest("blend", {"weights": self.weights, "samples": self.samples})
@@ -99,22 +117,33 @@ class Source:
     share: range
     weight: float = 1.0
 
+    def part(self, samples: int, sequence_length: int, seed: int) -> DatasetPart:
+        return DatasetPart(self.origin, self.sequences, self.share, samples, sequence_length, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamSource:
+    """A stream that is shuffled within windows of `window_tokens`, and its weight in the blend."""
+
+    window_tokens: int
+    weight: float = 1.0
+
+    def part(self, samples: int, sequence_length: int, seed: int) -> StreamPart:
+        return StreamPart(samples, sequence_length, seed, self.window_tokens)
+
 
 def part_of(
-    sources: Sequence[Source],
+    sources: Sequence[Source | StreamSource],
     samples: int,
     sequence_length: int,
     seed: int,
     draw: Callable[..., None] = sample_index.draw_blend,
-) -> DatasetPart | Blend:
+) -> DatasetPart | StreamPart | Blend:
     """One part of `samples` samples or more, with sizes and rounding as in Megatron-LM."""
     weights = _normalized([source.weight for source in sources])
     drawn = [math.ceil(samples * weight) for weight in weights]
     surplus = [math.ceil(count * (1 + SURPLUS)) for count in drawn] if len(sources) > 1 else [samples]
-    members = [
-        DatasetPart(source.origin, source.sequences, source.share, count, sequence_length, seed)
-        for source, count in zip(sources, surplus, strict=True)
-    ]
+    members = [source.part(count, sequence_length, seed) for source, count in zip(sources, surplus, strict=True)]
     return Blend(members, _normalized(weights), sum(drawn), draw) if len(members) > 1 else members[0]
 
 

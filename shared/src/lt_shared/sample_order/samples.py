@@ -21,12 +21,16 @@ Tokens = npt.NDArray[np.integer[Any]]
 
 
 class Span(NamedTuple):
-    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0."""
+    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0.
+
+    Of a dataset that is a stream, the sequence is in shard number `shard`.
+    """
 
     dataset: int
     sequence: int
     start: int
     length: int
+    shard: int = 0
 
 
 class Sequences(Protocol):
@@ -136,19 +140,19 @@ class DatasetSamples:
 class BlendedSamples:
     """The samples of a weighted blend of datasets."""
 
-    members: Sequence[DatasetSamples]
+    members: Sequence[Samples]
     dataset_index: Tokens
     dataset_sample_index: Tokens
 
     @classmethod
-    def load(cls, members: Sequence[DatasetSamples], directory: Path) -> "BlendedSamples":
+    def load(cls, members: Sequence[Samples], directory: Path) -> "BlendedSamples":
         return cls(members, *sample_index.load(directory, sample_index.DATASET_INDEX, sample_index.DATASET_SAMPLE_INDEX))
 
     def __len__(self) -> int:
         return len(self.dataset_index)
 
     def __getitem__(self, number: int) -> Tokens:
-        member: DatasetSamples = self.members[self.dataset(number)]
+        member = self.members[self.dataset(number)]
         return member[int(self.dataset_sample_index[number])]
 
     def dataset(self, number: int) -> int:

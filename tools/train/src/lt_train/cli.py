@@ -16,7 +16,7 @@ from lt_shared.console import BadConfig, ExitCode
 from lt_train.config import cluster, optional_packages
 from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings import benchmark
+from lt_train.config.settings import benchmark, streaming
 from lt_train.config.settings import data as data_settings
 from lt_train.runtime import signals
 
@@ -81,7 +81,8 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     from lt_train.launch import launcher
     from lt_train.planner.resolve import resolve_run_config
 
-    config = resolve_run_config(options, data_settings.training_datasets(data, options))
+    datasets = data_settings.training_datasets(data, options)
+    config = resolve_run_config(streaming.length_options(options, datasets), datasets)
     return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
 
 

@@ -119,7 +119,12 @@ def content(config: RunConfig, state: TrainingState) -> dict[str, Any]:
 
 
 def record(
-    config: RunConfig, chosen: kernels.Kernels, state: TrainingState, loss: float | None, datasets: dict[str, dict[str, int]]
+    config: RunConfig,
+    chosen: kernels.Kernels,
+    state: TrainingState,
+    loss: float | None,
+    datasets: dict[str, dict[str, int]],
+    streams: list[dict[str, Any]] | None,
 ) -> RunRecord:
     return RunRecord(
         architecture=config.architecture,
@@ -131,6 +136,7 @@ def record(
         versions={"lt-train": version_of("lt-train"), **optional_packages.versions()},
         kernels=chosen.record(),
         datasets=datasets,
+        streams=streams,
         files={},
         loss=loss,
         distributed_optimizer=None if config.checkpointing.no_save_optim else config.shards_optimizer,

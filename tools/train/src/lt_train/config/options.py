@@ -22,10 +22,14 @@ from lt_train.config.settings import (
     parallelism,
     precision,
     reporting,
+    streaming,
 )
 from lt_train.config.settings import data as data_settings
 
-SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory, data_settings, checkpointing, faults, reporting)
+SUBJECTS = (
+    *(model, layers, batches, precision, optimization, parallelism, memory),
+    *(data_settings, streaming, checkpointing, faults, reporting),
+)
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.
 MEASURED_SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory)
 

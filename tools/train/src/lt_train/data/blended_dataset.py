@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 
 from lt_shared.sample_order import sample_index
-from lt_shared.sample_order.parts import Blend, DatasetPart, Source, part_of
+from lt_shared.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
 from lt_shared.sample_order.samples import Samples, Sequences, StoredSequences
 from lt_shared.sample_order.split import split_ranges
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import Data
 from lt_train.data import index_cache
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
@@ -50,7 +51,7 @@ def build(config: RunConfig, cache: str | None, train_samples: int | None = None
     return samples
 
 
-def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | None]:
+def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | StreamPart | Blend | None]:
     """Training, validation and test; what is read is opened once."""
     data, batches = config.data, config.batches
     evaluated = data.eval_iters * batches.global_batch_size
@@ -58,7 +59,7 @@ def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | 
     opened: dict[str, Sequences] = {}
     for dataset in data.all_datasets:
         opened.setdefault(dataset.prefix, StoredSequences(dataset.prefix))
-    parts: list[DatasetPart | Blend | None] = []
+    parts: list[DatasetPart | StreamPart | Blend | None] = []
     for number, (datasets, samples) in enumerate(zip(of_each, (train_samples, evaluated, evaluated), strict=True)):
         named = [(dataset.prefix, opened[dataset.prefix], dataset.weight) for dataset in datasets]
         if data.mock:
@@ -71,8 +72,18 @@ def _parts(config: RunConfig, train_samples: int) -> list[DatasetPart | Blend | 
         if not samples or not sources or not all(source.share for source in sources):
             parts.append(None)
         else:
-            parts.append(part_of(sources, samples, batches.seq_length, config.seed, _draw_blend))
+            drawn = _with_streams(data, sources) if number == 0 else sources
+            parts.append(part_of(drawn, samples, batches.seq_length, config.seed, _draw_blend))
     return parts
+
+
+def _with_streams(data: Data, sources: list[Source]) -> list[Source | StreamSource]:
+    """The training data: of a stream, the first shard stands for all of it."""
+    streams = data.streaming
+    if streams is None:
+        return list(sources)
+    found = zip(sources, streams.lists, strict=True)
+    return [source if place is None else StreamSource(streams.window_tokens, source.weight) for source, place in found]
 
 
 def _share(split: str | None, number: int, sequences: int) -> range:

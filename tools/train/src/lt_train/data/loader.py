@@ -7,7 +7,7 @@ needs no more than the number of consumed samples.
 
 import collections
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -44,8 +44,20 @@ def cache_directory(config: RunConfig) -> str | None:
     return os.path.join(save, "data-cache")
 
 
-def batches(samples: Samples, config: RunConfig, where: torch.device, first_sample: int) -> Iterator[Batch]:
+def _always_ready(end: int) -> bool:
+    return True
+
+
+def batches(
+    samples: Samples,
+    config: RunConfig,
+    where: torch.device,
+    first_sample: int,
+    is_ready: Callable[[int], bool] = _always_ready,
+) -> Iterator[Batch]:
     """This rank's micro batches on the device `where`, from the run's `first_sample` on.
+
+    Nothing is read ahead that is not there: `is_ready` says whether the samples up to before a number are.
 
     int64 `tokens`, `labels` and `position_ids`, float `loss_mask`, each [b, s]; with --reset-attention-mask also int32
     `documents` [b, s], which counts the documents of each sample.
@@ -57,7 +69,7 @@ def batches(samples: Samples, config: RunConfig, where: torch.device, first_samp
     shape = (size, config.batches.seq_length)
     positions = torch.arange(shape[1], device=where).expand(shape)
     counted = torch.ones(shape, device=where)
-    for text in read_ahead(samples, starts, size, config.data.num_workers, where):
+    for text in read_ahead(samples, starts, size, config.data.num_workers, where, is_ready):
         on_device = text.to(where, non_blocking=True)
         tokens = on_device[:, :-1].contiguous()
         batch = {"tokens": tokens, "labels": on_device[:, 1:].contiguous(), "position_ids": positions, "loss_mask": counted}
@@ -86,7 +98,14 @@ def positions_in_documents(ends: Tensor) -> Tensor:
     return positions - begins.cummax(1).values
 
 
-def read_ahead(samples: Samples, starts: range, size: int, threads: int, where: torch.device) -> Iterator[Tensor]:
+def read_ahead(
+    samples: Samples,
+    starts: range,
+    size: int,
+    threads: int,
+    where: torch.device,
+    is_ready: Callable[[int], bool] = _always_ready,
+) -> Iterator[Tensor]:
     """int64 [size, s + 1] for every start, in their order, read by `threads` threads or, with none, when each is due."""
 
     def read(start: int) -> Tensor:
@@ -103,6 +122,8 @@ def read_ahead(samples: Samples, starts: range, size: int, threads: int, where: 
     pending: collections.deque[Future[Tensor]] = collections.deque()
     try:
         for start in starts:
+            while pending and not is_ready(start + size):
+                yield pending.popleft().result()
             pending.append(pool.submit(read, start))
             if len(pending) > threads * AHEAD:
                 yield pending.popleft().result()

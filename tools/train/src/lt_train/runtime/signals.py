@@ -34,6 +34,7 @@ class Reason(enum.IntEnum):
     DURATION = 2
     USER_SIGNAL = 3
     TERMINATION = 4
+    NO_DATA = 5
 
     @property
     def text(self) -> str:
@@ -42,6 +43,7 @@ class Reason(enum.IntEnum):
             Reason.DURATION: "--exit-duration-in-mins",
             Reason.USER_SIGNAL: signal.SIGUSR1.name,
             Reason.TERMINATION: signal.SIGTERM.name,
+            Reason.NO_DATA: "the end of a stream of data before its end line",
         }[self]
 
 

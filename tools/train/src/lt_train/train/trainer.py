@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import run_log
-from lt_shared.console import ExitCode
+from lt_shared.console import ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_shared.sample_order.samples import Samples
 from lt_train.checkpoint import remote_run, training_state
@@ -25,6 +25,7 @@ from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
 from lt_train.data import loader
+from lt_train.data.arrivals import Arrival, Arrivals
 from lt_train.data.loader import Batch
 from lt_train.metrics.log import Log
 from lt_train.metrics.profiling import Profiler
@@ -37,6 +38,7 @@ from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.watchdog import Watchdog
 from lt_train.train import kernel_trials, timers
+from lt_train.train.waiting import Waiting
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
@@ -126,9 +128,10 @@ class Loop:
         self.where = where
         self.stepper = Stepper(config, state, where)
         settings = config.checkpointing
-        self.saver = Saver(config, chosen, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.train_data, self.validation_data, self.test_data = loader.build(config, state.consumed_samples, state.iteration)
+        self.arrivals = Arrivals(config, self.train_data, rank_environment.rank)
+        self.saver = Saver(config, chosen, state, where, log, self.arrivals)
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
@@ -143,12 +146,16 @@ class Loop:
         config, state, clock = self.config, self.state, self.clock
         stop = Reason(agreement.largest(Limits.received(), self.where))
         assert self.train_data
-        batches = clock.reading(loader.batches(self.train_data, config, self.where, state.consumed_samples))
+        ready = self.arrivals.is_ready
+        batches = clock.reading(loader.batches(self.train_data, config, self.where, state.consumed_samples, ready))
+        self.waiting = Waiting(self.arrivals, self.limits, self.log, self.watchdog, self.where)
         clock.start()
         with self.saver, self.watchdog:
             stop = self._steps(batches, profiler, stop)
         if self.attempt:
             self.attempt.end(state.iteration)
+        if stop == Reason.NO_DATA and self.arrivals.failure:
+            raise TryAgain(self.arrivals.failure, "the same pipe continues both: what is trained and what is tokenized is kept")
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
             then = "the same command continues" if is_saved else "nothing is saved to continue from"
@@ -159,7 +166,18 @@ class Loop:
 
     def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
         config, state, clock = self.config, self.state, self.clock
+        saved, loss, data = state.iteration, None, int(Arrival.WAITING)
         while state.iteration < config.batches.train_iters and not stop:
+            end = state.consumed_samples + config.batches.size_at(state.consumed_samples)
+            if data != Arrival.READY:
+                with clock.waiting():
+                    stop = self.waiting.wait(state.iteration, end)
+                if stop:
+                    if state.iteration != saved:
+                        self.saver.save(loss)
+                    break
+            for line in self.arrivals.new_epochs(end):
+                self.log.line(line)
             with clock.step():
                 result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
             with clock.pause():
@@ -174,6 +192,7 @@ class Loop:
                 self.log.line(spike)
             last = state.iteration == config.batches.train_iters
             stop = Reason.NONE if last else Reason(result.largest[0])
+            loss, data = result.loss, result.largest[3]
             if last or state.iteration % config.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause(), self.watchdog.slow():
@@ -185,12 +204,20 @@ class Loop:
                 if last or stop or state.iteration % config.checkpointing.save_interval == 0:
                     device.release(self.where)
                     self.saver.save(result.loss)
+                    saved = state.iteration
         return stop
 
     def _own(self, iteration: int) -> list[int]:
-        """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved."""
+        """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved, and whether the
+        next step's data is there."""
         needed, reserved = device.peak_memory(self.where)
-        return [self.limits.reached(iteration), needed, reserved or 0]
+        return [self.limits.reached(iteration), needed, reserved or 0, self._arrival_after_step()]
+
+    def _arrival_after_step(self) -> Arrival:
+        """For the step after the one that is under way."""
+        sizes, consumed = self.config.batches, self.state.consumed_samples
+        consumed += sizes.size_at(consumed)
+        return self.arrivals.of(consumed + sizes.size_at(consumed))
 
     def _report(self, result: StepResult) -> None:
         """A log line about the steps since the last one; all ranks call it."""

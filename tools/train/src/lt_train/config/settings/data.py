@@ -10,7 +10,8 @@ from lt_shared import console, manifest, storage
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
 from lt_shared.sample_order.split import split_ranges, split_shares
-from lt_train.config.settings import stated_tokenizer
+from lt_train.config.settings import stated_tokenizer, streaming
+from lt_train.config.settings.streaming import Streaming
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
@@ -49,7 +50,7 @@ OPTIONS = console.section(
 class Data:
     """`split` is Megatron's three shares of `datasets`; None when the other two are validation and test data of their own.
 
-    Without `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
+    Of a stream, `datasets` has the first shard, with the weight of the stream. Without `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
     directories.
     """
 
@@ -65,6 +66,7 @@ class Data:
     num_workers: int
     cache_path: str | None
     object_cache_path: str | None
+    streaming: Streaming | None = None
 
     @property
     def mock(self) -> bool:
@@ -118,7 +120,7 @@ def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[
             f"data named by {' and '.join(named)}" if named else "no DATA",
             "pass - (a manifest on standard input), @FILE, or prefixes with their weights; or --mock-data",
         )
-    return _read(*named.values())
+    return streaming.datasets(*named.values(), options["follow"])
 
 
 def _read(words: tuple[str, ...]) -> tuple[Dataset, ...]:
@@ -158,11 +160,13 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
         note("--split has no meaning for made-up data")
     validation, test = (_read(tuple(options[name])) for name in ("valid_data_path", "test_data_path"))
     stated_tokenizer.check(options, (*datasets, *validation, *test))
+    arriving = streaming.resolve_streaming(options, datasets)
+    default_split = streaming.DEFAULT_SPLIT if arriving else DEFAULT_SPLIT
     return Data(
-        datasets=datasets,
+        datasets=streaming.plain_datasets(datasets),
         validation_datasets=validation,
         test_datasets=test,
-        split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or DEFAULT_SPLIT,
+        split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or default_split,
         eval_iters=options["eval_iters"],
         eval_interval=options["eval_interval"],
         reset_position_ids=options["reset_position_ids"],
@@ -171,6 +175,7 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
         num_workers=options["num_workers"],
         cache_path=options["data_cache_path"],
         object_cache_path=options["object_storage_cache_path"],
+        streaming=arriving,
     )
 
 
