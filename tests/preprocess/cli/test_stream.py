@@ -86,12 +86,12 @@ def test_one_key_only(run: Run, tmp_path: Path, corpus: Path, demo_tokenizer: Pa
 
 def test_lines_come_before_the_end(tmp_path: Path, demo_tokenizer: Path) -> None:
     """From standard input, which stays open: the first parts are announced while the last is not read yet."""
-    command = [sys.executable, "-m", "lt_preprocess", *arguments(Path("-"), demo_tokenizer, tmp_path / "d", "--max-shard-size", "500k")]
+    command = [sys.executable, "-m", "lt_preprocess", *arguments(Path("-"), demo_tokenizer, tmp_path / "d", "--max-shard-size", "1M")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin
         assert process.stdout
         line = json.dumps({"text": "some words to read " * 50}).encode() + b"\n"
-        process.stdin.write(line * 3000)
+        process.stdin.write(line * 10_000)
         process.stdin.flush()
         first = json.loads(process.stdout.readline())
         assert (first["part"], process.poll()) == (0, None)

@@ -75,13 +75,13 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     """Pretrain a decoder language model on DATA with megatron-core.
 
     DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by
-    its weight; --mock-data stands in for it. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
+    its weight; --mock-data stands in for it. Text files with --tokenizer are tokenized on the way. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
     error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
     """
-    from lt_train.launch import launcher
+    from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config
 
-    datasets = data_settings.training_datasets(data, options)
+    datasets = data_settings.training_datasets(tokenization.datasets_of_text(data, options, dry_run), options)
     config = resolve_run_config(streaming.length_options(options, datasets), datasets)
     return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
 

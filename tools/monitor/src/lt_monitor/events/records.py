@@ -69,6 +69,7 @@ NOTES = (
     "overflow",
     "missing",
     "replaced",
+    "waiting-for-data",
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

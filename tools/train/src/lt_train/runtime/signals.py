@@ -43,7 +43,7 @@ class Reason(enum.IntEnum):
             Reason.DURATION: "--exit-duration-in-mins",
             Reason.USER_SIGNAL: signal.SIGUSR1.name,
             Reason.TERMINATION: signal.SIGTERM.name,
-            Reason.NO_DATA: "the end of a stream of data before its end line",
+            Reason.NO_DATA: "broken-stream",
         }[self]
 
 

@@ -91,6 +91,12 @@ def opened(word: str) -> Intake:
     return _opened[word]
 
 
+def open_output(name: str, descriptor: int) -> str:
+    """Take what a program of this process prints for a pipe; returns the word under which it is `opened`."""
+    _opened[name] = Intake(name, _lines_of(descriptor))
+    return name
+
+
 def streams() -> list[Intake]:
     """Those of the pipes that were opened which have streams, in the order of the command line."""
     return [intake for intake in _opened.values() if shard_list.begins(intake.first_line())]
@@ -98,7 +104,7 @@ def streams() -> list[Intake]:
 
 def is_pipe(word: str) -> bool:
     """`-`, or the name of a pipe, as the shell makes one of <(command)."""
-    if word == STANDARD_INPUT:
+    if word == STANDARD_INPUT or word in _opened:
         return True
     try:
         return stat.S_ISFIFO(os.stat(word).st_mode)

@@ -4,10 +4,12 @@ The ranks ask each other once a second whether all have the data of the next ste
 that waits obeys signals and time limits, and saves. The watchdog knows that it is alive.
 """
 
+import datetime
 import time
 
 import torch
 
+from lt_shared import run_log
 from lt_train.data.arrivals import Arrival, Arrivals
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement
@@ -44,7 +46,8 @@ class Waiting:
             now = time.monotonic()
             if now >= warning:
                 awaited = self._arrivals.awaited(end) or "a stream, on another rank"
-                self._log.line(f"waiting for data since {now - started:.0f} s, after iteration {iteration}: {awaited}")
+                since = now - started
+                self._log.line(run_log.format_waiting_for_data(iteration, since, awaited, datetime.datetime.now()))
                 warning = now + WARNING_SECONDS
             time.sleep(POLL_SECONDS)
         waited = time.monotonic() - started

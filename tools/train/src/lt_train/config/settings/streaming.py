@@ -32,6 +32,7 @@ OPTIONS = console.section(
         metavar="TOKENS",
         help="Shuffle a stream within windows of whole shards with so many tokens or more; by default within each shard.",
     ),
+    click.option("--tokenizer", metavar="TOKENIZER", help="With text files as DATA: the directory, file or name for lt-preprocess."),
     click.option("--follow", is_flag=True, help="Read @FILE, the list of a stream, while it grows."),
 )
 
