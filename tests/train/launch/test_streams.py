@@ -146,7 +146,7 @@ def test_another_window_or_other_shards_are_refused(tmp_path: Path, lines: list[
     assert "shard 1," in changed.err
     assert "is another one than the run was trained on" in changed.err
     # As a blend of datasets, the parts would come in another order.
-    blend = train(*options[:-1], *(json.loads(line)["prefix"] for line in lines[:-1]))
+    blend = train(*options[:-1], "--split", "90,10,0", *(json.loads(line)["prefix"] for line in lines[:-1]))
     assert (blend.code, "1 stream(s) of data, and not on 0" in blend.err) == (ExitCode.BAD_CONFIG, True)
 
 

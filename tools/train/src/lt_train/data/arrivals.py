@@ -25,7 +25,7 @@ from lt_shared.sample_order.stream import Shard, StreamSamples
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings import data as data_settings
 from lt_train.config.settings import streaming
-from lt_train.data import dataset_versions
+from lt_train.data import dataset_versions, remote_datasets
 from lt_train.runtime import stream_intake
 
 POLL_SECONDS = 0.5
@@ -103,9 +103,10 @@ class Stream:
 
     def _add(self, shard: Dataset) -> None:
         number, data = len(self._shards), self._config.data
+        there = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
         if self._expected is not None:
-            self._check(shard, number)
-        sequences = StoredSequences(shard.prefix)
+            self._check(there, number)
+        sequences = StoredSequences(there.prefix)
         count = len(sequences.lengths)
         share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
         self._shards.append(shard)
