@@ -148,7 +148,8 @@ def bench(session: nox.Session) -> None:
 
     `-- train` measures how fast lt-train trains on GPUs beside TorchTitan, megatron-core with TransformerEngine and bare torch.
     `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
-    known for, `-- stream-quality` what the windows of a stream cost. `-- monitor` measures how fast lt-monitor reads logs, `-- convert` lt-convert beside cp and TorchTitan's scripts.
+    known for, `-- stream-quality` what the windows of a stream cost. `-- monitor` measures how fast lt-monitor reads logs,
+    `-- convert` lt-convert beside cp and TorchTitan's scripts.
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")

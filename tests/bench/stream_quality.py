@@ -1,4 +1,4 @@
-"""What it costs that a stream is shuffled within windows alone: the validation loss of the same text, shuffled as a whole and not.
+"""What it costs that a stream is shuffled within windows alone: the validation loss on text that is shuffled as a whole, and not.
 
     nox -s bench -- stream-quality
 

@@ -41,8 +41,8 @@ class RunRecord:
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
-    them, `bin_crc32` and `idx_crc32`. `streams` has a list for each stream of the blend: its name, the tokens of its shuffle windows,
-    and its shards so far, each as in `datasets`, with its prefix and tokens.
+    them, `bin_crc32` and `idx_crc32`. `streams` has an object for each stream of the blend: its name, the tokens of its shuffle
+    windows, and its shards so far, each as in `datasets`, with its prefix and tokens.
     """
 
     architecture: Architecture
@@ -74,6 +74,9 @@ class RunRecord:
     def to_bytes(self) -> bytes:
         """The content of a `run.json`."""
         fields = dataclasses.asdict(self) | {"architecture": self.architecture.to_record()}
+        if self.streams is None:
+            # Versions before 2026-11-26 know no such field, and read what has none.
+            del fields["streams"]
         return (json.dumps({"v": RECORD_VERSION, **fields}, indent=2) + "\n").encode()
 
     @classmethod

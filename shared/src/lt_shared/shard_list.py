@@ -2,7 +2,7 @@
 
 A producer that was killed and started again prints the lines of the shards that are done once more, into a file of its own or at
 the end of the old one. A line that says again what is known already is therefore no news, one that says something else of the
-same part is another stream. The list is read as a whole each time: at 256 million tokens a line, a trillion tokens are 4,000 lines.
+same part is another stream. The list is read as a whole each time: a trillion tokens are 4,000 lines.
 """
 
 import dataclasses

@@ -64,7 +64,7 @@ def test_parts_begin_small_and_double() -> None:
 
 
 def test_a_reader_of_before_sees_datasets_with_weights(run: Run, tmp_path: Path, corpus: Path, demo_tokenizer: Path) -> None:
-    """What `Dataset.from_record` and `parse` of revision ee87c81 do with a line: unknown fields are left out, versions compared."""
+    """What `Dataset.from_record` and `parse` of revision ee87c81 do: unknown fields are left out, versions compared."""
     made = run(*arguments(corpus, demo_tokenizer, tmp_path / "data", "--max-shard-size", "10k"))
     *parts, end = records(made.stdout)
     then = {"prefix", "documents", "tokens", "dtype", "vocab_size", "eod", "weight"}
@@ -86,7 +86,12 @@ def test_one_key_only(run: Run, tmp_path: Path, corpus: Path, demo_tokenizer: Pa
 
 def test_lines_come_before_the_end(tmp_path: Path, demo_tokenizer: Path) -> None:
     """From standard input, which stays open: the first parts are announced while the last is not read yet."""
-    command = [sys.executable, "-m", "lt_preprocess", *arguments(Path("-"), demo_tokenizer, tmp_path / "d", "--max-shard-size", "1M")]
+    command = [
+        sys.executable,
+        "-m",
+        "lt_preprocess",
+        *arguments(Path("-"), demo_tokenizer, tmp_path / "d", "--max-shard-size", "1M"),
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin
         assert process.stdout

@@ -23,7 +23,8 @@ STEPS = ("--train-iters", "40", "--save-interval", "10", "--lr", "1e-3", "--eval
 def lines_of(shards: list[Dataset]) -> list[str]:
     name = shards[0].prefix.removesuffix("0") + "stream"
     described = [
-        dataclasses.replace(shard, stream=name, part=number, weight=float(shard.tokens or 1)) for number, shard in enumerate(shards)
+        dataclasses.replace(shard, stream=name, part=number, weight=float(shard.tokens or 1))
+        for number, shard in enumerate(shards)
     ]
     end = json.dumps({"v": 1, "kind": "end", "count": len(shards)})
     return [json.dumps(manifest.record_of(shard)) + "\n" for shard in described] + [end + "\n"]
@@ -86,7 +87,7 @@ def test_a_pipe_that_comes_slowly_is_the_finished_list(tmp_path: Path, lines: li
         until(lambda: waits(tmp_path / "run"))
         assert reached(tmp_path / "run") < 40
         write(process, lines[1:])
-        out, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert losses(tmp_path / "run") == losses(finished)
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -95,7 +96,7 @@ def test_a_pipe_that_comes_slowly_is_the_finished_list(tmp_path: Path, lines: li
     assert record.streams
     (stream,) = record.streams
     assert stream["window_tokens"] == 1
-    assert [shard["tokens"] for shard in stream["shards"]][0] == json.loads(lines[0])["tokens"]
+    assert stream["shards"][0]["tokens"] == json.loads(lines[0])["tokens"]
 
 
 def test_a_producer_that_dies(tmp_path: Path, lines: list[str], finished: Path) -> None:
@@ -132,7 +133,9 @@ def test_killed_at_any_moment(tmp_path: Path, lines: list[str], finished: Path, 
     assert losses(tmp_path / "run") == losses(finished)
 
 
-def test_another_window_or_other_shards_are_refused(tmp_path: Path, lines: list[str], write_dataset: Callable[..., Dataset]) -> None:
+def test_another_window_or_other_shards_are_refused(
+    tmp_path: Path, lines: list[str], write_dataset: Callable[..., Dataset]
+) -> None:
     listed = tmp_path / "list"
     listed.write_text("".join(lines))
     options = (*SMALL, *STEPS, "--save", str(tmp_path / "run"), f"@{listed}")

@@ -2,8 +2,8 @@
 
 The shards are read window by window: a window is closed by the shard with which it has `window_tokens` or more, so its borders
 depend on the shards alone. Within a window the sequences are shuffled, and then joined to the tokens of the windows before. The
-tokens are cut into samples of sequence_length + 1, of which the last is also the first of the next sample. A sample belongs to the
-window that has its last token, so no tail of a window is lost, and the samples of a window are shuffled among themselves.
+tokens are cut into samples of sequence_length + 1, of which the last is also the first of the next sample. A sample belongs to
+the window that has its last token, so no tail of a window is lost; the samples of a window are shuffled among themselves.
 
 When the last window has been read, all are read again, each shuffled anew: an epoch. What comes later changes nothing of what was
 before, so a run can start with the first shard, and one that is given the finished list sees the same samples. The price is the
@@ -13,6 +13,7 @@ mixing: samples of different windows never change places. Memory is 16 bytes a s
 import bisect
 import collections
 import dataclasses
+import itertools
 import threading
 from typing import Any, NamedTuple
 
@@ -179,7 +180,7 @@ class StreamSamples:
         shards, numbers = packed >> NUMBER_BITS, packed & NUMBER_MASK
         borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(packed)]
         found = []
-        for begin, stop in zip(borders, borders[1:], strict=False):
+        for begin, stop in itertools.pairwise(borders):
             shard, sequences = int(shards[begin]), numbers[begin:stop]
             start = token - visit.start - (int(layout.ends[first - 1]) if first else 0) if begin == 0 else 0
             length = int(self.shards[shard].sequences.lengths[sequences[-1]])

@@ -75,8 +75,9 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     """Pretrain a decoder language model on DATA with megatron-core.
 
     DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by
-    its weight; --mock-data stands in for it. Text files with --tokenizer are tokenized on the way. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
-    error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
+    its weight; text files with --tokenizer are tokenized on the way; --mock-data stands in for it. Runs on its own ranks, or as a
+    rank of torchrun or srun. Log lines go to standard error, one JSON line per checkpoint to standard output. The same command
+    continues an interrupted run.
     """
     from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config

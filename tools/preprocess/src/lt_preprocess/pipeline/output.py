@@ -1,4 +1,4 @@
-"""The output of one part of a run (all of it without --max-shard-size and --stream): a dataset for each key, and the quarantined lines.
+"""The output of one part of a run (all of it without --max-shard-size and --stream): a dataset for each key, and bad lines.
 
 All datasets of a part have the same documents, so that the second key's document 7 belongs to the first key's. The files appear
 together at the end: the quarantined lines first, then each dataset. Before the last part is published, parts with higher numbers

@@ -74,7 +74,9 @@ class Saver:
     A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
     """
 
-    def __init__(self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log, arrivals: Arrivals):
+    def __init__(
+        self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log, arrivals: Arrivals
+    ):
         self.config = config
         self.kernels = kernels
         self.state = state

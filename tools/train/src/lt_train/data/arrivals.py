@@ -115,7 +115,9 @@ class Stream:
     def _check(self, shard: Dataset, number: int) -> None:
         """Raises as `data_settings.check_datasets`, and BadData when it is another shard than the run was trained on."""
         data = self._config.data
-        checked = dataclasses.replace(data, datasets=(data.datasets[0], shard), validation_datasets=(), test_datasets=(), split=None)
+        checked = dataclasses.replace(
+            data, datasets=(data.datasets[0], shard), validation_datasets=(), test_datasets=(), split=None
+        )
         for problem in data_settings.check_vocabulary((shard,), self._config.architecture.vocab_size):
             raise problem
         data_settings.check_datasets(checked, self._config.architecture.vocab_size)

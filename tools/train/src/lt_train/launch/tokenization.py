@@ -57,7 +57,9 @@ def datasets_of_text(words: tuple[str, ...], options: dict[str, Any], dry_run: b
 
 def _check(text: Sequence[str], words: Sequence[str], options: dict[str, Any], dry_run: bool) -> None:
     if len(text) < len(words):
-        raise UsageError(f"{text[0]} is text, other data is not", f"{PROGRAM} --stream makes a stream of it, which blends with others")
+        raise UsageError(
+            f"{text[0]} is text, other data is not", f"{PROGRAM} --stream makes a stream of it, which blends with others"
+        )
     if not options["tokenizer"]:
         raise UsageError(f"{text[0]} is text, and no tokenizer is named", "--tokenizer DIRECTORY")
     if dry_run:
@@ -73,5 +75,5 @@ def _check(text: Sequence[str], words: Sequence[str], options: dict[str, Any], d
 
 
 def _spare_cores(options: dict[str, Any]) -> int:
-    ranks = options["ranks"] or 1
-    return max(1, len(os.sched_getaffinity(0)) - ranks * (1 + options["num_workers"]))
+    ranks = int(options["ranks"] or 1)
+    return max(1, len(os.sched_getaffinity(0)) - ranks * (1 + int(options["num_workers"])))

@@ -38,11 +38,11 @@ from lt_train.runtime.rank_environment import RankEnvironment
 from lt_train.runtime.signals import Limits, Reason
 from lt_train.runtime.watchdog import Watchdog
 from lt_train.train import kernel_trials, timers
-from lt_train.train.waiting import Waiting
 from lt_train.train.anomalies import Anomalies
 from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
 from lt_train.train.train_step import Stepper, StepResult
+from lt_train.train.waiting import Waiting
 
 
 def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> ExitCode:

@@ -1,4 +1,4 @@
-"""Waiting for a shard of a stream: all ranks together, or those that have their samples would wait for the others in a collective.
+"""Waiting for a shard of a stream, all ranks together: those that have their samples would wait for the others in a collective.
 
 The ranks ask each other once a second whether all have the data of the next step, and whether one has a reason to end: a run
 that waits obeys signals and time limits, and saves. The watchdog knows that it is alive.

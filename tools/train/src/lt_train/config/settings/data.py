@@ -50,8 +50,8 @@ OPTIONS = console.section(
 class Data:
     """`split` is Megatron's three shares of `datasets`; None when the other two are validation and test data of their own.
 
-    Of a stream, `datasets` has the first shard, with the weight of the stream. Without `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
-    directories.
+    Of a stream, `datasets` has the first shard, with the weight of the stream. Without `datasets` the tokens are made up.
+    `eval_iters` counts global batches; `cache_path` and `object_cache_path` are directories.
     """
 
     datasets: tuple[Dataset, ...]
@@ -120,7 +120,8 @@ def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[
             f"data named by {' and '.join(named)}" if named else "no DATA",
             "pass - (a manifest on standard input), @FILE, or prefixes with their weights; or --mock-data",
         )
-    return streaming.datasets(*named.values(), options["follow"])
+    (sources,) = named.values()
+    return streaming.datasets(sources, options["follow"])
 
 
 def _read(words: tuple[str, ...]) -> tuple[Dataset, ...]:

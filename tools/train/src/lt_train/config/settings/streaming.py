@@ -30,9 +30,9 @@ OPTIONS = console.section(
         "--shuffle-window",
         type=click.IntRange(min=1),
         metavar="TOKENS",
-        help="Shuffle a stream within windows of whole shards with so many tokens or more; by default within each shard.",
+        help="Shuffle a stream within windows of whole shards of so many tokens or more; by default within each shard.",
     ),
-    click.option("--tokenizer", metavar="TOKENIZER", help="With text files as DATA: the directory, file or name for lt-preprocess."),
+    click.option("--tokenizer", metavar="TOKENIZER", help="With text files as DATA: as for lt-preprocess."),
     click.option("--follow", is_flag=True, help="Read @FILE, the list of a stream, while it grows."),
 )
 
@@ -41,8 +41,8 @@ OPTIONS = console.section(
 class Streaming:
     """`lists` has for each of the run's datasets where the shards of the stream that begins with it are listed.
 
-    That is a file or URL, `pipe:NUMBER` for a pipe of the launcher, None for a dataset that is no stream. With `follow`, files may
-    still grow.
+    That is a file or URL, `pipe:NUMBER` for a pipe of the launcher, None for a dataset that is no stream. With `follow`, files
+    may still grow.
     """
 
     lists: tuple[str | None, ...]
@@ -52,7 +52,7 @@ class Streaming:
 
 @dataclasses.dataclass(frozen=True)
 class StreamHead(Dataset):
-    """The first shard of a stream, with the weight of the stream, and where its list is; `tokens_in_all` once that is finished."""
+    """The first shard of a stream, with the weight of the stream, and where its list is; `tokens_in_all` when it is finished."""
 
     list: str = ""
     tokens_in_all: int | None = None
@@ -203,4 +203,3 @@ def _kept_apart(prefix: str, split: str | None) -> int:
     lengths = indexed_dataset.Reader(prefix).sequence_lengths
     training = split_ranges(split, len(lengths))[0]
     return int(lengths[training.stop :].sum())
-
