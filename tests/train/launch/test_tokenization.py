@@ -58,8 +58,10 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "is_it"),
-    [("a.jsonl", True), ("b/c.parquet", True), ("a.txt.gz", True), ("s3://b/a.json.zst", True), ("a_text_document", False)]
-    + [("@a.txt", False), ("0.7", False), ("-", False)],
+    [
+        *(("a.jsonl", True), ("b/c.parquet", True), ("a.txt.gz", True), ("s3://b/a.json.zst", True)),
+        *(("a_text_document", False), ("@a.txt", False), ("0.7", False), ("-", False)),
+    ],
 )
 def test_what_is_text(word: str, is_it: bool) -> None:
     assert is_text(word) is is_it

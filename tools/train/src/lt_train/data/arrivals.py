@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lt_shared import shard_list, storage
+from lt_shared import storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadData
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order import shard_list
 from lt_shared.sample_order.samples import BlendedSamples, Samples, StoredSequences
 from lt_shared.sample_order.split import split_ranges
 from lt_shared.sample_order.stream import Shard, StreamSamples

@@ -14,8 +14,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from lt_shared import manifest, shard_list, storage
+from lt_shared import manifest, storage
 from lt_shared.console import NoInput, ToolError
+from lt_shared.sample_order import shard_list
 
 STANDARD_INPUT = "-"
 # Of the launcher, for its ranks: where the files of its pipes are which are not in the run's directory.

@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 
-from lt_shared import console, manifest, shard_list, storage
+from lt_shared import console, manifest, storage
 from lt_shared.console import NoInput, UsageError, note
 from lt_shared.manifest import Dataset
+from lt_shared.sample_order import shard_list
+from lt_shared.sample_order.shard_list import ShardList
 from lt_shared.sample_order.split import split_ranges
-from lt_shared.shard_list import ShardList
 from lt_train.runtime import stream_intake
 
 POLL_SECONDS = 1.0

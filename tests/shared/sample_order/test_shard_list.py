@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lt_shared import shard_list
 from lt_shared.console import BadData
+from lt_shared.sample_order import shard_list
 
 
 def line(number: int, **changed: Any) -> str:
