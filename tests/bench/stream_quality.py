@@ -2,7 +2,7 @@
 
     nox -s bench -- stream-quality
 
-The corpus is made a dataset, and a stream of 13 shards of 40,000 tokens; both train on the same 410,000 tokens or fewer of it, in
+The corpus is made a dataset, and a stream of 14 shards of 40,000 tokens; both train on the same 410,000 tokens or fewer of it, in
 less than an epoch, and are evaluated on the same documents, which neither trains on. The window is a shard (the default), or
 four. The demo corpus is in an order of its own (see tests/demo): that is what a window leaves in place.
 """

@@ -49,6 +49,11 @@ class Options:
     max_shard_bytes: int | None = None
     stream: bool = False
 
+    def to_record(self) -> dict[str, Any]:
+        """Without what is not asked for since there are streams: fingerprints from before stay what they are."""
+        record = dataclasses.asdict(self)
+        return record if self.stream else {name: value for name, value in record.items() if name != "stream"}
+
     @property
     def has_parts(self) -> bool:
         return self.stream or self.max_shard_bytes is not None
@@ -95,11 +100,8 @@ class Plan:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
-        options = dataclasses.asdict(self.options)
+        options = self.options.to_record()
         del options["on_error"]
-        if not self.options.stream:
-            # Fingerprints from before there were streams stay what they are.
-            del options["stream"]
         record = {
             "v": RESULT_VERSION,
             "sources": self.sources,
@@ -137,7 +139,7 @@ class Plan:
             "vocab_size": self.tokenizer.vocab_size,
             "eod": self.tokenizer.eod,
             "dtype": self.dtype,
-            "options": dataclasses.asdict(self.options),
+            "options": self.options.to_record(),
         }
 
 

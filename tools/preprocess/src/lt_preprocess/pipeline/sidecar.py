@@ -29,7 +29,7 @@ PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece",
 
 def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[str, FileChecksum], state: State) -> bytes:
     """The sidecar of one dataset of a part that is closed."""
-    options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | dataclasses.asdict(plan.options)
+    options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | plan.options.to_record()
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
