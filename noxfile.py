@@ -20,6 +20,7 @@ BENCHMARKS = {
     "train": "tests/bench/train.py",
     "train-data": "tests/bench/train_data.py",
     "train-quality": "tests/bench/train_quality.py",
+    "stream-quality": "tests/bench/stream_quality.py",
     "convert": "tests/bench/convert.py",
     "monitor": "tests/bench/monitor.py",
 }
@@ -147,7 +148,8 @@ def bench(session: nox.Session) -> None:
 
     `-- train` measures how fast lt-train trains on GPUs beside TorchTitan, megatron-core with TransformerEngine and bare torch.
     `-- train-data` measures how lt-train gets at its data, `-- train-quality` whether it reaches the validation loss that it is
-    known for. `-- monitor` measures how fast lt-monitor reads logs, `-- convert` lt-convert beside cp and TorchTitan's scripts.
+    known for, `-- stream-quality` what the windows of a stream cost. `-- monitor` measures how fast lt-monitor reads logs,
+    `-- convert` lt-convert beside cp and TorchTitan's scripts.
     """
     if not session.posargs or session.posargs[0] not in BENCHMARKS:
         session.error(f"choose a benchmark: nox -s bench -- {'|'.join(BENCHMARKS)}")

@@ -180,7 +180,7 @@ def serve(work_file: str, rank: int) -> None:
     from lt_train.train import trainer
 
     if not work["saving"]:
-        trainer.Saver.save = lambda saver, loss: None  # type: ignore[method-assign]
+        trainer.Saver.save = lambda saver, loss, is_final=False: None  # type: ignore[method-assign]
     if not work["steps"]:
         trainer.Loop.run = save_at_once  # type: ignore[method-assign]
     for name, port, plan in plans:

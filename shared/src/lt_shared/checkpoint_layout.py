@@ -41,7 +41,9 @@ class RunRecord:
 
     `kernels` maps each part of a training step to the implementation that computed it, `versions` each package to its version,
     `datasets` the absolute prefix of each dataset that was trained on to `bin_bytes`, `idx_bytes` and, as far as its sidecar has
-    them, `bin_crc32` and `idx_crc32`. `phase` is the name of the phase of the data schedule that it ends in or with.
+    them, `bin_crc32` and `idx_crc32`. `phase` is the name of the phase of the data schedule that it ends in or with. `streams` is
+    for each stream of the blend its name, the tokens of its shuffle windows, and its shards so far, each as in
+    `datasets`, with its prefix and tokens.
     """
 
     architecture: Architecture
@@ -57,6 +59,7 @@ class RunRecord:
     kernels: dict[str, str] | None = None
     datasets: dict[str, dict[str, int]] | None = None
     phase: str | None = None
+    streams: list[dict[str, Any]] | None = None
 
     def write(self, directory: Path, elsewhere: Mapping[str, int] | None = None) -> None:
         """Write `run.json` into a directory that is not yet visible, with the sizes of the files that are there.
@@ -73,6 +76,9 @@ class RunRecord:
     def to_bytes(self) -> bytes:
         """The content of a `run.json`."""
         fields = dataclasses.asdict(self) | {"architecture": self.architecture.to_record()}
+        if self.streams is None:
+            # Versions before 2026-11-26 know no such field, and read what has none.
+            del fields["streams"]
         return (json.dumps({"v": RECORD_VERSION, **fields}, indent=2) + "\n").encode()
 
     @classmethod
@@ -93,6 +99,8 @@ class RunRecord:
             for name in ("files", "versions", "kernels", "datasets"):
                 if not isinstance(record.get(name) or {}, dict):
                     raise TypeError(f"{name} is not an object")
+            if not isinstance(record.get("streams") or [], list):
+                raise TypeError("streams is not a list")
             if not isinstance(record["files"], dict):
                 raise TypeError("files is not an object")
             architecture = Architecture.from_record(record.pop("architecture"))

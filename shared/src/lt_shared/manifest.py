@@ -44,6 +44,7 @@ class Dataset:
     """One `.bin/.idx` pair. Only `prefix` and `weight` are known for a prefix that came without a description.
 
     Where it is `packed`, each sequence is one sample of so many tokens, and the one behind them, or shorter.
+    `stream` is the name of the stream that it is part number `part` of, counted from 0. Older versions ignore all three.
     """
 
     prefix: str
@@ -55,6 +56,8 @@ class Dataset:
     tokenizer: Tokenizer | None = None
     weight: float = 1.0
     packed: int | None = None
+    stream: str | None = None
+    part: int | None = None
 
     kind = "dataset"
 
@@ -66,11 +69,14 @@ class Dataset:
         tokenizer = record.get("tokenizer")
         known = {field.name for field in dataclasses.fields(cls)} - {"tokenizer"}
         _require_text(record, "prefix")
-        for field in ("documents", "tokens", "vocab_size", "eod", "packed"):
+        for field in ("documents", "tokens", "vocab_size", "eod", "packed", "part"):
             if not isinstance(record.get(field), int | None) or isinstance(record.get(field), bool):
                 raise ValueError(f"{field} is {record[field]!r}, expected a whole number")
-        if not isinstance(record.get("dtype"), str | None):
-            raise ValueError(f"dtype is {record['dtype']!r}")
+        for field in ("dtype", "stream"):
+            if not isinstance(record.get(field), str | None):
+                raise ValueError(f"{field} is {record[field]!r}")
+        if (record.get("stream") is None) != (record.get("part") is None):
+            raise ValueError("one of stream and part without the other")
         if not isinstance(tokenizer, dict | None):
             raise ValueError(f"tokenizer is {tokenizer!r}, expected an object")
         if tokenizer:
@@ -155,7 +161,7 @@ def read(sources: Sequence[str]) -> list[Entry]:
     words: list[str] = []
     for source in sources:
         if source == "-":
-            entries.extend(parse(_stdin_lines(), "standard input"))
+            entries.extend(parse(standard_input(sys.stdin), "standard input"))
         elif source.startswith("@"):
             text = storage.read_bytes(source[1:]).decode("utf-8", "surrogateescape")
             entries.extend(parse(text.split("\n"), source[1:]))
@@ -165,7 +171,8 @@ def read(sources: Sequence[str]) -> list[Entry]:
     return entries
 
 
-def _stdin_lines() -> Iterator[str]:
+def standard_input(lines: Iterable[str]) -> Iterator[str]:
+    """`lines`, which a pipe has, unless this is a rank. Raises UsageError, as `read`."""
     for variable in ("LOCAL_RANK", "RANK"):
         if variable in os.environ:
             raise UsageError(
@@ -174,7 +181,7 @@ def _stdin_lines() -> Iterator[str]:
             )
     if sys.stdin.isatty():
         note("waiting for a manifest on standard input")
-    yield from sys.stdin
+    yield from lines
 
 
 def parse(lines: Iterable[str], source: str) -> list[Entry]:
@@ -192,7 +199,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
         if not text.startswith("{"):
             entries.extend(_from_words(_words(text), f"{source}, line {number}"))
             continue
-        record = _record(text, source, number)
+        record = record_in(text, source, number)
         if record["kind"] == "end":
             if record.get("count", since_end) != since_end:
                 raise NoInput(f"{source}: {since_end} entries, but its end line says {record['count']}")
@@ -200,7 +207,7 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
         else:
             ended = False
             since_end += 1
-            entries.append(_entry(record, source, number))
+            entries.append(entry_in(record, source, number))
     if not ended:
         raise NoInput(f"{source}: the manifest has no end line", "its producer failed or was cut off; see its messages")
     if not entries:
@@ -208,7 +215,8 @@ def parse(lines: Iterable[str], source: str) -> list[Entry]:
     return entries
 
 
-def _record(text: str, source: str, number: int) -> dict[str, Any]:
+def record_in(text: str, source: str, number: int) -> dict[str, Any]:
+    """The JSON object of line `number` of `source`. Raises BadData for what is no manifest line."""
     try:
         record: dict[str, Any] = json.loads(text, object_pairs_hook=strict_json.object_of)
     except (ValueError, RecursionError) as error:
@@ -221,7 +229,8 @@ def _record(text: str, source: str, number: int) -> dict[str, Any]:
     return record
 
 
-def _entry(record: dict[str, Any], source: str, number: int) -> Entry:
+def entry_in(record: dict[str, Any], source: str, number: int) -> Entry:
+    """What the line says. Raises BadData when it is malformed."""
     for entry_type in (Dataset, Checkpoint):
         if record["kind"] == entry_type.kind:
             try:
@@ -236,7 +245,7 @@ def _entry(record: dict[str, Any], source: str, number: int) -> Entry:
 def _words(text: str) -> list[str]:
     """Split a line into prefixes and weights. A path with spaces is one word when something is there."""
     first, _, rest = text.partition(" ")
-    for words in ([text], [first, rest] if _is_number(first) else []):
+    for words in ([text], [first, rest] if is_number(first) else []):
         if words and any(storage.exists(place) for place in (words[-1], f"{words[-1]}.idx")):
             return words
     return text.split()
@@ -247,7 +256,7 @@ def _from_words(words: Sequence[str], source: str) -> list[Dataset]:
     datasets: list[Dataset] = []
     weight: float | None = None
     for word in words:
-        if weight is None and _is_number(word):
+        if weight is None and is_number(word):
             weight = float(word)
             if not 0 < weight < float("inf"):
                 raise BadData(f"{source}: weight {word} is not positive")
@@ -260,7 +269,7 @@ def _from_words(words: Sequence[str], source: str) -> list[Dataset]:
     return datasets
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
     try:
         float(word)
     except ValueError:

@@ -50,6 +50,9 @@ CHECKPOINT_WAITED = re.compile(
 )
 CHECKPOINT_POSTPONED = re.compile(rb"checkpoint of iteration (?P<step>\d{1,15}) not saved: ")
 ENDED = re.compile(rb"ended by (?P<reason>\S{1,40}) at iteration (?P<step>\d{1,15});")
+WAITING_FOR_DATA = re.compile(
+    rb"waiting for data since (?P<seconds>\d{1,9}) s, after iteration (?P<step>\d{1,15}): (?P<what>.{1,4096})"
+)
 LOSS_SPIKE = re.compile(rb"loss spike at iteration (?P<step>\d{1,15}): (?P<loss>[\d.]{1,20})")
 ARGUMENTS_HEADING = re.compile(rb"-{3,200} (?P<end>end of )?arguments -{3,200}\s*$")
 ARGUMENT = re.compile(rb"\s{0,8}(?P<name>\w{1,80}) \.{2,80} (?P<value>.{0,4096}?)\s*$")
@@ -345,6 +348,11 @@ def format_checkpoint_postponed(step: int, retry: int, reason: str) -> str:
 def format_ended(step: int, reason: str, then: str, time: datetime.datetime) -> str:
     """Training ended before its last step: `reason` is a signal or the option that set the limit, `then` how to continue."""
     return f"  {_stamp(time)}ended by {reason} at iteration {step}; {then}"
+
+
+def format_waiting_for_data(step: int, seconds: float, what: str, time: datetime.datetime) -> str:
+    """Training has waited for data for some time after `step` steps; `what` names the streams that are behind."""
+    return f"  {_stamp(time)}waiting for data since {seconds:.0f} s, after iteration {step}: {what}"
 
 
 def format_loss_spike(step: int, loss: float, mean: float, steps: int) -> str:

@@ -12,6 +12,7 @@ import pytest
 from lt_monitor.alerts.alert import AlertPass
 from lt_monitor.alerts.thresholds import DEFAULTS, Thresholds
 from lt_monitor.events.alert_findings import Finding
+from lt_monitor.logs.log_parser import LogParser
 from lt_monitor.runs.run_state import RunState
 
 BEGIN = 1_768_500_000.0
@@ -206,6 +207,15 @@ def test_straggling() -> None:
     assert rules([*steps(300), *steps(60, 301, 3000, 12.5, loss=2.4)], 3760) == ["straggling"]
     assert rules([*steps(300), *steps(60, 301, 3000, 11.0, loss=2.4)], 3670) == []
     assert rules([*steps(300), *steps(10, 301, 3000, 30.0, loss=2.4)], 3310) == []
+
+
+def test_a_run_that_waits_for_data() -> None:
+    """From the line of lt-train's log to the finding, once for each wait."""
+    line = b"  [2026-11-25 21:19:18.357107] waiting for data since 610 s, after iteration 5: /data/web (3 shards so far)\n"
+    (logged,) = LogParser().parse(line, 0).records("log", "run")
+    (told,) = found([*steps(5), *[{name: logged[name] for name in ("kind", "note", "message", "fields")}] * 2], 60)
+    assert (told.rule, told.severity, told.fields["step"], told.fields["seconds"]) == ("waiting-for-data", "warning", 5, 610)
+    assert "/data/web (3 shards so far)" in told.message
 
 
 def test_a_rank_that_megatron_finds_slow() -> None:

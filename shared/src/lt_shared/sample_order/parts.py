@@ -20,6 +20,7 @@ from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.packed import PackedPart, PackedReading
 from lt_shared.sample_order.sample_index import Reading
 from lt_shared.sample_order.samples import BlendedSamples, DatasetSamples, Sequences
+from lt_shared.sample_order.stream import StreamSamples
 
 # Megatron draws a little more from each dataset of a blend than its share, since the blend's rounding is not that of the shares.
 SURPLUS = 0.005
@@ -63,17 +64,34 @@ class DatasetPart:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class StreamPart:
+    """A stream from which `samples` samples are drawn. It has no index: its order is found as its shards arrive."""
+
+    samples: int
+    sequence_length: int
+    seed: int
+    window_tokens: int
+
+    @property
+    def indices(self) -> "list[DatasetPart | Blend]":
+        return []
+
+    def load(self, found: Mapping[Any, Path]) -> StreamSamples:
+        return StreamSamples(self.sequence_length, self.seed, self.samples, self.window_tokens)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Blend:
     """`samples` samples drawn from `members` in the proportion of `weights`. `draw` is as for `sample_index.write_blend`."""
 
-    members: Sequence[DatasetPart | PackedPart]
+    members: Sequence[DatasetPart | PackedPart | StreamPart]
     weights: list[float]
     samples: int
     draw: Callable[..., None] = sample_index.draw_blend
 
     @property
     def indices(self) -> list["DatasetPart | PackedPart | Blend"]:
-        return [*self.members, self]
+        return [*(index for member in self.members for index in member.indices), self]
 
     def name(self) -> str:
         return _digest("blend", {"weights": self.weights, "samples": self.samples})
@@ -105,13 +123,21 @@ class Source:
     is_packed: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class StreamSource:
+    """A stream that is shuffled within windows of `window_tokens`, and its weight in the blend."""
+
+    window_tokens: int
+    weight: float = 1.0
+
+
 def part_of(
-    sources: Sequence[Source],
+    sources: Sequence[Source | StreamSource],
     samples: int,
     sequence_length: int,
     seed: int,
     draw: Callable[..., None] = sample_index.draw_blend,
-) -> DatasetPart | PackedPart | Blend:
+) -> DatasetPart | PackedPart | StreamPart | Blend:
     """One part of `samples` samples or more, with sizes and rounding as in Megatron-LM."""
     weights = _normalized([source.weight for source in sources])
     drawn = [math.ceil(samples * weight) for weight in weights]
@@ -120,8 +146,10 @@ def part_of(
     return Blend(members, _normalized(weights), sum(drawn), draw) if len(members) > 1 else members[0]
 
 
-def member(source: Source, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart:
-    """`samples` samples of one dataset."""
+def member(source: Source | StreamSource, samples: int, sequence_length: int, seed: int) -> DatasetPart | PackedPart | StreamPart:
+    """`samples` samples of one dataset or stream."""
+    if isinstance(source, StreamSource):
+        return StreamPart(samples, sequence_length, seed, source.window_tokens)
     if not source.is_packed:
         return DatasetPart(source.origin, source.sequences, source.share, samples, sequence_length, seed)
     reading = PackedReading(source.share.start, source.share.stop, 0, samples, seed)

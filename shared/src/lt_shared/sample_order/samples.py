@@ -21,12 +21,16 @@ Tokens = npt.NDArray[np.integer[Any]]
 
 
 class Span(NamedTuple):
-    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0."""
+    """The `length` tokens from token `start` on of sequence `sequence`; `dataset` is the member's number in the blend, from 0.
+
+    Of a dataset that is a stream, the sequence is in shard number `shard`.
+    """
 
     dataset: int
     sequence: int
     start: int
     length: int
+    shard: int = 0
 
 
 class Sequences(Protocol):

@@ -16,7 +16,7 @@ from lt_shared.console import BadConfig, ExitCode
 from lt_train.config import cluster, optional_packages
 from lt_train.config.options import MEASURED_SUBJECTS, RunCommand, run_options, settings_options, with_training_defaults
 from lt_train.config.run_config import RunConfig
-from lt_train.config.settings import benchmark
+from lt_train.config.settings import benchmark, streaming
 from lt_train.config.settings import data as data_settings
 from lt_train.runtime import signals
 
@@ -76,13 +76,15 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     """Pretrain a decoder language model on DATA with megatron-core.
 
     DATA is `-` (a manifest on standard input), `@FILE` (a manifest in a file), or dataset prefixes, each optionally preceded by
-    its weight; --mock-data stands in for it. Runs on its own ranks, or as a rank of torchrun or srun. Log lines go to standard
-    error, one JSON line per checkpoint to standard output. The same command continues an interrupted run.
+    its weight; text files with --tokenizer are tokenized on the way; --mock-data stands in for it. Runs on its own ranks, or as a
+    rank of torchrun or srun. Log lines go to standard error, one JSON line per checkpoint to standard output. The same command
+    continues an interrupted run.
     """
-    from lt_train.launch import launcher
+    from lt_train.launch import launcher, tokenization
     from lt_train.planner.resolve import resolve_run_config
 
-    config = resolve_run_config(options, data_settings.training_datasets(data, options))
+    datasets = data_settings.training_datasets(tokenization.datasets_of_text(data, options, dry_run), options)
+    config = resolve_run_config(streaming.length_options(options, datasets), datasets)
     return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
 
 

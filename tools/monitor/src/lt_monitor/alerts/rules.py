@@ -119,6 +119,10 @@ def _note(state: RunState, record: Record, thresholds: Thresholds) -> Iterator[F
         yield Finding("hyperpod", "info", state.run, key, record["message"], fields)
     elif record["note"] == "socket":
         yield Finding("no-efa", "warning", state.run, f"no-efa:{len(state.attempts)}", record["message"])
+    elif record["note"] == "waiting-for-data":
+        key = f"waiting-for-data:{len(state.attempts)}:{record['fields']['step']}"
+        fields = {"attempt": len(state.attempts)} | record["fields"]
+        yield Finding("waiting-for-data", "warning", state.run, key, record["message"], fields)
     elif record["note"] == "straggler":
         yield from _slow_rank(state, record, thresholds)
     elif record["note"] == "missing":

@@ -48,6 +48,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
     "gpu-slowdown": {},
     "neuron-errors": {},
     "no-efa": {},
+    "waiting-for-data": {},
     "blind": {},
 }
 COMMON = ("enabled", "severity")

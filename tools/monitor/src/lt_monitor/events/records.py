@@ -74,6 +74,7 @@ NOTES = (
     "overflow",
     "missing",
     "replaced",
+    "waiting-for-data",
 )
 
 _REQUIRED: dict[str, tuple[str, ...]] = {

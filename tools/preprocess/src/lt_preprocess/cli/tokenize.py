@@ -1,7 +1,9 @@
 """The command that tokenizes."""
 
+import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,7 @@ from lt_shared import console
 
 if TYPE_CHECKING:
     from lt_preprocess.pipeline.plan import Plan
+    from lt_shared.manifest import Dataset
 
 EXAMPLES = """
 lt-preprocess corpus.jsonl --tokenizer gpt2/ --append-eod -o data/web
@@ -80,6 +83,11 @@ class _Command(console.DefaultCommand):
     metavar="SIZE",
     help="Begin another dataset, PREFIX-part00001_text_document, before a .bin has more than SIZE (500M, 2GB) bytes.",
 )
+@click.option(
+    "--stream",
+    is_flag=True,
+    help="Print the line of each part as soon as it is on disk, for lt-train to begin with: parts of 4 to 256 million tokens.",
+)
 @click.option("--workers", type=click.IntRange(min=1), show_default="all cores", help="Threads that tokenize.")
 @click.option("--force", is_flag=True, help="Tokenize all again, whatever is there already.")
 @click.option("--plain", is_flag=True, help="Print the bare prefixes instead of the manifest.")
@@ -97,6 +105,7 @@ def command(
     on_error: Any,
     shard: str | None,
     max_shard_size: int | None,
+    stream: bool,
     workers: int | None,
     force: bool,
     plain: bool,
@@ -118,10 +127,9 @@ def command(
         raise click.UsageError("Missing argument 'FILE...'.")
     from lt_preprocess.datasets import provenance
     from lt_preprocess.pipeline import journal, plan, run, sidecar
-    from lt_shared import manifest
 
     workers = workers or len(os.sched_getaffinity(0))
-    options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size)
+    options = plan.Options(json_keys, append_eod, on_error, special_tokens, _slice(shard), max_shard_size, stream)
     tokenizer_files, given = megatron_options.find_tokenizer(tokenizer, megatron)
     wanted = plan.plan([*files, *input], tokenizer_files, given, output_prefix, options, eod_token)
     made = sidecar.up_to_date(wanted)
@@ -132,19 +140,43 @@ def command(
     _say_what_ends_documents(wanted)
     if not append_eod and wanted.tokenizer.eod is not None:
         console.warn("without --append-eod nothing tells a model where a document ends, and it trains across their borders")
+    writer = _Printer(plain, wanted)
     if made is None or force:
         if not force:
             sidecar.check_tokenizer(wanted)
-        made = run.build(wanted, workers, anew=force)
+        made = run.build(wanted, workers, force, writer.write if stream else None)
+        if not stream:
+            writer.write(made)
     else:
         for dataset in made:
             provenance.check_not_planted(dataset.prefix)
         console.note(f"{wanted.prefix}: up to date")
         journal.delete_finished(wanted)
-    writer = manifest.Writer(plain)
-    for dataset in made:
-        writer.write(dataset)
+        writer.write(made)
     writer.end()
+
+
+class _Printer:
+    """Prints the manifest. A line of a stream says which part of it the dataset is.
+
+    Readers that know no streams take its parts for a blend: the weights let them draw from each by its size.
+    """
+
+    def __init__(self, plain: bool, wanted: "Plan"):
+        from lt_shared import manifest
+
+        self._lines = manifest.Writer(plain)
+        self._stream = wanted.stream
+
+    def write(self, made: "Sequence[Dataset]") -> None:
+        for dataset in made:
+            if self._stream is not None:
+                weight = float(dataset.tokens or 1)
+                dataset = dataclasses.replace(dataset, stream=self._stream, part=self._lines.count, weight=weight)
+            self._lines.write(dataset)
+
+    def end(self) -> None:
+        self._lines.end()
 
 
 def _say_what_ends_documents(wanted: "Plan") -> None:

@@ -198,7 +198,7 @@ def delete_finished(plan: Plan) -> None:
     """Delete the journal and the partial files of a run of the plan that was killed after it had published everything."""
     path = _path(plan)
     if storage.is_remote(path):
-        if plan.options.max_shard_bytes is not None:
+        if plan.options.has_parts:
             storage.remove(path)
     elif os.path.lexists(path):
         # The datasets are up to date whatever is in the way; a run that is still at work deletes its own.
@@ -265,7 +265,7 @@ def opened(plan: Plan, anew: bool = False) -> Iterator[Journal]:
     if plan.fingerprint is None:
         yield Journal(plan)
     elif storage.is_remote(prefix):
-        if plan.options.max_shard_bytes is None:
+        if not plan.options.has_parts:
             yield Journal(plan)
             return
         if anew:

@@ -1,4 +1,4 @@
-"""The output of one part of a run (all of it without --max-shard-size): a dataset for each key, and the quarantined lines.
+"""The output of one part of a run (all of it without --max-shard-size and --stream): a dataset for each key, and bad lines.
 
 All datasets of a part have the same documents, so that the second key's document 7 belongs to the first key's. The files appear
 together at the end: the quarantined lines first, then each dataset. Before the last part is published, parts with higher numbers
@@ -12,6 +12,8 @@ import json
 import re
 from types import TracebackType
 from typing import IO, Any, Self
+
+import numpy as np
 
 from lt_preprocess.pipeline import sidecar
 from lt_preprocess.pipeline.assembly import Documents
@@ -28,6 +30,7 @@ class OutputPart:
 
     def __init__(self, plan: Plan, state: State, is_resumable: bool):
         self._plan = plan
+        self._part = state.part
         self._is_resumable = is_resumable
         self._quarantine_path = plan.quarantine_path(state.part)
         self._quarantine: IO[bytes] | None = None
@@ -62,10 +65,10 @@ class OutputPart:
 
     def fitting(self, columns: list[Documents]) -> int:
         """How many of the documents fit into this part; a part takes at least one."""
-        limit = self._plan.options.max_shard_bytes
+        limit = self._plan.options.most_tokens(self._part, np.dtype(self._plan.dtype).itemsize)
         if limit is None:
             return len(columns[0].sequences_per_document)
-        tokens_left = [limit // writer.dtype.itemsize - writer.tokens for writer in self._writers.values()]
+        tokens_left = [limit - writer.tokens for writer in self._writers.values()]
         fitting = min(column.fitting(tokens) for column, tokens in zip(columns, tokens_left, strict=True))
         is_empty = all(extent.documents == 0 for extent in self.extents)
         return max(fitting, 1) if is_empty and len(columns[0].sequences_per_document) else fitting
@@ -126,7 +129,7 @@ class OutputPart:
 
 def _delete_later_parts(plan: Plan, last: int) -> None:
     """Delete the later parts of an earlier run, and warn of such files that another tool wrote. On local filesystems only."""
-    if plan.options.max_shard_bytes is None or storage.is_remote(plan.prefix):
+    if not plan.options.has_parts or storage.is_remote(plan.prefix):
         return
     deleted: list[str] = []
     for key in plan.options.json_keys:

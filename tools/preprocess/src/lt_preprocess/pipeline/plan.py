@@ -28,13 +28,18 @@ RESULT_VERSION = 2
 """Raised when the same inputs, tokenizer and options give other bytes than in an earlier version."""
 
 REQUESTS_AT_ONCE = 32
+# The parts of a stream: the first is tokenized within a second, the later ones are large enough to be shuffled within.
+FIRST_PART_TOKENS, LARGEST_PART_TOKENS = 1 << 22, 1 << 28
 
 OnError = Literal["fail", "skip", "quarantine"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What changes the result, besides the inputs and the tokenizer. `max_shard_bytes` is the most that a .bin may have."""
+    """What changes the result, besides the inputs and the tokenizer. `max_shard_bytes` is the most that a .bin may have.
+
+    The parts of a `stream` begin small and double.
+    """
 
     json_keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
@@ -42,6 +47,21 @@ class Options:
     special_tokens: SpecialTokens = "text"
     shard: Slice | None = None
     max_shard_bytes: int | None = None
+    stream: bool = False
+
+    def to_record(self) -> dict[str, Any]:
+        """Without what is not asked for since there are streams: fingerprints from before stay what they are."""
+        record = dataclasses.asdict(self)
+        return record if self.stream else {name: value for name, value in record.items() if name != "stream"}
+
+    @property
+    def has_parts(self) -> bool:
+        return self.stream or self.max_shard_bytes is not None
+
+    def most_tokens(self, part: int, token_bytes: int) -> int | None:
+        """The most tokens that a part may have, None for all: it depends on the text alone, never on time."""
+        stated = None if self.max_shard_bytes is None else self.max_shard_bytes // token_bytes
+        return min(stated or LARGEST_PART_TOKENS, FIRST_PART_TOKENS << min(part, 32)) if self.stream else stated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +100,7 @@ class Plan:
         """None with standard input or a pipe: nobody can tell whether it is the same again."""
         if self.sources is None:
             return None
-        options = dataclasses.asdict(self.options)
+        options = self.options.to_record()
         del options["on_error"]
         record = {
             "v": RESULT_VERSION,
@@ -92,7 +112,12 @@ class Plan:
 
     def part_prefix(self, part: int) -> str:
         """The start of the names of one part's outputs; without a limit to their size there is one part, without a number."""
-        return self.prefix if self.options.max_shard_bytes is None else f"{self.prefix}-part{part:05d}"
+        return self.prefix if not self.options.has_parts else f"{self.prefix}-part{part:05d}"
+
+    @property
+    def stream(self) -> str | None:
+        """The name of the stream whose parts are made, if they are."""
+        return f"{self.prefix}_{self.options.json_keys[0]}_document" if self.options.stream else None
 
     def dataset_prefixes(self, part: int) -> list[str]:
         """One dataset for each key."""
@@ -114,7 +139,7 @@ class Plan:
             "vocab_size": self.tokenizer.vocab_size,
             "eod": self.tokenizer.eod,
             "dtype": self.dtype,
-            "options": dataclasses.asdict(self.options),
+            "options": self.options.to_record(),
         }
 
 
@@ -136,6 +161,8 @@ def plan(
     """
     if len(set(options.json_keys)) < len(options.json_keys):
         raise UsageError("a key is given twice in --json-keys")
+    if options.stream and len(options.json_keys) > 1:
+        raise UsageError("--stream and several --json-keys", "a stream is of one key: start a command for each")
     for key in options.json_keys:
         if "/" in key or not key:
             raise UsageError(f"--json-keys {key!r}: cannot be a part of a file name")

@@ -8,7 +8,7 @@ rest.
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -33,15 +33,20 @@ MAX_SYNC_SHARE = 0.1
 REPORTED_LINES = 5
 
 
-def build(plan: Plan, workers: int, anew: bool = False) -> list[manifest.Dataset]:
+Report = Callable[[Sequence[manifest.Dataset]], None]
+
+
+def build(plan: Plan, workers: int, anew: bool = False, report: Report | None = None) -> list[manifest.Dataset]:
     """Tokenize everything, or what an interrupted run has left of it unless `anew`, and publish the datasets, part by part.
+
+    `report` hears of the datasets of each part as soon as they are durable, and at once of those of parts that were done before.
 
     Raises: BadData for a line without a document unless the options say otherwise, NoInput when no document is left,
     CannotCreate, TryAgain and IoFailure when the output cannot be written. Nothing new is visible then but finished parts.
     """
     with journal.opened(plan, anew) as log:
         try:
-            with _Run(plan, log) as run:
+            with _Run(plan, log, report or (lambda made: None)) as run:
                 made = run.finish(workers)
         except BaseException:
             if log.state is not None and log.state.is_worth_keeping:
@@ -56,9 +61,10 @@ def build(plan: Plan, workers: int, anew: bool = False) -> list[manifest.Dataset
 class _Run:
     """The parts of a run, one open at a time. A context manager."""
 
-    def __init__(self, plan: Plan, log: Journal):
+    def __init__(self, plan: Plan, log: Journal, report: Report):
         self._plan = plan
         self._log = log
+        self._report = report
         self._stack = contextlib.ExitStack()
         self._next_sync_seconds = time.monotonic() + JOURNAL_INTERVAL_SECONDS
 
@@ -77,6 +83,7 @@ class _Run:
         """Do all that is left to do; returns all datasets, those of earlier runs included."""
         done_parts = [self._plan.dataset_prefixes(part) for part in range(self._state.part)]
         self._made = [manifest.describe(prefix) for prefixes in done_parts for prefix in prefixes]
+        self._report(self._made)
         self._note_where_it_resumes()
         self._open_part()
         if self._state.is_closed:
@@ -169,8 +176,10 @@ class _Run:
 
     def _publish_part(self) -> None:
         """Publish what is closed, and begin the next part unless it was the last."""
-        self._made += self._part.publish(self._state)
+        published = self._part.publish(self._state)
+        self._made += published
         self._stack.close()
+        self._report(published)
         if not self._state.is_last:
             self._state = self._state.next_part()
             self._log.write(self._state)

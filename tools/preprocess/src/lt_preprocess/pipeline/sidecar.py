@@ -29,7 +29,7 @@ PACKAGES = ("lt-shared", "numba", "numpy", "orjson", "pyarrow", "sentencepiece",
 
 def content(plan: Plan, dataset: manifest.Dataset, extent: Extent, crc32: dict[str, FileChecksum], state: State) -> bytes:
     """The sidecar of one dataset of a part that is closed."""
-    options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | dataclasses.asdict(plan.options)
+    options = {"json_key": _json_key(plan, dataset.prefix, state.part)} | plan.options.to_record()
     record = {
         "v": manifest.SIDECAR_VERSION,
         "dataset": manifest.record_of(dataset),
@@ -132,12 +132,12 @@ def check_tokenizer(plan: Plan) -> None:
 
 
 def is_of_part(prefix: str, part: int) -> bool:
-    """Whether the sidecar says that a run with --max-shard-size made the dataset as its part of this number."""
+    """Whether the sidecar says that a run with --max-shard-size or --stream made the dataset as its part of this number."""
     record = read(prefix) or {}
     part_record, options = record.get("part"), record.get("options")
     if not isinstance(part_record, dict) or not isinstance(options, dict):
         return False
-    return part_record.get("index") == part and options.get("max_shard_bytes") is not None
+    return part_record.get("index") == part and bool(options.get("max_shard_bytes") or options.get("stream"))
 
 
 def _is_of(record: dict[str, Any], plan: Plan, part: int, json_key: str) -> bool:

@@ -8,10 +8,11 @@ from pathlib import Path
 from lt_shared import checkpoint_layout, ownership, storage
 from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import BadConfig, BadData, note, warn
-from lt_train.checkpoint import dataset_versions, remote_run
+from lt_train.checkpoint import remote_run
 from lt_train.config.megatron_version import release
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import check_same_tokenizer
+from lt_train.data import dataset_versions
 
 
 def starting(config: RunConfig, is_first: bool = True) -> RunConfig:
@@ -86,7 +87,26 @@ def check_compatible(config: RunConfig, checkpoint: str) -> None:
     _compare_batches(config, saved)
     if named and saved.datasets and not (settings.finetune and not settings.continues):
         dataset_versions.check_unchanged(checkpoint, saved.datasets, dataset_versions.versions(config.data.datasets))
+        _check_streams(config, checkpoint, saved)
     _check_architecture(config, checkpoint, saved)
+
+
+def _check_streams(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:
+    """Raises BadConfig when the samples so far came in another order than those to come would: whether the shards are the same is
+    seen as they arrive."""
+    streams = config.data.streaming
+    present = [streams.window_tokens for place in streams.lists if place is not None] if streams else []
+    before = [stream["window_tokens"] for stream in saved.streams or []]
+    if len(before) != len(present):
+        raise BadConfig(
+            f"{checkpoint}: was trained on {len(before)} stream(s) of data, and not on {len(present)}",
+            "give the data as before: - or @FILE with the lines that lt-preprocess --stream prints, or prefixes",
+        )
+    if before != present:
+        raise BadConfig(
+            f"{checkpoint}: was trained with --shuffle-window {before[0]}, and not {present[0]}",
+            "the samples that are left would come in another order: leave the window as it was",
+        )
 
 
 def _check_architecture(config: RunConfig, checkpoint: str, saved: RunRecord) -> None:

@@ -36,11 +36,13 @@ from lt_shared.checkpoint_layout import RunRecord
 from lt_shared.console import IoFailure, ToolError
 from lt_shared.manifest import Checkpoint
 from lt_shared.run_log import CheckpointSaved
-from lt_train.checkpoint import dataset_versions, disk_space, remote_run, shard_checksums, training_state
+from lt_train.checkpoint import disk_space, remote_run, shard_checksums, training_state
 from lt_train.checkpoint.shard_writer import Writer, WriteResults
 from lt_train.checkpoint.training_state import TrainingState
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
+from lt_train.data import dataset_versions
+from lt_train.data.arrivals import Arrivals
 from lt_train.metrics.log import Log
 from lt_train.runtime import agreement, device, run_files, signals
 from lt_train.runtime.failure_report import Echo, is_echo
@@ -74,12 +76,15 @@ class Saver:
     A context: at its end the last checkpoint is complete, or, when an error ends it, no longer written.
     """
 
-    def __init__(self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log):
+    def __init__(
+        self, config: RunConfig, kernels: Kernels, state: TrainingState, where: torch.device, log: Log, arrivals: Arrivals
+    ):
         self.config = config
         self.kernels = kernels
         self.state = state
         self.where = where
         self.log = log
+        self.arrivals = arrivals
         self._saves: Save | None = None
         # The last checkpoint of this attempt: of which iteration, where, and whether it ends the run.
         self._saved: int | None = None
@@ -116,7 +121,7 @@ class Saver:
             partial.mkdir(parents=True, exist_ok=True)
         torch.distributed.barrier()
         started = time.monotonic()
-        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets)
+        record = training_state.record(self.config, self.kernels, self.state, loss, self.datasets, self.arrivals.record)
         with self._explained(partial, record.iteration), signals.held_back():
             request = _request(training_state.content(self.config, self.state), partial)
             destination = f"{self.url}/{target.name}" if self.url else None

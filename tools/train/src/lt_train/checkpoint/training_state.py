@@ -137,7 +137,12 @@ def phase_after(config: RunConfig, steps: int) -> str | None:
 
 
 def record(
-    config: RunConfig, chosen: kernels.Kernels, state: TrainingState, loss: float | None, datasets: dict[str, dict[str, int]]
+    config: RunConfig,
+    chosen: kernels.Kernels,
+    state: TrainingState,
+    loss: float | None,
+    datasets: dict[str, dict[str, int]],
+    streams: list[dict[str, Any]] | None,
 ) -> RunRecord:
     return RunRecord(
         architecture=config.architecture,
@@ -149,6 +154,7 @@ def record(
         versions={"lt-train": version_of("lt-train"), **optional_packages.versions()},
         kernels=chosen.record(),
         datasets=datasets,
+        streams=streams,
         files={},
         loss=loss,
         phase=phase_after(config, state.iteration),

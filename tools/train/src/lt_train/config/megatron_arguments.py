@@ -93,6 +93,8 @@ def _data_arguments(config: RunConfig) -> dict[str, Any]:
         "validation_names": list(data.validation_names) or None,
         "test_data_path": blend_words(data.test_datasets),
         "mock_data": data.mock,
+        "data_streams": None if data.streaming is None else list(data.streaming.lists),
+        "shuffle_window": None if data.streaming is None else data.streaming.window_tokens,
         "eval_iters": data.eval_iters,
         "eval_interval": data.eval_interval,
         "reset_position_ids": data.reset_position_ids,

@@ -24,12 +24,13 @@ from lt_train.config.settings import (
     precision,
     reporting,
     skipping,
+    streaming,
 )
 from lt_train.config.settings import data as data_settings
 
 SUBJECTS = (
     *(model, layers, batches, precision, optimization, parallelism, memory, data_settings, data_schedule, skipping),
-    *(checkpointing, faults, reporting),
+    *(streaming, checkpointing, faults, reporting),
 )
 # The subjects that `lt-train bench` has options for; `benchmark` settles the others.
 MEASURED_SUBJECTS = (model, layers, batches, precision, optimization, parallelism, memory)

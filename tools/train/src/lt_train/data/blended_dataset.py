@@ -16,16 +16,17 @@ import torch
 
 from lt_shared.sample_order import sample_index
 from lt_shared.sample_order.packed import PackedPart
-from lt_shared.sample_order.parts import Blend, DatasetPart, Source, part_of
+from lt_shared.sample_order.parts import Blend, DatasetPart, Source, StreamPart, StreamSource, part_of
 from lt_shared.sample_order.phases import PhasedPart, phased
 from lt_shared.sample_order.samples import Samples, Sequences, StoredSequences
 from lt_shared.sample_order.split import split_ranges
 from lt_train.config.run_config import RunConfig
+from lt_train.config.settings.data import Data
 from lt_train.data import index_cache
 from lt_train.data.mock_sequences import MockSequences, RandomSequences
 from lt_train.runtime import agreement
 
-Part = DatasetPart | PackedPart | Blend | PhasedPart
+Part = DatasetPart | PackedPart | StreamPart | Blend | PhasedPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +92,20 @@ def _parts(config: RunConfig, train_samples: int) -> list[Part | None]:
         if not samples or not sources or not all(source.share for source in sources):
             parts.append(None)
         else:
-            parts.append(part_of(sources, samples, batches.seq_length, config.seed, _draw_blend))
+            drawn = _with_streams(data, sources) if not number else sources
+            parts.append(part_of(drawn, samples, batches.seq_length, config.seed, _draw_blend))
         if config.schedule and not number:
             parts[-1] = phased(sources, config.schedule.sample_phases(batches), config.seed, _draw_blend)
     return parts
+
+
+def _with_streams(data: Data, sources: list[Source]) -> list[Source | StreamSource]:
+    """The training data: of a stream, the first shard stands for all of it."""
+    streams = data.streaming
+    if streams is None:
+        return list(sources)
+    found = zip(sources, streams.lists, strict=True)
+    return [source if place is None else StreamSource(streams.window_tokens, source.weight) for source, place in found]
 
 
 def _share(split: str | None, number: int, sequences: int) -> range:

@@ -8,7 +8,7 @@ needs no more than the number of consumed samples.
 import collections
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -47,14 +47,28 @@ def cache_directory(config: RunConfig) -> str | None:
     return os.path.join(save, "data-cache")
 
 
-def training(samples: Samples, config: RunConfig, where: torch.device, consumed_samples: int, iteration: int) -> Iterator[Batch]:
-    """This rank's micro batches of the steps after `iteration`, with what the run skips left out."""
+def _always_ready(end: int) -> bool:
+    return True
+
+
+def training(
+    samples: Samples,
+    config: RunConfig,
+    where: torch.device,
+    consumed_samples: int,
+    iteration: int,
+    is_ready: Callable[[int], bool] = _always_ready,
+) -> Iterator[Batch]:
+    """This rank's micro batches of the steps after `iteration`, with what the run skips left out.
+
+    Nothing is read ahead that is not there: `is_ready` says whether the samples up to before a number are.
+    """
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     batches_of_run = config.batches
     left = config.schedule.end_of_form(batches_of_run, iteration) - iteration
     end = min(len(samples), consumed_samples + batches_of_run.samples_between(consumed_samples, left))
     planned = micro_batches.of_rank(config, rank, ranks, end, consumed_samples, iteration + 1)
-    return batches(samples, config, where, planned, tells_sources=True)
+    return batches(samples, config, where, planned, True, is_ready)
 
 
 def evaluating(samples: Samples, config: RunConfig, where: torch.device) -> Iterator[Batch]:
@@ -65,7 +79,12 @@ def evaluating(samples: Samples, config: RunConfig, where: torch.device) -> Iter
 
 
 def batches(
-    samples: Samples, config: RunConfig, where: torch.device, planned: Iterable[MicroBatch], tells_sources: bool = False
+    samples: Samples,
+    config: RunConfig,
+    where: torch.device,
+    planned: Iterable[MicroBatch],
+    tells_sources: bool = False,
+    is_ready: Callable[[int], bool] = _always_ready,
 ) -> Iterator[Batch]:
     """The `planned` micro batches on the device `where`.
 
@@ -80,7 +99,7 @@ def batches(
     counted = torch.ones(shape, device=where)
     by_source = len(config.data.datasets) > 1 and tells_sources
     described, to_read = itertools.tee(planned)
-    texts = read_ahead(samples, (each.numbers for each in to_read), config.data.num_workers, where)
+    texts = read_ahead(samples, (each.numbers for each in to_read), config.data.num_workers, where, is_ready)
     for micro_batch, text in zip(described, texts, strict=True):
         on_device = text.to(where, non_blocking=True)
         padding = None
@@ -123,7 +142,13 @@ def positions_in_documents(ends: Tensor) -> Tensor:
     return positions - begins.cummax(1).values
 
 
-def read_ahead(samples: Samples, planned: Iterable[Sequence[int]], threads: int, where: torch.device) -> Iterator[Tensor]:
+def read_ahead(
+    samples: Samples,
+    planned: Iterable[Sequence[int]],
+    threads: int,
+    where: torch.device,
+    is_ready: Callable[[int], bool] = _always_ready,
+) -> Iterator[Tensor]:
     """int64 [b, s + 1] of the samples in each of `planned`, in their order, read by `threads` threads or, with none, when each is
     due."""
 
@@ -141,6 +166,8 @@ def read_ahead(samples: Samples, planned: Iterable[Sequence[int]], threads: int,
     pending: collections.deque[Future[Tensor]] = collections.deque()
     try:
         for numbers in planned:
+            while pending and not is_ready(max(numbers) + 1):
+                yield pending.popleft().result()
             pending.append(pool.submit(read, numbers))
             if len(pending) > threads * AHEAD:
                 yield pending.popleft().result()

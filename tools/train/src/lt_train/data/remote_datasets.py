@@ -30,13 +30,14 @@ def fetch(config: RunConfig) -> RunConfig:
         return config
     cache = Path(str(config.data.object_cache_path))
     lists = ("datasets", "validation_datasets", "test_datasets")
-    local: dict[str, Any] = {name: tuple(_local(dataset, cache) for dataset in getattr(config.data, name)) for name in lists}
+    local: dict[str, Any] = {name: tuple(local_copy(dataset, cache) for dataset in getattr(config.data, name)) for name in lists}
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **local))
     check_datasets(config.data, config.architecture.vocab_size)
     return config
 
 
-def _local(dataset: Dataset, cache: Path) -> Dataset:
+def local_copy(dataset: Dataset, cache: Path) -> Dataset:
+    """The dataset itself, or of one on a store its copy, which is made when there is none."""
     if not storage.is_remote(dataset.prefix):
         return dataset
     files = {path: storage.fingerprint(path, refresh=True) for path in _files(dataset.prefix)}

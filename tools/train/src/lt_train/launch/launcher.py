@@ -14,6 +14,7 @@ from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.data import check_datasets
 from lt_train.data import remote_datasets
 from lt_train.launch import rank_processes, worker
+from lt_train.launch.stream_pipes import handed_on
 from lt_train.planner import memory_estimate
 from lt_train.preflight import check_runner
 from lt_train.runtime import process_lifetime, rank_environment, restart_policy, run_files
@@ -64,11 +65,12 @@ def launch(config: RunConfig) -> int:
     if rank_env is not None:
         return _become(config, rank_env)
     if not is_first:
-        return _run_again(config, is_first)
+        with handed_on(config, is_first):
+            return _run_again(config, is_first)
     if node is not None:
         note(node.described)
     _describe(config)
-    with _run_directory(config):
+    with _run_directory(config), handed_on(config, is_first):
         return _run_again(config, is_first)
 
 
@@ -163,7 +165,11 @@ def _describe(config: RunConfig) -> None:
 
 
 def _described_data(config: RunConfig) -> str:
-    return "mock data" if config.data.mock else f"{len(config.data.datasets)} dataset(s)"
+    if config.data.streaming is None:
+        return "mock data" if config.data.mock else f"{len(config.data.datasets)} dataset(s)"
+    streams = sum(place is not None for place in config.data.streaming.lists)
+    fixed = len(config.data.datasets) - streams
+    return f"{streams} stream(s)" + (f" and {fixed} dataset(s)" if fixed else "")
 
 
 def _delete_abandoned(config: RunConfig) -> None:

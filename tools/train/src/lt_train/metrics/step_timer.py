@@ -56,6 +56,15 @@ class Clock:
         self._steps += 1
 
     @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time before a step in which its data is not there."""
+        started = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started
+        self._waiting += seconds
+        self._in_steps += seconds
+
+    @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Time that belongs to no step."""
         started = time.perf_counter()

@@ -35,6 +35,7 @@ class Reason(enum.IntEnum):
     DURATION = 3
     USER_SIGNAL = 4
     TERMINATION = 5
+    NO_DATA = 6
 
     @property
     def text(self) -> str:
@@ -44,6 +45,7 @@ class Reason(enum.IntEnum):
             Reason.DURATION: "--exit-duration-in-mins",
             Reason.USER_SIGNAL: signal.SIGUSR1.name,
             Reason.TERMINATION: signal.SIGTERM.name,
+            Reason.NO_DATA: "broken-stream",
         }[self]
 
 

@@ -16,7 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from lt_shared import run_log
-from lt_shared.console import ExitCode
+from lt_shared.console import ExitCode, TryAgain
 from lt_shared.run_log import CheckpointLoaded, Evaluation, Step
 from lt_shared.sample_order import dataset_names
 from lt_shared.sample_order.log_notes import PhaseBegins, Skipped
@@ -29,6 +29,7 @@ from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
 from lt_train.data import loader
+from lt_train.data.arrivals import Arrival, Arrivals
 from lt_train.data.loader import Batch
 from lt_train.metrics.log import Log
 from lt_train.metrics.profiling import Profiler
@@ -47,6 +48,7 @@ from lt_train.train.bench import Measurement
 from lt_train.train.crash_loop import Attempt
 from lt_train.train.replay import Comparison
 from lt_train.train.train_step import Stepper, StepResult
+from lt_train.train.waiting import Waiting
 
 
 def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.device) -> int:
@@ -139,12 +141,13 @@ class Loop:
         self.where = where
         self.stepper = Stepper(config, state, where)
         settings = config.checkpointing
-        self.saver = Saver(config, chosen, state, where, log)
         self.limits = Limits(state.iteration, settings.exit_interval, settings.exit_duration_minutes)
         self.data = loader.build(config, state.consumed_samples, state.iteration)
         self.sources = dataset_names.names([dataset.prefix for dataset in config.data.datasets])
         if config.replay:
             self.data = dataclasses.replace(self.data, validation={}, test=None)
+        self.arrivals = Arrivals(config, self.data.training, rank_environment.rank)
+        self.saver = Saver(config, chosen, state, where, log, self.arrivals)
         self.speedometer = Speedometer(config, device.name(where))
         self.clock = Clock()
         self.timers = timers.attach(config, state)
@@ -160,13 +163,17 @@ class Loop:
         config, state, clock = self.config, self.state, self.clock
         stop = Reason(agreement.largest(Limits.received(), self.where))
         assert self.data.training
-        planned = loader.training(self.data.training, config, self.where, state.consumed_samples, state.iteration)
+        ready = self.arrivals.is_ready
+        planned = loader.training(self.data.training, config, self.where, state.consumed_samples, state.iteration, ready)
         batches = clock.reading(planned)
+        self.waiting = Waiting(self.arrivals, self.limits, self.log, self.watchdog, self.where)
         clock.start()
         with self.saver, self.watchdog:
             stop = self._steps(batches, profiler, stop)
         if self.attempt:
             self.attempt.end(state.iteration)
+        if stop == Reason.NO_DATA and self.arrivals.failure:
+            raise TryAgain(self.arrivals.failure, "the same pipe continues both: what is trained and what is tokenized is kept")
         if stop:
             is_saved = config.checkpointing.save and not config.checkpointing.no_save_optim
             then = "the same command continues" if is_saved else "nothing is saved to continue from"
@@ -177,7 +184,18 @@ class Loop:
 
     def _steps(self, batches: Iterator[Batch], profiler: Profiler, stop: Reason) -> Reason:
         config, state, clock = self.config, self.state, self.clock
+        saved, loss, data = state.iteration, None, int(Arrival.WAITING)
         while state.iteration < self.last_step and not stop:
+            end = state.consumed_samples + config.batches.size_at(state.consumed_samples)
+            if data != Arrival.READY:
+                with clock.waiting():
+                    stop = self.waiting.wait(state.iteration, end)
+                if stop:
+                    if state.iteration != saved:
+                        self.saver.save(loss, is_final=True)
+                    break
+            for line in self.arrivals.new_epochs(end):
+                self.log.line(line)
             self._announce_phase()
             with clock.step():
                 result = self.stepper.train(batches, partial(self._own, state.iteration + 1))
@@ -197,6 +215,7 @@ class Loop:
             stop = Reason.NONE if last else Reason(result.largest[0])
             if state.iteration == self.last_step and not last:
                 stop = max(stop, Reason.PHASE)
+            loss, data = result.loss, result.largest[3]
             if last or state.iteration % config.reporting.log_interval == 0:
                 self._report(result)
             with clock.pause(), self.watchdog.slow():
@@ -209,12 +228,20 @@ class Loop:
                 if last or stop or state.iteration % config.checkpointing.save_interval == 0:
                     device.release(self.where)
                     self.saver.save(result.loss, is_final=bool(last or stop))
+                    saved = state.iteration
         return stop
 
     def _own(self, iteration: int) -> list[int]:
-        """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved."""
+        """What this rank says after `iteration` steps: why it would end, the most memory it needed, and reserved, and whether the
+        next step's data is there."""
         needed, reserved = device.peak_memory(self.where)
-        return [self.limits.reached(iteration), needed, reserved or 0]
+        return [self.limits.reached(iteration), needed, reserved or 0, self._arrival_after_step()]
+
+    def _arrival_after_step(self) -> Arrival:
+        """For the step after the one that is under way."""
+        sizes, consumed = self.config.batches, self.state.consumed_samples
+        consumed += sizes.size_at(consumed)
+        return self.arrivals.of(consumed + sizes.size_at(consumed))
 
     def _announce_phase(self) -> None:
         """Say that a phase begins."""

@@ -89,6 +89,10 @@ PARSERS: tuple[tuple[Parser, tuple[bytes, ...]], ...] = (
         megatron.notes,
         (b"parameters on (tensor", b"iterations) memory (MB)", b"GPU utilization: ", b"MnRtt/Rnk", b"lowest Etpt"),
     ),
+    (
+        megatron.notes,
+        (b"waiting for data since",),
+    ),
     (benchmarks.wandb, (b"Syncing run ", b"View run ", b"Run summary:", b"wandb sync ")),
     (devices.xid, (b"NVRM: Xid", b"SXid (PCI")),
     (devices.lost, (b"RmInitAdapter failed", b"rm_init_adapter failed")),

@@ -10,8 +10,9 @@ from lt_shared import console, manifest, storage
 from lt_shared.console import BadConfig, BadData, ToolError, UsageError, note
 from lt_shared.manifest import Dataset, Tokenizer
 from lt_shared.sample_order.split import split_ranges, split_shares
-from lt_train.config.settings import data_schedule, stated_tokenizer, validation_sets
+from lt_train.config.settings import data_schedule, stated_tokenizer, streaming, validation_sets
 from lt_train.config.settings.data_schedule import Schedule
+from lt_train.config.settings.streaming import Streaming
 
 POSITIVE = click.IntRange(min=1)
 # Enough to notice another tokenizer's data; reading all of a large dataset would take minutes.
@@ -55,9 +56,9 @@ OPTIONS = console.section(
 class Data:
     """`split` is Megatron's three shares of `datasets`; None when the other two are validation and test data of their own.
 
-    `validation_names` has the set of each of `validation_datasets`; it is empty when they are one set without a name. Without
-    `datasets` the tokens are made up. `eval_iters` counts global batches; `cache_path` and `object_cache_path` are
-    directories.
+    `validation_names` has the set of each of `validation_datasets`; it is empty when they are one set without a name. Of a
+    stream, `datasets` has the first shard, with the weight of the stream. Without `datasets` the tokens are made up.
+    `eval_iters` counts global batches; `cache_path` and `object_cache_path` are directories.
     """
 
     datasets: tuple[Dataset, ...]
@@ -73,6 +74,7 @@ class Data:
     num_workers: int
     cache_path: str | None
     object_cache_path: str | None
+    streaming: Streaming | None = None
 
     @property
     def mock(self) -> bool:
@@ -140,7 +142,8 @@ def training_datasets(words: tuple[str, ...], options: dict[str, Any]) -> tuple[
             f"data named by {' and '.join(named)}" if named else "no DATA",
             "pass - (a manifest on standard input), @FILE, or prefixes with their weights; or --mock-data",
         )
-    return _read(*named.values())
+    (sources,) = named.values()
+    return streaming.datasets(sources, options["follow"])
 
 
 def _read(words: tuple[str, ...]) -> tuple[Dataset, ...]:
@@ -191,12 +194,14 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
     validation_names = tuple(name for name, datasets_of in sets if name for _ in datasets_of)
     test = _read(tuple(options["test_data_path"]))
     stated_tokenizer.check(options, (*datasets, *validation, *test))
+    arriving = streaming.resolve_streaming(options, datasets)
+    default_split = streaming.DEFAULT_SPLIT if arriving else DEFAULT_SPLIT
     return Data(
-        datasets=datasets,
+        datasets=streaming.plain_datasets(datasets),
         validation_datasets=validation,
         validation_names=validation_names,
         test_datasets=test,
-        split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or DEFAULT_SPLIT,
+        split=None if separate else "1,1,1" if options["mock_data"] else options["split"] or default_split,
         eval_iters=options["eval_iters"],
         eval_interval=options["eval_interval"],
         reset_position_ids=options["reset_position_ids"],
@@ -205,6 +210,7 @@ def resolve_data(options: dict[str, Any], datasets: tuple[Dataset, ...]) -> Data
         num_workers=options["num_workers"],
         cache_path=options["data_cache_path"],
         object_cache_path=options["object_storage_cache_path"],
+        streaming=arriving,
     )
 
 

@@ -254,3 +254,12 @@ def check(schedule: Schedule, batches: Batches, saves: bool) -> Iterator[ToolErr
         yield BadConfig(
             f"{OPTION}: a phase with another sequence length or rotary embedding continues from a checkpoint", "add --save"
         )
+
+
+def check_streams(schedule: Schedule, has_streams: bool) -> Iterator[ToolError]:
+    """Yields BadConfig for phases of a stream: phases read datasets whose lengths are known."""
+    if schedule and has_streams:
+        yield BadConfig(
+            f"{OPTION}: a stream among the data, and phases are of datasets that are finished",
+            "name the finished shards by their prefixes, or train without phases",
+        )

@@ -238,6 +238,8 @@ def notes(line: Line) -> Record | None:
     if (match := _MEMORY.search(text)) is not None:
         sizes = {pair["key"].decode(): _megabytes(pair["value"]) for pair in _MEMORY_PAIR.finditer(match["pairs"])}
         return {**note(line, "memory", {"step": int(match["step"]), **sizes}), "rank": int(match["rank"])}
+    if (match := run_log.WAITING_FOR_DATA.search(text)) is not None:
+        return note(line, "waiting-for-data", {"step": int(match["step"]), "seconds": int(match["seconds"])}, match.start())
     if (match := _SLOWEST.search(text)) is not None:
         return note(line, "straggler", {"slowest": match["ranks"].decode(errors="replace").strip()})
     extremes = {

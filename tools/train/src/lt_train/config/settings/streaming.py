@@ -1,0 +1,206 @@
+"""Training data that arrives while the run trains: the streams of `lt-preprocess --stream`, and how they are shuffled.
+
+A stream is recognised by the lines of its manifest, which say of which stream they are which part. The configuration holds the
+first shard alone, with the place where the list of all of them is found: it is the same however many there are at the start.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lt_shared import console, manifest, storage
+from lt_shared.console import NoInput, UsageError, note
+from lt_shared.manifest import Dataset
+from lt_shared.sample_order import shard_list
+from lt_shared.sample_order.shard_list import ShardList
+from lt_shared.sample_order.split import split_ranges
+from lt_train.runtime import stream_intake
+
+POLL_SECONDS = 1.0
+# Of the first shard, which is small: a hundredth would be too little to evaluate on.
+DEFAULT_SPLIT = "90,10,0"
+PIPE = "pipe:"
+
+OPTIONS = console.section(
+    "Streams of data",
+    click.option(
+        "--shuffle-window",
+        type=click.IntRange(min=1),
+        metavar="TOKENS",
+        help="Shuffle a stream within windows of whole shards of so many tokens or more; by default within each shard.",
+    ),
+    click.option("--tokenizer", metavar="TOKENIZER", help="With text files as DATA: as for lt-preprocess."),
+    click.option("--follow", is_flag=True, help="Read @FILE, the list of a stream, while it grows."),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Streaming:
+    """`lists` has for each of the run's datasets where the shards of the stream that begins with it are listed.
+
+    That is a file or URL, `pipe:NUMBER` for a pipe of the launcher, None for a dataset that is no stream. With `follow`, files
+    may still grow.
+    """
+
+    lists: tuple[str | None, ...]
+    window_tokens: int
+    follow: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamHead(Dataset):
+    """The first shard of a stream, with the weight of the stream, and where its list is; `tokens_in_all` when it is finished."""
+
+    list: str = ""
+    tokens_in_all: int | None = None
+
+
+def datasets(words: Sequence[str], follow: bool) -> tuple[Dataset, ...]:
+    """The datasets that arguments name; of each stream among them its first shard. Raises as `manifest.read`."""
+    if not any(map(stream_intake.is_pipe, words)) and not any(word.startswith("@") for word in words):
+        return tuple(manifest.datasets(manifest.read(words), " ".join(words)))
+    found: list[Dataset] = []
+    plain: list[str] = []
+    pipes = 0
+    for word in words:
+        head = _head(word, pipes, follow)
+        if head is None:
+            plain.append(word)
+            continue
+        pipes += head.list.startswith(PIPE)
+        weight = float(plain.pop()) if plain and manifest.is_number(plain[-1]) else 1.0
+        found += _plain(plain)
+        found.append(dataclasses.replace(head, weight=weight))
+        plain = []
+    return (*found, *_plain(plain))
+
+
+def _plain(words: Sequence[str]) -> Sequence[Dataset]:
+    """Of words that name no stream; a pipe among them has been looked into."""
+    if not words:
+        return ()
+    found: list[Dataset] = []
+    names = []
+    for word in words:
+        if stream_intake.is_pipe(word.removeprefix("@")) or word == stream_intake.STANDARD_INPUT:
+            intake = stream_intake.opened(word.removeprefix("@"))
+            found += manifest.datasets(manifest.parse(intake.lines(), intake.name), intake.name)
+        else:
+            names.append(word)
+    return (*found, *(manifest.datasets(manifest.read(names), " ".join(names)) if names else ()))
+
+
+def _head(word: str, pipes: int, follow: bool) -> StreamHead | None:
+    pipe = word.removeprefix("@")
+    if stream_intake.is_pipe(pipe):
+        intake = stream_intake.opened(pipe)
+        line = intake.first_line()
+        return _first_of(shard_list.parse(line, intake.name), f"{PIPE}{pipes}") if shard_list.begins(line) else None
+    if not word.startswith("@"):
+        return None
+    path = word[1:]
+    found = _waited_for(path) if follow else _finished(path)
+    return None if found is None else _first_of(found, manifest.absolute(path))
+
+
+def _first_of(found: ShardList, place: str) -> StreamHead:
+    tokens = sum(shard.tokens or 0 for shard in found.shards) if found.is_finished else None
+    fields = {field.name: getattr(found.shards[0], field.name) for field in dataclasses.fields(Dataset)}
+    return StreamHead(**fields, list=place, tokens_in_all=tokens)
+
+
+def _finished(path: str) -> ShardList | None:
+    """The list in a file, None when it is another manifest. Raises NoInput for one that is not finished."""
+    text = storage.read_bytes(path).decode("utf-8", "surrogateescape")
+    if not shard_list.begins(text.lstrip().partition("\n")[0]):
+        return None
+    found = shard_list.parse(text, path)
+    if not found.is_finished:
+        raise NoInput(
+            f"{path}: the manifest has no end line: the stream is not finished",
+            "--follow trains on it while it grows; if its producer has failed, run it again",
+        )
+    return found
+
+
+def _waited_for(path: str) -> ShardList:
+    """The list in a file that grows, once it has a line."""
+    waiting = False
+    while True:
+        text = storage.read_bytes(path).decode("utf-8", "surrogateescape") if storage.exists(path) else ""
+        first, _, more = text.lstrip().partition("\n")
+        if first and (more or text.endswith("\n")):
+            if not shard_list.begins(first):
+                raise UsageError(f"--follow: {path} is not the list of a stream", "lt-preprocess --stream prints one")
+            return shard_list.parse(text, path)
+        if not waiting:
+            note(f"{path}: waiting for the first shard")
+        waiting = True
+        time.sleep(POLL_SECONDS)
+
+
+def list_path(place: str, run: str | None, streams: str) -> str:
+    """The file of a list: that of a pipe lies in the directory `run`, or without one in `streams`."""
+    if not place.startswith(PIPE):
+        return place
+    return str(Path(run or streams) / "streams" / f"{place.removeprefix(PIPE)}.jsonl")
+
+
+def broken_path(place: str, streams: str) -> Path | None:
+    """The file that appears when the producer at the other end of a pipe has failed."""
+    return Path(streams) / f"{place.removeprefix(PIPE)}.broken" if place.startswith(PIPE) else None
+
+
+def resolve_streaming(options: dict[str, Any], found: Sequence[Dataset]) -> Streaming | None:
+    """None without a stream among the datasets. Raises UsageError for options that have no meaning then."""
+    lists = tuple(dataset.list if isinstance(dataset, StreamHead) else None for dataset in found)
+    if not any(lists):
+        for name in ("shuffle_window", "follow"):
+            if options[name]:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}, but no data is a stream", "lt-preprocess --stream makes one; see lt-train help"
+                )
+        return None
+    return Streaming(lists, options["shuffle_window"] or 1, options["follow"])
+
+
+def plain_datasets(found: Sequence[Dataset]) -> tuple[Dataset, ...]:
+    """As the configuration holds them."""
+    names = [field.name for field in dataclasses.fields(Dataset)]
+    return tuple(Dataset(**{name: getattr(dataset, name) for name in names}) for dataset in found)
+
+
+def length_options(options: dict[str, Any], found: Sequence[Dataset]) -> dict[str, Any]:
+    """The options with the length of the run: that of one epoch where none is given and the data is one finished stream.
+
+    Raises UsageError when nothing says how long the run is.
+    """
+    streams = [dataset for dataset in found if isinstance(dataset, StreamHead)]
+    if not streams or any(options.get(name) for name in ("train_iters", "train_samples", "train_tokens")):
+        return options
+    tokens = streams[0].tokens_in_all
+    if len(found) > 1 or tokens is None:
+        raise UsageError("how long to train on a stream is not said", "--train-tokens, --train-samples or --train-iters")
+    # The first token of a sample is the last of the one before it.
+    return options | {"train_tokens": max(1, tokens - _kept_apart(streams[0].prefix, split_of(options)) - 1)}
+
+
+def split_of(options: dict[str, Any]) -> str | None:
+    """Shares of the first shard; None when validation data is named separately."""
+    separate = any(options[name] for name in ("train_data_path", "valid_data_path", "test_data_path"))
+    return None if separate else options["split"] or DEFAULT_SPLIT
+
+
+def _kept_apart(prefix: str, split: str | None) -> int:
+    """The tokens of the first shard that are not trained on."""
+    from lt_shared import indexed_dataset
+
+    if split is None or storage.is_remote(prefix):
+        return 0
+    lengths = indexed_dataset.Reader(prefix).sequence_lengths
+    training = split_ranges(split, len(lengths))[0]
+    return int(lengths[training.stop :].sum())

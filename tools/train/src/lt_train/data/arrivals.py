@@ -1,0 +1,238 @@
+"""The shards of a run's streams, as they arrive: every rank follows the lists by itself.
+
+The order of the samples depends on the lists alone, so the ranks need not agree on how many shards there are; only on whether to
+wait, which the trainer asks them after each step for the next. Lists are looked at when something is missing, at most twice a
+second. The first rank checks each shard as the launcher does the datasets of a run, and that a run which goes on finds the shards
+that it was trained on.
+"""
+
+import dataclasses
+import enum
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lt_shared import storage
+from lt_shared.checkpoint_layout import RunRecord
+from lt_shared.console import BadData
+from lt_shared.manifest import Dataset
+from lt_shared.sample_order import shard_list
+from lt_shared.sample_order.samples import BlendedSamples, Samples, StoredSequences
+from lt_shared.sample_order.split import split_ranges
+from lt_shared.sample_order.stream import Shard, StreamSamples
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import data as data_settings
+from lt_train.config.settings import streaming
+from lt_train.data import dataset_versions, remote_datasets
+from lt_train.runtime import stream_intake
+
+POLL_SECONDS = 0.5
+# Entries of a blend that are searched at a time for the last of a stream.
+LOOKED_BACK = 4096
+
+
+class Arrival(enum.IntEnum):
+    """Whether the samples of the next step are there. Of several ranks' answers the largest counts."""
+
+    READY = 0
+    WAITING = 1
+    FAILED = 2
+
+
+class Stream:
+    """One stream, followed by this rank. `expected` are the shards that the checkpoint to continue from was trained on."""
+
+    def __init__(self, config: RunConfig, number: int, samples: StreamSamples, expected: list[dict[str, Any]] | None):
+        streams, settings = config.data.streaming, config.checkpointing
+        assert streams is not None
+        place, directory = streams.lists[number], os.environ.get(stream_intake.DIRECTORY_VARIABLE, "")
+        assert place is not None
+        self.samples = samples
+        self.path = streaming.list_path(place, settings.directory, directory)
+        self.is_finished = False
+        self._broken = streaming.broken_path(place, directory) if directory else None
+        self._config = config
+        self._expected = expected
+        self._shards: list[Dataset] = []
+        self._versions: list[dict[str, Any]] = []
+        self._seen: object = None
+        self._next_poll = 0.0
+
+    @property
+    def name(self) -> str:
+        return str(self._shards[0].stream) if self._shards else self.path
+
+    def is_ready(self, end: int) -> bool:
+        """Whether the samples of the stream up to before `end` are there."""
+        if self.samples.is_ready(end):
+            return True
+        if time.monotonic() < self._next_poll or self.is_finished:
+            return False
+        self.poll()
+        self._next_poll = time.monotonic() + POLL_SECONDS
+        return self.samples.is_ready(end)
+
+    def poll(self) -> None:
+        """Take in what is new in the list. Raises BadData for what does not belong there."""
+        version = _version(self.path)
+        if version is None or version == self._seen:
+            return
+        found = shard_list.parse(storage.read_bytes(self.path).decode("utf-8", "surrogateescape"), self.path)
+        for shard in found.shards[: len(self._shards)]:
+            shard_list.check_follows(self._shards, shard, self.path)
+        for shard in found.shards[len(self._shards) :]:
+            self._add(shard)
+        # The producer may have begun anew, and have fewer shards for a while.
+        if found.is_finished:
+            self._finish(len(found.shards))
+        self._seen = version
+
+    @property
+    def failure(self) -> str | None:
+        """Why no more shards will come, though the stream is not finished."""
+        if self._broken is None or not self._broken.exists():
+            return None
+        return self._broken.read_text(errors="surrogateescape")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of the stream."""
+        return {"name": self.name, "window_tokens": self.samples.windows.window_tokens, "shards": list(self._versions)}
+
+    def _add(self, shard: Dataset) -> None:
+        number, data = len(self._shards), self._config.data
+        there = remote_datasets.local_copy(shard, Path(str(data.object_cache_path)))
+        if self._expected is not None:
+            self._check(there, number)
+        sequences = StoredSequences(there.prefix)
+        count = len(sequences.lengths)
+        share = split_ranges(data.split, count)[0] if number == 0 and data.split is not None else range(count)
+        self._shards.append(shard)
+        self.samples.add(Shard(sequences, share))
+
+    def _check(self, shard: Dataset, number: int) -> None:
+        """Raises as `data_settings.check_datasets`, and BadData when it is another shard than the run was trained on."""
+        data = self._config.data
+        checked = dataclasses.replace(
+            data, datasets=(data.datasets[0], shard), validation_datasets=(), test_datasets=(), split=None
+        )
+        for problem in data_settings.check_vocabulary((shard,), self._config.architecture.vocab_size):
+            raise problem
+        data_settings.check_datasets(checked, self._config.architecture.vocab_size)
+        version = {"prefix": shard.prefix, "tokens": shard.tokens, **_only_version(shard)}
+        assert self._expected is not None
+        if number < len(self._expected):
+            before = self._expected[number]
+            for name in version.keys() & before.keys() - {"prefix"}:
+                if before[name] != version[name]:
+                    raise BadData(
+                        f"{self.path}: shard {number}, {shard.prefix}, is another one than the run was trained on:"
+                        f" {name} was {before[name]} and is {version[name]}",
+                        "put the shards back, or begin another run: another --save",
+                    )
+        self._versions.append(version)
+
+    def _finish(self, shards: int) -> None:
+        trained = max(len(self._shards), len(self._expected or ()))
+        if shards < trained:
+            raise BadData(f"{self.path}: ends after {shards} shards, the run has read {trained}", "put the shards back")
+        if not self.is_finished:
+            self.samples.finish()
+        self.is_finished = True
+
+
+def _only_version(shard: Dataset) -> dict[str, int]:
+    return next(iter(dataset_versions.versions([shard]).values()), {})
+
+
+def _version(path: str) -> object:
+    """What changes with the file; None when there is none, or for the moment: a producer may be replacing it."""
+    if storage.is_remote(path):
+        return storage.fingerprint(path, refresh=True) if storage.exists(path) else None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Arrivals:
+    """The streams of a run's training samples, on one rank; without streams everything is there."""
+
+    def __init__(self, config: RunConfig, samples: Samples | None, rank: int):
+        self._samples = samples
+        members = samples.members if isinstance(samples, BlendedSamples) else [samples]
+        numbers = [number for number, member in enumerate(members) if isinstance(member, StreamSamples)]
+        recorded = _recorded(config) if numbers and rank == 0 else [None] * len(numbers)
+        self._streams: dict[int, Stream] = {}
+        for number, expected in zip(numbers, recorded, strict=True):
+            member = members[number]
+            assert isinstance(member, StreamSamples)
+            self._streams[number] = Stream(config, number, member, expected)
+            self._streams[number].poll()
+        self._epochs = dict.fromkeys(numbers, 0)
+
+    def is_ready(self, end: int) -> bool:
+        """Whether all of the run's samples up to before `end` can be read."""
+        return not self._missing(end)
+
+    def _missing(self, end: int) -> list[Stream]:
+        return [stream for number, stream in self._streams.items() if not stream.is_ready(self._drawn(number, end))]
+
+    def _drawn(self, number: int, end: int) -> int:
+        """How many samples of a stream are among the run's samples up to before `end`."""
+        samples = self._samples
+        if not isinstance(samples, BlendedSamples):
+            return end
+        last = min(end, len(samples))
+        while last > 0:
+            first = max(0, last - LOOKED_BACK)
+            there = np.flatnonzero(samples.dataset_index[first:last] == number)
+            if len(there):
+                return int(samples.dataset_sample_index[first + there[-1]]) + 1
+            last = first
+        return 0
+
+    def of(self, end: int) -> Arrival:
+        """Whether the samples up to before `end` are there, as far as this rank knows."""
+        if self.is_ready(end):
+            return Arrival.READY
+        return Arrival.FAILED if self.failure else Arrival.WAITING
+
+    @property
+    def failure(self) -> str | None:
+        """Why the producer of a stream that is not finished has ended."""
+        return next((reason for stream in self._streams.values() if (reason := stream.failure)), None)
+
+    def awaited(self, end: int) -> str:
+        """The streams that lack a shard for the samples up to before `end`."""
+        return ", ".join(f"{stream.name} ({len(stream.samples.shards)} shards so far)" for stream in self._missing(end))
+
+    def new_epochs(self, end: int) -> list[str]:
+        """What to say when the samples up to before `end`, which are there, begin another epoch of a stream."""
+        said = []
+        for member, stream in self._streams.items():
+            drawn = self._drawn(member, end) if stream.is_finished else 0
+            epoch = stream.samples.epoch(drawn - 1) if drawn else 0
+            if epoch > self._epochs[member]:
+                shards = len(stream.samples.shards)
+                said.append(f"{stream.name}: epoch {epoch + 1} begins: all {shards} shards again, shuffled anew")
+                self._epochs[member] = epoch
+        return said
+
+    @property
+    def record(self) -> list[dict[str, Any]] | None:
+        """Of the first rank, for its checkpoints."""
+        return [stream.record for stream in self._streams.values()] or None
+
+
+def _recorded(config: RunConfig) -> list[list[dict[str, Any]]]:
+    """The shards that the checkpoint to continue from was trained on, for each stream; none from the beginning."""
+    settings, count = config.checkpointing, sum(place is not None for place in config.data.streaming.lists)  # type: ignore[union-attr]
+    if settings.start is None or (settings.finetune and not settings.continues):
+        return [[]] * count
+    streams = RunRecord.read(Path(settings.start)).streams if (Path(settings.start) / "run.json").is_file() else None
+    return [stream["shards"] for stream in streams or []] or [[]] * count

@@ -1,0 +1,33 @@
+"""The pipes of a launcher whose data are streams: what they bring is handed on to the ranks, as long as these run."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lt_train.config.run_config import RunConfig
+from lt_train.config.settings import streaming
+from lt_train.runtime import stream_intake
+
+
+@contextlib.contextmanager
+def handed_on(config: RunConfig, is_first: bool) -> Iterator[None]:
+    """Ranks find the lists in the run's directory, which the first node fills, or without one in a directory of this node."""
+    streams = config.data.streaming
+    places = [place for place in streams.lists if place and place.startswith(streaming.PIPE)] if streams else []
+    if not places:
+        yield
+        return
+    settings = config.checkpointing
+    is_shared = settings.directory is not None and not settings.is_remote
+    with tempfile.TemporaryDirectory(prefix="lt-train-streams-") as own:
+        os.environ[stream_intake.DIRECTORY_VARIABLE] = own
+        for place, intake in zip(places, stream_intake.streams(), strict=True):
+            broken = streaming.broken_path(place, own)
+            assert broken is not None
+            if is_first or not is_shared:
+                intake.hand_on(Path(streaming.list_path(place, settings.directory, own)), broken)
+            else:
+                intake.discard()
+        yield
