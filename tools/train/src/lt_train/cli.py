@@ -81,7 +81,7 @@ def command(data: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any)
     from lt_train.launch import launcher
     from lt_train.planner.resolve import resolve_run_config
 
-    config = resolve_run_config(options, data_settings.training_datasets(data, options))
+    config = resolve_run_config(options, data_settings.training_datasets(data, options)).started_by(sys.argv[1:])
     return _show_plan(launcher.prepare(config), as_json) if dry_run else launcher.launch(config)
 
 

@@ -4,7 +4,7 @@ A document is a string, or a list of strings whose items become sequences of the
 has none for any: the datasets of several keys keep the same documents.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from lt_preprocess.tokenizers.base import Lengths, Texts
@@ -45,11 +45,38 @@ class BadLine(NamedTuple):
         return f"{location(self.source, self.line, self.offset)}: {self.reason}"
 
 
+class ChunkLines(NamedTuple):
+    """Which of the `count` lines of a chunk have a document: all but those `left_out`, their numbers from 0 in the chunk, ascending.
+
+    The first line begins at byte `offset` of the decompressed content. Rows of a Parquet file count as lines, a plain text as one.
+    """
+
+    offset: int
+    count: int
+    left_out: Sequence[int]
+
+    def of_document(self, document: int) -> int:
+        """The number of the line that a document of the chunk was made of, both counted from 0."""
+        line = document
+        for left_out in self.left_out:
+            if left_out > line:
+                break
+            line += 1
+        return line
+
+    def without(self, documents: Iterable[int]) -> "ChunkLines":
+        """The same when the lines of these documents are left out, too."""
+        gone = set(self.left_out)
+        lines = [line for line in range(self.count) if line not in gone]
+        return self._replace(left_out=sorted([*self.left_out, *(lines[document] for document in documents)]))
+
+
 class Batch(NamedTuple):
     """The documents of one chunk, in order: one column per key, all of the same number of documents."""
 
     columns: list[Column]
     bad_lines: list[BadLine]
+    lines: ChunkLines
 
 
 def location(source: str, line: int | None, offset: int) -> str:

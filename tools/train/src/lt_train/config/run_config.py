@@ -6,6 +6,7 @@ what cannot run.
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any, Self
 
 from lt_shared.architecture import Architecture
@@ -66,6 +67,10 @@ class RunConfig:
     def starting_at(self, checkpoint: str, continues: bool) -> Self:
         changed = dataclasses.replace(self.checkpointing, start=checkpoint, continues=continues)
         return dataclasses.replace(self, checkpointing=changed)
+
+    def started_by(self, command: Sequence[str]) -> Self:
+        """The configuration with the arguments of the command line that made it."""
+        return dataclasses.replace(self, reporting=dataclasses.replace(self.reporting, command=tuple(command)))
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

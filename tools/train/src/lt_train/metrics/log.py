@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 from lt_shared import manifest, run_log
 from lt_shared.console import Progress, Verbosity, verbosity
 from lt_shared.run_log import Evaluation, Step
+from lt_shared.sample_order import sample_losses
 from lt_train.config.run_config import RunConfig
 from lt_train.metrics import trackers
 from lt_train.metrics.step_table import StepTable
@@ -40,6 +41,7 @@ class Log:
         self._resources = contextlib.ExitStack()
         self._files: list[IO[str]] = []
         self._metrics: IO[str] | None = None
+        self._sample_losses: IO[str] | None = None
         self._trackers: list[Tracker] = []
         self._progress: Progress | None = None
         self._is_loud = verbosity() != Verbosity.QUIET
@@ -47,6 +49,8 @@ class Log:
         self._table = StepTable()
         self._manifest = manifest.Writer(config.reporting.plain)
         directory = config.checkpointing.directory
+        if active and directory and config.reporting.sample_losses:
+            self._sample_losses = self._open(Path(directory) / sample_losses.FILE)
         if active and directory:
             self._files.append(self._open(Path(directory) / TRAIN_LOG))
             self._metrics = self._open(Path(directory) / METRICS)
@@ -104,6 +108,11 @@ class Log:
         more = {"tokens_per_second": tokens_per_second, "data_seconds": lap.data_seconds, "loop_seconds": lap.loop_seconds}
         self._metric({"kind": "step", **numbers, **more})
         self._track(step.step, trackers.step_values(step))
+
+    def sample_losses(self, step: int, first_sample: int, losses: Sequence[float]) -> None:
+        """The losses of a step's samples, which are those of the run from number `first_sample` on."""
+        if self._sample_losses:
+            self._sample_losses.write(sample_losses.line(step, first_sample, losses))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         brief = f"{evaluation.split} loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.4g}"

@@ -24,7 +24,7 @@ from lt_train.config import kernels, megatron_arguments, optional_packages
 from lt_train.config.kernels import Kernels
 from lt_train.config.run_config import RunConfig
 from lt_train.config.settings.model import describe
-from lt_train.data import loader
+from lt_train.data import loader, order_record
 from lt_train.data.loader import Batch
 from lt_train.metrics.log import Log
 from lt_train.metrics.profiling import Profiler
@@ -84,6 +84,8 @@ def train(config: RunConfig, rank_environment: RankEnvironment, where: torch.dev
             remote_run.forget(Path(start))
         optimizer.create_state(state.optimizer)
         loop = Loop(config, chosen, state, log, where, rank_environment)
+        if is_first and config.checkpointing.directory:
+            order_record.write(config, state.consumed_samples, state.iteration, loop.saver.datasets)
         log.begin(state.iteration, arguments)
         with Profiler(config.reporting.profile, rank_environment.rank, where, state.iteration) as profiler:
             stopped = loop.run(profiler)
@@ -169,6 +171,8 @@ class Loop:
                 self.attempt.reached(state.iteration)
             self.log.advance()
             state.unlogged.add(result.loss, result.updated)
+            if result.sample_losses is not None:
+                self.log.sample_losses(state.iteration, state.consumed_samples - result.samples, result.sample_losses)
             spike = self.anomalies.observe(state.iteration, result)
             if spike:
                 self.log.line(spike)
